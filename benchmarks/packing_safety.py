@@ -1,7 +1,7 @@
 """Checks that packing harms no trial: random packings that need more memory than the device has, and a faulting trial.
 
     python benchmarks/packing_safety.py [--device auto|gpu|cpu] [--ways timeslice,mps] [--packings 200] [--seconds S]
-        [--seed 0] [--json FILE]
+        [--mixed 200] [--seed 0] [--json FILE]
 
 Packings: each is a handful of trials of random shapes, which hold and allocate random amounts of memory, often more
 than the device has. Every shape is first measured alone; then the profile says that packing pays, and Fluid packs as
@@ -11,6 +11,11 @@ must be 0.
 Fault: one of four trials on a device faults in its third iteration, each time. On a GPU it reads beyond the end of a
 tensor, which is fatal to every client of MPS; on a CPU it kills its process. The other trials must end with every
 iteration reported once and no failure.
+
+Mixed sizes: a sweep of trials of one profile key, whose configs decide how much memory each takes. The first 60 teach
+the profile; then the benchmark measures how full the device is while trials wait: the bytes that running trials need,
+on average over time. The three ways are cohorts, one key (``Profile(cohorts=False)``), and an oracle, which is told
+what each trial needs. The trials that run must never need more than the device has.
 
 On a CPU the device is one core and a share of the host's memory. On a GPU it needs PyTorch.
 """
@@ -29,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from fluid import Device, FluidExecutor, Profile, Trial, TrialGroup, TrialListener
+from fluid import Device, FluidExecutor, MemoryNeed, Profile, Trial, TrialGroup, TrialListener
 
 MIB = 1 << 20
 #: Memory of a CPU device.
@@ -38,6 +43,8 @@ CPU_MEMORY = 256 * MIB
 WAIT_S = 0.1
 #: Most trials of a packing, and different shapes among them.
 MOST, SHAPES = 8, 3
+#: Of mixed sizes: trials that teach the profile, most trials at once, batch sizes and widths.
+TAUGHT, MOST_MIXED, BATCHES, WIDTHS = 60, 12, (8, 16, 32, 64), (32, 64, 128, 256)
 
 
 class Eater:
@@ -84,6 +91,69 @@ class Eater:
 
         beyond = torch.tensor([1 << 20], device="cuda")
         torch.zeros(1, device="cuda")[beyond].cpu()
+
+
+class Sized(Eater):
+    """Holds memory by its width, and allocates more by its batch size and width.
+
+    The config: ``batch_size``, ``width``, ``wait``, and ``memory``, bytes of the device.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Allocates the memory that it holds."""
+        need = need_of(config)
+        kept, taken = int(need.persistent_bytes), int(need.ephemeral_bytes)
+        super().setup({"kept": kept, "taken": taken, "wait": config["wait"], "fault_at": 0})
+
+
+def need_of(config: dict[str, Any]) -> MemoryNeed:
+    """Returns what a trial with sizes takes: up to 0.06 and 0.3 of the device's memory."""
+    width = config["width"] / WIDTHS[-1]
+    persistent, ephemeral = 0.06 * width, 0.3 * width * config["batch_size"] / BATCHES[-1]
+    return MemoryNeed(persistent * config["memory"], ephemeral * config["memory"])
+
+
+class Fill(TrialListener):
+    """Adds up what running trials need."""
+
+    def __init__(self, needs: dict[str, float]) -> None:
+        self.failed: list[str] = []
+        self.most = 0.0
+        self.starts: Counter[str] = Counter()
+        self._needs = needs
+        self._running: set[str] = set()
+        self._last = time.monotonic()
+        self._stretches: list[tuple[float, float]] = []  # Seconds, and bytes that running trials needed meanwhile.
+        self._until = 0
+
+    def on_start(self, trial_id: str) -> None:
+        """Adds a trial."""
+        self._note()
+        self.starts[trial_id] += 1
+        self._running.add(trial_id)
+        self.most = max(self.most, self._bytes())
+        self._until = len(self._stretches)  # What follows the last start is the end of the sweep.
+
+    def on_end(self, trial_id: str, state: str, failure: Any) -> None:
+        """Takes it off."""
+        self._note()
+        self._running.discard(trial_id)
+        if failure is not None:
+            self.failed.append(f"{trial_id}: {failure.message}")
+
+    def mean_bytes(self) -> float:
+        """Returns the mean over the time in which trials waited."""
+        stretches = self._stretches[1 : self._until]
+        seconds = sum(each for each, _ in stretches)
+        return sum(each * held for each, held in stretches) / seconds if seconds else 0.0
+
+    def _bytes(self) -> float:
+        return sum(self._needs[trial_id] for trial_id in self._running)
+
+    def _note(self) -> None:
+        now = time.monotonic()
+        self._stretches.append((now - self._last, self._bytes()))
+        self._last = now
 
 
 class Starts(TrialListener):
@@ -186,6 +256,40 @@ def random_packings(packings: int, seed: int, device: Device, sharing: str, seco
     }
 
 
+def mixed_sizes(count: int, seed: int, device: Device, sharing: str) -> dict[str, Any]:
+    """Runs sweeps of mixed sizes; returns how full the device is in each way, and what came of the trials."""
+    memory = float(device.memory_bytes or 0.0)
+    rng, found = np.random.default_rng(seed), dict[str, Any]()
+    sizes = [(int(rng.choice(BATCHES)), int(rng.choice(WIDTHS))) for _ in range(TAUGHT + count)]
+    for way in ("oracle", "cohorts", "one key"):
+        profile = Profile(cohorts=way == "cohorts")
+        teach(profile, "sized", MOST_MIXED)
+        trials = []
+        for number, (batch, width) in enumerate(sizes):
+            config = {"batch_size": batch, "width": width, "wait": 2 * WAIT_S, "memory": memory, "lr": rng.random()}
+            need = need_of(config) if way == "oracle" else None
+            name = f"{way} {number}"
+            trials.append(Trial(Sized, config, budget=3, profile_key="sized", trial_id=name, memory=need))
+        fill = Fill({trial.id: need_of(trial.config).peak_bytes for trial in trials})
+        options: dict[str, Any] = {"packing": sharing, "max_packing": MOST_MIXED, "profile": profile, "verbose": 0}
+        with FluidExecutor("local", [device], **options) as executor:
+            handle = executor.submit_trialgroup(TrialGroup(trials[:TAUGHT]))
+            handle.wait()
+            handle.raise_failures()
+            begun = time.monotonic()
+            executor.submit_trialgroup(TrialGroup(trials[TAUGHT:]), fill).wait()
+        found[way] = {
+            "seconds": time.monotonic() - begun,
+            "fill": fill.mean_bytes() / memory,
+            "most": fill.most / memory,
+            "started_again": sum(count - 1 for count in fill.starts.values()),
+            "failed": fill.failed,
+        }
+    for way in ("cohorts", "one key"):
+        found[way]["density"] = found[way]["fill"] / found["oracle"]["fill"]
+    return found
+
+
 def fault(device: Device, sharing: str) -> dict[str, Any]:
     """Runs four trials on a device, of which one faults; returns the outcome of the others."""
     profile, budget = Profile(), 12
@@ -234,6 +338,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ways", default="timeslice,mps", help="ways to share a GPU, comma-separated, where usable")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no packing after so many, each way")
     parser.add_argument("--packings", type=int, default=200, help="how many")
+    parser.add_argument("--mixed", type=int, default=200, help="trials of mixed sizes, besides those that teach")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random packings")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     return parser
@@ -255,6 +360,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             f"started again, {len(packed['failed'])} failed; a fault left the others "
             f"{'whole' if faulted['others_are_whole'] else 'NOT whole'}"
         )
+        if options.mixed:
+            found[way]["mixed"] = mixed = mixed_sizes(options.mixed, options.seed, device, way)
+            for name, one in mixed.items():
+                print(
+                    f"{way}, mixed sizes, {name}: {one['fill']:.2f} of the memory in use while trials wait, at most "
+                    f"{one['most']:.2f}; {len(one['failed'])} failed, {one['started_again']} started again, "
+                    f"{one['seconds']:.1f} s"
+                )
     if options.json:
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found

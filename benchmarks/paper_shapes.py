@@ -27,7 +27,8 @@ from fluid.planning.instance import Instance
 from fluid.planning.rollout import roll_out
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
-from fluid.simulation.simulate import SimulationResult, simulate
+from fluid.simulation.simulate import simulate
+from fluid.simulation.simulation_result import SimulationResult
 
 #: Chosen overheads of the three workloads, from the smallest model to the largest: a smaller model fills less of a
 #: device, and loses more by a further one.

@@ -82,7 +82,7 @@ def main(generations: int = 4, size: int = 12) -> None:
     with FluidExecutor() as executor:
         for generation in range(generations):
             trials = [Trial(Network, search.ask(), budget=BUDGET) for _ in range(size)]
-            handle = executor.submit_trialgroup(TrialGroup(trials, name=f"generation {generation}"))
+            handle = executor.submit_trialgroup(TrialGroup(trials, name=f"generation {generation}", owner="evolution"))
             at_check: list[float] = []
             losses: dict[str, float] = {}
             for result in handle.results():  # As they come, from all trials of the generation.

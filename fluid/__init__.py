@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from fluid.results.loading import load
     from fluid.results.records import Result, TrialResult
     from fluid.results.sweep import SweepResult
+    from fluid.search_shape import SearchShape
+    from fluid.session.forecast import Forecast
     from fluid.session.handle import TrialGroupHandle
     from fluid.session.interrupted import SweepInterrupted
+    from fluid.session.limit_reached import LimitReachedError
     from fluid.session.results import CallFailedError, TrialFailedError, TrialListener
     from fluid.static_fluid import StaticFluid
     from fluid.sweep import run
@@ -45,9 +48,11 @@ _HOME = {
     "Fifo": "fluid.planners.fifo",
     "FluidError": "fluid.errors",
     "FluidExecutor": "fluid.executor",
+    "Forecast": "fluid.session.forecast",
     "Instance": "fluid.planning.instance",
     "InvalidFieldError": "fluid.errors",
     "KeptCheckpoint": "fluid.results.checkpoints",
+    "LimitReachedError": "fluid.session.limit_reached",
     "MemoryNeed": "fluid.resources",
     "MissingDependencyError": "fluid.errors",
     "Placement": "fluid.resources",
@@ -56,6 +61,7 @@ _HOME = {
     "Requires": "fluid.resources",
     "Result": "fluid.results.records",
     "Search": "fluid.trialgroup",
+    "SearchShape": "fluid.search_shape",
     "Shown": "fluid.trialgroup",
     "StaticFluid": "fluid.static_fluid",
     "SweepFailedError": "fluid.sweeping.plan",
@@ -84,9 +90,11 @@ __all__ = [
     "Fifo",
     "FluidError",
     "FluidExecutor",
+    "Forecast",
     "Instance",
     "InvalidFieldError",
     "KeptCheckpoint",
+    "LimitReachedError",
     "MemoryNeed",
     "MissingDependencyError",
     "Placement",
@@ -95,6 +103,7 @@ __all__ = [
     "Requires",
     "Result",
     "Search",
+    "SearchShape",
     "Shown",
     "StaticFluid",
     "SweepFailedError",

@@ -73,6 +73,11 @@ def wall_seconds() -> float:
     return time.time()
 
 
+def local_time(seconds: float, pattern: str) -> str:
+    """A wall-clock time, seconds since 1970, in the local time zone, as ``time.strftime`` writes it by a pattern."""
+    return time.strftime(pattern, time.localtime(seconds))
+
+
 def timestamp() -> str:
     """The wall-clock time as text, ``2026-01-31 12:34:56``; never used to measure."""
     return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -14,11 +14,13 @@ from weakref import WeakValueDictionary
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
 from fluid.engine.state import DEFAULT_MAX_FAILURES
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError
 from fluid.loggers.attached import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.planning.profile import Profile
-from fluid.resources import Device, DeviceChoice
+from fluid.resources import DeviceChoice
+from fluid.session.door import SessionDoor
+from fluid.session.goals_left import goals_left
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.in_force import InForce
 from fluid.session.inbox import GroupInbox
@@ -31,6 +33,7 @@ from fluid.session.resume import read_session
 from fluid.session.run_folder import RunFolder
 from fluid.session.saving import save_all
 from fluid.session.session import Session
+from fluid.session.specs import terms_of
 from fluid.session.status import Status
 from fluid.trialgroup import TrialGroup
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from fluid.results.tables import DataFrame
 
 
-class FluidExecutor:
+class FluidExecutor(SessionDoor):
     """Runs TrialGroups. Use it as a context manager, or call :meth:`close`; no process is left behind.
 
     Example:
@@ -80,6 +83,17 @@ class FluidExecutor:
         keep: which checkpoints outlive the session: ``"none"``, the default; ``"last"``, the newest of each trial;
             ``"best:k"``, those of the k best trials of each group by the metric of its search (``docs/results.md``).
         checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
+        deadline: when all is to have ended: seconds from now, or text such as ``"2h"`` or ``"1h 30m"``. The session
+            holds as few devices as meet it with 90 %, and says so at once if none do. What has not ended by then is
+            saved, and the session ends (``docs/deadlines.md``). ``None``, the default, for no deadline.
+        budget_usd: most US dollars to spend on devices; the session ends like at its deadline when they are spent.
+            It needs ``price_per_device_hour``. ``None``, the default, for no limit.
+        price_per_device_hour: US dollars for an hour of one device; reports then show costs. ``None`` if unknown.
+        group_policy: which of several groups gets devices first (``docs/groups.md``). ``"irs"``, the default: scarce
+            devices go to those that can use no others, then the group with the least work left is first; ``"srsf"``:
+            that group is first; ``"fifo"``: the one that came first.
+        fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
+            their share of the devices come earlier.
         loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
             :class:`TrialListener`; none by default (``docs/logging.md``).
         metrics_port: port of the loopback interface with metrics for Prometheus, 0 for any, or ``"address:port"``;
@@ -112,6 +126,11 @@ class FluidExecutor:
         lane_policy: str | None = None,
         keep: str = "none",
         checkpoint_bytes: int | str | None = None,
+        deadline: float | str | None = None,
+        budget_usd: float | None = None,
+        price_per_device_hour: float | None = None,
+        group_policy: str = "irs",
+        fairness: float = 0.0,
         loggers: Sequence[TrialListener] = (),
         metrics_port: int | str | None = None,
         _folder: RunFolder | None = None,
@@ -130,6 +149,11 @@ class FluidExecutor:
             lane_policy=lane_policy,
             keep=keep,
             checkpoint_bytes=checkpoint_bytes,
+            deadline=deadline,
+            budget_usd=budget_usd,
+            price_per_device_hour=price_per_device_hour,
+            group_policy=group_policy,
+            fairness=fairness,
         )
         self._folder = _folder or RunFolder.create(run_dir)
         self.run_dir = self._folder.path
@@ -141,9 +165,12 @@ class FluidExecutor:
             undo.pop_all()
         self.metrics_address = self._attached.metrics_address
         self._closing, self._close_lock = False, threading.RLock()  # Held while the session is closed.
+        self._scopes = 0  # Sweeps that use it now: see executor_scope.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
         engine = options.make_engine(profile, chosen)
-        self._session = Session(engine, chosen, self._folder, options.plans.d, options.facts, options.retention)
+        self._session = Session(
+            engine, chosen, self._folder, options.plans.d, options.facts, options.retention, options.goals
+        )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session))
         self._terminal = Terminal(self.status, chosen, is_shown=bool(verbose))
@@ -156,16 +183,28 @@ class FluidExecutor:
 
     # -- trials --------------------------------------------------------------------------------------------
 
-    def submit_trialgroup(self, group: TrialGroup, listener: TrialListener | None = None) -> TrialGroupHandle:
+    def submit_trialgroup(
+        self,
+        group: TrialGroup,
+        listener: TrialListener | None = None,
+        *,
+        priority: float = 1.0,
+        preempt: bool = False,
+    ) -> TrialGroupHandle:
         """Runs a group; returns at once.
 
         Args:
             group: the trials to run, at least one.
             listener: gets every start, result and end as it happens; the handle then keeps no results.
+            priority: the group's trials start before those of groups of a lower priority, even if one of those
+                trials has a higher priority of its own; 1 by default.
+            preempt: whether running trials of groups of a lower priority make room: they pause between two
+                iterations, and go on afterwards without repeating any. ``False`` by default.
 
         Raises:
-            InvalidFieldError: a trial's id is taken, its trainable or config cannot be pickled, or the listener is
-                none. Nothing of the group runs then, and nothing of it is left; what runs already is not disturbed.
+            InvalidFieldError: a trial's id is taken, its trainable or config cannot be pickled, no device meets its
+                requirements, or the listener is none. Nothing of the group runs then, and nothing of it is left; what
+                runs already is not disturbed.
         """
         if not isinstance(group, TrialGroup):
             raise InvalidFieldError("group", group, "must be a TrialGroup")
@@ -174,7 +213,8 @@ class FluidExecutor:
             refuse_logger(listener, "listener")
         if not group.active:
             raise InvalidFieldError("group", group.name, "has no active trial")
-        handle = self._handle_of(self._session.submit(group, listener))
+        terms = terms_of(group, priority, preempt)
+        handle = self._handle_of(self._session.submit(group, listener, terms))
         self._terminal.begin_group()
         return handle
 
@@ -188,8 +228,9 @@ class FluidExecutor:
 
         Args:
             run_dir: folder of the session; the new one appends to its files.
-            options: as for :class:`FluidExecutor`; ``keep`` and ``checkpoint_bytes`` are the session's by default.
-                Also ``listeners``, by name of a group: they get what its trials report from now on.
+            options: as for :class:`FluidExecutor`; ``keep``, ``checkpoint_bytes``, the group policy and fairness, the
+                price, and what is left of the deadline and the budget are the session's by default. Also
+                ``listeners``, by name of a group: they get what its trials report from now on.
 
         Raises:
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
@@ -200,7 +241,7 @@ class FluidExecutor:
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)
-            executor = cls(_folder=folder, **{**left.options, **options})
+            executor = cls(_folder=folder, **{**left.options, **goals_left(folder.path, options), **options})
         except BaseException:
             folder.close()
             raise
@@ -224,78 +265,7 @@ class FluidExecutor:
     def _handle_of(self, inbox: GroupInbox) -> TrialGroupHandle:
         return self._handles.setdefault(inbox.group_id, TrialGroupHandle(self._session, inbox))
 
-    # -- devices, and how it stands ------------------------------------------------------------------------
-
-    def add_device(self, device: Device) -> None:
-        """Puts a further device to use while trials run.
-
-        Raises:
-            InvalidFieldError: the device does not exist, or is in use already.
-        """
-        self._session.add_device(device)
-
-    def remove_device(self, device_id: int) -> None:
-        """Gives a device up: its trials go on elsewhere from their newest checkpoint."""
-        self._session.remove_device(device_id)
-
-    def drain(self, device: int | Device, deadline_s: float) -> bool:
-        """Gives a device up without losing work; waits until it is gone.
-
-        The device takes no new trial. Each trial that runs there is paused at the end of its iteration, saved to disk,
-        and goes on elsewhere; no iteration is repeated. States that the device keeps are saved too. At the deadline the
-        device is removed as it is: trials that are not saved by then go on from their newest checkpoint.
-
-        Args:
-            device: its index, or the device.
-            deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.
-
-        Returns:
-            Whether nothing is lost.
-
-        Raises:
-            InvalidFieldError: the device is not in use, or the deadline is negative.
-            FluidError: the executor is closed, or this is called by a listener.
-        """
-        index = device.index if isinstance(device, Device) else require_integer("device", device, at_least=0)
-        return not self._session.drain(index, require_number("deadline_s", deadline_s, at_least=0.0))
-
-    def drain_all(self, deadline_s: float) -> bool:
-        """Saves all trials, so that :meth:`close` loses nothing; waits until they are saved.
-
-        No trial starts any more. Each trial that runs is paused at the end of its iteration and saved to disk.
-        :meth:`resume` then goes on with the session and repeats nothing.
-
-        Args:
-            deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.
-
-        Returns:
-            Whether nothing is lost.
-
-        Raises:
-            InvalidFieldError: the deadline is negative.
-            FluidError: the executor is closed, or this is called by a listener.
-        """
-        return not self._session.drain(None, require_number("deadline_s", deadline_s, at_least=0.0))
-
-    @property
-    def session(self) -> Session:
-        """What runs the trials; for integrations."""
-        return self._session
-
-    @property
-    def profile(self) -> Profile:
-        """What was measured so far."""
-        return self._session.profile
-
-    @property
-    def devices(self) -> list[Device]:
-        """The devices in use."""
-        return self._session.devices
-
-    @property
-    def max_devices(self) -> int:
-        """Most devices that the session may come to hold: those in use, or ``autoscale`` if that is more."""
-        return self._session.max_devices
+    # -- how it stands ------------------------------------------------------------------------
 
     def status(self) -> Status:
         """How the session stands."""
@@ -352,7 +322,9 @@ class FluidExecutor:
 IN_FORCE: InForce[FluidExecutor] = InForce()
 
 
-def submit_trialgroup(group: TrialGroup, listener: TrialListener | None = None) -> TrialGroupHandle:
+def submit_trialgroup(
+    group: TrialGroup, listener: TrialListener | None = None, *, priority: float = 1.0, preempt: bool = False
+) -> TrialGroupHandle:
     """Submits a group to the executor in force.
 
     That is the innermost ``with FluidExecutor(...)`` block that the calling thread or asyncio task is in; where it is
@@ -371,6 +343,8 @@ def submit_trialgroup(group: TrialGroup, listener: TrialListener | None = None) 
     Args:
         group: the trials to run.
         listener: as for :meth:`FluidExecutor.submit_trialgroup`.
+        priority: as there.
+        preempt: as there.
 
     Raises:
         InvalidFieldError: as for :meth:`FluidExecutor.submit_trialgroup`.
@@ -379,7 +353,7 @@ def submit_trialgroup(group: TrialGroup, listener: TrialListener | None = None) 
         if (executor := IN_FORCE.find()) is None:
             executor = FluidExecutor()
             IN_FORCE.make_default(executor)
-    return executor.submit_trialgroup(group, listener)
+    return executor.submit_trialgroup(group, listener, priority=priority, preempt=preempt)
 
 
 def executor_in_force() -> FluidExecutor | None:
@@ -389,12 +363,21 @@ def executor_in_force() -> FluidExecutor | None:
 
 @contextlib.contextmanager
 def executor_scope(given: FluidExecutor | None, **options: Any) -> Iterator[FluidExecutor]:
-    """The one given, that in force, or a new one with these options; closed at the end unless it is in force."""
+    """The one given, that in force, or a new one with these options.
+
+    It is closed at the end, unless it is in force or another thread is still in a scope of it: several sweeps may
+    share an executor, which the last of them closes.
+    """
     executor = given or executor_in_force() or FluidExecutor(**options)
+    with IN_FORCE.lock:
+        executor._scopes += 1
     try:
         yield executor
     finally:
-        if not IN_FORCE.has(executor):
+        with IN_FORCE.lock:
+            executor._scopes -= 1
+            is_last = not executor._scopes
+        if is_last and not IN_FORCE.has(executor):
             executor.close()
         else:
             executor._terminal.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
@@ -82,7 +82,26 @@ class Device:
 DeviceChoice = int | str | Iterable[int | str | Device] | None
 
 
-@dataclass(frozen=True, slots=True)
+def require_devices(name: str, value: object) -> float | None:
+    """Returns the devices that a trial is to have: ``None``, a whole number, or a fraction of one device.
+
+    Raises:
+        InvalidFieldError: it is neither.
+    """
+    if value is None:
+        return None
+    number = require_number(name, value, at_least=0.0)
+    if number == 0.0:
+        raise InvalidFieldError(name, value, "must be above 0")
+    if number < 1.0:
+        return number
+    try:
+        return require_integer(name, number, at_least=1, at_most=MOST_DEVICES)
+    except InvalidFieldError as error:
+        raise InvalidFieldError(name, value, "must be a whole number, or a fraction of one device") from error
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Requires:
     """What a device must have to run a trial. A field that is left out asks for nothing.
 
@@ -102,6 +121,8 @@ class Requires:
             not matter.
         host: name of the machine, or several, divided by ``|``.
         tags: tags that the device must have, all of them; one may be given as a string.
+        wait: whether to wait for such a device where there is none yet, or none any more; ``False``, the default, to
+            refuse the trial, and to fail it when the last such device goes.
 
     Raises:
         InvalidFieldError: a field cannot be used.
@@ -112,8 +133,11 @@ class Requires:
     model: str | None = None
     host: str | None = None
     tags: tuple[str, ...] = ()
+    wait: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.wait, bool):
+            raise InvalidFieldError("wait", self.wait, "must be True or False")
         if self.memory_bytes is not None:
             least = require_number("memory_bytes", self.memory_bytes, at_least=0.0)
             object.__setattr__(self, "memory_bytes", least)
@@ -125,12 +149,41 @@ class Requires:
                 raise InvalidFieldError(name, value, "must be a name, or several divided by |")
         object.__setattr__(self, "tags", _tags(self.tags))
 
+    def __repr__(self) -> str:
+        """Leaves out what is not asked for."""
+        shown = (field for field in fields(self) if getattr(self, field.name) != field.default)
+        return f"Requires({', '.join(f'{field.name}={getattr(self, field.name)!r}' for field in shown)})"
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks anything of a device."""
+        return bool(self.memory_bytes or self.kind or self.model or self.host or self.tags)
+
     def __str__(self) -> str:
         parts = [f"{name} {value!r}" for name in ("kind", "model", "host") if (value := getattr(self, name))]
         parts += [f"tag {tag!r}" for tag in self.tags]
         if self.memory_bytes:
-            parts.append(f"memory of at least {self.memory_bytes / 2**30:g} GiB")
+            parts.append(f"memory of at least {self.memory_bytes / 2**30:.4g} GiB")
         return ", ".join(parts) or "nothing"
+
+    def filled_from(self, group: Requires | None) -> Requires:
+        """What a trial requires whose group requires something too: a field that it leaves out is the group's.
+
+        Example:
+            >>> from fluid import Requires
+            >>> Requires(kind="gpu").filled_from(Requires(kind="cpu", host="n1"))
+            Requires(kind='gpu', host='n1')
+        """
+        if group is None:
+            return self
+        return Requires(
+            memory_bytes=group.memory_bytes if self.memory_bytes is None else self.memory_bytes,
+            kind=self.kind or group.kind,
+            model=self.model or group.model,
+            host=self.host or group.host,
+            tags=self.tags or group.tags,
+            wait=self.wait or group.wait,
+        )
 
     def met_by(self, device: Device) -> bool:
         """Whether a device has all that is required."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from fluid._clock import MonotonicClock
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
 from fluid.loggers.logger import refuse_logger
+from fluid.resources import Requires
 from fluid.results.folder_files import is_used
 from fluid.results.metrics import Goal, goals_of
 from fluid.results.sweep import SweepResult
@@ -24,6 +29,7 @@ from fluid.search.stop_rules import StopArgument, StopRules
 from fluid.session.interrupted import SweepInterrupted
 from fluid.session.notice import NOTICE
 from fluid.session.results import TrialFailedError, TrialListener, require_listener
+from fluid.sizing.goals import parse_duration
 from fluid.sweeping.algorithms import (
     ALGORITHMS,
     HALVING,
@@ -31,9 +37,10 @@ from fluid.sweeping.algorithms import (
     make_scheduler,
     require_concurrency,
     samples_of,
+    shape_for,
 )
 from fluid.sweeping.loop import SweepLoop
-from fluid.sweeping.plan import SweepFailedError, SweepPlan
+from fluid.sweeping.plan import GroupOptions, SweepFailedError, SweepPlan
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 
@@ -41,6 +48,9 @@ from fluid.trialgroup import Trial
 _KEEP = "best:1"
 #: Seconds to wait at most, at the end, for checkpoints that outlive the session.
 _KEPT_S = 60.0
+#: Seconds until a deadline at least: making an executor may take longer than the whole deadline.
+_LEAST_S = 1e-3
+_CLOCK = MonotonicClock()
 #: Fields of a trial that the sweep sets.
 _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
 
@@ -55,6 +65,7 @@ def run(
     algorithm: str = "asha",
     budget: int = 27,
     time_budget_s: float | None = None,
+    deadline: float | str | None = None,
     stop: StopArgument = None,
     seed: int | None = 0,
     points: Sequence[Mapping[str, Any]] = (),
@@ -71,6 +82,10 @@ def run(
     min_budget: int = 1,
     max_concurrent: int | None = None,
     trial_options: Mapping[str, Any] | None = None,
+    requires: Requires | None = None,
+    owner: str | None = None,
+    priority: float = 1.0,
+    preempt: bool = False,
 ) -> SweepResult:
     """Runs a sweep, and returns its trials and the best of them.
 
@@ -101,6 +116,10 @@ def run(
             ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
         time_budget_s: seconds from the call after which the sweep ends; each trial that runs stops after its iteration.
+        deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
+            as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). What
+            has not ended by then is saved; in an executor in force it stops after its iteration. ``time_budget_s``
+            ends a sweep on all devices; both may be given.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs; ``None`` for others in each call. On one device without packing, the same seed gives
@@ -128,6 +147,10 @@ def run(
         max_concurrent: most trials under way at once; ``None``, the default, for as many as keep the devices busy. Not
             for ``"sha"`` and ``"hyperband"``, whose rungs start together.
         trial_options: further fields of each :class:`fluid.Trial`, such as ``{"devices": 2}``.
+        requires: what the sweep's devices must have, as of a :class:`fluid.TrialGroup`; ``None``, the default, for any.
+        owner: whose sweep it is, as of a :class:`fluid.TrialGroup`; ``None``, the default, for an owner of its own.
+        priority: of the sweep's group, as for :meth:`fluid.FluidExecutor.submit_trialgroup`; 1 by default.
+        preempt: whether less important trials make room for it, as there; ``False`` by default.
 
     Returns:
         The sweep's trials. Its ``notes`` say what ended the sweep early, if anything did.
@@ -138,6 +161,7 @@ def run(
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
     """
+    called, limit_s = _CLOCK.now(), None if deadline is None else parse_duration("deadline", deadline)
     require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     goals = _checked_goals(metric, mode, algorithm)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
@@ -170,6 +194,7 @@ def run(
         learns=is_given or algorithm == "tpe",
         constants=constants,
         scheduler=make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given),
+        shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given),
         rules=rules,
         goals=goals,
         samples=number,
@@ -179,9 +204,14 @@ def run(
         oom_is_worst=require_one_of("on_oom", on_oom, ("fail", "worst")) == "worst",
         trial_options=_checked_options(trainable, trial_options),
         callbacks=_checked_callbacks(callbacks),
+        group=GroupOptions.checked(requires, owner, priority, preempt),
     )
     given = _checked_executor(executor, run_dir, loggers, metrics_port)
     monitors: dict[str, Any] = {"loggers": loggers, "metrics_port": metrics_port}
+    if limit_s is not None and given is None and executor_in_force() is None:
+        monitors["deadline"] = max(_LEAST_S, limit_s - (_CLOCK.now() - called))
+    elif limit_s is not None:
+        plan = replace(plan, deadline_s=max(_LEAST_S, limit_s - (_CLOCK.now() - called)))
     searcher.begin([goal.metric for goal in goals], [goal.mode for goal in goals])
     farewell: list[str] = []
     try:
@@ -202,8 +232,11 @@ def run(
 def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None, farewell: list[str]) -> SweepResult:
     heard = None
     try:
-        loop.run(executor, earlier)
-        if IN_FORCE.has(executor):  # Else they are brought when the executor is closed.
+        with contextlib.ExitStack() as rest:
+            if loop.plan.deadline_s is not None:
+                rest.callback(executor.session.add_deadline(loop.plan.deadline_s, loop.end))
+            loop.run(executor, earlier)
+        if IN_FORCE.has(executor) and not executor.session.has_ended:  # Else they are brought as the executor closes.
             executor.session.await_kept(_KEPT_S)
     except KeyboardInterrupt:
         heard = int(signal.SIGINT)
@@ -224,6 +257,10 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None,
             call += f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
         farewell.append(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}")
         raise SweepInterrupted(128 + heard, result, loop.trials.unfinished)
+    if loop.trials.unfinished and loop.reason is not None:
+        call = f"fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
+        counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
+        farewell.append(f"fluid: {loop.reason}: {counted}; {call}")
     _raise_if_all_failed(result)
     if len(loop.plan.goals) == 1:
         try:
@@ -345,8 +382,16 @@ def _name_of(trainable: Any, algorithm: str) -> str:
     return f"{algorithm}-of-trials" if name == "<lambda>" else f"{name}-{algorithm}"
 
 
+#: Names of sweeps by executor, also of those that have not submitted a group yet, as threads may share an executor.
+_claimed: WeakKeyDictionary[FluidExecutor, set[str]] = WeakKeyDictionary()
+_naming = threading.Lock()
+
+
 def _new_name(name: str, executor: FluidExecutor) -> str:
     """Returns a name that no group of the executor has, as it is part of the trials' ids."""
-    taken = {handle.name for handle in executor.handles}
-    candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(candidate for candidate in candidates if candidate not in taken)
+    with _naming:
+        claimed = _claimed.setdefault(executor, set())
+        taken = {handle.name for handle in executor.handles} | claimed
+        candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        claimed.add(chosen := next(candidate for candidate in candidates if candidate not in taken))
+        return chosen

@@ -6,18 +6,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
-from fluid.resources import MOST_DEVICES, MemoryNeed, Requires
-
-#: When an iteration counts as hung: seconds, ``"auto"`` for a limit measured on its like, or ``None`` for never.
-IterationTimeout = float | Literal["auto"] | None
+from fluid.resources import MemoryNeed, Requires, require_devices
+from fluid.search_shape import SearchShape
+from fluid.trial_fields import IterationTimeout, require_config, require_timeout
 
 _trial_numbers = itertools.count()
 _group_numbers = itertools.count()
-#: Mappings within mappings whose names are checked.
-_DEEPEST = 20
 
 
 class TrialState(str, Enum):
@@ -84,7 +81,7 @@ class Shown:
 
     def __post_init__(self) -> None:
         require_text("trial_id", self.trial_id)
-        _require_config(self.config)
+        require_config(self.config)
         if self.metrics is not None and not isinstance(self.metrics, str):
             raise InvalidFieldError("metrics", self.metrics, "must be a string or None")
         object.__setattr__(self, "iterations", require_integer("iterations", self.iterations, at_least=0))
@@ -108,6 +105,8 @@ class Search:
         trials: number of trials that there will be; ``None``, the default, if unknown.
         extends: whether the algorithm may extend a trial that has used up its budget; ``False`` by default.
         besides: further metrics that are optimized, each with its mode; none by default.
+        time_budget_s: seconds from its submission after which the search ends; ``None``, the default, for no limit.
+        shape: how far the trials run and which of them continue, for forecasts; ``None``, the default, if unknown.
     """
 
     metric: str | None = None
@@ -115,6 +114,8 @@ class Search:
     trials: int | None = None
     extends: bool = False
     besides: tuple[tuple[str, str], ...] = ()
+    time_budget_s: float | None = None
+    shape: SearchShape | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.extends, bool):
@@ -128,6 +129,10 @@ class Search:
         for metric, mode in self.besides:
             require_text("besides", metric)
             require_one_of("besides", mode, ("min", "max"))
+        if self.time_budget_s is not None:
+            require_number("time_budget_s", self.time_budget_s, at_least=0.0)
+        if self.shape is not None and not isinstance(self.shape, SearchShape):
+            raise InvalidFieldError("shape", self.shape, "must be a SearchShape or None")
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +221,7 @@ class Trial:
             object.__setattr__(self, "threads", require_integer("threads", self.threads, at_least=1))
         if not isinstance(self.retry_errors, bool):
             raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
-        _require_config(self.config)
+        require_config(self.config)
         if self.shown is not None and not isinstance(self.shown, Shown):
             raise InvalidFieldError("shown", self.shown, "must be a Shown or None")
         if self.trial_id is None:
@@ -238,57 +243,6 @@ class Trial:
         return str(getattr(self.trainable, "__qualname__", None) or type(self.trainable).__qualname__)
 
 
-def _require_config(config: object) -> None:
-    """Refuses a config that is no mapping, or with a name in it that no file can hold."""
-    if not isinstance(config, Mapping):
-        raise InvalidFieldError("config", config, "must be a mapping of hyperparameters")
-    _require_names(config, 0)
-
-
-def _require_names(config: Mapping[Any, Any], depth: int) -> None:
-    for name, value in config.items():
-        if isinstance(name, str) and not name.isascii():
-            require_text("config", name, empty=True)
-        if isinstance(value, Mapping) and depth < _DEEPEST:
-            _require_names(value, depth + 1)
-
-
-def require_timeout(name: str, value: object) -> IterationTimeout:
-    """Returns a limit of an iteration.
-
-    Raises:
-        InvalidFieldError: it is not ``"auto"``, ``None`` or a finite number above 0.
-    """
-    if value is None or value == "auto":
-        return None if value is None else "auto"
-    try:
-        seconds = require_number(name, value, at_least=0.0)
-    except InvalidFieldError as error:
-        raise InvalidFieldError(name, value, "must be a number of seconds above 0, 'auto' or None") from error
-    if seconds == 0.0:
-        raise InvalidFieldError(name, value, "must be a number of seconds above 0, 'auto' or None")
-    return seconds
-
-
-def require_devices(name: str, value: object) -> float | None:
-    """Returns the devices that a trial is to have: ``None``, a whole number, or a fraction of one device.
-
-    Raises:
-        InvalidFieldError: it is neither.
-    """
-    if value is None:
-        return None
-    number = require_number(name, value, at_least=0.0)
-    if number == 0.0:
-        raise InvalidFieldError(name, value, "must be above 0")
-    if number < 1.0:
-        return number
-    try:
-        return require_integer(name, number, at_least=1, at_most=MOST_DEVICES)
-    except InvalidFieldError as error:
-        raise InvalidFieldError(name, value, "must be a whole number, or a fraction of one device") from error
-
-
 class TrialGroup:
     """Trials scheduled together, so that the time until the last of them ends, the makespan, is as short as possible.
 
@@ -308,18 +262,34 @@ class TrialGroup:
         trials: the first trials; none by default.
         name: the name that reports show; ``None``, the default, for one that Fluid makes.
         search: what a search algorithm optimizes with these trials; ``None``, the default, if none submits them.
+        requires: what devices must have to run them, where a trial does not say otherwise; ``None``, the default, if
+            any device will do.
+        owner: whose group it is: the groups of one owner are scheduled as one, and owners share the devices
+            (docs/groups.md). ``None``, the default, for an owner of its own.
 
     Raises:
         InvalidFieldError: two trials have one id.
     """
 
-    def __init__(self, trials: Iterable[Trial] = (), name: str | None = None, *, search: Search | None = None) -> None:
+    def __init__(
+        self,
+        trials: Iterable[Trial] = (),
+        name: str | None = None,
+        *,
+        search: Search | None = None,
+        requires: Requires | None = None,
+        owner: str | None = None,
+    ) -> None:
         if search is not None and not isinstance(search, Search):
             raise InvalidFieldError("search", search, "must be a Search or None")
         if isinstance(trials, (Trial, str)) or not isinstance(trials, Iterable):
             raise InvalidFieldError("trials", trials, "must be Trials in a list, as in TrialGroup([trial])")
         self.name = require_text("name", name, empty=True) if name is not None else f"group-{next(_group_numbers)}"
+        if requires is not None and not isinstance(requires, Requires):
+            raise InvalidFieldError("requires", requires, "must be a Requires or None")
         self.search = search
+        self.requires = requires
+        self.owner = None if owner is None else require_text("owner", owner)
         self._trials: dict[str, Trial] = {}
         self._stopped: set[str] = set()
         for trial in trials:
@@ -340,7 +310,9 @@ class TrialGroup:
         return self._trials[trial_id]
 
     def __repr__(self) -> str:
-        return f"TrialGroup(name={self.name!r}, trials={len(self)}, stopped={len(self._stopped)})"
+        text = f"TrialGroup(name={self.name!r}, trials={len(self)}, stopped={len(self._stopped)}"
+        text += "" if self.requires is None else f", requires={self.requires!r}"
+        return text + (")" if self.owner is None else f", owner={self.owner!r})")
 
     @property
     def active(self) -> list[Trial]:

@@ -18,7 +18,7 @@ from fluid.cli import main
 from fluid.planners.by_name import PLANNERS
 from fluid.planning.instance_input import InstanceInput, TrialInput
 from fluid.resources import Device
-from fluid.simulation.scenario import EventInput, Runtimes, ScenarioInput, Workload
+from fluid.simulation.scenario import ArrivingWorkload, EventInput, Runtimes, ScenarioInput
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -258,6 +258,93 @@ def test_the_seed_decides(file: Any, capsys: Captured) -> None:
     assert other["results"][0]["makespan_s"] != first["results"][0]["makespan_s"]
 
 
+def several() -> dict[str, Any]:
+    """A long workload, and a short one of another owner that arrives while it runs."""
+    shape = {"algorithm": "random", "max_iterations": 10}
+    workloads = [{**shape, "trials": 8, "name": "long"}, {**shape, "trials": 2, "at": 5, "owner": "ann"}]
+    return {"devices": 2, "c": 1, "d": 1, "runtimes": {"distribution": "constant"}, "workloads": workloads}
+
+
+def test_simulate_compares_group_policies(file: Any, capsys: Captured, tmp_path: Path) -> None:
+    path, plot = file(several()), tmp_path / "policies.png"
+    got = answer(capsys, "simulate", path, "--plot", str(plot))
+    assert plot.stat().st_size > 1000
+    means = {run["group_policy"]: run["mean_completion_s"] for run in got["results"]}
+    assert means == {"irs": 32.5, "srsf": 32.5, "fifo": 42.5}
+    srsf = next(run for run in got["results"] if run["group_policy"] == "srsf")
+    assert [workload["completion_s"] for workload in srsf["workloads"]] == [50.0, 15.0]
+    assert srsf["mean_completion_s_of_owners"] == {"workload 1": 50.0, "ann": 15.0}
+    assert main(["simulate", path, "--group-policy", "fifo", "--group-policy", "srsf"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("2 workloads, 10 trials, 2 devices, seed 0")
+    first = [line.split()[0] for line in lines if line.strip()]
+    assert [word for word in first if word in ("fifo", "srsf", "irs", "long", "2")] == ["fifo", "srsf", "long", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--devices", "1,2"), "devices='1,2': needs a scenario with one workload"),
+        (("--deadline", "1h"), "deadline='1h': needs a scenario with one workload"),
+        (("--group-policy", "lifo"), "group_policy='lifo': must be one of"),
+        (("--seeds", "3"), "seeds=3: needs --deadline or --budget"),
+    ],
+)
+def test_what_is_not_for_several_workloads(
+    file: Any, capsys: Captured, arguments: tuple[str, ...], message: str
+) -> None:
+    assert main(["simulate", file(several()), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_group_policy_needs_several_workloads(file: Any, capsys: Captured) -> None:
+    assert main(["simulate", file(small_scenario()), "--group-policy", "irs"]) == 2
+    assert "group_policy='irs': needs a scenario with workloads" in capsys.readouterr().err
+
+
+def test_simulate_sizes_devices_for_a_deadline(file: Any, capsys: Captured, tmp_path: Path) -> None:
+    workload = {"algorithm": "successive_halving", "trials": 9, "max_iterations": 9}
+    path = file(small_scenario(devices=5, workload=workload, c=1, d=1))
+    plot = tmp_path / "held.png"
+    goals = ("--deadline", "4m", "--price", "3.6", "--spot", "0.5", "--preempt-every", "2m", "--provision", "5s")
+    got = answer(capsys, "simulate", path, *goals, "--seeds", "3", "--plot", str(plot))
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert (got["deadline_s"], got["price_per_device_hour"], got["seeds"]) == (240.0, 3.6, 3)
+    assert [row["devices"] for row in got["fixed"]] == [1, 2, 4, 5]
+    ends = [row["median_s"] for row in got["fixed"]]
+    assert ends == sorted(ends, reverse=True)
+    for row in got["fixed"]:
+        assert row["cost_usd"] == pytest.approx(3.6 * row["device_hours"]) and row["taken_back"] == 0
+    sized, preemptible = got["sized"]
+    assert not sized["preemptible"] and preemptible["preemptible"] and preemptible["taken_back"] > 0
+    assert sized["cost_usd"] == pytest.approx(3.6 * sized["device_hours"])
+    assert preemptible["cost_usd"] == pytest.approx(0.5 * 3.6 * preemptible["device_hours"])
+    assert sized["held"][0][0] == 0.0 and 0 < max(held for _, held in sized["held"]) <= 5
+    assert got["first"]["meets"] is True
+    assert main(["simulate", path, *goals, "--seeds", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "seeds 0 to 1" in printed and "sized, preemptible" in printed
+    assert "Deadline 4 min: begins on" in printed.replace("240 s", "4 min") and "over time, seed 0" in printed
+
+
+def test_simulate_says_at_once_what_cannot_be_met(file: Any, capsys: Captured) -> None:
+    path = file(small_scenario(c=1, d=1))
+    assert main(["simulate", path, "--deadline", "20s", "--seeds", "2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Deadline 20 s: cannot be met with 90 % on up to 2 GPUs" in printed
+    assert "the earliest that can is" in printed and "no fixed number (1, 2) meets them in 90 %" in printed
+    got = answer(capsys, "simulate", path, "--deadline", "20s", "--seeds", "2", "--unmeasured")
+    assert got["first"]["meets"] is None and got["cheapest_fixed"] is None
+
+
+def test_simulate_sizes_devices_for_a_budget(file: Any, capsys: Captured) -> None:
+    path = file(small_scenario(c=1, d=1))
+    few = answer(capsys, "simulate", path, "--budget", "0.01", "--price", "3.6", "--seeds", "2")
+    assert few["first"]["within_budget"] is False and few["sized"][0]["met"] == 0.0
+    enough = answer(capsys, "simulate", path, "--budget", "9", "--price", "3.6", "--seeds", "2")
+    assert enough["first"]["within_budget"] is True and enough["sized"][0]["met"] == 1.0
+
+
 def test_simulate_plots(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "asha.png"
     answer(capsys, "simulate", ASHA, "--planner", "dynamic", "--plot", str(path))
@@ -324,6 +411,14 @@ def test_bad_instances_name_the_field_and_the_value(data: object, said: list[str
         (("simulate", HALVING, "--devices", "1000000"), "devices=1000000: must be at most 100000"),
         (("simulate", HALVING, "--devices", ""), "devices=''"),
         (("simulate", HALVING, "--seed", "-1"), "seed=-1"),
+        (("simulate", HALVING, "--deadline", "soon"), "deadline='soon'"),
+        (("simulate", HALVING, "--price", "2"), "price=2.0: needs --deadline or --budget"),
+        (("simulate", HALVING, "--deadline", "1h", "--spot", "0.6"), "spot=0.6: needs --price"),
+        (("simulate", HALVING, "--deadline", "1h", "--price", "1", "--spot", "60"), "spot=60.0: must be above 0"),
+        (("simulate", HALVING, "--deadline", "1h", "--preempt-every", "1h"), "preempt_every='1h': needs --spot"),
+        (("simulate", HALVING, "--deadline", "1h", "--seeds", "0"), "seeds=0"),
+        (("simulate", HALVING, "--budget", "5"), "budget_usd=5.0: needs price_per_device_hour"),
+        (("simulate", HALVING, "--deadline", "1h", "--planner", "fifo", "--planner", "static"), "must be one planner"),
         (("simulate", TOY), "is no field of a scenario; an instance is for fluid plan"),
         (("plan", "nowhere.json"), "path='nowhere.json': cannot be read"),
         (("plan", TOY, "--plot", "nowhere/plan.png"), "plot='nowhere/plan.png': cannot be written"),
@@ -385,7 +480,7 @@ def _close(got: Any, said: Any) -> bool:
 
 def test_the_manual_shows_every_command_and_names_every_field() -> None:
     assert {shown[0].split()[0] for shown in SHOWN} == {"plan", "simulate"}
-    read = (InstanceInput, TrialInput, Device, ScenarioInput, Workload, Runtimes, EventInput)
+    read = (InstanceInput, TrialInput, Device, ScenarioInput, ArrivingWorkload, Runtimes, EventInput)
     fields = {field.name for record in read for field in dataclasses.fields(record) if field.init}
     assert {field for field in fields if f"`{field}`" not in MANUAL} == set()
 

@@ -42,7 +42,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 # The package fluid itself has no level: see check_facade.
 LAYERS = (
     layer(0, "errors _version _experimental"),
-    layer(1, "_clock _imports keeping resources"),
+    layer(1, "_clock _imports keeping resources search_shape trial_fields"),
     layer(2, "_waiting trialgroup"),
     layer(2, "trainables", "cloudpickle ray"),
     layer(2, "processes"),
@@ -52,6 +52,7 @@ LAYERS = (
     layer(4, "fused", "numpy torch cloudpickle safetensors"),
     layer(3, "elastic", "numpy cloudpickle torch horovod ray"),
     layer(3, "planning", "numpy cattrs"),
+    layer(4, "sizing", "numpy"),
     layer(5, "lane", "numpy torch"),
     layer(4, "static_fluid", "numpy"),
     layer(5, "dynamic_fluid", "numpy"),
@@ -93,7 +94,8 @@ LAYERS = (
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
 LOOSE = (
     *("__init__", "_version", "_clock", "_imports", "_waiting", "_experimental", "errors", "resources", "trialgroup"),
-    *("keeping", "static_fluid", "dynamic_fluid", "mps", "executor", "sweep", "tune", "cli"),
+    *("keeping", "search_shape", "trial_fields", "static_fluid", "dynamic_fluid", "mps", "executor", "sweep"),
+    *("tune", "cli"),
 )
 #: Modules that may import less than their package: they are loaded where nothing heavy must be.
 LIGHT = (

@@ -33,18 +33,20 @@ class ScalingLimits(NamedTuple):
     Attributes:
         autoscale: most devices that it may hold; ``None``: it never asks for any.
         idle_timeout_s: seconds after which an idle device that was taken later is given back; ``None``: it never is.
+        provision_s: seconds from asking for a device until it comes, as far as is known beforehand.
     """
 
     autoscale: int | None = None
     idle_timeout_s: float | None = None
+    provision_s: float = 0.0
 
     @property
     def is_off(self) -> bool:
-        """Whether the session neither asks for devices nor gives any back."""
+        """Whether the session neither asks for devices nor gives any back, unless a deadline sizes it."""
         return self.autoscale is None and self.idle_timeout_s is None
 
     @classmethod
-    def of(cls, autoscale: int | None, idle_timeout_s: float | None) -> ScalingLimits:
+    def of(cls, autoscale: int | None, idle_timeout_s: float | None, provision_s: float = 0.0) -> ScalingLimits:
         """Returns these limits.
 
         Raises:
@@ -54,7 +56,7 @@ class ScalingLimits(NamedTuple):
             require_integer("autoscale", autoscale, at_least=1)
         if idle_timeout_s is not None:
             require_number("idle_timeout_s", idle_timeout_s, at_least=0.0)
-        return cls(autoscale, idle_timeout_s)
+        return cls(autoscale, idle_timeout_s, provision_s)
 
 
 @runtime_checkable
@@ -136,7 +138,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class ScalableBackend(Backend, Protocol):
-    """A backend that can take further devices, and give such ones back, while the session runs."""
+    """A backend that can take further devices, and give devices back, while the session runs."""
 
     @property
     def scaling_limits(self) -> ScalingLimits:
@@ -144,20 +146,20 @@ class ScalableBackend(Backend, Protocol):
         ...
 
     def ask(self, devices: int) -> None:
-        """Asks for the devices that are missing to so many in all, in place of what was asked for before.
+        """Asks, without waiting, for the devices missing to so many in all, in place of what was asked for before.
 
-        Never waits: a ``DeviceAdded`` reports each device that comes. If so many are held, this withdraws what was
-        asked for; it gives no device back.
+        A ``DeviceAdded`` reports each that comes. If so many are held, what was asked for is withdrawn.
         """
         ...
 
+    def can_give_back(self, device_id: int) -> bool:
+        """Whether a device can be given back alone."""
+        ...
+
     def give_back(self, device_id: int) -> None:
-        """Gives back a device that no command will name again, or that was lost, once its lanes have ended.
+        """Gives back, without waiting, a device that can be given back alone, once its lanes have ended.
 
-        Never waits.
-
-        Raises:
-            InvalidFieldError: it was not taken later, and cannot be given back alone.
+        No command will name it before it is added again.
         """
         ...
 

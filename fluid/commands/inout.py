@@ -60,6 +60,12 @@ def is_narrow(console: Console) -> bool:
     return console.width < _ROOM_FOR_TABLES
 
 
+def add_price(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--price``."""
+    text = "US dollars for a device-hour (default: what the session was given)"
+    parser.add_argument("--price", type=float, metavar="USD", help=text)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds ``--json``."""
     parser.add_argument("--json", action="store_true", help="print only JSON on stdout")

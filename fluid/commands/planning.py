@@ -6,13 +6,14 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fluid.commands.inout import Subparsers, add_json, is_narrow, make_console, print_json, read_object
+from fluid.commands.sizing import add_goals, has_goals, simulate_goals
 from fluid.errors import InvalidFieldError, require_integer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fluid.simulation.scenario import Scenario
-    from fluid.simulation.simulate import SimulationResult
+    from fluid.simulation.simulation_result import SimulationResult
 
 _PLANNERS = "fifo, static, dynamic or portfolio"
 
@@ -35,6 +36,13 @@ def add_simulate(commands: Subparsers) -> None:
     simulate.add_argument("--planner", action="append", help=f"{_PLANNERS}; repeatable (default: all)")
     simulate.add_argument("--devices", metavar="N,N,...", help="compare these numbers of devices, such as 1,2,4,8")
     simulate.add_argument("--seed", type=int, help="random seed; replaces the scenario's")
+    simulate.add_argument(
+        "--group-policy",
+        action="append",
+        metavar="P",
+        help="irs, srsf or fifo, for several workloads; repeatable (default: all)",
+    )
+    add_goals(simulate)
     add_json(simulate)
     _add_plot(simulate)
     simulate.set_defaults(command=_simulate)
@@ -94,7 +102,14 @@ def _simulate(arguments: argparse.Namespace) -> None:
     scenario = Scenario.from_json(read_object(arguments.scenario))
     if arguments.seed is not None:
         scenario = scenario.with_seed(arguments.seed)
-    if counts is None:
+    if scenario.workloads:
+        _compare_policies(scenario, planners if arguments.planner else ["portfolio"], arguments)
+        return
+    if arguments.group_policy is not None:
+        raise InvalidFieldError("group_policy", ", ".join(arguments.group_policy), "needs a scenario with workloads")
+    if has_goals(arguments):
+        simulate_goals(scenario, planners if arguments.planner else None, counts, arguments)
+    elif counts is None:
         _compare(scenario, planners, arguments)
     else:
         _sweep(scenario, planners, counts, arguments)
@@ -116,6 +131,33 @@ def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namesp
     known = [result for result in results if result.planner == "fifo"] or _run([(scenario, "fifo")])
     console = make_console()
     console.print(comparison_table(results, known[0].makespan, title, compact=is_narrow(console)))
+    _print_plot(console, arguments.plot)
+
+
+def _compare_policies(scenario: Scenario, planners: list[str], arguments: argparse.Namespace) -> None:
+    """Runs several workloads under each of the group policies."""
+    from fluid.planning.group_policy import GROUP_POLICIES
+    from fluid.reports.workload_table import policies_as_json, policy_tables
+
+    for name in ("devices", "deadline", "budget"):
+        if getattr(arguments, name) is not None:
+            raise InvalidFieldError(name, getattr(arguments, name), "needs a scenario with one workload")
+    has_goals(arguments)
+    scenarios = [
+        scenario.with_group_policy(policy) for policy in dict.fromkeys(arguments.group_policy or GROUP_POLICIES)
+    ]
+    results = _run([(each, name) for name in planners for each in scenarios], record=bool(arguments.plot))
+    counts = f"{len(scenario.workloads)} workloads, {results[0].trials} trials, {len(scenario.cluster)} devices"
+    title = f"{scenario.name}: {counts}, seed {scenario.seed}"
+    if arguments.plot:
+        from fluid.reports.gantt import GanttPanel, save_gantt
+
+        save_gantt(arguments.plot, [GanttPanel.of_result(result) for result in results], title)
+    if arguments.json:
+        print_json({"scenario": scenario.name, "seed": scenario.seed, **policies_as_json(results)})
+        return
+    console = make_console()
+    console.print(policy_tables(results, title))
     _print_plot(console, arguments.plot)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fluid.commands.inout import Subparsers, add_json, make_console, print_json
+from fluid.commands.inout import Subparsers, add_json, add_price, make_console, print_json
 from fluid.errors import InvalidFieldError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def add_report(commands: Subparsers) -> None:
     report.add_argument("--columns", metavar="NAME,NAME,...", help="columns of the table of trials, such as lr,loss")
     report.add_argument("--html", metavar="FILE", help="write the page to this file (default: RUN/report.html)")
     report.add_argument("--png", metavar="FILE", help="draw the chart to this file (default: RUN/timeline.png)")
+    add_price(report)
     add_json(report)
     report.set_defaults(command=_report)
 
@@ -52,7 +53,7 @@ def _report(arguments: argparse.Namespace) -> None:
     if len(arguments.runs) > 1:
         _compare(arguments)
         return
-    run = load_run(arguments.runs[0])
+    run = load_run(arguments.runs[0], arguments.price)
     goal = goal_of(run, arguments.metric, arguments.mode)
     found = None if goal is None else importances(run.trials, goal)
     console = make_console()
@@ -86,7 +87,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
     if arguments.columns is not None:
         raise InvalidFieldError("columns", arguments.columns, "applies to the trials of one run; give one RUN")
-    runs = [load_run(path) for path in arguments.runs]
+    runs = [load_run(path, arguments.price) for path in arguments.runs]
     comparison = compare(runs, arguments.metric, arguments.mode)
     if arguments.html:
         _write_page(arguments.html, runs, comparison.goal)

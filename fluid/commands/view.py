@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from fluid.commands.inout import Subparsers
+from fluid.commands.inout import Subparsers, add_price
 from fluid.errors import InvalidFieldError
 
 
@@ -21,6 +21,7 @@ def add_view(commands: Subparsers) -> None:
     view.add_argument("runs", metavar="RUN", nargs="+", help="the run folder of a session; several are compared")
     view.add_argument("--port", type=int, default=0, metavar="N", help="the port on 127.0.0.1 (default: a free one)")
     view.add_argument("--no-browser", action="store_true", help="print the address only")
+    add_price(view)
     view.set_defaults(command=_view)
 
 
@@ -31,7 +32,7 @@ def _view(arguments: argparse.Namespace) -> None:
     for place, folder in enumerate(folders):
         if folder.resolve() in (other.resolve() for other in folders[:place]):
             raise InvalidFieldError("run", str(folder), "is given twice")
-    with RunServer(folders, arguments.port) as server, contextlib.ExitStack() as rest:
+    with RunServer(folders, arguments.port, price=arguments.price) as server, contextlib.ExitStack() as rest:
         print(f"{server.url} is served until Ctrl-C", flush=True)
         if not arguments.no_browser and _has_display():
             rest.enter_context(_opened_in_browser(server.url, folders[0]))

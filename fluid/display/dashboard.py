@@ -20,6 +20,7 @@ from fluid.display.names import config_text, metric_text, shortened_apart
 from fluid.display.states import ended_trials, has_ended, listed_states, state_style, summed_states
 from fluid.session.best import BestSoFar
 from fluid.session.status import GroupStatus, Status
+from fluid.trialgroup import TrialState
 
 #: Most lines for groups, for measurements, and for trials that give no result.
 _MOST_GROUPS, _MOST_KEYS, _MOST_SILENT = 10, 2, 1
@@ -42,6 +43,7 @@ class Dashboard:
         numbers: the number of every trial on a device.
         shares: the share done of each group whose iterations are known, by position.
         announced: what is about to begin; empty if nothing is.
+        ends: by when each group is likely to have ended, by position, where known.
     """
 
     status: Status
@@ -50,6 +52,7 @@ class Dashboard:
     numbers: Mapping[str, int] = field(repr=False)
     shares: Mapping[int, float]
     announced: str = ""
+    ends: Mapping[int, str] = field(default_factory=dict)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the lines."""
@@ -70,6 +73,7 @@ def render(
     *,
     shares: Mapping[int, float] | None = None,
     announced: str = "",
+    ends: Mapping[int, str] = {},
 ) -> Dashboard:
     """A dashboard of ``status`` in at most ``width`` characters and ``height`` lines.
 
@@ -79,6 +83,7 @@ def render(
         numbers: the number of every trial on a device, which chooses its colour; in order of appearance if ``None``.
         shares: the share done of each group, by position; ``None`` for those of the status.
         announced: what is about to begin; empty if nothing is.
+        ends: by when each group is likely to have ended, by position, where known.
     """
     own = {position: group.share for position, group in enumerate(status.groups) if group.share is not None}
     return Dashboard(
@@ -88,6 +93,7 @@ def render(
         TrialNumbers().update(status) if numbers is None else numbers,
         own if shares is None else shares,
         announced,
+        ends,
     )
 
 
@@ -101,6 +107,7 @@ class _DashboardLines:
         self._numbers = dashboard.numbers
         self._announced = dashboard.announced
         self._shares = {id(self._status.groups[at]): share for at, share in dashboard.shares.items()}
+        self._ends = {id(self._status.groups[at]): end for at, end in dashboard.ends.items()}
         self._glyphs = glyphs
         self._coloured = coloured
 
@@ -108,7 +115,8 @@ class _DashboardLines:
         """All lines; at most as many as the height allows."""
         if not self._status.groups and self._announced:
             return [self._header()]
-        keys, silent = self._key_lines(), self._given_up_lines() + self._silent_lines()
+        keys = self._key_lines()
+        silent = self._goal_lines() + self._given_up_lines() + self._awaited_lines() + self._silent_lines()
         gap = [Text()] if self._height >= _ROOM_FOR_GAPS else []
         groups = self._group_lines(max(1, min(_MOST_GROUPS, self._height // 4)))
         used = 1 + len(groups) + len(silent) + len(keys) + (2 + bool(keys)) * len(gap)
@@ -180,6 +188,7 @@ class _DashboardLines:
         shares = [self._shares.get(id(group)) for group in groups]
         columns: dict[str, list[Text]] = {
             "name": [Text(name) for name in names],
+            "said": [Text(_said(group), style=_DIM) for group in groups],
             "bar": [Text(" " * _LEAST_BAR) for _ in groups],
             "share": [Text("" if share is None else percent(share), justify="right") for share in shares],
             "progress": [Text(_progress(group), justify="right") for group in groups],
@@ -187,6 +196,7 @@ class _DashboardLines:
             "states": [_states_text(group.trials) for group in groups],
             "best": [Text(_short_best(group.best)) for group in groups],
             "eta": [Text(_eta(group), style=_BOLD) for group in groups],
+            "end": [Text(self._ends.get(id(group), "")) for group in groups],
         }
         if len(self._status.groups) == 1:
             del columns["states"]
@@ -194,7 +204,7 @@ class _DashboardLines:
             del columns["best"]
         columns = {name: cells for name, cells in columns.items() if _width_of(cells)}
         spare = 0
-        for dropped in ("trials", "progress", "states", "bar", "best", "eta"):
+        for dropped in ("trials", "progress", "states", "end", "said", "bar", "best", "eta"):
             spare = self._width - sum(_width_of(cells) for cells in columns.values()) - _GAP * (len(columns) - 1)
             if spare >= 0:
                 break
@@ -222,10 +232,27 @@ class _DashboardLines:
         bar = Text().append(self._glyphs.done * done, style=_GOOD)
         return bar.append(self._glyphs.left * (width - done), style=_DIM)
 
+    def _goal_lines(self) -> list[Text]:
+        """How the session stands to its deadline and its budget."""
+        goal = self._status.goal
+        if goal is None or not goal.text:
+            return []
+        style = _BAD if goal.meets is False else _DIM
+        return list(_wrapped("goal  ", goal.text.split("; "), self._width, _MOST_SILENT, style))
+
     def _given_up_lines(self) -> list[Text]:
         """The devices that do not work."""
         parts = [f"device {index}, as {why}" for index, why in self._status.given_up]
         return list(_wrapped("given up  ", parts, self._width, _MOST_SILENT, _BAD)) if parts else []
+
+    def _awaited_lines(self) -> list[Text]:
+        """The devices that groups wait for and that there are not."""
+        waiting = [group for group in self._status.groups if group.awaited]
+        names = shortened_apart([group.name for group in waiting], _LONGEST_NAME, self._glyphs.ellipsis)
+        texts = [" and ".join(group.awaited) for group in waiting]
+        only = len(self._status.groups) == 1
+        parts = [text if only else f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
+        return list(_wrapped("waits for  ", parts, self._width, _MOST_SILENT, _BAD)) if parts else []
 
     def _silent_lines(self) -> list[Text]:
         """The trials that give no result."""
@@ -315,6 +342,12 @@ def _progress(group: GroupStatus) -> str:
         return count(group.iterations_done, "iteration")
     about = "~" if group.is_search and not has_ended(group.trials) else ""
     return f"{group.iterations_done:,}/{about}{group.iterations:,}"
+
+
+def _said(group: GroupStatus) -> str:
+    """Whose a group is and how urgent, and which place its trials that wait have among those of all owners."""
+    waits = group.place is not None and not group.awaited and group.trials.get(TrialState.QUEUED, 0) > 0
+    return ", ".join(filter(None, (group.said, f"no. {group.place} in line" if waits else "")))
 
 
 def _trials_of(group: GroupStatus) -> str:

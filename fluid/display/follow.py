@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fluid.display.device_map import TrialNumbers
+from fluid.display.end_times import EndTimes
 from fluid.display.states import has_ended
 from fluid.session.status import Status
 
@@ -21,6 +22,7 @@ class StatusFollower:
         self.last: Status | None = None
         self.numbers: Mapping[str, int] = {}
         self._numbers = TrialNumbers()
+        self._ends = EndTimes()
         #: When each group first appeared, and when it was first found to have ended; by position.
         self._first_seen: dict[int, float] = {}
         self._ended: dict[int, float] = {}
@@ -41,6 +43,7 @@ class StatusFollower:
     def take(self, status: Status) -> None:
         """Takes the current status."""
         self.last, self.numbers = status, self._numbers.update(status)
+        self._ends.take(status)
         if len(status.groups) > self._announced[1]:
             self._announced = ("", 0)
         for position, group in enumerate(status.groups):
@@ -61,6 +64,10 @@ class StatusFollower:
                 share = self._shares[position] = max(share, self._shares.get(position, 0.0))
             shares[position] = share
         return shares
+
+    def ends(self) -> Mapping[int, str]:
+        """By when each group is likely to have ended, as text, by position, where known."""
+        return self._ends.texts
 
     def seconds(self) -> dict[int, float]:
         """Seconds that each group ran, or has run so far, by position."""

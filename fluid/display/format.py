@@ -52,6 +52,32 @@ def unit_for(seconds: float) -> tuple[str, float]:
     return next((name, size) for name, size, most in _UNITS if seconds <= most or most == math.inf)
 
 
+def device_time(seconds: float) -> str:
+    """Device-seconds to three digits: ``"9.2 device-seconds"``, ``"12.5 device-minutes"``, ``"1 device-hour"``."""
+    name, size = unit_for(seconds)
+    shown = number(seconds / size)
+    noun = {"s": "device-second", "min": "device-minute", "h": "device-hour"}[name]
+    return f"{shown} {noun}{'' if shown == '1' else 's'}"
+
+
+def dollars(usd: float) -> str:
+    """US dollars: ``"$8.00"``, ``"$1,234.50"``, below a cent ``"$0.0012"``."""
+    size = abs(usd)
+    return f"{'-' if usd < 0.0 else ''}${size:,.{_cents(size)}f}"
+
+
+def dollar_column(values: Sequence[float]) -> list[str]:
+    """US dollars for a column, with equally many decimals: more than two only if none is a dollar."""
+    largest = max(map(abs, values), default=0.0)
+    decimals = 2 if largest >= 1.0 else max(3 if largest else 2, _cents(largest))
+    return [f"{'-' if value < 0.0 else ''}${abs(value):,.{decimals}f}" for value in values]
+
+
+def _cents(usd: float) -> int:
+    """Decimals that show two digits of an amount below a cent, and cents of others."""
+    return min(8, 1 - math.floor(math.log10(usd))) if 0.0 < usd < 0.01 else 2
+
+
 def clock_time(seconds: float) -> str:
     """A duration in the format of a clock: ``"0:07"``, ``"12:30"``, ``"1:02:03"``, ``"2 d 03:04:05"``."""
     if not math.isfinite(seconds):

@@ -145,6 +145,7 @@ class LiveView:
             size.height - 1,
             follower.numbers,
             shares=follower.shares(),
+            ends=follower.ends(),
             announced=follower.announced,
         )
 

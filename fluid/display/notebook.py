@@ -130,9 +130,9 @@ class NotebookView:
         follower = self._follower
         if follower.last is None:
             return status_html(None, {}, {}, follower.announced), f"Fluid  {follower.announced}".rstrip()
-        shares, announced = follower.shares(), follower.announced
-        shown = render(follower.last, _WIDTH, _HEIGHT, follower.numbers, shares=shares, announced=announced)
-        return status_html(follower.last, follower.numbers, shares, announced), _text(shown)
+        shares, ends, announced = follower.shares(), follower.ends(), follower.announced
+        shown = render(follower.last, _WIDTH, _HEIGHT, follower.numbers, shares=shares, ends=ends, announced=announced)
+        return status_html(follower.last, follower.numbers, shares, announced, ends), _text(shown)
 
     def _end(self) -> tuple[str, str]:
         """What remains, as HTML and as text."""

@@ -22,7 +22,11 @@ _MOST_CONFIG, _MOST_TRIALS = 100, 12
 
 
 def status_html(
-    status: Status | None, numbers: Mapping[str, int], shares: Mapping[int, float], announced: str = ""
+    status: Status | None,
+    numbers: Mapping[str, int],
+    shares: Mapping[int, float],
+    announced: str = "",
+    ends: Mapping[int, str] = {},
 ) -> str:
     """The current state of a session.
 
@@ -31,6 +35,7 @@ def status_html(
         numbers: the number of every trial on a device, which chooses its colour.
         shares: the share done of each group whose iterations are known, by position.
         announced: what is about to begin; empty if nothing is.
+        ends: by when each group is likely to have ended, by position, where known.
     """
     if status is None:
         return _box(f"<b>Fluid</b> <span style='{_DIM}'>{escape(announced)}</span>")
@@ -43,9 +48,15 @@ def status_html(
         facts.append(f"{count(status.asked, 'more device')} asked for")
     facts.append(states_text(totals))
     head = f"<b>Fluid</b> {escape('  ·  '.join(filter(None, facts)))}"
-    rows = "".join(_group_row(group, shares.get(position)) for position, group in _last(list(enumerate(status.groups))))
+    rows = "".join(
+        _group_row(group, shares.get(position), ends.get(position, ""))
+        for position, group in _last(list(enumerate(status.groups)))
+    )
     silent = ", ".join(f"{trial} for {clock_time(seconds)}" for trial, seconds in status.silent[:5])
     warning = f"<div style='color:#d55e00'>no result from {escape(silent)}</div>" if silent else ""
+    if status.goal is not None and status.goal.text:
+        colour = "#d55e00" if status.goal.meets is False else "inherit"
+        warning += f"<div style='color:{colour}'>{escape(status.goal.text)}</div>"
     lost = "; ".join(f"device {index} is given up: {why}" for index, why in status.given_up)
     warning += f"<div style='color:#d55e00'>{escape(lost)}</div>" if lost else ""
     return _box(f"<div>{head}</div>{_earlier(status)}{_table(rows)}{warning}{_devices(status.devices, numbers)}")
@@ -83,7 +94,7 @@ def best_html(best: BestSoFar | None) -> str:
     return f"best {value} <span style='{_DIM}'>{escape(where)}</span>"
 
 
-def _group_row(group: GroupStatus, share: float | None) -> str:
+def _group_row(group: GroupStatus, share: float | None, end: str) -> str:
     about = "~" if group.is_search and not has_ended(group.trials) else ""
     progress = f"{group.iterations_done:,}"
     progress += f"/{about}{group.iterations:,} iterations" if group.iterations else " iterations"
@@ -93,6 +104,7 @@ def _group_row(group: GroupStatus, share: float | None) -> str:
         "" if share is None else f"{_bar(share)} {percent(share)}",
         progress,
         eta,
+        end,
         best_html(group.best),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from fluid.engine.estimates import Estimates
+from fluid.engine.open_jobs import OpenJobs
 from fluid.engine.records import Move, TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.running_table import RunningTable, snapshots_by_devices
@@ -33,7 +34,7 @@ class Allocations:
     """
 
     def __init__(self, trials: Trials, occupancy: Occupancy, estimates: Estimates, table: RunningTable) -> None:
-        self.work = RemainingWork()
+        self.work = RemainingWork(trials.by_row, OpenJobs(occupancy))
         self._trials = trials
         self._occupancy = occupancy
         self._estimates = estimates
@@ -91,6 +92,12 @@ class Allocations:
             one_host=trial.spec.gang,
             by_model=by_model,
         )
+        if placed is not None and trial.fixed_width is None:
+            part = self._estimates.fastest_part(trial, placed)
+            if part != placed:
+                self._occupancy.release(trial.row)
+                self._occupancy.hold(trial.row, part, float(len(part)), need)
+                self.set_width(trial, float(len(part)))
         if placed is not None and by_model is not None and width < 1.0:
             # The width was planned for the model on which most trials can be packed.
             self.set_width(trial, max(width, 1.0 / by_model[self._occupancy.device(placed[0]).model].packing))
@@ -113,6 +120,8 @@ class Allocations:
                 self._occupancy.groups.rows[trial.fusion_group] = rows
             else:
                 groups.pop(row, None)
+            for device in self._occupancy.held.get(row, ()):
+                self._occupancy.memory.request_check(device)  # It may need more lanes now.
 
     def set_width(self, trial: TrialRecord, width: float) -> None:
         """Changes the width of a trial that waits, or that keeps its devices."""
@@ -174,6 +183,7 @@ class Allocations:
             devices,
             speed=self._estimates.speed(trial, devices),
             work=self.work.by_row[trial.row],
+            sigma=self._estimates.sigma(trial),
             model=self._estimates.of_key(trial).model,
         )
 
@@ -224,9 +234,11 @@ class Allocations:
 
     def update_work(self, trial: TrialRecord) -> None:
         """Books the present estimate of the work that a running or waiting trial has left."""
-        height = self._estimates.height(trial)
+        height, before = self._estimates.height(trial), self.work.by_row.get(trial.row, 0.0)
         self.work.set(trial.row, height)
-        self._table.set_work(trial.row, height)
+        if height < before:
+            self.work.jobs.done[trial.owner] += before - height
+        self._table.set_work(trial.row, height, self._estimates.sigma(trial))
 
     def update_speeds(self, profile_key: str | None = None) -> set[str]:
         """Books how fast device models were measured to be.

@@ -257,6 +257,8 @@ class NoteResize(Notice):
         begun_at: when the engine decided on it.
         gain: predicted seconds by which the trial ends earlier; negative if it made room for others. ``None`` if the
             engine did not choose: a lane was lost.
+        stall_s: predicted seconds that trials stood still for it: its own pause and that of each trial beside it.
+        left: iterations that it had left when it was decided on, the one in flight apart; ``None`` if unknown.
     """
 
     trial_id: str
@@ -268,6 +270,8 @@ class NoteResize(Notice):
     old_width: float | None = None
     begun_at: float | None = None
     gain: float | None = None
+    stall_s: float | None = None
+    left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Container, Hashable
 from dataclasses import dataclass, field
 
 from fluid.engine.allocations import Allocations
+from fluid.engine.cohorts import Cohorts
 from fluid.engine.commands import (
     Command,
     NoteResize,
@@ -21,10 +22,12 @@ from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.feasibility import Feasibility
 from fluid.engine.fusion import Fusing
+from fluid.engine.group_shares import GroupShares
 from fluid.engine.iteration_timing import IterationTiming
 from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.notices import NotePaused, NotePlaced, NoteQueued, NoteTrial
+from fluid.engine.owners import Owners
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import NO_LANES, NO_REQUESTS, GroupRecord, Move, Stage, TrialRecord
 from fluid.engine.retention import newest_to_keep
@@ -45,9 +48,14 @@ class EngineError(FluidError):
 
 
 class Claims:
-    """The ids that requests of one call of the engine claim, so that no two of them claim the same."""
+    """The ids that requests of one call of the engine claim, so that no two of them claim the same.
+
+    Attributes:
+        fitting: memory needs and constraints that were found to fit on the devices, which the call has not changed yet.
+    """
 
     def __init__(self) -> None:
+        self.fitting: set[Hashable] = set()
         self._claimed: set[tuple[str, Hashable]] = set()
 
     def claim(self, field_name: str, value: Hashable, *taken: Container[Hashable]) -> None:
@@ -73,6 +81,9 @@ class SessionState:
         forgotten: ids of forgotten trials, which stay taken.
         deadlines: when parts of the engine want an Alarm.
         strikes: the devices to blame for failures.
+        owners: the owners of the groups, by number.
+        shares: ranks the owners whose trials are open, and shares the devices out among them.
+        urgent: the groups for whose trials others are paused.
         drained: whether the session was told to drain, so that no trial starts any more.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
@@ -94,6 +105,9 @@ class SessionState:
     watching: Watching
     feasibility: Feasibility
     fusing: Fusing
+    cohorts: Cohorts
+    owners: Owners
+    shares: GroupShares
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     arrivals: dict[int, TrialRecord] = field(default_factory=dict)
@@ -101,9 +115,15 @@ class SessionState:
     clearing: dict[int, TrialRecord] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
     strikes: DeviceStrikes = field(default_factory=DeviceStrikes)
+    urgent: list[GroupRecord] = field(default_factory=list)
     drained: bool = False
     changed: bool = False
     now: float = 0.0
+
+    @property
+    def has_urgent(self) -> bool:
+        """Whether trials of a group that preempts are left."""
+        return any(group.open for group in self.urgent) if self.urgent else False
 
     def holder(self, trial_id: str, lane_id: int) -> TrialRecord | None:
         """The trial, if that lane was told to run it; ``None`` if it has left the lane, whose event is out of date."""
@@ -141,6 +161,13 @@ class SessionState:
             reason = f"cannot be {action}: it cannot be saved, and its state was dropped to make room for others"
             raise InvalidFieldError("trial_id", trial_id, reason)
         return trial
+
+    def awaits_devices(self, trial: TrialRecord) -> bool:
+        """Whether a trial waits for devices that there are not: with those that there are it can never start."""
+        constraint = trial.constraint
+        if constraint is None or trial.state is not TrialState.QUEUED:
+            return False
+        return self.feasibility.awaits(trial.spec.memory, constraint)
 
     # -- states and stories --------------------------------------------------------------------------------
 
@@ -307,6 +334,8 @@ class SessionState:
                 old_width=move.old_width,
                 begun_at=move.begun_at,
                 gain=move.gain,
+                stall_s=move.stall_s,
+                left=move.left,
             )
         )
 
@@ -323,6 +352,8 @@ class SessionState:
                 iteration=trial.progress.done,
                 resident=trial.residence.lane in place.lanes,
                 alpha=self.estimates.of_key(trial).alpha if place.width < 1.0 else None,
+                predicted_s=trial.pace.predicted if trial.pace.seconds is None else None,
+                cohort=self.cohorts.name_of(trial),
             )
         )
 

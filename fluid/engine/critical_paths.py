@@ -42,17 +42,26 @@ class CriticalPaths:
             self._work.set_path(trial.row, self._estimates.height(trial) + follow_up)
 
     def to_start_early(self, trials: Sequence[TrialRecord]) -> set[int]:
-        """Rows of the first trials without follow-up iterations: with those that run, as many as their share of work.
+        """Rows of an owner's first trials without follow-up iterations: with those that run, as many as their share.
+
+        That is their share of its work.
 
         The others fill the devices at the end; but results of whole trials are of use from the beginning.
         """
+        by_owner: dict[int, list[TrialRecord]] = {}
+        for trial in trials:
+            by_owner.setdefault(trial.owner, []).append(trial)
+        return set().union(*(self._early_of(owner, some) for owner, some in by_owner.items()))
+
+    def _early_of(self, owner: int, trials: Sequence[TrialRecord]) -> set[int]:
         others = [trial.row for trial in trials if trial.progress.follow_up_iterations == 0]
         if len(others) == len(trials) or not others:
             return set()
         heights = {trial.row: self._height(trial) for trial in trials}
         share = sum(heights[row] for row in others) / sum(heights.values())
-        running = sum(self._trials.by_row[row].progress.follow_up_iterations == 0 for row in self._table)
-        return set(others[: max(0, round(share * len(self._occupancy)) - running)])
+        running = [trial for row in self._table if (trial := self._trials.by_row[row]).owner == owner]
+        led = sum(trial.progress.follow_up_iterations == 0 for trial in running)
+        return set(others[: max(0, round(share * len(self._occupancy)) - led)])
 
     def _height(self, trial: TrialRecord) -> float:
         """Seconds of work left, more than 0: a trial that is queued for a call has run its budget."""

@@ -60,12 +60,12 @@ class DeviceDemand:
         is_last = all(device.host != host for device in core.occupancy.devices if device.index != device_id)
         for _, trial_id in core.lanes.kept_on(device_id):
             trial = core.trials[trial_id]
-            if trial.calls or (_may_run_again(trial) and (is_last or not trial.spec.can_save)):
+            if trial.calls or (may_run_again(trial) and (is_last or not trial.spec.can_save)):
                 return False
         trials = core.trials.values() if is_last else ()
-        return not any(_may_run_again(trial) and is_only_in_memory(trial, {host}) for trial in trials)
+        return not any(may_run_again(trial) and is_only_in_memory(trial, {host}) for trial in trials)
 
 
-def _may_run_again(trial: TrialRecord) -> bool:
+def may_run_again(trial: TrialRecord) -> bool:
     """Whether a trial has not ended, or its search algorithm has said that it may be extended."""
     return not trial.state.ended or (trial.state is TrialState.DONE and trial.progress.follow_up_iterations > 0)

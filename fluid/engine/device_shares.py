@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fluid.engine.estimates import Estimates
+from fluid.engine.group_shares import GroupShares
+from fluid.engine.open_jobs import OpenJobs
 from fluid.engine.records import TrialRecord
-from fluid.engine.remaining_work import RemainingWork
-from fluid.engine.trials import Trials
 from fluid.planning.constraints import Constraint
 from fluid.planning.occupancy import Occupancy
 from fluid.resources import Device, Requires
+
+#: What trials require of their devices, and those that they get first; ``None`` for nothing, and for any.
+_Where = tuple[Requires | None, frozenset[int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +43,40 @@ class DeviceShares:
     Args:
         occupancy: which trial holds which device.
         estimates: what work trials have left.
-        records: the trials of the session.
-        work: the work of those that run or wait.
+        jobs: the work of those that run or wait.
         arriving: the trials that arrive.
+        shares: the devices that each job gets first; the others count for nothing, as they may be other jobs' for long.
     """
 
     def __init__(
         self,
         occupancy: Occupancy,
         estimates: Estimates,
-        records: Trials,
-        work: RemainingWork,
+        jobs: OpenJobs,
         arriving: Sequence[TrialRecord],
+        shares: GroupShares,
     ) -> None:
         self._occupancy = occupancy
         self._arriving = arriving
         self._open = {device.index: device for device in occupancy.open_devices}
-        #: Seconds of work by what trials require, of those that run, wait or arrive.
-        self._work: dict[Requires | None, float] = {}
-        for row, seconds in work.by_row.items():
-            self._count(records.by_row[row], seconds)
+        self._shares = shares
+        #: Seconds of work by the devices for which it is, of the trials that run, wait or arrive.
+        self._work: dict[_Where, float] = {}
+        for job, seconds in jobs.work.items():
+            self._count(job, seconds)
         for trial in arriving:
-            self._count(trial, estimates.height(trial))
+            self._count(trial.job, estimates.height(trial))
         self._estimates = estimates
 
     def parts(self, positions: Sequence[int]) -> list[DeviceShare]:
         """The arriving trials at these positions, by devices, in order of the first of each."""
-        parts: dict[Requires | None, list[int]] = {}
+        parts: dict[_Where, list[int]] = {}
         for position in positions:
-            parts.setdefault(_requires(self._arriving[position]), []).append(position)
-        return [self._share(requires, some) for requires, some in parts.items()]
+            parts.setdefault(self._where(self._arriving[position].job), []).append(position)
+        return [self._share(where, some) for where, some in parts.items()]
 
-    def _share(self, requires: Requires | None, positions: list[int]) -> DeviceShare:
-        wanted = self._indices(requires)
+    def _share(self, where: _Where, positions: list[int]) -> DeviceShare:
+        wanted = self._indices(where)
         others = -sum(self._estimates.height(self._arriving[position]) for position in positions)
         for other, seconds in self._work.items():
             theirs = self._indices(other)
@@ -80,15 +84,16 @@ class DeviceShares:
         idle = sum(index in wanted for index in self._occupancy.idle_since)
         return DeviceShare(positions, [self._open[index] for index in sorted(wanted)], idle, max(0.0, others))
 
-    def _indices(self, requires: Requires | None) -> set[int]:
+    def _indices(self, where: _Where) -> set[int]:
+        requires, share = where
+        if share:  # Those without a share of their own get what others leave, anywhere.
+            return self._open.keys() & share
         eligible = self._occupancy.eligible.of(None if requires is None else Constraint(requires))
         return set(self._open) if eligible is None else self._open.keys() & eligible
 
-    def _count(self, trial: TrialRecord, seconds: float) -> None:
-        requires = _requires(trial)
-        devices = (trial.fixed_width or 1) if trial.spec.gang else 1
-        self._work[requires] = self._work.get(requires, 0.0) + seconds * devices
+    def _count(self, job: int, seconds: float) -> None:
+        where = self._where(job)
+        self._work[where] = self._work.get(where, 0.0) + seconds * self._shares.terms_of(job).devices
 
-
-def _requires(trial: TrialRecord) -> Requires | None:
-    return None if trial.constraint is None else trial.constraint.requires
+    def _where(self, job: int) -> _Where:
+        return self._shares.terms_of(job).requires, self._shares.share_of_job(job)

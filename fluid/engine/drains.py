@@ -109,6 +109,10 @@ class Drains:
         self.under_way = True
         core.deadlines.set(DrainEnd(None), event.deadline)
 
+    def is_draining(self, device_id: int) -> bool:
+        """Whether a device drains by itself."""
+        return device_id in self._of_device
+
     def due(self, key: DrainEnd) -> None:
         """The deadline of a drain has come."""
         drain = self._of_session if key.device_id is None else self._of_device.get(key.device_id)

@@ -10,12 +10,14 @@ from statistics import median_low
 from fluid.engine import tuning
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.model_speeds import ModelSpeeds
+from fluid.engine.needs import Needs
+from fluid.engine.pace_beliefs import PaceBeliefs
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.planning.device_models import ByModel, OnModel, Speeds, speeds_of_all
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import TOLERANCE
+from fluid.planning.tiers import fastest_part
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
@@ -53,7 +55,11 @@ class Estimates:
         self._insists_on_fusing = insists_on_fusing
         #: Keys of which a trial has come that can be fused, and the key that its trials had before.
         self._fusible: dict[str, str] = {}
+        #: Cohorts, and the key of which each is a part.
+        self._whole: dict[str, str] = {}
         self._speeds = ModelSpeeds(profile, occupancy)
+        self._beliefs = PaceBeliefs(profile)
+        self._needs = Needs(occupancy, self.of_key, self.on_model)
         #: By profile key, then by device model.
         self._by_key: dict[str, dict[str | None, KeyEstimate]] = {}
 
@@ -81,6 +87,8 @@ class Estimates:
                     estimate.inherited = self.on_model(self._fusible[key], model).memory
                 estimate.fusing.begin(self._max_fused, self._max_packing, insists=self._insists_on_fusing)
                 estimate.packing = estimate.fusing.rows
+            if key in self._whole:
+                estimate.inherit(self.on_model(self._whole[key], model))
             by_model[model] = estimate
             self.update(estimate)
         return estimate
@@ -95,6 +103,29 @@ class Estimates:
         if key not in self._fusible:
             self._fusible[key] = before
             self._by_key.pop(key, None)
+
+    def mark_cohort(self, cohort: str, key: str) -> bool:
+        """Lets the trials of a profile key begin with what is known of another one, of which they are a part.
+
+        Returns:
+            Whether that is new.
+        """
+        is_new = cohort not in self._whole
+        self._whole[cohort] = key
+        return is_new
+
+    def is_cohort(self, key: str) -> bool:
+        """Whether a profile key is a part of another one."""
+        return key in self._whole
+
+    def speeds_of(self, key: str) -> Speeds:
+        """How fast device models are for a key; empty if that is the same on all."""
+        return self._speeds.of(key) or {}
+
+    def pace_of_key(self, key: str) -> float | None:
+        """Seconds per iteration of a key's trials, at width 1 and speed 1; ``None`` if unknown."""
+        models = self._occupancy.models
+        return (self._to_plan(key) if models else self.on_model(key, None)).pace
 
     def fusing_is_over(self, key: str) -> bool:
         """Whether the trials of a key are fused on no device model, so that each has a lane of its own."""
@@ -113,12 +144,11 @@ class Estimates:
         speeds = self._speeds.of(key)
         if speeds is None:
             return None
-        most = self._need_of_key(trial)
         found = {}
         for model in self._occupancy.models:
             estimate = self.on_model(key, model)
             c = estimate.packing if cap is None else min(estimate.packing, cap)
-            found[model] = OnModel(speeds[model], c, trial.spec.memory or self._as_fits(estimate.memory or most))
+            found[model] = OnModel(speeds[model], c, self._needs.on(trial, estimate))
         return found
 
     def all_of(self, key: str) -> list[KeyEstimate]:
@@ -173,17 +203,31 @@ class Estimates:
 
     def is_measured(self, trial: TrialRecord) -> bool:
         """Whether the trial's seconds per iteration were measured, on it or on its key."""
-        return trial.pace.seconds is not None or self._pace_of_key(trial) is not None
+        return trial.pace.expected is not None or self._pace_of_key(trial) is not None
 
     def height(self, trial: TrialRecord) -> float:
         """Predicted seconds of work left at width 1 and speed 1."""
-        pace = trial.pace.seconds
-        return trial.progress.left * (pace if pace is not None else self.pace(trial))
+        return trial.progress.left * self.pace(trial)
 
     def pace(self, trial: TrialRecord) -> float:
         """Predicted seconds per iteration at width 1 and speed 1."""
-        pace = trial.pace.seconds if trial.pace.seconds is not None else self._pace_of_key(trial)
+        pace = trial.pace.expected
+        if pace is None:
+            pace = self._pace_of_key(trial)
         return pace if pace is not None else self.usual_pace()
+
+    def sigma(self, trial: TrialRecord) -> float:
+        """Standard deviation of the logarithm of the true seconds of work left over those predicted; 0 if unknown."""
+        return self._beliefs.sigma(trial, self.of_key(trial).model)
+
+    def observe_pace(self, trial: TrialRecord, seconds: float, model: str | None) -> None:
+        """Learns the pace of a trial from an iteration, in seconds at width 1 and speed 1, on that device model."""
+        self._beliefs.observe(trial, seconds)
+        trial.pace.observe(seconds, model)
+
+    def log_paces(self, key: str) -> Sequence[float]:
+        """Logarithms of the seconds per iteration, at width 1 and speed 1, of the newest trials of a key."""
+        return self._beliefs.paces(key)
 
     def _pace_of_key(self, trial: TrialRecord) -> float | None:
         pace = self.of_key(trial).pace
@@ -196,6 +240,10 @@ class Estimates:
         if speeds is None:
             return self._occupancy.speed(devices)
         return min(speeds[self._occupancy.device(index).model] for index in devices)
+
+    def speed_held(self, trial: TrialRecord) -> float:
+        """Speed of the slowest device that a trial holds, for this trial."""
+        return self.speed(trial, self._occupancy.held[trial.row])
 
     def speeds_of_all(self, work: Mapping[str, float]) -> Speeds | None:
         """How fast device models are for trials of several keys together; ``None`` if the devices' own speeds hold.
@@ -215,10 +263,18 @@ class Estimates:
         """Predicted seconds of running at the width that the trial has, or is to have."""
         if trial.row in self._occupancy.held:
             return self.height(trial) * self.stretch(trial)
-        if trial.spec.gang:
-            return self.height(trial)
-        estimate = self.of_key(trial)
-        return self.height(trial) * estimate.stretch(trial.placement.width)
+        return self.seconds_at_speed_1(trial)
+
+    def seconds_at_speed_1(self, trial: TrialRecord) -> float:
+        """Predicted seconds of running at its width on devices of speed 1, whatever devices it holds."""
+        return self.height(trial) * (1.0 if trial.spec.gang else self.of_key(trial).stretch(trial.placement.width))
+
+    def fastest_part(self, trial: TrialRecord, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of some devices on which an elastic trial alone there ends first; all while speeds are unknown."""
+        if len(devices) < 2 or not self._occupancy.is_unlike or not self.compares(trial.spec.profile_key, devices):
+            return devices
+        speeds = [self.speed(trial, (index,)) for index in devices]
+        return tuple(devices[position] for position in fastest_part(speeds, self.of_key(trial).stretch))
 
     def stretch(self, trial: TrialRecord) -> float:
         """h(w)/h(1) at the trial's present width and co-residency, device speed included."""
@@ -323,31 +379,15 @@ class Estimates:
     # -- memory --------------------------------------------------------------------------------------------
 
     def need(self, trial: TrialRecord) -> MemoryNeed | None:
-        """Device memory, as specified or measured; ``None`` if unknown.
+        """Device memory, as specified, predicted or measured; ``None`` if unknown.
 
         What was measured on a device fits there, even above the watermark: it is scaled down to the largest device.
         """
-        if trial.spec.memory is not None:
-            return trial.spec.memory
-        return self._as_fits(self._need_of_key(trial))
+        return self._needs.of(trial)
 
-    def _as_fits(self, need: MemoryNeed | None) -> MemoryNeed | None:
-        if need is None or self.most_usable() >= need.peak_bytes:
-            return need
-        share = self.most_usable() / need.peak_bytes
-        return MemoryNeed(need.persistent_bytes * share * (1.0 - TOLERANCE), need.ephemeral_bytes * share)
-
-    def _need_of_key(self, trial: TrialRecord) -> MemoryNeed | None:
-        """What was measured on the device model that the trial holds; else the most that was on any."""
-        key, models = trial.spec.profile_key, self._occupancy.models
-        if len(models) <= 1 or trial.row in self._occupancy.held:
-            need = self.of_key(trial).memory
-            if need is not None or len(models) <= 1:
-                return need
-        known = [need for model in models if (need := self.on_model(key, model).memory) is not None]
-        if not known:
-            return None
-        return MemoryNeed(max(need.persistent_bytes for need in known), max(need.ephemeral_bytes for need in known))
+    def most_need_of(self, key: str) -> MemoryNeed | None:
+        """The most that was measured of a key's trials on any device model."""
+        return self._needs.most_of(key)
 
     def kept_bytes(self, trial: TrialRecord) -> float:
         """Device memory that the trial's state takes between iterations; 0 if unknown."""
@@ -356,5 +396,4 @@ class Estimates:
 
     def most_usable(self) -> float:
         """Bytes that trials may fill on the device with the most memory."""
-        rooms = [self._occupancy.memory.usable_bytes(index) for index in self._occupancy.residents]
-        return max((math.inf if room is None else room for room in rooms), default=math.inf)
+        return self._needs.most_usable()

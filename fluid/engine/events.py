@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any
 
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.trial_spec import TrialSpec
 from fluid.keeping import Kept
 from fluid.resources import Device, MemoryNeed
@@ -22,8 +23,7 @@ class Checkpoint:
 
     Attributes:
         iteration: iterations done when it was saved.
-        path: file or folder, on ``host``.
-        host: the machine whose memory or disk holds it.
+        path: file or folder, on ``host``, whose memory or disk holds it.
         in_memory: whether it is in host memory, and so lost with the machine.
     """
 
@@ -38,12 +38,10 @@ class Failure:
     """Why a trial could not go on, or a call of one of its methods failed.
 
     Attributes:
-        kind: ``"error"`` (the trial raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (an iteration gave no
-            result in time, twice), ``"not_saved"`` (it was to leave a lane and could not be saved for want of space),
-            ``"no_device"`` (no device is left that could run it), ``"device"`` (the trial raised, and its device
-            answers no more), or ``"stopped"`` for a call of a trial that was stopped.
-        message: one line for people.
-        traceback: the traceback as text; empty if there is none.
+        kind: ``"error"`` (it raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (no result in time, twice),
+            ``"not_saved"`` (it was to leave a lane, and there was no space to save it), ``"no_device"`` (none is left
+            that could run it), ``"device"`` (it raised, and its device answers no more), or ``"stopped"`` for a call.
+        message, traceback: one line for people, and the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.
     """
 
@@ -73,6 +71,7 @@ class GroupSubmitted(Event):
 
     group_id: str
     trials: tuple[TrialSpec, ...]
+    terms: GroupTerms = PLAIN_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +109,7 @@ class GroupRecovered(Event):
     group_id: str
     trials: tuple[TrialHistory, ...]
     forgotten: tuple[str, ...] = ()
+    terms: GroupTerms = PLAIN_TERMS
 
 
 @dataclass(frozen=True, slots=True)

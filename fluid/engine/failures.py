@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from fluid.engine import tuning
@@ -287,9 +287,13 @@ class Failures:
         if self._devices_changed:
             waiting += [core.trials.by_row[row] for row in core.queue]
         self._devices_changed = False
+        fitting: set[Hashable] = set()  # Most trials ask for the same.
         for trial in waiting:
-            problem = core.feasibility.problem(trial.spec.memory, trial.constraint)
-            if problem is not None:
+            asked = trial.spec.memory, trial.constraint
+            problem = None if asked in fitting else core.feasibility.problem(*asked)
+            if problem is None:
+                fitting.add(asked)
+            else:
                 field, value, reason = problem
                 kind = "out_of_memory" if field == "memory" else "no_device"
                 self._end_misfit(trial, Failure(kind, f"{field}={value}: {reason}"))

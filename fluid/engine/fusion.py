@@ -131,7 +131,7 @@ class Fusing:
         estimate = self._estimates.of_key(trial)
         if rows < estimate.fusing.most:
             estimate.fusing.limit(rows)
-            self._measuring.fusing_changed(estimate)
+            self._measuring.estimate_changed(estimate)
 
     def update(self, keys: set[str]) -> None:
         """Books what was learnt about fusing the trials of these profile keys."""

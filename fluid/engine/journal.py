@@ -12,26 +12,23 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`, :class:`SessionDraining` and
   the notices of :mod:`fluid.engine.notices`: what happened and why, for reports; :func:`replay` passes over them.
 
-Calls of trials' methods are not written: their callers end with the driver.
-
-The entries of one call of the engine are written together, events before commands, after the engine has accepted the
-call and before its commands are carried out.
+Calls of trials' methods are not written: their callers end with the driver. The entries of one call of the engine are
+written together, events before commands, after the engine has accepted the call and before its commands are carried
+out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd
 from fluid.engine.events import (
     BudgetExtended,
-    Checkpoint,
     DeviceAdded,
     DeviceDraining,
-    Failure,
     GroupRecovered,
     GroupSubmitted,
     PauseRequested,
@@ -47,6 +44,7 @@ from fluid.engine.events import (
 from fluid.engine.notices import (
     NoteDrained,
     NoteHung,
+    NoteKeptWidth,
     NoteMeasured,
     NotePaused,
     NotePlaced,
@@ -55,7 +53,9 @@ from fluid.engine.notices import (
     NoteTrial,
     NoteWaiting,
 )
+from fluid.engine.recovered import PastTrial, Recovered
 from fluid.engine.retention import TrialNotKept
+from fluid.engine.retiring import RETIREMENTS
 from fluid.engine.set_back import ReportSetBack
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
@@ -67,81 +67,6 @@ from fluid.trialgroup import TrialState
 VERSION = 2
 
 Entry = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PastTrial:
-    """A trial that was forgotten.
-
-    Attributes:
-        group_id: its group.
-        history: its state when it was forgotten.
-        failure: why it failed for good; ``None`` if it did not.
-    """
-
-    group_id: str
-    history: TrialHistory
-    failure: Failure | None = None
-
-
-@dataclass
-class Recovered:
-    """A session as its journal tells it.
-
-    Attributes:
-        groups: the trials by group id and trial id, in order of submission.
-        durable: newest checkpoint on disk, by trial id.
-        failures: why trials failed for good, by trial id.
-        forgotten: ids of forgotten trials, by group id.
-        past: the forgotten trials, by trial id.
-        outcomes: what the submitter said of trials that it stopped, by trial id.
-        places: devices added and lost, and trials resized, in order.
-        profile: the newest snapshot; ``None`` if the journal holds none.
-        at: time of the last entry, in seconds on the clock of the session that wrote it.
-        torn: whether the last line is cut off, as by a crash.
-        mixed: whether two sessions wrote the journal: a group or a trial was submitted twice.
-    """
-
-    groups: dict[str, dict[str, TrialHistory]] = field(default_factory=dict)
-    durable: dict[str, Checkpoint] = field(default_factory=dict)
-    failures: dict[str, Failure] = field(default_factory=dict)
-    forgotten: dict[str, list[str]] = field(default_factory=dict)
-    past: dict[str, PastTrial] = field(default_factory=dict)
-    outcomes: dict[str, TrialState] = field(default_factory=dict)
-    places: list[DeviceAdded | NoteDeviceLost | NoteResize] = field(default_factory=list)
-    profile: Profile | None = None
-    at: float = 0.0
-    torn: bool = False
-    mixed: bool = False
-
-    def events(self, at: float, readable: Callable[[Checkpoint], bool] = lambda _: True) -> list[GroupRecovered]:
-        """The events that make a new engine resume this session.
-
-        Args:
-            at: seconds, on the new session's clock.
-            readable: whether a checkpoint still exists. A trial resumes from its newest checkpoint, else from its
-                newest durable one, else from the start.
-        """
-
-        def resumable(history: TrialHistory) -> TrialHistory:
-            choices = (history.checkpoint, self.durable.get(history.trial.trial_id))
-            found = next((choice for choice in choices if choice is not None and readable(choice)), None)
-            return replace(history, checkpoint=found)
-
-        return [
-            GroupRecovered(
-                at,
-                group_id,
-                tuple(resumable(history) for history in trials.values()),
-                tuple(self.forgotten.get(group_id, ())),
-            )
-            for group_id, trials in self.groups.items()
-        ]
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a trial has not ended."""
-        return any(history.ended is None for trials in self.groups.values() for history in trials.values())
 
 
 # -- writing --------------------------------------------------------------------------------------------------
@@ -169,7 +94,7 @@ _TOLD: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(TrialStarted, NotePlaced, NoteWaiting, NoteQueued, NotePaused, NotePreempted, NoteTrial, NoteMeasured),
-        *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, TrialNotKept),
+        *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, NoteKeptWidth, TrialNotKept, *RETIREMENTS),
     )
 }
 #: What is written, by the name in ``what``.
@@ -312,10 +237,12 @@ class Replay:
     def _submitted(self, event: GroupSubmitted) -> None:
         self.result.mixed |= event.group_id in self.result.groups
         self.result.groups[event.group_id] = {}
+        self.result.terms[event.group_id] = event.terms
         self._add_new(event.group_id, event.trials)
 
     def _recovered(self, event: GroupRecovered) -> None:
         self.result.groups[event.group_id] = {}
+        self.result.terms[event.group_id] = event.terms
         for history in event.trials:
             self._add(event.group_id, history)
         self.result.forgotten[event.group_id] = list(event.forgotten)

@@ -81,6 +81,13 @@ class KeyEstimate:
     rests_at: int = 0
     retry_at: int = 0
 
+    def inherit(self, whole: KeyEstimate) -> None:
+        """Begins with the times of the key of which this one is a part."""
+        for name in ("starts", "warm_ups", "saves", "latest"):
+            getattr(self, name).extend(getattr(whole, name))
+        self.longest, self.inherited = whole.longest, whole.memory
+        self.busy_known, self.seconds_alone = whole.busy_known, whole.seconds_alone
+
     @property
     def interruption(self) -> float:
         """Seconds to save a trial and to resume it elsewhere; a save that was never measured counts as a start."""

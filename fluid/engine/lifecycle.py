@@ -17,6 +17,7 @@ from fluid.engine.events import (
 )
 from fluid.engine.fusion import FusionLimited
 from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.learning import learn_from
 from fluid.engine.notices import NotePreempted
 from fluid.engine.records import NO_LANES, PendingPreemption, Stage, TrialRecord
 from fluid.engine.residency import Residency
@@ -117,6 +118,7 @@ class Lifecycle:
             return
         core.set_state(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
         core.timing.started(trial)
+        core.changed |= core.has_urgent  # It may make room for an urgent trial now.
         core.report_start(trial)
         if progress.done >= progress.budget:
             self.finish(trial)  # it lost its lane after its last iteration, or was restored for a call
@@ -204,7 +206,7 @@ class Lifecycle:
                 core.changed |= core.strikes.iterated(core.occupancy.held[trial.row])
             if trial.limits.avoids is not None:
                 trial.limits.avoids = None
-            self._learn(trial, event)
+            learn_from(core, trial, event)
             self._report(trial, event)
         if event.finished:
             progress.finish_early()
@@ -220,23 +222,6 @@ class Lifecycle:
                 return  # it ends when the Pause or the Resize is answered
             self._resizing.call_off(trial, "it has ended")
         self.finish(trial)
-
-    def _learn(self, trial: TrialRecord, event: IterationDone) -> None:
-        core, pace = self._core, trial.pace
-        if pace.settled_after is not None:
-            core.measuring.observe_warm_up(trial, pace.settled_after - event.seconds)
-            pace.settled_after = None
-        if core.fusing.observe(trial, event):
-            pace.settled, pace.disturbed = True, False
-            return
-        co_residents = None if pace.disturbed or trial.placement.move is not None else core.timing.co_residents(trial)
-        if co_residents is not None:
-            core.measuring.observe(trial, co_residents, event.seconds, event.memory, event.busy)
-        elif event.memory is not None:
-            core.measuring.observe_memory(trial, event.memory)
-        if not pace.settled:
-            core.timing.settle(trial, core.now, is_usual=core.estimates.of_key(trial).is_usual(event.seconds))
-        pace.disturbed = False
 
     def _report(self, trial: TrialRecord, event: IterationDone) -> None:
         if event.iteration <= trial.progress.reported or trial.state is TrialState.STOPPING:
@@ -274,7 +259,14 @@ class Lifecycle:
 
     # -- preemption ----------------------------------------------------------------------------------------
 
-    def preempt(self, trial: TrialRecord, successor: TrialRecord | None = None, *, why: str | None = None) -> None:
+    def preempt(
+        self,
+        trial: TrialRecord,
+        successor: TrialRecord | None = None,
+        *,
+        why: str | None = None,
+        urgent_group: str | None = None,
+    ) -> None:
         """Pauses a running trial after its iteration; it goes on later, in its lane if that is free.
 
         Args:
@@ -282,15 +274,19 @@ class Lifecycle:
             successor: the trial that takes its device over; ``None`` if there is none, or too many trials share the
                 device, which is left to the others.
             why: for its story, if it is not paused for other trials.
+            urgent_group: the successor's group, if that preempts.
         """
         core = self._core
         core.commands.append(Pause(trial.trial_id, trial.placement.lanes, purpose=PausePurpose.PREEMPT))
-        trial.placement.preemption = PendingPreemption(None if successor is None else successor.row)
+        trial.placement.preemption = PendingPreemption(None if successor is None else successor.row, urgent_group)
         if why is not None:
             core.log(trial, why)
         else:
             beside, heir = core.estimates.co_residents(trial), None if successor is None else successor.trial_id
-            core.commands.append(NotePreempted(trial.trial_id, at=core.now, successor=heir, co_residents=beside))
+            note = NotePreempted(
+                trial.trial_id, at=core.now, successor=heir, co_residents=beside, urgent_group=urgent_group
+            )
+            core.commands.append(note)
             too_many = f": {beside} trials on its device are too many"
             core.log(trial, f"is preempted{too_many if heir is None else f' for {heir!r}'}")
 
@@ -300,7 +296,8 @@ class Lifecycle:
         trial = core.holder(event.trial_id, event.lane_id)
         if trial is None or trial.placement.preemption is None:
             return
-        successor, trial.placement.preemption = trial.placement.preemption.successor, None
+        pending, trial.placement.preemption = trial.placement.preemption, None
+        successor = pending.successor
         if trial.state is TrialState.STOPPING:
             return
         if event.iteration != trial.progress.done:
@@ -316,7 +313,7 @@ class Lifecycle:
         if successor is None or trial.held:
             core.enqueue(trial, "paused by the user" if trial.held else "waits to go on")
         else:
-            core.queue_again(trial, "waits to go on")
+            core.queue_again(trial, pending.why)
         if successor is not None:
             self._take_over(successor, core.lanes[lane_id].device_id)
 

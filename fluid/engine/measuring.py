@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fluid.engine import tuning
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import IterationDone
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.notices import NoteMeasured
+from fluid.engine.pace import smooth
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
@@ -87,9 +87,8 @@ class Measuring:
             self._learn(trial, estimate, co_residents, seconds, width=width, busy=busy)
         if alone:
             speed = self._estimates.speed(trial, self._occupancy.held[trial.row])
-            trial.pace.solo = _smooth(trial.pace.solo, seconds * speed)
-        trial.pace.seconds = _smooth(trial.pace.seconds, seconds / self._estimates.stretch(trial))
-        trial.pace.model = estimate.model
+            trial.pace.solo = smooth(trial.pace.solo, seconds * speed)
+        self._estimates.observe_pace(trial, seconds / self._estimates.stretch(trial), estimate.model)
 
     def observe_step(self, trial: TrialRecord, event: IterationDone, *, is_first: bool, packs: int | None) -> None:
         """Learns from a step of fused trials, or of one that takes turns with others in its lane.
@@ -122,11 +121,10 @@ class Measuring:
         known = packs == 1 and (rows == 1 or (fusing.rates is not None and rows in fusing.rates.rows))
         if known:
             stretch = 1.0 if rows == 1 or fusing.rates is None else fusing.rates.stretch(rows)
-            trial.pace.seconds = _smooth(trial.pace.seconds, seconds / stretch)
-            trial.pace.model = estimate.model
+            self._estimates.observe_pace(trial, seconds / stretch, estimate.model)
 
-    def fusing_changed(self, estimate: KeyEstimate) -> None:
-        """Brings an estimate up to date of which a lane has found how far its trials can be fused."""
+    def estimate_changed(self, estimate: KeyEstimate) -> None:
+        """Brings an estimate up to date: a lane has found how far its trials can be fused, or a cohort begins."""
         self._estimates.update(estimate, work=self._work_per_device)
         self._note_change(estimate)
 
@@ -240,13 +238,8 @@ def _as_typical(trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> fl
     Trials of a key differ, and overheads are factors: which of them happened to be packed or wide must not count.
     """
     if trial.pace.solo is None or estimate.pace is None:
-        return seconds
+        return seconds  # What was predicted of it does not count: a beta that is wrong once is not measured again.
     return seconds * estimate.pace / trial.pace.solo
-
-
-def _smooth(before: float | None, latest: float) -> float:
-    weight = tuning.PACE_SMOOTHING
-    return latest if before is None else (1.0 - weight) * before + weight * latest
 
 
 def _exceeds(seen: MemoryNeed, known: MemoryNeed | None) -> bool:

@@ -20,6 +20,8 @@ class WaitReason(str, Enum):
     MEMORY = "MEMORY"
     #: The trial's state cannot be saved, and another trial runs in the lane that keeps it.
     LANE = "LANE"
+    #: No device, free or taken, is as the trial requires: it waits until such a one comes.
+    REQUIREMENTS = "REQUIREMENTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ class NotePlaced(Notice):
         iteration: iterations done by the state that it goes on from; 0 if it begins afresh.
         resident: whether one of these lanes keeps that state.
         alpha: packing overhead of its profile key, if it may share its device; ``None`` if not.
+        predicted_s: seconds per iteration, alone on a device of speed 1, as its config tells them; ``None`` if that was
+            not predicted, or the trial was observed by itself.
+        cohort: the profile key of its cohort; ``None`` if its key is not parted.
     """
 
     trial_id: str
@@ -41,6 +46,30 @@ class NotePlaced(Notice):
     iteration: int = 0
     resident: bool = False
     alpha: float | None = None
+    predicted_s: float | None = None
+    cohort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoteKeptWidth(Notice):
+    """A resize that the re-planner wanted was not begun: it would not have paid for all (docs/theory.md, section 16).
+
+    Told once for a trial and a width, until it runs at another width.
+
+    Attributes:
+        width: the width that it does not get.
+        old_width: the width that it keeps.
+        gain: predicted seconds by which the trial alone would end earlier; negative if it makes room for others.
+        stall_s: predicted seconds that trials would stand still for it, its own pause included.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    width: float
+    old_width: float
+    gain: float
+    stall_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +99,7 @@ class NoteWaiting(Notice):
         reason: why the first of the line could not start.
         need_bytes: device memory that each needs; ``None`` if unknown.
         memory: for the reason MEMORY, the devices with an open slot, at most four, those with the most memory first.
+        wanted: for the reason REQUIREMENTS, the devices that they wait for, in words.
     """
 
     line: int
@@ -80,6 +110,7 @@ class NoteWaiting(Notice):
     reason: WaitReason
     need_bytes: float | None = None
     memory: tuple[FreeMemory, ...] = ()
+    wanted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +160,7 @@ class NotePreempted(Notice):
     Attributes:
         successor: the trial that takes its device over; ``None`` if too many trials shared the device.
         co_residents: trials on its device, itself included.
+        urgent_group: group of the successor, if it preempts trials of groups of a lower priority.
     """
 
     trial_id: str
@@ -136,6 +168,7 @@ class NotePreempted(Notice):
     at: float
     successor: str | None
     co_residents: int
+    urgent_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

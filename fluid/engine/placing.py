@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import partial
 
+from fluid.engine.admitting import Admitting
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
+from fluid.engine.group_shares import GroupShares
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord
 from fluid.engine.reservations import Reservations
@@ -24,10 +27,14 @@ class Placing:
         lanes: which trial runs in which lane.
         estimates: what trials need.
         allocations: gives trials devices.
+        shares: which devices trials get first.
 
     Attributes:
         refused: trials that did not fit in the latest round, one of those that are alike to placement.
         reservations: devices kept for some of these.
+        claims: the priority of the group for a trial of which a device is being cleared, by device: trials of less
+            urgent groups are not placed there (:mod:`fluid.engine.urgency`).
+        admitting: chooses among trials where memory is scarce.
     """
 
     def __init__(
@@ -38,25 +45,46 @@ class Placing:
         lanes: Lanes,
         estimates: Estimates,
         allocations: Allocations,
+        shares: GroupShares,
     ) -> None:
         self.refused: list[TrialRecord] = []
         self.reservations = Reservations(trials, occupancy, estimates)
+        self.claims: dict[int, float] = {}
+        self.admitting = Admitting(trials, queue, occupancy, estimates, allocations.work)
         self._trials = trials
         self._queue = queue
         self._occupancy = occupancy
         self._lanes = lanes
         self._estimates = estimates
         self._allocations = allocations
+        self._shares = shares
         #: Devices that waiting trials with requirements ask for: others take different ones where they can.
         self._sought: Set[int] = frozenset()
 
     def place_all(self) -> list[int]:
-        """Places every queued trial that fits, in order; returns their rows, which are no longer queued."""
+        """Places every queued trial that fits, in order; returns their rows, which are no longer queued.
+
+        Where devices are shared out among owners, trials of the groups of highest priority first get idle devices of
+        their own share, in order; then any idle ones that they may use, in order; then, if they can be packed, the
+        same with slots of devices in use. Then the trials of the other groups do.
+        """
         self.refused = []
         if self._trials.constrained:
             self.reservations.begin_round(self._queue)
             self._sought = self._sought_devices()
-        started = self._queue.start(self._place) if self._queue else []
+        if not self._queue:
+            return []
+        self.admitting.begin_round()
+        choose = self.admitting.choose if self.admitting.is_scarce else None
+        if not self._shares.restricts:
+            started = self._queue.start(self._place, choose=choose)
+        else:
+            started = []
+            for priority in self._queue.group_priorities():
+                started += self._place_in_shares(priority)
+                started += self._queue.start(self._place, priority, choose)
+        if choose is not None:
+            self.admitting.end_round(self.refused)
         for trial in self.refused.copy():
             device = trial.limits.avoids
             if device is not None and not self._occupancy.residents.get(device):
@@ -65,22 +93,62 @@ class Placing:
                 started += self._queue.start(self._place)
         return started
 
+    def _place_in_shares(self, group_priority: float) -> list[int]:
+        """Places trials of groups of this priority that have a share; any others are placed after."""
+        is_packed = any(width < 1.0 for width in self._queue.unbound)
+        started: list[int] = []
+        passes = [(True, False), (True, True), (False, False)] if is_packed else [(True, False)]
+        for only_idle, anywhere in passes:
+            if self._occupancy.free_count or not only_idle:
+                place = partial(self._place_within, only_idle=only_idle, anywhere=anywhere)
+                started += self._queue.start(place, group_priority)
+        return started
+
+    def _place_within(self, row: int, *, only_idle: bool, anywhere: bool) -> bool:
+        """Places a trial on the devices that it gets first, or on idle ones that it may use; returns whether it could.
+
+        A pinned trial, and one that needs more devices than its share has, are placed as if there were no shares, so
+        that devices are reserved for them before later ones take these.
+        """
+        trial = self._trials.by_row[row]
+        if trial.pinned or (anywhere and trial.placement.width >= 1.0):
+            return self._place_or_reserve(trial, None)
+        share = None if anywhere else self._shares.share_of(trial)
+        if share is not None and max(1, len(share)) < (trial.fixed_width or 1):
+            share = None
+        if trial.placement.width >= 1.0 or not only_idle:
+            return self._place_or_reserve(trial, share)
+        idle = self._occupancy.idle_since
+        return self._place_or_reserve(trial, frozenset(index for index in idle if share is None or index in share))
+
     def has_choice(self, trial: TrialRecord) -> bool:
         """Whether a trial may run on more than one device."""
         eligible = self._occupancy.eligible.of(trial.constraint)
         return len(self._occupancy if eligible is None else eligible) > 1
 
-    def place_near(self, trial: TrialRecord, near: int | None, *, only: bool) -> bool:
-        """Places a trial, on that device if it fits there; where ``only`` is set, on no other one."""
+    def place_near(
+        self, trial: TrialRecord, near: int | None, *, only: bool, within: frozenset[int] | None = None
+    ) -> bool:
+        """Places a trial.
+
+        Args:
+            trial: a trial that waits.
+            near: the device to prefer; ``None`` for none.
+            only: whether no other one will do.
+            within: the only devices that will do; ``None`` for all that it may get.
+        """
         own_state, residence = 0.0, trial.residence
         if near is not None and near == residence.device and residence.lane is not None:
             # On the device that keeps its state, its need includes that state, which is reserved there already.
             own_state = self._lanes.kept_bytes(residence.lane, trial.trial_id)
         host = self._host_of_state(trial)
         if not self._trials.constrained:
-            others = None if trial.limits.avoids is None else self.allowed(trial)
+            free = trial.limits.avoids is None and not self.claims and not self.admitting.kept
+            others = None if free else self.allowed(trial)
+            others = others if within is None else within if others is None else within & others
             return self._allocations.place(trial, near=near, only=only, own_state=own_state, host=host, allowed=others)
         allowed = self.allowed(trial)
+        allowed = allowed if within is None else within if allowed is None else within & allowed
         if trial.spec.gang:
             return self._place_gang(trial, allowed, own_state, host, only=only)
         if trial.constraint is None and self._sought and near is None:
@@ -107,15 +175,25 @@ class Placing:
     def allowed(self, trial: TrialRecord) -> Set[int] | None:
         """The devices that a trial may get now; ``None`` for any."""
         allowed = self._occupancy.eligible.of(trial.constraint)
+        forbidden: Set[int] = frozenset()
+        if self.claims:
+            claimed = self.claims.items()
+            forbidden = frozenset(device for device, priority in claimed if priority > trial.group_priority)
         # A pinned trial can start nowhere else, and the state that it keeps may be what the reservation waits for.
-        if trial.pinned:
-            return allowed
-        forbidden = self.reservations.forbidden_to(trial) if self.reservations else frozenset()
-        if trial.limits.avoids is not None:
+        if self.reservations and not trial.pinned:
+            forbidden = forbidden | self.reservations.forbidden_to(trial)
+        if self.admitting.kept and not trial.pinned:
+            forbidden = forbidden | self.admitting.forbidden_to(trial)
+        if trial.limits.avoids is not None and not trial.pinned:
             forbidden = forbidden | {trial.limits.avoids}
         if not forbidden:
             return allowed
         return frozenset(self._occupancy.residents if allowed is None else allowed) - forbidden
+
+    @property
+    def restricts(self) -> bool:
+        """Whether trials may be refused devices for other reasons than want of room there."""
+        return self._trials.constrained or bool(self.claims) or bool(self.admitting.kept)
 
     def lane_is_busy(self, trial: TrialRecord) -> bool:
         """Whether another trial runs in the lane that keeps a trial's state."""
@@ -123,17 +201,35 @@ class Placing:
 
     def _place(self, row: int) -> bool:
         trial = self._trials.by_row[row]
-        near = None if trial.residence.saving else trial.residence.device
-        busy = trial.pinned and self.lane_is_busy(trial)
-        if not busy and self.place_near(trial, near, only=trial.pinned):
+        if self._place_or_reserve(trial, None):
             return True
         self.refused.append(trial)
-        if trial.fixed_width is not None:
-            self._reserve(trial)
         return False
 
-    def _reserve(self, trial: TrialRecord) -> None:
+    def _place_or_reserve(self, trial: TrialRecord, within: frozenset[int] | None) -> bool:
+        near = None if trial.residence.saving else trial.residence.device
+        near = self.admitting.targets.get(trial.row) if near is None else near
+        busy = trial.pinned and self.lane_is_busy(trial)
+        if not busy and self.place_near(trial, near, only=trial.pinned, within=within):
+            return not self._awaits_faster(trial)
+        if trial.fixed_width is not None:
+            self._reserve(trial, within)
+        return False
+
+    def _awaits_faster(self, trial: TrialRecord) -> bool:
+        """Whether a trial gives back the devices that it just got, as it ends sooner on faster ones that are busy."""
+        if (trial.fixed_width or 1) < 2 or trial.pinned or not self._occupancy.is_unlike:
+            return False
+        chosen, allowed = self._occupancy.held[trial.row], self._occupancy.eligible.of(trial.constraint)
+        every = self._occupancy.residents if allowed is None else allowed
+        if not self.reservations.awaits_faster(trial, chosen, every):
+            return False
+        self._occupancy.release(trial.row)
+        return True
+
+    def _reserve(self, trial: TrialRecord, within: frozenset[int] | None) -> None:
         allowed = self._occupancy.eligible.of(trial.constraint)
+        allowed = allowed if within is None else within if allowed is None else within & allowed
         lane = trial.residence.lane
         if trial.pinned and lane is not None:
             if len(self._lanes[lane].device_ids) != trial.fixed_width:

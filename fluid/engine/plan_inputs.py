@@ -55,6 +55,7 @@ class PlanInputs:
             threshold=-math.inf,  # c comes from measurements; alpha must not lower it a second time
             trial_ids=[trial.trial_id for trial in trials],
             priority=[trial.spec.priority for trial in trials],
+            sigma=[estimates.sigma(trial) for trial in trials],
             needs=[need if need is None or need.peak_bytes <= cluster.rooms[-1] else None for need in needs],
         )
         return instance, heights

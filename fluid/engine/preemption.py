@@ -38,7 +38,10 @@ class Preemptions:
         if not 0 < len(core.queue) <= tuning.MOST_WAITING * len(core.occupancy):
             return []
         first = core.queue.first_priority
+        owner = core.queue.first_owner if core.shares.ranks else None
         victims = {row for row in core.allocations.alone() if self._may_be_preempted(core.trials.by_row[row], first)}
+        if owner is not None:
+            victims = {row for row in victims if core.shares.outranks(owner, core.trials.by_row[row].owner)}
         if not victims:
             return []
         running = [core.trials.by_row[row] for row in core.allocations.running]
@@ -50,7 +53,7 @@ class Preemptions:
         pace = core.estimates.usual_pace()
         plan = choose_preemptions(
             [self._demand(trial, pace, trial.row in victims) for trial in running],
-            [self._demand(trial, pace, self._may_take_over(trial, first)) for trial in waiting],
+            [self._demand(trial, pace, self._may_take_over(trial, first, owner)) for trial in waiting],
             len(core.occupancy),
         )
         self._due = core.now + plan.again_in
@@ -69,14 +72,16 @@ class Preemptions:
         return Demand(trial.row, seconds, trial.progress.follow_up_iterations * usual_pace, step, width, cost, yields)
 
     @staticmethod
-    def _may_be_preempted(trial: TrialRecord, first: float) -> bool:
+    def _may_be_preempted(trial: TrialRecord, first: tuple[float, float]) -> bool:
         if trial.state is not TrialState.RUNNING or trial.placement.preemption is not None or trial.calls:
             return False
-        return trial.spec.can_save and trial.spec.priority <= first
+        return trial.spec.can_save and trial.priority <= first
 
     @staticmethod
-    def _may_take_over(trial: TrialRecord, first: float) -> bool:
-        return trial.placement.width <= 1.0 and trial.spec.priority == first and not trial.pinned and not trial.calls
+    def _may_take_over(trial: TrialRecord, first: tuple[float, float], owner: int | None) -> bool:
+        if owner is not None and trial.owner != owner:
+            return False
+        return trial.placement.width <= 1.0 and trial.priority == first and not trial.pinned and not trial.calls
 
     def _fits(self, leaving: TrialRecord, coming: TrialRecord) -> bool:
         """Whether a trial may have the device of a preempted one, and fits beside the state that that leaves there."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import gt
 
+from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
+from fluid.planning.occupancy import Occupancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,35 @@ def kinds_of(trials: Sequence[TrialRecord]) -> tuple[list[TrialRecord], list[int
     return first, kind_of
 
 
+def in_line(trials: Sequence[TrialRecord], order: Sequence[int]) -> bool:
+    """Whether trials in this order follow one another as they do now, among those of each owner and priority."""
+    if not any(map(gt, order, order[1:])):
+        return True
+    latest: dict[Hashable, int] = {}
+    for position in order:
+        trial = trials[position]
+        if latest.get(key := (trial.owner, trial.priority), -1) > position:
+            return False
+        latest[key] = position
+    return len(latest) > 1
+
+
+def placed_as(trial: TrialRecord, estimates: Estimates, occupancy: Occupancy) -> Hashable:
+    """Equal for waiting trials that are alike to placement."""
+    # They are while they have the same need, which is that of their key, also once it is measured. On the device
+    # that keeps its state, a trial fits although others with the same need do not.
+    if trial.pinned or (trial.residence.device is not None and estimates.need(trial) is not None):
+        return trial.row
+    if trial.limits.avoids is not None:
+        return trial.row
+    need = trial.spec.memory or trial.pace.expected_need
+    bounded, unlike = occupancy.memory.is_bounded, len(occupancy.models) > 1
+    kind: Hashable = (need, trial.spec.profile_key) if unlike else need or (trial.spec.profile_key if bounded else None)
+    if trial.fusion_group is not None:
+        kind = (kind, trial.fusion_group)
+    return kind if trial.constraint is None else (kind, trial.constraint)
+
+
 def _plans_as(trial: TrialRecord) -> Hashable:
     """Equal for trials that are alike to planners: only one that has run has a pace, and a state, of its own."""
     if trial.pace.seconds is not None or trial.residence.lane is not None:
@@ -72,4 +104,5 @@ def _plans_as(trial: TrialRecord) -> Hashable:
     spec, progress, limits = trial.spec, trial.progress, trial.limits
     left = progress.budget - progress.done
     caps = limits.packing_cap, limits.width_cap, trial.constraint
-    return spec.profile_key, left, spec.priority, spec.max_width, spec.memory, caps
+    predicted = trial.pace.predicted, trial.pace.predicted_sigma, trial.pace.expected_need
+    return spec.profile_key, left, trial.priority, trial.owner, spec.max_width, spec.memory, caps, predicted

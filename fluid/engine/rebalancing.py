@@ -11,12 +11,16 @@ import numpy as np
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
 from fluid.engine.faster_devices import FasterDevices
+from fluid.engine.plan_inputs import PlanInputs
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
-from fluid.planning.arrangement import Replanner, WidthChange
+from fluid.planning.arrangement import Replanner, Running, WidthChange
+from fluid.planning.lookahead import Waiting
 from fluid.planning.occupancy import Occupancy
+from fluid.planning.refiner import MOST_ROLLED_OUT, Appraisal, Refined, Refinement
 from fluid.planning.start_queue import StartQueue
+from fluid.resources import Cluster
 from fluid.trialgroup import TrialState
 
 
@@ -31,6 +35,17 @@ class Reallocation(NamedTuple):
     trial: TrialRecord
     width: float
     device: int | None = None
+
+
+class Rejected(NamedTuple):
+    """A resize that the re-planner wanted and that does not pay for all.
+
+    Attributes:
+        appraisal: what it is worth.
+    """
+
+    trial: TrialRecord
+    appraisal: Appraisal
 
 
 class Rebalancing:
@@ -65,6 +80,11 @@ class Rebalancing:
         self._allocations = allocations
         self._moves = moves
         self._faster = FasterDevices(trials, occupancy, estimates, allocations)
+        self._inputs = PlanInputs(occupancy, estimates)
+        #: What the re-planner wanted and the refiner did not, since this was last taken.
+        self._rejected: list[Appraisal] = []
+        #: The width of each trial of which that was told before, and the width that it was not given.
+        self._told: dict[int, tuple[float, float]] = {}
         #: whether a device may hold more trials than are of use there.
         self._check_packing = False
 
@@ -79,7 +99,7 @@ class Rebalancing:
         if not changes and self._queue:
             changes = self._make_room(replanner)
         elif not changes and not self._has_nothing_to_move(replanner):
-            changes = [change for part in self._allocations.snapshots() for change in replanner.replan(part)]
+            changes = [change for part in self._allocations.snapshots() for change in self._replan(replanner, part)]
         by_row = self._trials.by_row
         allowed = [Reallocation(by_row[row], width) for row, width in changes if self._allowed(by_row[row], width)]
         # Last, those that have to leave their host, or to spread over several: they leave the others the near devices.
@@ -116,8 +136,43 @@ class Rebalancing:
             self._allocations.allow_packing(trial, max(narrowest, 1.0 / self._estimates.packing(trial)))
         if not self._table.can_narrow():
             return []
+        few = self._few_waiting()
+        if few is not None and isinstance(replanner, Refined):
+            return self._note(replanner.refine_room(self._allocations.snapshot(), few))
         waiting = np.array([self._allocations.waiting_work])
         return [change for part in self._allocations.snapshots() for change in replanner.make_room(part, waiting)]
+
+    def _few_waiting(self) -> Waiting | None:
+        """The trials that wait, if a rollout of them is quick and says what would come; else ``None``."""
+        if self._estimates.epsilon <= 0.0 or len(self._queue) + len(self._table) > MOST_ROLLED_OUT:
+            return None
+        waiting = [self._trials.by_row[row] for row in self._queue]
+        if self._trials.constrained or self._table.constraints or any(trial.pinned for trial in waiting):
+            return None
+        instance, _ = self._inputs.instance(waiting, Cluster(tuple(self._occupancy.open_devices)))
+        return Waiting(instance, np.array([trial.placement.width for trial in waiting]))
+
+    def _replan(self, replanner: Replanner, running: Running) -> list[WidthChange]:
+        if not isinstance(replanner, Refined):
+            return replanner.replan(running)
+        return self._note(replanner.refine(running))
+
+    def _note(self, refinement: Refinement) -> list[WidthChange]:
+        """Keeps what was rejected to be told, once for a trial and a width until it has another one."""
+        for each in refinement.rejected:
+            row, width = each.change
+            if self._told.get(row) != (self._trials.by_row[row].placement.width, width):
+                self._rejected.append(each)
+        if refinement.rejected:
+            self._told = {row: told for row, told in self._told.items() if row in self._table}
+            told = {row: (self._trials.by_row[row].placement.width, width) for (row, width), *_ in refinement.rejected}
+            self._told.update(told)
+        return refinement.kept
+
+    def pop_rejected(self) -> list[Rejected]:
+        """The resizes that would have paid for their trials, but not for all, since this was last asked."""
+        rejected, self._rejected = self._rejected, []
+        return [Rejected(self._trials.by_row[each.change.row], each) for each in rejected]
 
     def _allowed(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial can be resized now, and a wider one ends sooner."""
@@ -160,7 +215,8 @@ class Rebalancing:
             many = [trial for trial in trials if self._packing_hurts(trial, len(rows), lanes)]
             self._check_packing |= bool(many)
             if not any(trial.placement.preemption is not None for trial in many):
-                found += [trial for trial in many if trial.state is TrialState.RUNNING][:1]
+                running = [trial for trial in many if trial.state is TrialState.RUNNING]
+                found += sorted(running, key=lambda trial: trial.group_priority)[:1]
         return found
 
     def _packing_hurts(self, trial: TrialRecord, residents: int, lanes: Mapping[tuple[int, ...], int]) -> bool:

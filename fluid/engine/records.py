@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fluid.engine.events import Checkpoint, Failure
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
+from fluid.engine.pace import Pace
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.constraints import Constraint
 from fluid.resources import MemoryNeed
@@ -44,6 +46,8 @@ class Move:
         after_loss: whether the trial lost a lane and goes on in the ones that are left.
         begun_at: when the engine decided on it, seconds.
         gain: predicted seconds by which the trial ends earlier; ``None`` after a loss.
+        stall_s: predicted seconds that this trial and those beside it stand still for it; ``None`` after a loss.
+        left: iterations left to run after the one in flight when it was decided on; ``None`` after a loss.
     """
 
     old_lanes: tuple[int, ...]
@@ -56,6 +60,8 @@ class Move:
     after_loss: bool = False
     begun_at: float = 0.0
     gain: float | None = None
+    stall_s: float | None = None
+    left: int | None = None
 
 
 @dataclass(slots=True)
@@ -64,9 +70,16 @@ class PendingPreemption:
 
     Attributes:
         successor: row of the trial that takes its device over; ``None`` if the trials beside it keep the device.
+        urgent_group: group of that trial, if it is urgent: several trials may be paused for it.
     """
 
     successor: int | None = None
+    urgent_group: str | None = None
+
+    @property
+    def why(self) -> str:
+        """Why the trial waits again then, for people."""
+        return "waits to go on" if self.urgent_group is None else f"made room for urgent group {self.urgent_group!r}"
 
 
 @dataclass(slots=True)
@@ -258,35 +271,6 @@ class Limits:
         self.failure = failure
 
 
-@dataclass(slots=True)
-class Pace:
-    """How fast a trial is.
-
-    Attributes:
-        seconds: per iteration at width 1 and speed 1, as last observed; ``None`` before the first.
-        solo: seconds per iteration alone on one device of speed 1, as last observed; ``None`` if it never was alone.
-        model: the device model on which they were observed.
-        disturbed: whether co-residency changed since the iteration in flight began, so that its seconds say nothing.
-        settled: whether the trial has finished an iteration on its devices; before, it starts, loads data or compiles.
-        placed_at: when the trial was placed in a lane that no trial had used, or that lane was launched, seconds;
-            ``None`` otherwise, and once it has settled there.
-        settled_after: seconds from then to the end of its first iteration; ``None`` otherwise, and from the second on.
-    """
-
-    seconds: float | None = None
-    solo: float | None = None
-    model: str | None = None
-    disturbed: bool = True
-    settled: bool = False
-    placed_at: float | None = None
-    settled_after: float | None = None
-
-    def rescale(self, factor: float) -> None:
-        """Changes both paces as the measured speed of the device model has changed, by that factor."""
-        self.seconds = None if self.seconds is None else self.seconds * factor
-        self.solo = None if self.solo is None else self.solo * factor
-
-
 @dataclass(slots=True, eq=False)
 class TrialRecord:
     """One trial.
@@ -306,6 +290,9 @@ class TrialRecord:
         story: the latest transitions, for error messages.
         constraint: what the trial asks of its devices; ``None`` if nothing.
         fusion_group: the trials with which it shares a lane and devices; ``None`` if it has a lane of its own.
+        owner: number of its group's owner.
+        group_priority: its group's priority.
+        job: number of its job (:class:`fluid.engine.owners.JobTerms`).
     """
 
     spec: TrialSpec
@@ -324,6 +311,9 @@ class TrialRecord:
     story: list[tuple[float, str]] = field(default_factory=list)
     constraint: Constraint | None = field(init=False)
     fusion_group: str | None = None
+    owner: int = 0
+    group_priority: float = 1.0
+    job: int = 0
 
     def __post_init__(self) -> None:
         self.constraint = self.spec.constraint()
@@ -343,6 +333,11 @@ class TrialRecord:
     def shorten_story(self) -> None:
         """Drops all but the latest entries, as the trial has ended."""
         self.story = self.story[-STORY_LENGTH_OF_ENDED:]
+
+    @property
+    def priority(self) -> tuple[float, float]:
+        """Its group's priority, then its own: a greater one starts first."""
+        return self.group_priority, self.spec.priority
 
     @property
     def limit(self) -> int:
@@ -386,6 +381,8 @@ class GroupRecord:
     """One TrialGroup.
 
     Attributes:
+        terms: what is known of it beyond its trials.
+        owner: number of its owner.
         trial_ids: its trials in order of arrival, as keys.
         open: trials that have not ended.
         past: number of trials that were forgotten, by outcome.
@@ -393,6 +390,8 @@ class GroupRecord:
     """
 
     group_id: str
+    terms: GroupTerms = PLAIN_TERMS
+    owner: int = 0
     trial_ids: dict[str, None] = field(default_factory=dict)
     open: int = 0
     past: Counter[str] = field(default_factory=Counter)

@@ -4,17 +4,22 @@ A trial that needs n devices at once waits until n are idle together. Trials beh
 are reserved for it only if they are predicted to end before these are expected to be idle, as in EASY backfilling
 (Lifka, The ANL/IBM SP scheduling system, 1995). That time is set once, so the trial does not wait for ever. A trial
 that can go on only in the lane that keeps its state starts there all the same.
+
+A trial that could start on devices of unlike speeds waits for faster ones if it then ends sooner. For that, too,
+devices are reserved, once: if they are not idle by the time set, it starts on what there is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fluid.engine import tuning
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
 from fluid.planning.occupancy import Occupancy
+from fluid.planning.tiers import waits_for_tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Reservations:
         self._estimates = estimates
         #: By row of the trial that waits.
         self._made: dict[int, Reservation] = {}
+        #: By row of a trial that could start, and waits for faster devices; kept while it is queued: it waits once.
+        self._faster: dict[int, Reservation] = {}
         #: Those of trials that were passed over in the present round of the queue.
         self._passed: dict[int, Reservation] = {}
 
@@ -57,11 +64,17 @@ class Reservations:
         """All devices that are reserved for trials that were passed over in this round."""
         return frozenset().union(*(made.devices for made in self._passed.values()))
 
+    @property
+    def awaiting_faster(self) -> set[int]:
+        """Rows of the trials that were passed over in this round though they could start: they wait for others."""
+        return {row for row, made in self._faster.items() if self._passed.get(row) is made}
+
     def begin_round(self, waiting: Iterable[int]) -> None:
         """Begins a round of the queue; drops the reservations of trials that are not among those waiting."""
         self._passed = {}
-        if self._made:
+        if self._made or self._faster:
             rows = set(waiting)
+            self._faster = {row: made for row, made in self._faster.items() if row in rows}
             self._made = {row: made for row, made in self._made.items() if row in rows and self._is_whole(made)}
 
     def passed_over(self, trial: TrialRecord, allowed: Iterable[int]) -> None:
@@ -81,6 +94,46 @@ class Reservations:
             self._made[trial.row] = made
         self._passed[trial.row] = made
 
+    def awaits_faster(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> bool:
+        """Whether a trial of a fixed width should wait for faster devices, and reserves them if so.
+
+        Args:
+            trial: the trial.
+            chosen: devices on which it could start now.
+            allowed: the devices that it may get.
+        """
+        made = self._faster.get(trial.row)
+        if made is None:
+            made = self._find_faster(trial, chosen, allowed)
+            if made is None:
+                return False
+            self._faster[trial.row] = made
+        others = frozenset().union(*(each.devices for row, each in self._passed.items() if row != trial.row))
+        if made.at <= self._occupancy.now or made.devices & others or not self._is_whole(made):
+            return False
+        if self._estimates.speed(trial, chosen) >= self._estimates.speed(trial, tuple(made.devices)):
+            return False
+        self._passed[trial.row] = made
+        return True
+
+    def _find_faster(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> Reservation | None:
+        """Devices for which a wait is predicted to pay: those on which the trial ends first."""
+        estimates, key, now = self._estimates, trial.spec.profile_key, self._occupancy.now
+        speeds = {index: estimates.speed(trial, (index,)) for index in allowed if index not in self.devices}
+        slowest = estimates.speed(trial, chosen)
+        if not estimates.is_measured(trial) or not any(speed > slowest for speed in speeds.values()):
+            return None
+        work = estimates.seconds_at_speed_1(trial)
+        best: tuple[float, Reservation] | None = None
+        for tier in sorted({speed for speed in speeds.values() if speed > slowest}):
+            made = self._find(trial, [index for index, speed in speeds.items() if speed >= tier])
+            if made is None or not estimates.compares(key, (*chosen, *made.devices)):
+                continue
+            delay, seconds = made.at - now, work / tier * (1.0 + tuning.SPEED_CHANGE)
+            if waits_for_tier(work / slowest, delay, seconds) and (best is None or delay + seconds < best[0]):
+                best = delay + seconds, made
+        return None if best is None else best[1]
+
     def forbidden_to(self, trial: TrialRecord) -> set[int]:
         """The reserved devices on which a trial that comes later in this round would end too late."""
         ends_at = self._occupancy.now + self._estimates.seconds_left(trial)
@@ -88,6 +141,16 @@ class Reservations:
         others = (made for row, made in self._passed.items() if row != trial.row)
         late = (made.devices for made in others if not is_known or ends_at > made.at)
         return set().union(*late)
+
+    def kept_from(self, trial: TrialRecord) -> frozenset[int]:
+        """The devices that are reserved for trials that do not start after this one."""
+        by_row = self._trials.by_row
+        first = (made for row, made in self._passed.items() if row in by_row and by_row[row].priority >= trial.priority)
+        return frozenset().union(*(made.devices for made in first)) - self._own(trial)
+
+    def _own(self, trial: TrialRecord) -> frozenset[int]:
+        made = self._made.get(trial.row)
+        return frozenset() if made is None else made.devices
 
     def _is_whole(self, made: Reservation) -> bool:
         occupancy = self._occupancy
@@ -102,14 +165,15 @@ class Reservations:
             if occupancy.is_closed(index) or (need is not None and usable is not None and need.peak_bytes > usable):
                 continue
             host = occupancy.device(index).host if trial.spec.gang else ""
-            on_host.setdefault(host, []).append((self._idle_in(index), index))
+            on_host.setdefault(host, []).append((self._idle_in(index, trial.row), index))
         choices = [sorted(found)[:width] for _, found in sorted(on_host.items()) if len(found) >= width]
         if not choices:
             return None
         best = min(choices, key=lambda found: found[-1][0])
         return Reservation(frozenset(index for _, index in best), occupancy.now + best[-1][0])
 
-    def _idle_in(self, index: int) -> float:
-        """Predicted seconds until a device is idle."""
-        holders = [self._trials.by_row.get(row) for row in self._occupancy.residents[index]]
+    def _idle_in(self, index: int, row: int) -> float:
+        """Predicted seconds until a device is idle, that row apart."""
+        rows = [other for other in self._occupancy.residents[index] if other != row]
+        holders = [self._trials.by_row.get(other) for other in rows]
         return max((self._estimates.seconds_left(trial) for trial in holders if trial is not None), default=0.0)

@@ -249,17 +249,19 @@ class Residency:
             return []
         cramped = []
         seen: set[Constraint | None] = set()
-        for row in core.queue:
+        kept = core.scheduling.placing.admitting.kept
+        for row in [*kept, *(row for row in core.queue if row not in kept)] if kept else core.queue:
             trial = core.trials.by_row[row]
-            if trial.constraint in seen and not trial.pinned:
-                continue  # the first of those that may get the same devices comes first
-            seen.add(trial.constraint)
+            if row not in kept:
+                if trial.constraint in seen and not trial.pinned:
+                    continue  # the first of those that may get the same devices comes first
+                seen.add(trial.constraint)
             need = core.estimates.need(trial)
             if need is None:
                 continue
             lacking = max(1, round(trial.placement.width))
             by_model = core.estimates.by_model(trial)
-            for device in self._open_to(trial, by_model):
+            for device in (kept[row],) if row in kept else self._open_to(trial, by_model):
                 there = need if by_model is None else by_model[core.occupancy.device(device).model].need or need
                 usable = core.memory.usable_bytes(device)
                 if usable is not None and there.peak_bytes > usable:
@@ -280,7 +282,7 @@ class Residency:
         lane = trial.residence.lane
         if trial.pinned and lane is not None:
             open_ = [index for index in open_ if index in core.lanes[lane].device_ids]
-        if core.trials.constrained:
+        if core.scheduling.placing.restricts:
             allowed = core.scheduling.placing.allowed(trial)
             open_ = [index for index in open_ if allowed is None or index in allowed]
         open_.sort(key=self._crowd)
@@ -289,6 +291,10 @@ class Residency:
         hosts = [core.occupancy.device(index).host for index in open_]
         host = next((name for name in hosts if hosts.count(name) >= width), None)
         return [index for index, name in zip(open_, hosts, strict=True) if name == host]
+
+    def is_emptying(self, device: int) -> bool:
+        """Whether states are about to leave a device."""
+        return len(self._held_bytes(device).keys() - self._kept(device).keys()) > 0
 
     def _crowd(self, device: int) -> tuple[int, float]:
         return len(self._core.occupancy.residents[device]), self._core.memory.filled_bytes(device)

@@ -37,13 +37,19 @@ class Resizing:
         old_devices = occupancy.held[trial.row]
         # While others wait, a trial that is narrowed below its device lets them in; it does not join others elsewhere.
         stays = width < 1.0 and place.width == 1.0 and bool(core.queue)
-        allowed = core.scheduling.placing.allowed(trial) if core.trials.constrained else None
+        allowed = core.scheduling.placing.allowed(trial) if core.scheduling.placing.restricts else None
         by_model = core.estimates.by_model(trial)
         devices: tuple[int, ...] | None
         if device is not None:
             devices = None if occupancy.residents[device] else (device,)
         else:
             devices = old_devices if stays else occupancy.devices_for(trial.row, width, need, allowed, by_model)
+        if devices is not None and width > 1.0:
+            part = core.estimates.fastest_part(trial, devices)
+            if part != devices:
+                devices, width = part, float(len(part))
+                if part == old_devices or core.estimates.seconds_gained(trial, width, part) <= 0.0:
+                    return  # it would wait for slower devices at each step
         if devices is None or (devices != old_devices and not trial.spec.can_save):
             return
         if devices == old_devices:
@@ -61,7 +67,10 @@ class Resizing:
             if gain <= 0.0 and width > place.width and occupancy.is_unlike:
                 return  # planners do not know that the idle devices are slower than those that it has
         old_need, old_devices_row = core.memory.placed_need_of(trial.row), core.trials.new_row()
+        beside = {row for index in (*old_devices, *devices) for row in occupancy.residents[index]} - {trial.row}
+        stall, left = core.estimates.epsilon * (1 + len(beside)), max(0, trial.progress.left - 1)
         move = Move(place.lanes, old_devices, place.width, old_devices_row, old_need, begun_at=core.now, gain=gain)
+        move.stall_s, move.left = stall, left
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
         new = [device for device in devices if device not in lane_of]
@@ -255,6 +264,7 @@ class Resizing:
         """RESIZING -> RUNNING where it was."""
         self._end_move(trial)
         self._core.set_state(trial, TrialState.RUNNING, "goes on at the width it had")
+        self._core.changed |= self._core.has_urgent  # It may make room for an urgent trial now.
         self._calls.deliver(trial)
         self._core.top_up(trial)
 

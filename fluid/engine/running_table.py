@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fluid.engine import tuning
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
-from fluid.planning.arrangement import Running
+from fluid.planning.arrangement import Running, idle_speeds
 from fluid.planning.constraints import Constraint
 from fluid.planning.fused_rates import FusedColumn, FusedRates
 from fluid.planning.occupancy import Occupancy
@@ -47,10 +48,10 @@ class RunningTable:
         self._rows: list[int] = []
         self._position: dict[int, int] = {}
         self._row, self._key, self._device, self._packing_cap, self._width_cap = (_Column(np.int64) for _ in range(5))
-        self._work, self._width, self._speed = (_Column(np.float64) for _ in range(3))
+        self._work, self._width, self._speed, self._sigma = (_Column(np.float64) for _ in range(4))
         self._columns = (
             *(self._row, self._key, self._device, self._packing_cap, self._width_cap),
-            *(self._work, self._width, self._speed),
+            *(self._work, self._width, self._speed, self._sigma),
         )
         # By profile key and device model.
         self._keys: dict[tuple[str, str | None], int] = {}
@@ -91,6 +92,7 @@ class RunningTable:
         *,
         speed: float = 1.0,
         work: float,
+        sigma: float = 0.0,
         model: str | None = None,
     ) -> None:
         """Adds a trial.
@@ -100,6 +102,7 @@ class RunningTable:
             devices: that it holds.
             speed: of the slowest of them.
             work: seconds that it has left.
+            sigma: standard deviation of the logarithm of the true ones over these.
             model: of the slowest of them.
         """
         position = self._position[trial.row] = len(self._rows)
@@ -117,6 +120,7 @@ class RunningTable:
         self._work.values[position] = work
         self._width.values[position] = trial.placement.width
         self._speed.values[position] = speed
+        self._sigma.values[position] = sigma
 
     def remove(self, row: int) -> None:
         """Removes a trial; one that is not in the table is passed over."""
@@ -130,11 +134,15 @@ class RunningTable:
             for column in self._columns:
                 column.values[position] = column.values[len(self._rows)]
 
-    def set_work(self, row: int, work: float) -> None:
-        """Sets the seconds of work that a trial has left; one that is not in the table is passed over."""
+    def set_work(self, row: int, work: float, sigma: float = 0.0) -> None:
+        """Sets the seconds of work that a trial has left, and how uncertain they are, as :meth:`add` has them.
+
+        One that is not in the table is passed over.
+        """
         position = self._position.get(row)
         if position is not None:
             self._work.values[position] = work
+            self._sigma.values[position] = sigma
 
     def set_speed(self, row: int, speed: float) -> None:
         """Sets the speed of a trial's slowest device; a trial that is not in the table is passed over."""
@@ -198,7 +206,7 @@ class RunningTable:
         count, n = len(self._rows), len(occupancy)
         order = np.argsort(self._row.values[:count])
         key, width = self._key.values[order], self._width.values[order]
-        device = self._device.values[order]
+        device, sigma = self._device.values[order], self._sigma.values[order]
         residents = np.ones(count, dtype=np.int64)
         packed = np.flatnonzero(width < 1.0)  # the others are alone
         if len(packed):
@@ -218,6 +226,8 @@ class RunningTable:
             n=n,
             epsilon=epsilon,
             fused=FusedColumn(tuple(self._fused), key) if self._fuses else None,
+            sigma=sigma if (sigma >= tuning.LEAST_SIGMA).any() else None,
+            idle_speeds=idle_speeds(occupancy),
         )
 
     def _changeable(self, found: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -269,4 +279,5 @@ def _part(running: Running, positions: IntArray, *, free: int, n: int) -> Runnin
     limit = np.minimum(running.d[positions], n)
     some = {name: getattr(running, name)[positions] for name in columns}
     fused = None if running.fused is None else running.fused.take(positions)
-    return replace(running, **some, d=limit, free=free, n=n, fused=fused)
+    sigma = None if running.sigma is None else running.sigma[positions]
+    return replace(running, **some, d=limit, free=free, n=n, fused=fused, sigma=sigma, idle_speeds=None)

@@ -6,7 +6,7 @@ The link between the state machine and the pure planners: it turns records of tr
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from operator import gt, lt
+from operator import lt
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from fluid.engine.allocations import Allocations
 from fluid.engine.critical_paths import CriticalPaths
 from fluid.engine.device_shares import DeviceShares
 from fluid.engine.estimates import Estimates
+from fluid.engine.group_shares import GroupShares
 from fluid.engine.lanes import Lanes
 from fluid.engine.placing import Placing
 from fluid.engine.plan_inputs import PlanInputs
-from fluid.engine.queue_kinds import PlannedTrials, QueueKinds, kinds_of
+from fluid.engine.queue_kinds import PlannedTrials, QueueKinds, in_line, kinds_of, placed_as
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
@@ -42,6 +43,7 @@ class Scheduling:
         estimates: what trials need, and how fast they are.
         table: the columns of the running trials.
         allocations: gives trials devices.
+        shares: ranks the trials' owners.
 
     Attributes:
         replanner: the planner's re-planner of the latest arrival.
@@ -60,10 +62,11 @@ class Scheduling:
         estimates: Estimates,
         table: RunningTable,
         allocations: Allocations,
+        shares: GroupShares,
     ) -> None:
         self.replanner: Replanner = planner.replanner()
         self.joined: list[TrialRecord] = []
-        self.placing = Placing(trials, queue, occupancy, lanes, estimates, allocations)
+        self.placing = Placing(trials, queue, occupancy, lanes, estimates, allocations, shares)
         self.renamed: list[Mapping[Hashable, Hashable]] = []
         #: The kinds of the queued trials; ``None`` where trials were queued since all were planned at once.
         self._kinds: QueueKinds | None = None
@@ -77,11 +80,13 @@ class Scheduling:
         self._work = allocations.work
         self._paths = CriticalPaths(trials, occupancy, estimates, table, allocations.work)
         self._inputs = PlanInputs(occupancy, estimates)
+        self._shares = shares
 
     # -- arrivals ------------------------------------------------------------------------------------------
 
     def arrive(self, trials: Sequence[TrialRecord]) -> None:
         """Gives trials widths and queues them."""
+        self._shares.update(trials)
         if trials:
             is_whole, plan = not self._queue, self._plan(trials)
             self._enqueue_all(trials, plan)
@@ -92,9 +97,13 @@ class Scheduling:
         """Has to be called when a queued trial may no longer be like those that it was queued with."""
         self._kinds = None
 
-    def plan_queue_again(self) -> None:
-        """Gives queued trials widths by the present estimates."""
-        if self._plan_kinds_again():
+    def plan_queue_again(self, *, anew: bool = False) -> None:
+        """Gives queued trials widths by the present estimates.
+
+        Args:
+            anew: whether trials that were alike may differ now, so that all of them have to be sorted in again.
+        """
+        if not anew and self._plan_kinds_again():
             return
         waiting = [self._trials.by_row[row] for row in self._queue]
         for trial in waiting:
@@ -102,7 +111,7 @@ class Scheduling:
         if not waiting:
             return
         plan = self._plan(waiting)
-        if not self._stay_in_line(waiting, plan):
+        if anew or not self._stay_in_line(waiting, plan):
             self._queue.clear()
             self._enqueue_all(waiting, plan)
         self._kinds = self._kinds_of(waiting, plan)
@@ -111,7 +120,7 @@ class Scheduling:
         if len(trials) == 1 and trials[0].constraint is None and self._has_one_width(trials[0]):
             self.replanner = self._planner.replanner()
             return PlannedTrials([0], [1.0], [self._estimates.height(trials[0])], [0])
-        if self._trials.constrained:
+        if self._trials.constrained or self._shares.restricts:
             return self._plan_constrained(trials)
         return self._plan_alike(trials, self._inputs.open_cluster(), self._work.total, self._occupancy.free_count)
 
@@ -150,7 +159,7 @@ class Scheduling:
 
     def _plan_constrained(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
         """Plans trials of which some may get certain devices only, or have a fixed width."""
-        shares = DeviceShares(self._occupancy, self._estimates, self._trials, self._work, trials)
+        shares = DeviceShares(self._occupancy, self._estimates, self._work.jobs, trials, self._shares)
         heights = [self._estimates.height(trial) for trial in trials]
         widths = [float(trial.fixed_width or 1) for trial in trials]
         free = [position for position, trial in enumerate(trials) if trial.fixed_width is None]
@@ -171,9 +180,9 @@ class Scheduling:
     def _enqueue_all(self, trials: Sequence[TrialRecord], plan: PlannedTrials) -> None:
         self._paths.measure(trials)
         early = self._paths.to_start_early([trials[position] for position in plan.order])
-        path = self._work.longest_path
+        paths = {owner: self._work.longest_path(owner) for owner in {trial.owner for trial in trials}}
         for position in plan.order:
-            trial = trials[position]
+            trial, path = trials[position], paths[trials[position].owner]
             self._enqueue(trial, plan.widths[position], plan.heights[position], path, early=trial.row in early)
 
     def _stay_in_line(self, trials: list[TrialRecord], plan: PlannedTrials) -> bool:
@@ -181,7 +190,7 @@ class Scheduling:
 
         Queuing a hundred thousand trials again takes five times as long.
         """
-        if any(map(gt, plan.order, plan.order[1:])) or not self._keeps_places(trials):
+        if not in_line(trials, plan.order) or not self._keeps_places(trials):
             return False
         if not self._set_widths({trial.row: width for trial, width in zip(trials, plan.widths, strict=True)}):
             return False
@@ -195,14 +204,14 @@ class Scheduling:
 
         A trial with a state or with follow-up iterations may get another place.
         """
-        if self._work.longest_path > 0.0:
+        if self._work.has_paths:
             return False
         return not any(trial.residence.device is not None or trial.progress.follow_up_iterations for trial in trials)
 
     def _set_widths(self, width_of: Mapping[int, float]) -> bool:
         """Gives the queue's lines new widths; returns whether its rows stay in line."""
         by_row = self._trials.by_row
-        renamed = self._queue.set_widths(width_of, lambda row: self._kind(by_row[row], pinned=False))
+        renamed = self._queue.set_widths(width_of, lambda row: placed_as(by_row[row], self._estimates, self._occupancy))
         if renamed is None:
             return False
         self.renamed.append(renamed)
@@ -222,9 +231,9 @@ class Scheduling:
         It cannot if trials were queued since it was last planned as a whole, or have to change places.
         """
         kinds, work = self._kinds, self._work
-        if kinds is None or not kinds.trials or work.longest_path > 0.0 or len(self._queue) == len(work.by_row):
+        if kinds is None or not kinds.trials or work.has_paths or len(self._queue) == len(work.by_row):
             return False
-        if self._trials.constrained:
+        if self._trials.constrained or self._shares.restricts:
             return False
         first = [next(iter(trials.values())) for trials in kinds.trials.values()]
         instance, heights = self._inputs.instance(first, self._inputs.open_cluster())
@@ -232,7 +241,8 @@ class Scheduling:
         widths = self._planner.join_alike(instance, counts, self._occupancy.free_count)
         if widths is None:
             return False
-        places = dict(zip(kinds.trials, zip(instance.priority, widths, instance.heights, strict=True), strict=True))
+        in_order = zip(instance.priority, widths, instance.late_heights, strict=True)
+        places = dict(zip(kinds.trials, in_order, strict=True))
         order = [places[kind] for kind in kinds.order if kind in places]
         width_of = {trial.row: width for trial, width in zip(first, widths.tolist(), strict=True)}
         if any(map(lt, order, order[1:])) or not self._set_widths(width_of):
@@ -260,7 +270,7 @@ class Scheduling:
         """
         if again:
             self._paths.measure([trial])
-        height, path = self._estimates.height(trial), self._work.longest_path
+        height, path = self._estimates.height(trial), self._work.longest_path(trial.owner)
         self._enqueue(trial, width, height, path, again=again, early=early)
 
     def _enqueue(
@@ -272,7 +282,7 @@ class Scheduling:
         # A pinned trial can use only the device of its lane.
         trial.placement.width = width = min(width, 1.0) if pinned and not trial.spec.gang else width
         self._work.set(row, height)
-        kind = self._kind(trial, pinned=pinned)
+        kind = placed_as(trial, self._estimates, self._occupancy)
         # It has follow-up iterations, or is by itself longer than the longest critical path.
         leads = path > 0.0 and (trial.progress.follow_up_iterations > 0 or height > tuning.OVERTAKES * path)
         critical = self._planner.preempts and (early or leads)
@@ -285,25 +295,11 @@ class Scheduling:
             in_front=again,
             bound=pinned,
             constraint=trial.constraint,
+            owner=trial.owner,
+            group_priority=trial.group_priority,
         )
         self.joined.append(trial)
         self._kinds = None
-
-    def _kind(self, trial: TrialRecord, *, pinned: bool) -> Hashable:
-        """Equal for trials that are alike to placement."""
-        # They are while they have the same need, which is that of their key, also once it is measured. On the device
-        # that keeps its state, a trial fits although others with the same need do not.
-        if pinned or (trial.residence.device is not None and self._estimates.need(trial) is not None):
-            return trial.row
-        if trial.limits.avoids is not None:
-            return trial.row
-        need, bounded, unlike = trial.spec.memory, self._occupancy.memory.is_bounded, len(self._occupancy.models) > 1
-        kind: Hashable = (
-            (need, trial.spec.profile_key) if unlike else need or (trial.spec.profile_key if bounded else None)
-        )
-        if trial.fusion_group is not None:
-            kind = (kind, trial.fusion_group)
-        return kind if trial.constraint is None else (kind, trial.constraint)
 
     def withdraw(self, trial: TrialRecord) -> None:
         """Takes a trial out of the queue; one that is not queued is passed over."""
@@ -353,7 +349,7 @@ class Scheduling:
 
     def add_device(self, device: Device) -> None:
         """Adds an idle device."""
-        self._inputs.forget_devices()
+        self._forget_devices()
         self._occupancy.add_device(device)
         self._allocations.update_speeds()
 
@@ -362,13 +358,22 @@ class Scheduling:
         self._occupancy.close_device(device_id)
         self._cap_widths()
 
+    def reopen_device(self, device_id: int) -> None:
+        """Places trials on a closed device again."""
+        self._forget_devices()
+        self._occupancy.reopen_device(device_id)
+
     def remove_device(self, device_id: int) -> None:
         """Removes a device that no trial runs on; queued trials get no more devices than are left."""
         self._occupancy.remove_device(device_id)
         self._cap_widths()
 
-    def _cap_widths(self) -> None:
+    def _forget_devices(self) -> None:
         self._inputs.forget_devices()
+        self._shares.forget_devices()
+
+    def _cap_widths(self) -> None:
+        self._forget_devices()
         most = max(1, len(self._occupancy))
         for row in list(self._queue):
             trial = self._trials.by_row[row]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from fluid.engine.allocations import Allocations
+from fluid.engine.cohorts import Cohorts
 from fluid.engine.core import SessionState
 from fluid.engine.deadlines import Deadlines
 from fluid.engine.estimates import Estimates
 from fluid.engine.feasibility import Feasibility
 from fluid.engine.fusion import Fusing
+from fluid.engine.group_shares import GroupShares
 from fluid.engine.iteration_timing import IterationTiming
 from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
+from fluid.engine.owners import Owners
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
@@ -33,9 +36,11 @@ def make_session_state(
     max_width: int,
     resident_limit: int,
     watermark: float,
+    group_policy: str,
+    fairness: float,
 ) -> SessionState:
     """The state of a session without devices and trials (arguments: see :class:`fluid.engine.state.EngineState`)."""
-    deadlines = Deadlines()
+    deadlines, owners = Deadlines(), Owners()
     trials, queue, table, occupancy = Trials(), StartQueue(), RunningTable(), Occupancy(watermark=watermark)
     lanes = Lanes(resident_limit, occupancy.memory)
     estimates = Estimates(
@@ -51,6 +56,7 @@ def make_session_state(
     moves = not isinstance(planner.replanner(), KeepWidths)
     rebalancing = Rebalancing(trials, queue, occupancy, estimates, table, allocations, moves=moves)
     measuring = Measuring(trials, profile, occupancy, estimates, allocations, rebalancing)
+    shares = GroupShares(group_policy, fairness, owners, trials, queue, occupancy, estimates, allocations.work)
     return SessionState(
         profile=profile,
         trials=trials,
@@ -63,9 +69,12 @@ def make_session_state(
         rebalancing=rebalancing,
         measuring=measuring,
         timing=IterationTiming(trials, occupancy),
-        scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations),
+        scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations, shares),
         deadlines=deadlines,
         watching=Watching(deadlines, estimates, lanes),
         feasibility=Feasibility(occupancy),
+        cohorts=Cohorts(profile, estimates, allocations, measuring),
+        owners=owners,
+        shares=shares,
         fusing=Fusing(trials, lanes, estimates, allocations, measuring),
     )

@@ -6,9 +6,12 @@ from fluid.engine.core import SessionState
 from fluid.engine.failures import Failures
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.measuring import notes_of
+from fluid.engine.notices import NoteKeptWidth
 from fluid.engine.preemption import Preemptions
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.engine.transfers import Transfers
+from fluid.engine.urgency import Urgency
 from fluid.trialgroup import TrialState
 
 
@@ -29,6 +32,8 @@ class Settling:
         resizing: Resizing,
         failures: Failures,
         preemptions: Preemptions,
+        transfers: Transfers,
+        urgency: Urgency,
     ) -> None:
         self.ticked = self.wants_tick = False
         self.changed_at = 0.0
@@ -38,13 +43,20 @@ class Settling:
         self._resizing = resizing
         self._failures = failures
         self._preemptions = preemptions
+        self._transfers = transfers
+        self._urgency = urgency
 
     @property
     def is_due(self) -> bool:
         """Whether devices or trials came or went, or need less memory, or a tick has come."""
         core = self._core
         return bool(
-            core.changed or core.arrivals or self.ticked or core.measuring.ramp_changes or core.memory.has_freed
+            core.changed
+            or core.arrivals
+            or self.ticked
+            or core.measuring.ramp_changes
+            or core.memory.has_freed
+            or core.cohorts.is_due
         )
 
     def settle(self) -> None:
@@ -58,17 +70,18 @@ class Settling:
             self._failures.fail_what_waits()
             self.ticked = self.wants_tick = False
             return
+        anew = core.cohorts.is_due and core.cohorts.update()
         ramped, freed = core.measuring.pop_ramp_changes(), core.memory.pop_freed()
-        if core.changed or core.arrivals or ramped or freed:
+        if core.changed or core.arrivals or ramped or freed or anew:
             # 4. Fail what no device can hold; give what arrived, or is to be planned again, widths in the queue.
             self._failures.end_misfits()
             core.commands += notes_of(ramped, core.now)
             core.fusing.update({estimate.key for estimate in ramped})
-            if ramped or freed:
-                scheduling.plan_queue_again()
+            if ramped or freed or anew:
+                scheduling.plan_queue_again(anew=anew)
             arrived, core.arrivals = list(core.arrivals.values()), {}
             scheduling.arrive(arrived)
-            # 5. Start what fits, calling off widenings and evicting kept states for it.
+            # 5. Start what fits, calling off widenings and evicting kept states for it; pause others for urgent ones.
             self._dispatch()
             clearing = list(core.clearing.values())
             for trial in clearing:
@@ -89,14 +102,35 @@ class Settling:
             self._lifecycle.preempt(trial)
         for resize in core.rebalancing.rebalance(core.scheduling.replanner):
             self._resizing.begin(*resize)
+        for trial, (change, gain, stall, *_) in core.rebalancing.pop_rejected():
+            core.commands.append(
+                NoteKeptWidth(
+                    trial.trial_id,
+                    at=core.now,
+                    width=change.width,
+                    old_width=trial.placement.width,
+                    gain=gain,
+                    stall_s=stall,
+                )
+            )
         if self._core.queue:
             self._dispatch()
+        for transfer in self._transfers.choose():
+            if transfer.device is None:
+                self._lifecycle.preempt(transfer.leaving, transfer.coming)
+            else:
+                self._resizing.begin(transfer.leaving, transfer.leaving.placement.width, transfer.device)
         # 7. Preempt running trials for waiting ones, if all end earlier that way.
         for leaving, coming in self._preemptions.choose():
             self._lifecycle.preempt(leaving, coming)
         core.changed = False
 
     def _dispatch(self) -> None:
+        self._start()
+        while self._urgency.make_room():
+            self._start()
+
+    def _start(self) -> None:
         self._start_what_fits()
         while self._core.queue and self._resizing.give_way():
             self._start_what_fits()
@@ -105,7 +139,10 @@ class Settling:
             for trial in self._residency.make_room():
                 if self._core.scheduling.start_where_kept(trial):
                     self._lifecycle.start(trial)
-            if len(self._core.lanes) < lanes or self._core.lanes.pop_freed():  # empty ones were ended, which made room
+            in_vain = self._core.scheduling.placing.admitting.lift(self._residency.is_emptying)
+            if (
+                in_vain or len(self._core.lanes) < lanes or self._core.lanes.pop_freed()
+            ):  # empty ones were ended, which made room
                 self._start_what_fits()
 
     def _start_what_fits(self) -> None:

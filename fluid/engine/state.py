@@ -57,15 +57,20 @@ from fluid.engine.requests import RequestAnswered, Requests, TrialAsked
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.retention import TrialNotKept
+from fluid.engine.retiring import DeviceRetained, DeviceRetiring, Retirements
 from fluid.engine.savability import Savability, SavabilityChanged
 from fluid.engine.session_parts import make_session_state
 from fluid.engine.set_back import TrialSetBack
 from fluid.engine.settling import Settling
 from fluid.engine.submissions import Submissions
+from fluid.engine.transfers import Transfers
+from fluid.engine.urgency import Urgency
 from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.engine.waits import Waits
 from fluid.engine.watching import DrainDeadline, IterationDeadline
-from fluid.errors import require_integer
+from fluid.errors import require_integer, require_number, require_one_of
+from fluid.planning.constraints import Constraint
+from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
@@ -95,6 +100,8 @@ class EngineState:
         max_failures: times a trial is queued again after it failed.
         resident_limit: states of trials at rest that a device keeps, of those whose bytes do not bound packing.
         watermark: share of a device's memory that trials may fill.
+        group_policy: which owner's trials start first: see :mod:`fluid.planning.group_policy`.
+        fairness: how much owners that got less than their share are preferred; 0 for not at all.
     """
 
     def __init__(
@@ -109,6 +116,8 @@ class EngineState:
         max_failures: int = DEFAULT_MAX_FAILURES,
         resident_limit: int = DEFAULT_RESIDENT_LIMIT,
         watermark: float = DEFAULT_MEMORY_WATERMARK,
+        group_policy: str = DEFAULT_GROUP_POLICY,
+        fairness: float = 0.0,
     ) -> None:
         self._core = core = make_session_state(
             planner,
@@ -119,12 +128,14 @@ class EngineState:
             max_width=planner.d if max_width is None else require_integer("max_width", max_width, at_least=1),
             resident_limit=require_integer("resident_limit", resident_limit, at_least=0),
             watermark=watermark,
+            group_policy=require_one_of("group_policy", group_policy, GROUP_POLICIES),
+            fairness=require_number("fairness", fairness, at_least=0.0),
         )
         self.planner = planner
         self.profile, self.trials, self.groups, self.queue = core.profile, core.trials, core.groups, core.queue
         self.lanes, self.occupancy, self.memory, self.clearing = core.lanes, core.occupancy, core.memory, core.clearing
         self.estimates, self.allocations, self.deadlines = core.estimates, core.allocations, core.deadlines
-        self.demand = DeviceDemand(core)
+        self.demand, self.shares = DeviceDemand(core), core.shares
         self._calls = Calls(self._core)
         self._requests = Requests(self._core)
         self._residency = Residency(self._core, self._calls)
@@ -135,11 +146,20 @@ class EngineState:
         self._savability = Savability(self._core, self._calls, self._resizing)
         self._submissions = Submissions(self._core, self._lifecycle, self._residency)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
+        self.retirements = Retirements(core, self._drains, self.demand)
         self._holds = Holds(core, self._lifecycle, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
+        self.urgency = Urgency(core, self._lifecycle)
         self._hung, self._waits = HungTrials(core), Waits(core)
         self._settling = Settling(
-            core, self._lifecycle, self._residency, self._resizing, self._failures, self._preemptions
+            core,
+            self._lifecycle,
+            self._residency,
+            self._resizing,
+            self._failures,
+            self._preemptions,
+            Transfers(core, planner.preempts),
+            self.urgency,
         )
         self._table = self._event_table()
         #: What handles a deadline, by the type of its key.
@@ -166,6 +186,8 @@ class EngineState:
             DeviceAdded: (failures.check_device, failures.device_added),
             DeviceLost: (None, failures.device_lost),
             DeviceDraining: (drains.check_device, drains.device_draining),
+            DeviceRetiring: (self.retirements.check_retiring, self.retirements.device_retiring),
+            DeviceRetained: (self.retirements.check_retained, self.retirements.device_retained),
             SessionDraining: (drains.check_session, drains.session_draining),
             LaneReady: (None, failures.lane_ready),
             LaneMeasured: (None, lifecycle.lane_measured),
@@ -220,9 +242,16 @@ class EngineState:
         return self._core.drained
 
     @property
+    def awaiting_faster(self) -> set[Constraint | None]:
+        """Constraints of trials that could start, and wait for faster devices, or behind such a trial."""
+        by_row, reservations = self._core.trials.by_row, self._core.scheduling.placing.reservations
+        return {by_row[row].constraint for row in reservations.awaiting_faster if row in by_row}
+
+    @property
     def reserved_devices(self) -> frozenset[int]:
-        """Devices kept for waiting trials of a fixed width."""
-        return self._core.scheduling.placing.reservations.devices
+        """Devices kept for waiting trials that are urgent, of a fixed width, or were passed over for long."""
+        placing = self._core.scheduling.placing
+        return placing.reservations.devices | placing.claims.keys() | set(placing.admitting.kept.values())
 
     @property
     def most_devices(self) -> int:
@@ -240,7 +269,7 @@ class EngineState:
 
     def view(self) -> EngineView:
         """Returns how groups and devices stand, for displays."""
-        return view_of(self.groups.values(), self.trials, self.occupancy, self.lanes, self._core.strikes.given_up)
+        return view_of(self._core)
 
     def seconds_left(self, group_id: str, now: float | None = None) -> float | None:
         """Predicted seconds until a group has ended.
@@ -250,13 +279,18 @@ class EngineState:
             now: the time, seconds; ``None`` for that of the latest event.
 
         Returns:
-            The seconds; ``None`` where no trial was measured, or one gives no result (:meth:`silent`).
+            The seconds; ``None`` where no trial was measured, one gives no result (:meth:`silent`), or one waits for
+            devices that there are not (:meth:`awaits_devices`).
         """
         trials = [self.trials[trial_id] for trial_id in self.groups[group_id].trial_ids]
         now = self._core.now if now is None else now
-        if any(self._hung.silence(trial, now) is not None for trial in trials):
+        if any(self._hung.silence(trial, now) is not None or self._core.awaits_devices(trial) for trial in trials):
             return None
         return seconds_left(trials, self.occupancy, self.estimates)
+
+    def awaits_devices(self, *trial_ids: str) -> bool:
+        """Whether one of these trials waits for devices that there are not."""
+        return any(self._core.awaits_devices(self.trials[trial_id]) for trial_id in trial_ids)
 
     def silent(self, now: float) -> list[tuple[str, float]]:
         """Returns the trials that have given no result for far longer than usual, and for how many seconds."""
@@ -291,7 +325,7 @@ class EngineState:
             except Exception as error:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
-        for part in (self._drains, self._holds):
+        for part in (self.retirements, self._drains, self._holds):
             if part.under_way:
                 part.advance()
         # 3. If devices or trials came or went, or need less memory, or a tick came: plan, start, preempt and resize.

@@ -13,12 +13,15 @@ from fluid.engine.events import (
     TrialHistory,
     TrialsAdded,
 )
+from fluid.engine.group_terms import GroupTerms
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import GroupRecord, Progress, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.trialgroup import TrialState, require_devices, require_timeout
+from fluid.resources import require_devices
+from fluid.trial_fields import require_timeout
+from fluid.trialgroup import TrialState
 
 #: How a trial of an earlier session may have ended.
 _ENDS = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
@@ -41,12 +44,13 @@ class Submissions:
     def check_group(self, event: GroupSubmitted, claims: Claims) -> None:
         """Refuses a group whose id is taken, or one of whose trials cannot be."""
         claims.claim("group_id", event.group_id, self._core.groups)
+        require_number("priority", event.terms.priority, at_least=0.0)
         for spec in event.trials:
             self._check_trial(spec, claims)
 
     def group_submitted(self, event: GroupSubmitted) -> None:
         """Queues a group's trials."""
-        self._core.groups[event.group_id] = GroupRecord(event.group_id)
+        self._open_group(event.group_id, event.terms)
         for spec in event.trials:
             self._core.enqueue(self._admit(event.group_id, spec), "submitted")
 
@@ -75,7 +79,7 @@ class Submissions:
     def group_recovered(self, event: GroupRecovered) -> None:
         """Takes over a group of an earlier session: trials that had not ended are queued."""
         core = self._core
-        group = core.groups[event.group_id] = GroupRecord(event.group_id)
+        group = self._open_group(event.group_id, event.terms)
         core.forgotten.update(event.forgotten)
         for history in event.trials:
             trial = self._recover(event.group_id, history)
@@ -85,6 +89,13 @@ class Submissions:
             else:
                 group.open -= 1
                 core.log(trial, f"{trial.state.value}: ended in an earlier session")
+
+    def _open_group(self, group_id: str, terms: GroupTerms) -> GroupRecord:
+        group = GroupRecord(group_id, terms, self._core.owners.number(group_id, terms))
+        self._core.groups[group_id] = group
+        if terms.preempt:
+            self._core.urgent.append(group)
+        return group
 
     def _recover(self, group_id: str, history: TrialHistory) -> TrialRecord:
         ended = None if history.ended is None else TrialState(history.ended)
@@ -110,19 +121,25 @@ class Submissions:
         require_integer("follow_up_iterations", spec.follow_up_iterations, at_least=0)
         require_timeout("iteration_timeout_s", spec.iteration_timeout_s)
         require_devices("devices", spec.devices)
-        if fits:
-            problem = self._core.feasibility.problem(spec.memory, spec.constraint())
+        asked = spec.memory, spec.constraint()
+        if fits and asked not in claims.fitting:
+            problem = self._core.feasibility.problem(*asked)
             if problem is not None:
                 field, value, reason = problem
-                raise InvalidFieldError(field, value, f"trial {spec.trial_id!r} fits on no device: {reason}")
+                hint = "; Requires(wait=True) waits for one" if field == "requires" else ""
+                raise InvalidFieldError(field, value, f"trial {spec.trial_id!r} fits on no device: {reason}{hint}")
+            claims.fitting.add(asked)
 
     def _admit(self, group_id: str, spec: TrialSpec, state: TrialState = TrialState.QUEUED) -> TrialRecord:
         core = self._core
         progress = Progress(spec.budget, follow_up_iterations=spec.follow_up_iterations)
-        trial = TrialRecord(spec, core.trials.new_row(), group_id, progress, state)
-        core.trials.add(trial)
-        core.fusing.admit(trial)
         group = core.groups[group_id]
+        trial = TrialRecord(spec, core.trials.new_row(), group_id, progress, state)
+        trial.owner, trial.group_priority = group.owner, group.terms.priority
+        trial.job = core.owners.job(group.owner, group.terms, spec)
+        core.trials.add(trial)
+        core.cohorts.admit(trial)
+        core.fusing.admit(trial)
         group.trial_ids[spec.trial_id] = None
         group.open += 1
         return trial
@@ -198,6 +215,7 @@ class Submissions:
         core = self._core
         self._residency.drop(trial)
         core.refuse_calls(trial)
+        core.cohorts.forget(trial)
         core.fusing.forget(trial)
         core.trials.remove(trial)
         group = core.groups[trial.group_id]

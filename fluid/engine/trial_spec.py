@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from fluid.planning.constraints import Constraint
 from fluid.resources import MemoryNeed, Requires
-from fluid.trialgroup import IterationTimeout
+from fluid.trial_fields import IterationTimeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class TrialSpec:
         gang: whether one lane holds all of these.
         keep_last: whether its newest checkpoint is to outlive the run.
         fusible: whether it can be fused with others like it.
-        config: texts of the values of its config by dotted name, if it can: they tell which trials may be like it.
+        config: texts of the values of its config by dotted name: they tell which trials may be like it.
     """
 
     trial_id: str
@@ -53,3 +53,8 @@ class TrialSpec:
     def constraint(self) -> Constraint | None:
         """What the trial asks of its devices; ``None`` if nothing."""
         return Constraint.of(self.requires, self.devices, self.gang)
+
+    @property
+    def wanted_devices(self) -> str:
+        """The devices that it asks for, in words."""
+        return (self.constraint() or Constraint()).wanted(self.memory)

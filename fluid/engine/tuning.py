@@ -18,6 +18,9 @@ OBSERVE_EVERY = 8
 #: A key's speed on a device model is followed when it changes by more than this share: below it is noise, and every
 #: change has the queue planned again.
 SPEED_CHANGE = 0.05
+#: A runtime whose logarithm is known to this standard deviation counts as certain: a percent changes no plan, and
+#: planners are several times as fast without (benchmarks/odds.py).
+LEAST_SIGMA = 0.01
 #: A median over so many of the latest starts and saves predicts the next one: the first in a process also load modules.
 LATEST_TIMES = 5
 
@@ -117,6 +120,35 @@ MEMORY_TOLERANCE = 1.25
 #: A limit is told again once it is more than so many times what it would be now, or less than so many times that.
 TIGHT_LIMIT = 1.02
 LOOSE_LIMIT = 0.95
+
+# -- admission where memory is scarce (benchmarks/admission.py) ----------------------------------------------
+
+#: So many queue lines are looked at, and about twice as many trials of them: more would take milliseconds each time.
+LINES_ADMITTED = 256
+#: A device is kept for a trial that was passed over for long for one device in so many, and for one at least.
+DEVICES_PER_KEPT = 8
+
+# -- cohorts (benchmarks/predict.py) -------------------------------------------------------------------------
+
+#: Trials are predicted anew once something was learnt from one in so many of them: each prediction takes some tens of
+#: microseconds.
+TRIALS_PREDICTED = 20
+#: Predictions are rounded to steps of this share: planners see most trials of a long queue as alike.
+PREDICTION_STEP = 0.05
+#: A prediction from all trials of a key is used if its logarithm differs by so much from what is known of the key.
+WORTH_PREDICTING = 0.2
+#: So many trials must have been learnt from for that: of a few, often only the first iteration is known.
+LEAST_TO_PREDICT = 8
+
+# -- groups of several owners (benchmarks/groups.py) ----------------------------------------------------------
+
+#: An owner without open trials for so long has ended: if it comes again, it is the last that came.
+OWNER_GONE_S = 30.0
+#: Owners are ranked anew, and devices shared out, at most so often while the same jobs are open.
+SHARES_S = 1.0
+#: A trial makes room for trials of other owners so many times, and so many do at one instant.
+MOST_TRANSFERS = 2
+MOST_TRANSFERS_AT_ONCE = 16
 
 # -- waiting for the submitter (benchmarks/ray_tune.py, benchmarks/stragglers.py) ---------------------------
 

@@ -25,7 +25,7 @@ def validate_state(state: EngineState) -> None:
         EngineError: some are broken; it names them, with the stories of the trials concerned.
     """
     broken = [*_devices(state), *_drains(state), *_groups(state), *_queue(state), *_idle_devices(state)]
-    broken += [*_work(state), *_copies(state)]
+    broken += [*_work(state), *_copies(state), *state.retirements.problems(), *state.urgency.problems()]
     for lane in state.lanes:
         broken += [f"lane {lane.lane_id}: {what}" for what in _lane(state, lane)]
     for trial in state.trials.values():
@@ -83,7 +83,7 @@ def _devices(state: EngineState) -> Iterator[str]:
 def _drains(state: EngineState) -> Iterator[str]:
     """What is on a device that drains is about to leave it: nothing starts there, and all that can be saved is."""
     for device in state.occupancy.residents:
-        if not state.occupancy.is_closed(device):
+        if not state.occupancy.is_closed(device) or device in state.retirements.devices:
             continue
         for row in state.occupancy.residents[device]:
             trial = state.trials.by_row.get(row)
@@ -167,7 +167,7 @@ def _idle_devices(state: EngineState) -> Iterator[str]:
         trial = state.trials.by_row[row]
         eligible = occupancy.eligible.of(trial.constraint)
         fitting = [at for at in idle if (eligible is None or at in eligible) and _could_start(state, trial, at)]
-        if any(device in reserved for device in fitting):
+        if any(device in reserved for device in fitting) or trial.constraint in state.awaiting_faster:
             continue
         if trial.spec.gang:
             hosts = Counter(occupancy.device(device).host for device in fitting)

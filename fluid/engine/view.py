@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fluid.engine.core import SessionState
 from fluid.engine.estimates import Estimates
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import GroupRecord, TrialRecord
@@ -45,6 +47,10 @@ class GroupView:
         past: number of forgotten trials, by outcome.
         past_iterations: iterations that they did.
         past_lengths: number of forgotten trials, but for paused ones, by their iterations.
+        terms: whose group it is, and how urgent.
+        awaited: the devices that some of its trials wait for and that there are not, in words, each once.
+        place: where its trials stand among those of all owners, 1 for those that start first; ``None`` where it has
+            none to run, or only one owner has.
     """
 
     group_id: str
@@ -52,6 +58,9 @@ class GroupView:
     past: Mapping[str, int]
     past_iterations: int
     past_lengths: Mapping[int, int]
+    terms: GroupTerms = PLAIN_TERMS
+    awaited: tuple[str, ...] = ()
+    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +89,13 @@ class EngineView:
     given_up: tuple[tuple[int, str], ...] = ()
 
 
-def view_of(
-    groups: Iterable[GroupRecord], trials: Trials, occupancy: Occupancy, lanes: Lanes, given_up: Mapping[int, str]
-) -> EngineView:
+def view_of(core: SessionState) -> EngineView:
     """Copies what displays show."""
+    places = _places(core)
     return EngineView(
-        tuple(_group_view(group, trials) for group in groups),
-        tuple(_device_view(device, trials, occupancy, lanes) for device in occupancy.devices),
-        tuple(sorted(given_up.items())),
+        tuple(_group_view(group, core, places.get(group.group_id)) for group in core.groups.values()),
+        tuple(_device_view(device, core.trials, core.occupancy, core.lanes) for device in core.occupancy.devices),
+        tuple(sorted(core.strikes.given_up.items())),
     )
 
 
@@ -116,7 +124,25 @@ def _devices_of(trial: TrialRecord, key: KeyEstimate, beside: int) -> float:
     return key.stretch(1.0 / rows) / rows
 
 
-def _group_view(group: GroupRecord, trials: Trials) -> GroupView:
+def _places(core: SessionState) -> dict[str, int]:
+    """The places of groups with open trials in the starting order; empty where they are of one owner."""
+    ranks = core.shares.ranks
+    if not ranks:
+        return {}
+    keys = {
+        group.group_id: (-group.terms.priority, ranks.get(group.owner, len(ranks)), group.owner)
+        for group in core.groups.values()
+        if group.open
+    }
+    if len({owner for *_, owner in keys.values()}) < 2:
+        return {}
+    order = {key: place for place, key in enumerate(sorted(set(keys.values())), 1)}
+    return {group_id: order[key] for group_id, key in keys.items()}
+
+
+def _group_view(group: GroupRecord, core: SessionState, place: int | None) -> GroupView:
+    trials = [core.trials[trial_id] for trial_id in group.trial_ids]
+    awaited = (trial.spec.wanted_devices for trial in trials if trial.constraint and core.awaits_devices(trial))
     return GroupView(
         group_id=group.group_id,
         trials=tuple(
@@ -128,11 +154,14 @@ def _group_view(group: GroupRecord, trials: Trials) -> GroupView:
                 budget=trial.progress.budget,
                 follow_up_iterations=trial.progress.follow_up_iterations,
             )
-            for trial in map(trials.__getitem__, group.trial_ids)
+            for trial in trials
         ),
         past=dict(group.past),
         past_iterations=group.past_iterations,
         past_lengths=dict(group.past_lengths),
+        terms=group.terms,
+        awaited=tuple(dict.fromkeys(awaited)),
+        place=place,
     )
 
 

@@ -102,6 +102,7 @@ class Waits:
                 reason=reason,
                 need_bytes=None if need is None else need.peak_bytes,
                 memory=self._free_memory(trial) if reason is WaitReason.MEMORY else (),
+                wanted=trial.spec.wanted_devices if reason is WaitReason.REQUIREMENTS else None,
             )
         )
 
@@ -111,6 +112,8 @@ class Waits:
             lane_id = trial.residence.lane
             assert lane_id is not None
             return WaitReason.LANE if core.lanes[lane_id].holders else WaitReason.MEMORY
+        if core.awaits_devices(trial):
+            return WaitReason.REQUIREMENTS
         is_open = core.occupancy.has_open(trial.placement.width, core.estimates.by_model(trial))
         return WaitReason.MEMORY if is_open else WaitReason.DEVICES
 

@@ -71,5 +71,5 @@ def _past_ends(left: LeftSession) -> Iterator[PastEnd]:
     for group_id, trials in recovered.groups.items():
         for trial_id, history in trials.items():
             if history.ended is not None:
-                state = shown_state(history.ended, recovered.outcomes.get(trial_id), left.groups[group_id].search)
+                state = shown_state(history.ended, recovered.outcomes.get(trial_id), left.groups[group_id].line.search)
                 yield PastEnd(trial_id, state, recovered.failures.get(trial_id))

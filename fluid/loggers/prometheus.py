@@ -12,7 +12,7 @@ from fluid.session.status import GroupStatus, Status
 
 with try_import("prometheus_client", extra="prometheus") as _imports:
     import prometheus_client
-    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 LOOPBACK = "127.0.0.1"
 _QUEUED, _FAILED, _RUNNING = "QUEUED", "FAILED", "RUNNING"
@@ -69,6 +69,7 @@ class SessionCollector:
         except FluidError:
             return
         yield _metric("fluid_session_seconds", "Seconds since the session began.", [((), status.at)])
+        yield from _of_costs(status)
         yield from _of_groups(status.groups)
         yield from _of_devices(status)
         yield _metric(
@@ -105,7 +106,11 @@ def _of_groups(groups: tuple[GroupStatus, ...]) -> Iterator[Any]:
     wanted: Counter[str] = Counter()
     expected: Counter[str] = Counter()
     etas, bests = dict[str, float](), dict[tuple[str, str], float]()
+    forecasts = dict[tuple[str, str], float]()
     for group in groups:  # Several may have one name.
+        for odds, seconds in () if group.forecast is None else group.forecast.seconds.items():
+            place = (group.name, f"{odds:g}")
+            forecasts[place] = max(seconds, forecasts.get(place, 0.0))
         trials.update({(group.name, state): number for state, number in group.trials.items()})
         trials.update({(group.name, state): 0 for state in (_QUEUED, _RUNNING, _FAILED)})
         done[group.name] += group.iterations_done
@@ -115,6 +120,13 @@ def _of_groups(groups: tuple[GroupStatus, ...]) -> Iterator[Any]:
             etas[group.name] = max(group.eta, etas.get(group.name, 0.0))
         if group.best is not None:
             bests[group.name, group.best.metric] = group.best.value
+    text = "How urgent the group is, and whose it is; the owner is empty where it did not say."
+    owners = {(group.name, group.owner or ""): group.priority for group in groups}
+    yield _metric("fluid_group_priority", text, list(owners.items()), "group", "owner")
+    text = "Whether trials of the group wait for devices that there are not."
+    awaiting = Counter({group.name: 0 for group in groups})
+    awaiting.update(group.name for group in groups if group.awaited)
+    yield _metric("fluid_group_awaits_devices", text, _by_group(awaiting), "group")
     text = "Trials by group and state: queued, running, failed and so on."
     yield _metric("fluid_trials", text, list(trials.items()), "group", "state")
     text = "Trials that there will be, where the search says so, else that there are."
@@ -124,7 +136,25 @@ def _of_groups(groups: tuple[GroupStatus, ...]) -> Iterator[Any]:
     yield _metric("fluid_iterations_wanted", text, _by_group(wanted), "group")
     text = "Predicted seconds until all trials of the group have ended; missing while unknown."
     yield _metric("fluid_eta_seconds", text, _by_group(etas), "group")
+    text = "Seconds until the group has ended with these odds; missing while unknown."
+    yield _metric("fluid_forecast_seconds", text, list(forecasts.items()), "group", "odds")
     yield _metric("fluid_best_value", "The best value so far.", list(bests.items()), "group", "metric")
+
+
+def _of_costs(status: Status) -> Iterator[Any]:
+    goal = status.goal
+    if goal is None:
+        return
+    text = "Seconds for which devices were held, added up over the devices."
+    held = CounterMetricFamily("fluid_device_seconds", text)
+    held.add_metric((), goal.device_seconds)
+    yield held
+    if goal.spent_usd is not None:
+        yield _metric("fluid_cost_usd", "US dollars for the devices held so far.", [((), goal.spent_usd)])
+    if goal.budget_usd is not None:
+        yield _metric("fluid_budget_usd", "Most US dollars to spend.", [((), goal.budget_usd)])
+    if goal.deadline_s is not None:
+        yield _metric("fluid_deadline_seconds", "Seconds left until the deadline.", [((), goal.deadline_s)])
 
 
 def _by_group(values: Any) -> list[tuple[tuple[str, ...], float]]:

@@ -17,6 +17,7 @@ from fluid.errors import InvalidFieldError
 from fluid.loggers.claims import is_claimed
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
 from fluid.loggers.values import text_of
+from fluid.results.folder_files import price_in, read_facts
 from fluid.results.iterations import flat
 from fluid.results.records import Result
 
@@ -49,19 +50,21 @@ class _Tables(TrialLogger):
         self._iterations: list[Row] = []
         self._is_written = True
         self._next_at = 0.0
+        self._run_dir = Path()
 
     def on_session(self, session: LoggedSession) -> None:
         if not self.destination:
             self._folder = session.run_dir / type(self).__name__.lower()
         if not is_claimed(self._folder, session.session_id):
             raise InvalidFieldError("folder", str(self._folder), "has the tables of another session; give another one")
+        self._run_dir = session.run_dir
         self._begin()
 
     def on_trial(self, trial: LoggedTrial) -> None:
         row = self._trials.setdefault(
             trial.trial_id, {"trial": trial.trial_id, "group": trial.group, "state": "UNFINISHED"}
         )
-        row.update({"iteration": 0, "seconds": 0.0, **row, **_prefixed("config", trial.config)})
+        row.update({"iteration": 0, "seconds": 0.0, "device_seconds": 0.0, **row, **_prefixed("config", trial.config)})
         self._is_written = False
 
     def on_start(self, trial_id: str) -> None:
@@ -70,10 +73,12 @@ class _Tables(TrialLogger):
     def on_result(self, result: Result) -> None:
         row = self._trials[result.trial_id]
         metrics = _prefixed("metrics", result.metrics)
-        row.update(metrics, iteration=result.iteration, seconds=row["seconds"] + result.seconds)
+        took, used = result.seconds, result.device_seconds
+        row.update(metrics, iteration=result.iteration, seconds=row["seconds"] + took)
+        row["device_seconds"] += used
         config = {name: value for name, value in row.items() if name.startswith("config/")}
         own = {"trial": result.trial_id, "group": row["group"], "iteration": result.iteration}
-        self._iterations.append({**own, "seconds": result.seconds, **config, **metrics})
+        self._iterations.append({**own, "seconds": took, "device_seconds": used, **config, **metrics})
         self._is_written = False
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
@@ -82,17 +87,23 @@ class _Tables(TrialLogger):
         self._is_written = False
 
     def on_broken(self, error: BaseException) -> None:
-        self._write()
+        self._write_all()
         self._is_written = True
 
     def flush(self) -> bool:
         began = self._clock.now()
         if not self._is_written and began >= self._next_at:
-            self._write()
+            self._write_all()
             self._is_written = True
             took = self._clock.now() - began
             self._next_at = began + max(_EVERY_S, took / _SHARE)
         return self._is_written
+
+    def _write_all(self) -> None:
+        price = price_in(read_facts(self._run_dir))  # Which the session may not have written when it called this one.
+        for row in (*self._trials.values(), *self._iterations) if price is not None else ():
+            row["cost_usd"] = price * row["device_seconds"] / 3600.0
+        self._write()
 
     @abstractmethod
     def _begin(self) -> None:
@@ -215,7 +226,7 @@ def _prefixed(prefix: str, content: object) -> Row:
 def _ordered(rows: Iterable[Mapping[str, Any]], first: Iterable[str], last: Iterable[str] = ()) -> list[str]:
     """The columns of some rows: the given ones, the config's, the metrics'."""
     names = dict.fromkeys(name for row in rows for name in row)
-    own = [*first, "iteration", "seconds"]
+    own = [*first, "iteration", "seconds", "device_seconds", *(["cost_usd"] if "cost_usd" in names else [])]
     config = [name for name in names if name.startswith("config/")]
     return [*own, *config, *(name for name in names if name.startswith("metrics/")), *last]
 

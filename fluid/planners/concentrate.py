@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fluid.planners.uncertain_ends import as_certain
 from fluid.planners.water_fill import WaterFill
 from fluid.planning.arrangement import Running, WidthChange
 from fluid.planning.instance import Instance
@@ -69,12 +70,13 @@ class Concentrate:
             residents[device] = residents.get(device, 0) + 1
         free = running.free
         resizes: list[WidthChange] = []
-        for j in np.argsort(-running.remaining[shared], kind="stable").tolist():
+        late = as_certain(running)
+        for j in np.argsort(-late.remaining[shared], kind="stable").tolist():
             i = int(shared[j])
             device = int(running.device[i])
             own = 1 if residents[device] == 1 else 0
             width = min(wide[j], free + own)
-            if width < 1 + own or not _sooner(running, i, float(width), residents[device]):
+            if width < 1 + own or not _sooner(late, i, float(width), residents[device]):
                 break
             resizes.append(WidthChange(int(running.rows[i]), float(width)))
             free -= int(width) - own

@@ -17,11 +17,12 @@ from fluid.errors import require_integer
 from fluid.planners.concentrate import Concentrate, concentrated_widths
 from fluid.planners.fifo import Fifo
 from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Arrangement, Replanner, start_order
+from fluid.planning.arrangement import Arrangement, KeepWidths, Replanner, start_order
 from fluid.planning.instance import Instance
 from fluid.planning.narrowest_widths import NarrowestWidths
 from fluid.planning.planner import Planner
 from fluid.planning.proportional_share import packed_widths
+from fluid.planning.refiner import Refined
 from fluid.planning.rollout import roll_out
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, TOLERANCE, FloatArray, IntArray
 from fluid.static_fluid import StaticFluid
@@ -66,7 +67,11 @@ class Portfolio(Planner):
         self.simulate_up_to = require_integer("simulate_up_to", simulate_up_to, at_least=0)
 
     def arrange(self, instance: Instance) -> Arrangement:
-        """Returns the best candidate; ties go to the one listed first."""
+        """Returns the best candidate, whose resizes are then refined; ties go to the one listed first."""
+        best = self._best(instance)
+        return best if isinstance(best.replanner, KeepWidths) else replace(best, replanner=Refined(best.replanner))
+
+    def _best(self, instance: Instance) -> Arrangement:
         if _rollout_size(instance) > self.simulate_up_to:
             return min(candidates(instance), key=lambda candidate: nominal_makespan(instance, candidate))
         best: Arrangement | None = None
@@ -83,13 +88,15 @@ class Portfolio(Planner):
         return packed_widths(kinds, counts, idle)
 
     def replanner(self) -> Replanner:
-        """Returns R."""
-        return WaterFill()
+        """Returns R, refined."""
+        return Refined(WaterFill())
 
 
 def candidates(instance: Instance) -> Iterator[Arrangement]:
     """The arrangements to compare, each pair of widths and re-planner once."""
     static = StaticFluid().arrange(instance)
+    if instance.sigma is not None:
+        static = replace(static, order=start_order(static.widths, instance.late_heights, instance.priority))
     narrowest = NarrowestWidths(instance)
     target = narrowest.packable(narrowest.fixed_width_bound())
     concentrated = concentrated_widths(instance)
@@ -104,7 +111,7 @@ def candidates(instance: Instance) -> Iterator[Arrangement]:
         key = (widths.tobytes(), type(replanner).__name__)
         if key not in seen:
             seen.add(key)
-            order = start_order(widths, instance.heights, instance.priority)
+            order = start_order(widths, instance.late_heights, instance.priority)
             yield Arrangement(widths, order, replanner, replan_at_start=True, name=name)
     # Last: ties go to an earlier candidate, whose re-planner is R.
     yield replace(static, replanner=ReallocateByShare(), name="static, re-planned by share")

@@ -3,15 +3,20 @@
 For a finish time T each trial needs the narrowest width that meets T. R finds the smallest T that the idle devices
 allow, as an order statistic: list, for every trial and every further device, the finish time below which the trial
 needs that device; with F idle devices, T is the (F+1)-th largest entry.
+
+Where runtimes are uncertain, these are finish times that the trials exceed with the same odds, and what is chosen
+makes the expected last end earliest (section 14, and :mod:`fluid.planners.uncertain_ends`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from fluid.planners.uncertain_ends import UncertainEnds, as_certain
 from fluid.planning.arrangement import Running, WidthChange
 from fluid.planning.proportional_share import make_room
 from fluid.planning.runtime_model import TOLERANCE, FloatArray, IntArray
@@ -37,20 +42,16 @@ class WaterFill:
         """Returns narrowing changes first, then widening ones, each by descending remaining work."""
         if not len(running):
             return []
-        finish, held = _predicted_finish(running)
-        latest = float(finish.max())
-        best = _Filling(latest, held)
-        if running.free:
-            filled = _fill(running, finish, held, base=held, budget=running.free)
-            if filled.finish < best.finish * (1.0 - TOLERANCE):
-                best = filled
-        shrinkable = np.where(running.widths >= 2.0, 1, held)
-        if (shrinkable < held).any():
-            spare = int((held - shrinkable).sum())
-            other = _fill(running, finish, held, base=shrinkable, budget=running.free + spare)
-            if other.finish < _SHRINK_GAIN * best.finish:
-                best = other
-        devices = _spend(running, finish, held, best.devices)
+        if running.sigma is None:
+            finish, held = _predicted_finish(running)
+            *_, best = _better_and_better(running, finish, held)
+            devices = _spend(running, finish, held, best.devices, last=lambda: finish)
+        else:
+            ends = UncertainEnds(running, _predicted_finish(running)[0])
+            running = as_certain(running)
+            finish, held = _predicted_finish(running)
+            chosen = ends.best([filling.devices for filling in _better_and_better(running, finish, held)], held)
+            devices = _spend(running, finish, held, chosen, last=lambda: ends.odds_last(chosen, held))
         changed = np.flatnonzero(devices != held).tolist()
         changed.sort(key=lambda i: (devices[i] > held[i], -running.remaining[i]))
         return [WidthChange(int(running.rows[i]), float(devices[i])) for i in changed]
@@ -68,6 +69,23 @@ class _Filling:
     finish: float
     #: (m,) devices each trial holds alone; 0 for one that stays packed.
     devices: IntArray
+
+
+def _better_and_better(running: Running, finish: FloatArray, held: IntArray) -> Iterator[_Filling]:
+    """What the trials hold, then, where the last one ends sooner so: idle devices assigned, and others taken back."""
+    best = _Filling(float(finish.max()), held)
+    yield best
+    if running.free:
+        filled = _fill(running, finish, held, base=held, budget=running.free)
+        if filled.finish < best.finish * (1.0 - TOLERANCE):
+            best = filled
+            yield best
+    shrinkable = np.where(running.widths >= 2.0, 1, held)
+    if (shrinkable < held).any():
+        spare = int((held - shrinkable).sum())
+        other = _fill(running, finish, held, base=shrinkable, budget=running.free + spare)
+        if other.finish < _SHRINK_GAIN * best.finish:
+            yield other
 
 
 def _predicted_finish(running: Running) -> tuple[FloatArray, IntArray]:
@@ -167,14 +185,16 @@ def _widths_to_end_within(running: Running, seconds: FloatArray, within: float) 
     return np.where(settled, width, running.d).astype(np.int64)
 
 
-def _spend(running: Running, finish: FloatArray, held: IntArray, devices: IntArray) -> IntArray:
-    """Assigns the remaining idle devices, to the trials that end last first; returns (m,) devices."""
+def _spend(
+    running: Running, finish: FloatArray, held: IntArray, devices: IntArray, last: Callable[[], FloatArray]
+) -> IntArray:
+    """Assigns the remaining idle devices, first to the trials with the greatest ``last()``; returns (m,) devices."""
     left = running.free - int((devices - held).sum())
     candidates = np.flatnonzero(devices < running.d)
     if left <= 0 or not len(candidates):
         return devices
     # Plain lists: a departure leaves a handful of devices, for which indexing arrays is too slow.
-    by_finish = candidates[np.lexsort((devices[candidates] > 0, -finish[candidates]))].tolist()
+    by_finish = candidates[np.lexsort((devices[candidates] > 0, -finish[candidates], -last()[candidates]))].tolist()
     device, packed = running.device.tolist(), Counter(running.device[devices == 0].tolist())
     seconds, beta = (running.remaining / running.speed).tolist(), running.beta.tolist()
     limit, has, had, finish_now = running.d.tolist(), devices.tolist(), held.tolist(), finish.tolist()

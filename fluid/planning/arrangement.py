@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from fluid.planning.fused_rates import FusedColumn
+from fluid.planning.occupancy import Occupancy
 from fluid.planning.runtime_model import FloatArray, IntArray
 
 
@@ -35,6 +36,10 @@ class Running:
         epsilon: seconds one resize costs.
         fused: (m,) rates of the trials whose co-residents are rows of one fused pack, in place of alpha; ``None`` if
             there are none. A table that has rates by profile key passes ``FusedColumn(rates_of_keys, key_of_trials)``.
+        sigma: (m,) standard deviation of the logarithm of the true over the predicted ``remaining``, which is its
+            median; ``None`` if all are certain.
+        idle_speeds: the speeds of the idle devices; ``None`` if all devices have one speed, or they are not known.
+        paused: (m,) seconds until each goes on after a resize; ``None`` if all run.
     """
 
     rows: IntArray
@@ -51,9 +56,19 @@ class Running:
     n: int
     epsilon: float
     fused: FusedColumn | None = None
+    sigma: FloatArray | None = None
+    idle_speeds: tuple[float, ...] | None = None
+    paused: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def idle_speeds(occupancy: Occupancy) -> tuple[float, ...] | None:
+    """The speeds of the idle devices, for a snapshot; ``None`` if all devices have one speed."""
+    if not occupancy.is_unlike:
+        return None
+    return tuple([occupancy.device(index).speed for index in occupancy.idle_since])
 
 
 class Replanner(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fluid.planning.runtime_model import TOLERANCE
-from fluid.resources import Device, Requires
+from fluid.resources import Device, MemoryNeed, Requires
 
 #: Kinds of devices that an error lists.
 _MOST_LISTED = 6
@@ -44,6 +44,11 @@ class Constraint:
         """Most trials on its device, itself included; ``None`` for no bound."""
         return None if self.devices is None else max(1, math.floor(1.0 / self.devices + TOLERANCE))
 
+    @property
+    def waits(self) -> bool:
+        """Whether the trial is to wait for devices that there are not yet."""
+        return self.requires is not None and self.requires.wait
+
     def problem(self, devices: Iterable[Device], most: int = 0) -> tuple[str, object, str] | None:
         """Why no set of these devices could ever run the trial.
 
@@ -66,6 +71,18 @@ class Constraint:
             return "requires", self.requires, f"no device has that; there are {describe(known)}"
         return None
 
+    def wanted(self, need: MemoryNeed | None = None) -> str:
+        """The devices that it asks for, in words: ``"2 devices of one host with model 'H100'"``.
+
+        Args:
+            need: the device memory that the trial is known to need; ``None`` if that is unknown.
+        """
+        number = self.width or 1
+        text = "a device" if number == 1 else f"{number} devices{' of one host' * self.gang}"
+        parts = [] if self.requires is None or not self.requires.asks else [str(self.requires)]
+        parts += [] if need is None else [f"{need.peak_bytes / 2**30:.3g} GiB usable"]
+        return f"{text} with {', '.join(parts)}" if parts else text
+
 
 def _reach(devices: list[Device], gang: bool) -> int:
     """Most of these devices that one trial can have."""
@@ -75,12 +92,13 @@ def _reach(devices: list[Device], gang: bool) -> int:
 
 def describe(devices: Iterable[Device]) -> str:
     """Devices as text: ``"4 x NVIDIA A100 on 'n1', 2 x cpu on 'n2'"``."""
-    kinds: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
+    kinds: Counter[tuple[str, float | None, str, tuple[str, ...]]] = Counter()
     for device in devices:
-        kinds[device.model or device.kind, device.host, device.tags] += 1
+        kinds[device.model or device.kind, device.memory_bytes, device.host, device.tags] += 1
     parts = [
-        f"{count} x {name} on {host!r}" + (f" (tags {', '.join(tags)})" if tags else "")
-        for (name, host, tags), count in kinds.items()
+        f"{count} x {name}{'' if memory is None else f' of {memory / 2**30:.3g} GiB'} on {host!r}"
+        + (f" (tags {', '.join(tags)})" if tags else "")
+        for (name, memory, host, tags), count in kinds.items()
     ]
     more = len(parts) - _MOST_LISTED
     return ", ".join(parts[:_MOST_LISTED] + ([f"{more} other kinds"] if more > 0 else [])) or "none"
@@ -91,20 +109,24 @@ class EligibleDevices:
 
     Attributes:
         all: the devices, by index.
+        changes: how often devices came or went.
     """
 
     def __init__(self) -> None:
         self.all: dict[int, Device] = {}
+        self.changes = 0
         self._sets: dict[Requires, frozenset[int]] = {}
 
     def add(self, device: Device) -> None:
         """Adds a device."""
         self.all[device.index] = device
+        self.changes += 1
         self._sets.clear()
 
     def remove(self, index: int) -> None:
         """Removes a device."""
         del self.all[index]
+        self.changes += 1
         self._sets.clear()
 
     def of(self, constraint: Constraint | None) -> frozenset[int] | None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fluid.errors import InvalidFieldError, require_number
+from fluid.planning.completion import at_equal_odds
 from fluid.planning.constraints import Constraint
 from fluid.planning.fused_rates import DEFAULT_MAX_FUSED, FusedRates
 from fluid.planning.instance_input import InstanceInput, TrialInput, add_measured
@@ -52,6 +53,8 @@ class Instance:
         needs: (k,) device memory, ``None`` for a trial whose need is unknown.
         constraints: (k,) what trials ask of their devices, ``None`` for a trial that asks for nothing; ``None`` if none
             asks for anything.
+        sigma: (k,) standard deviation of the logarithm of the true over the predicted runtime, which is its median;
+            ``None`` if all are certain.
     """
 
     trial_ids: tuple[str, ...]
@@ -62,6 +65,7 @@ class Instance:
     priority: FloatArray
     needs: tuple[MemoryNeed | None, ...]
     constraints: tuple[Constraint | None, ...] | None = None
+    sigma: FloatArray | None = None
 
     def __len__(self) -> int:
         """k, the number of trials."""
@@ -71,6 +75,11 @@ class Instance:
     def n(self) -> int:
         """The number of devices."""
         return len(self.cluster)
+
+    @property
+    def late_heights(self) -> FloatArray:
+        """(k,) by which trials queue: the heights, or, if uncertain, what each trial exceeds with the same odds."""
+        return at_equal_odds(self.heights, self.sigma)
 
     @classmethod
     def build(
@@ -88,12 +97,13 @@ class Instance:
         trial_ids: Sequence[str] | None = None,
         priority: ArrayLike = 1.0,
         needs: Sequence[MemoryNeed | None] | None = None,
+        sigma: ArrayLike = 0.0,
     ) -> Instance:
         """Makes an instance from runtimes at width 1, in seconds.
 
-        ``alpha``, ``beta``, ``c``, ``d`` and ``priority`` are one number for all trials or one per trial; ``c`` and
-        ``d`` are upper bounds (:meth:`RuntimeModel.build`). ``fused`` has an entry per trial: the rates of those whose
-        co-residents are rows of one fused pack.
+        ``alpha``, ``beta``, ``c``, ``d``, ``priority`` and ``sigma`` are one number for all trials or one per trial;
+        ``c`` and ``d`` are upper bounds (:meth:`RuntimeModel.build`). ``fused`` has an entry per trial: the rates of
+        those whose co-residents are rows of one fused pack.
 
         Raises:
             InvalidFieldError: a value cannot be used; the message names the field and the value.
@@ -112,7 +122,15 @@ class Instance:
         priorities = np.atleast_1d(_numbers("priority", priority))
         if not np.isfinite(priorities).all():
             raise InvalidFieldError("priority", float(priorities[~np.isfinite(priorities)][0]), "must be finite")
-        per_trial = {"trial_ids": ids, "needs": needs, "priority": priorities if len(priorities) != 1 else None}
+        spread = np.atleast_1d(_numbers("sigma", sigma))
+        if not (np.isfinite(spread) & (spread >= 0.0)).all():
+            raise InvalidFieldError("sigma", spread.tolist(), "must be finite numbers of at least 0")
+        per_trial = {
+            "trial_ids": ids,
+            "needs": needs,
+            "priority": priorities if len(priorities) != 1 else None,
+            "sigma": spread if len(spread) != 1 else None,
+        }
         for field, values in per_trial.items():
             if values is not None and len(values) != k:
                 raise InvalidFieldError(field, values, f"must be one for each of the {k} trials")
@@ -126,6 +144,7 @@ class Instance:
             epsilon=require_number("epsilon", epsilon, at_least=0.0),
             priority=np.broadcast_to(priorities, (k,)),
             needs=tuple(needs) if needs is not None else (None,) * k,
+            sigma=np.broadcast_to(spread, (k,)) if spread.any() else None,
         )
         instance._fit_memory()
         return instance
@@ -141,6 +160,7 @@ class Instance:
             priority=self.priority[index],
             needs=tuple([self.needs[row] for row in rows]),
             constraints=None if self.constraints is None else tuple([self.constraints[row] for row in rows]),
+            sigma=None if self.sigma is None else self.sigma[index],
         )
 
     @classmethod

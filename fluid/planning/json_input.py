@@ -21,7 +21,8 @@ from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.planning.fused_rates import FusedRates
 from fluid.resources import MOST_DEVICES, Cluster, Device
-from fluid.trialgroup import IterationTimeout, TrialState, require_timeout
+from fluid.trial_fields import IterationTimeout, require_timeout
+from fluid.trialgroup import TrialState
 
 if TYPE_CHECKING:
     from cattrs import Converter

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.planning.fused_rates import FusedRates
+from fluid.planning.runtime_model import packing_limit_from_seconds
 from fluid.resources import MemoryNeed
 
 #: If a wide iteration takes this many times as long as one alone, a single observation suffices: further ones would
@@ -115,6 +116,18 @@ class KeyProfile:
         bucket = self.buckets.get(ALONE)
         return bucket.estimate if bucket is not None and bucket.measured else None
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm of an iteration's seconds, alone on a device; 0 until it was measured."""
+        bucket = self.buckets.get(ALONE)
+        known = bucket is not None and bucket.measured
+        return log_spread([math.log(each) for each in bucket.seconds if each > 0.0]) if known and bucket else 0.0
+
+    def forget_fits(self) -> None:
+        """Drops what was computed from the observations, as there are further ones."""
+        self.fitted.clear()
+        self.rates = None
+
     def line(self, overhead: Overhead) -> dict[int, Bucket]:
         """Measured buckets by co-residents (alpha) or width (beta), ascending; (1, 1) is in both."""
         axis = 0 if overhead == "alpha" else 1
@@ -133,6 +146,59 @@ class KeyProfile:
         seen = self.memory or MemoryNeed()
         persistent = max(seen.persistent_bytes, need.persistent_bytes)
         self.memory = MemoryNeed(persistent, max(seen.ephemeral_bytes, need.ephemeral_bytes))
+
+
+def log_spread(logs: Sequence[float]) -> float:
+    """Standard deviation of logarithms but for a few outliers: from their deciles, or, if that is more, their MAD.
+
+    The median absolute deviation alone would see nothing of two kinds of trials of which one is rarer.
+    """
+    if len(logs) < 5:
+        return statistics.stdev(logs) if len(logs) > 1 else 0.0
+    deciles, middle = statistics.quantiles(logs, n=10, method="inclusive"), statistics.median(logs)
+    return max((deciles[-1] - deciles[0]) / 2.5631, 1.4826 * statistics.median(abs(each - middle) for each in logs))
+
+
+def begin_part(
+    whole: KeyProfile,
+    seconds: Sequence[float],
+    need: MemoryNeed | None,
+    speed: float,
+    window: int,
+    threshold: float,
+) -> KeyProfile:
+    """The measurements with which a part of a key's trials begins: its own alone, and the whole key's overheads.
+
+    Packed and wide iterations that pay are those of the whole key, in the proportion in which the part's trials alone
+    are slower. They count as measured until as many of the part's own have come. What did not pay may be due to unlike
+    trials that met on a device: it is measured anew.
+
+    Args:
+        whole: of the key.
+        seconds: per iteration, alone on a device of speed 1, of the part's trials; may be empty.
+        need: the most memory that one of them was seen to need; ``None`` for the whole key's.
+        speed: of the device model, for the key.
+        window: newest observations to keep.
+        threshold: marginal benefit above which one more co-resident pays (eq. 3.1).
+    """
+    part = KeyProfile(memory=need or whole.memory, busy=list(whole.busy))
+    alone = whole.buckets.get(ALONE)
+    if alone is None or not seconds:
+        return part
+    part.buckets[ALONE] = Bucket([each / speed for each in seconds][-window:])
+    ratio = part.buckets[ALONE].estimate / alone.estimate
+    packed = packing_limit_from_seconds(prefix(whole.line("alpha")), threshold=threshold)
+    for (p, w), bucket in whole.buckets.items():
+        pays = 1 < p <= packed or (w > 1 and bucket.estimate < alone.estimate)
+        if pays and bucket.measured:
+            part.buckets[p, w] = Bucket([bucket.estimate * ratio] * MIN_OBSERVATIONS)
+    return part
+
+
+def require_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidFieldError(name, value, "must be True or False")
+    return value
 
 
 def require_key(name: str, value: object) -> str:

@@ -138,14 +138,18 @@ class Occupancy:
                 self._idle.take(index)
             self._closed.add(index)
 
+    def reopen_device(self, index: int) -> None:
+        """Places trials on a closed device again."""
+        self._closed.remove(index)
+        self._refresh(index)
+
     def remove_device(self, index: int) -> list[int]:
         """Removes a device; the rows on it lose everything they hold, and are returned."""
         evicted = list(self.residents[index])
         for row in evicted:
             self.release(row)
         if index in self._closed:
-            self._closed.remove(index)
-            self._refresh(index)
+            self.reopen_device(index)
         self._idle.remove_device(index)
         self.models.remove(self._devices[index])
         host = self._devices[index].host
@@ -177,12 +181,10 @@ class Occupancy:
         Args:
             row, width: the trial, which holds nothing yet, and its width.
             need: device memory, where it is known.
-            near: device to prefer for a width of at most 1.
-            only: whether no other device will do.
+            near, only: device to prefer for a width of at most 1, and whether no other one will do.
             own_state: bytes reserved for the trial's own state, which its need includes: on ``near``, else everywhere.
             host: to prefer among hosts with equally idle and fast devices.
-            allowed: the only devices that will do; ``None`` for all.
-            one_host: whether all have to be of one host.
+            allowed, one_host: the only devices that will do, ``None`` for all; whether all have to be of one host.
             by_model: how it does on unlike device models; ``None`` for the devices' own speeds.
         """
         chosen: tuple[int, ...] | None = None
@@ -322,9 +324,8 @@ class Occupancy:
         """Whether a trial of a width of at most 1 fits on this device now."""
         if index not in self._devices or not self.groups.agree(row, index):
             return False
-        if not self.memory.fits(index, self._need_on(index, need, by_model), own_state=own_state):
-            return False
-        return self.is_open(index, width, by_model)
+        fits = self.memory.fits(index, self._need_on(index, need, by_model), own_state=own_state)
+        return fits and self.is_open(index, width, by_model)
 
     def _open_device(
         self,
@@ -339,10 +340,9 @@ class Occupancy:
         by_model: ByModel | None = None,
     ) -> int | None:
         """The most idle device for one more packed trial: fewest residents, fastest, on that host, lowest index."""
-        if not shared_only and self._idle.count:
-            idle = self.fastest_idle(need, host, allowed, by_model)
-            if idle is not None:
-                return idle
+        any_idle = not shared_only and self._idle.count > 0
+        if any_idle and (idle := self.fastest_idle(need, host, allowed, by_model)) is not None:
+            return idle
 
         def takes(index: int) -> bool:
             may = index not in avoid and (allowed is None or index in allowed) and self.groups.agree(row, index)

@@ -58,7 +58,7 @@ class Planner(ABC):
             idle: number of idle devices.
         """
         widths = arrival_widths(instance, others, idle)
-        order = start_order(widths, instance.heights, instance.priority)
+        order = start_order(widths, instance.late_heights, instance.priority)
         return Arrangement(widths, order, self.replanner(), replan_at_start=False, name=self.name)
 
     def join_alike(self, kinds: Instance, counts: IntArray, idle: int) -> FloatArray | None:

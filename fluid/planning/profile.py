@@ -3,8 +3,8 @@
 Profiling uses the trials' own iterations (docs/theory.md, section 7; paper section 3.4.2.2). Measurements are kept per
 profile key, device model and bucket: p trials on one device, one trial on w devices, or p fused packs of k rows each on
 one device. Without data nothing is guessed: seconds and memory are ``None``, alpha = beta = 1, epsilon = 0, and the
-limits are the ideal model's. As in the paper, trials of one key are assumed to be alike: a search space whose model
-shapes differ needs a key per shape.
+limits are the ideal model's. The paper assumes that trials of one key are alike. Where they are not, they are parted
+into cohorts by their configs, and each cohort has a key of its own (:mod:`fluid.planning.cohorts`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import logging
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_text
+from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.planning.cohorts import CohortTree
 from fluid.planning.fused_measurements import fused_limit, fused_measured, fused_packs, fused_rates
 from fluid.planning.fused_rates import FusedRates
 from fluid.planning.json_file import write_json
+from fluid.planning.key_table import KeyTable
 from fluid.planning.measurements import (
     ALONE,
     ANY_MODEL,
@@ -30,15 +32,17 @@ from fluid.planning.measurements import (
     DRIFT_STREAK,
     MIN_OBSERVATIONS,
     Bucket,
-    KeyProfile,
     Overhead,
+    begin_part,
     bucket_from_json,
     bucket_id,
     fused_id,
     key_to_json,
     keys_from_json,
+    mapping,
     member,
     prefix,
+    require_flag,
     require_key,
     require_share,
 )
@@ -55,9 +59,10 @@ from fluid.resources import MemoryNeed
 _log = logging.getLogger(__name__)
 
 #: Version of what :meth:`Profile.to_json` writes.
-FORMAT = 4
-#: The version before, without measurements of fused packs.
-_WITHOUT_FUSED = 3
+FORMAT = 5
+#: The version before, without cohorts.
+_WITHOUT_COHORTS = 4
+_WITHOUT_FUSED = 3  # Nor did the version before that measure fused packs.
 _WITHOUT_MODELS = 2  # Nor did the version before that tell device models apart.
 #: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
 DEFAULT_WINDOW = 31
@@ -85,19 +90,25 @@ class Profile:
     Args:
         window: newest observations kept per bucket, at least 12; estimates are medians over it.
         threshold: O_th in [0, 1), the marginal benefit that packing one more trial must exceed.
+        cohorts: whether the engine parts the trials of a key into cohorts where they differ; ``True`` by default.
+
+    Attributes:
+        cohorts: what is known of the trials of each profile key by their configs.
 
     Raises:
         InvalidFieldError: also from every method, if a value is invalid; names the field and the value.
     """
 
-    def __init__(self, *, window: int = DEFAULT_WINDOW, threshold: float = DEFAULT_BENEFIT_THRESHOLD) -> None:
-        # A window too small to hold a baseline beside a streak would never see a drift.
+    def __init__(
+        self, *, window: int = DEFAULT_WINDOW, threshold: float = DEFAULT_BENEFIT_THRESHOLD, cohorts: bool = True
+    ) -> None:
         self.window = require_integer("window", window, at_least=DRIFT_BASELINE + DRIFT_STREAK)
         self.threshold = require_number("threshold", threshold, at_least=0.0)
         if self.threshold >= 1.0:
             raise InvalidFieldError("threshold", threshold, "must be below 1")
-        #: By profile key, then by device model.
-        self._keys: dict[str, dict[str | None, KeyProfile]] = {}
+        self.finds_cohorts = require_flag("cohorts", cohorts)
+        self.cohorts: dict[str, CohortTree] = {}
+        self._keys = KeyTable()
         self._resizes = Bucket()
         self._logged: set[tuple[str, str | None, Overhead]] = set()
 
@@ -137,9 +148,8 @@ class Profile:
         share = None if busy is None else require_share("busy", busy)
         if memory is not None:
             self.observe_memory(key, memory, model=model)
-        known = self._own(key, model)
-        known.fitted.clear()
-        known.rates = None
+        known = self._keys.own(key, model)
+        known.forget_fits()
         if share is not None and ids == ALONE and not is_fused:
             known.busy = [*known.busy, share][-self.window :]
         if (known.fused if is_fused else known.buckets).setdefault(ids, Bucket()).add(each, self.window):
@@ -150,11 +160,34 @@ class Profile:
         """Adds the peak memory of a trial on a device of that model, in bytes, without its seconds."""
         if not isinstance(memory, MemoryNeed):
             raise InvalidFieldError("memory", memory, "must be a MemoryNeed")
-        self._own(key, model).grow_memory(memory)
+        self._keys.own(key, model).grow_memory(memory)
 
     def observe_resize(self, seconds: float) -> None:
         """Adds the measured cost of one resize, in seconds; 0 is allowed."""
         self._resizes.add(require_number("seconds", seconds, at_least=0.0), self.window)
+
+    def part(
+        self,
+        key: str,
+        cohort: str,
+        seconds: Sequence[float],
+        need: MemoryNeed | None,
+        speeds: Mapping[str | None, float],
+    ) -> None:
+        """Lets a part of a key's trials have a key of its own, unless it has been measured before.
+
+        Args:
+            key: the key of all of them.
+            cohort: the key of the part.
+            seconds: per iteration, alone on a device of speed 1, of the part's trials; may be empty.
+            need: the most memory that one of them was seen to need; ``None`` for the whole key's.
+            speeds: of the device models, for the key; 1 for one that is missing.
+        """
+        known = {
+            model: begin_part(whole, seconds, need, speeds.get(model, 1.0), self.window, self.threshold)
+            for model, whole in self._keys.by_key.get(key, {}).items()
+        }
+        self._keys.by_key.setdefault(require_key("cohort", cohort), known)
 
     @property
     def epsilon(self) -> float:
@@ -163,11 +196,11 @@ class Profile:
 
     def keys(self) -> list[str]:
         """The profile keys seen, in the order of their first observation."""
-        return list(self._keys)
+        return list(self._keys.by_key)
 
     def models(self, key: str) -> list[str | None]:
         """The device models that a key was measured on, in the order of their first observation."""
-        return [None if model == ANY_MODEL else model for model in self._keys.get(key, ())]
+        return [None if model == ANY_MODEL else model for model in self._keys.by_key.get(key, ())]
 
     def speeds(self, key: str, models: Sequence[str | None]) -> dict[str | None, float]:
         """Iterations per second of a key's trials on each of these device models, relative to the first of them.
@@ -175,31 +208,24 @@ class Profile:
         The ratio of the median seconds per iteration of trials alone on one device. A model on which the key has fewer
         than ``MIN_OBSERVATIONS`` of these has the median of the other keys' ratios, or else speed 1.
         """
-        reference = models[0]
-        seconds = {model: known.alone for model in models if (known := self._exact(key, model)).alone is not None}
-        unit = seconds.get(reference)
-        if unit is None and seconds:
-            first = next(iter(seconds))
-            unit = seconds[first] * self._usual_speed(first, reference)
-        return {
-            model: unit / seconds[model]
-            if unit is not None and model in seconds
-            else self._usual_speed(model, reference)
-            for model in models
-        }
+        return self._keys.speeds(key, models)
 
     def memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
         """The maximum of each part, in bytes; ``None`` until some is reported."""
-        return self._known(key, model).memory
+        return self._keys.known(key, model).memory
 
     def busy(self, key: str, model: str | None = None) -> float | None:
         """Share of an iteration, alone on one device, in which the trial keeps it busy; ``None`` until measured."""
-        shares = self._known(key, model).busy
+        shares = self._keys.known(key, model).busy
         return statistics.median(shares) if shares else None
+
+    def spread(self, key: str, model: str | None = None) -> float:
+        """Standard deviation of the logarithm of an iteration's seconds, alone on a device; 0 until it was measured."""
+        return self._keys.known(key, model).spread
 
     def needs_measuring(self, key: str, model: str | None = None, *, co_residents: int = 1, width: int = 1) -> bool:
         """Whether a bucket holds under ``MIN_OBSERVATIONS``: at first, and after a drift restarted it."""
-        bucket = self._known(key, model).buckets.get(bucket_id(co_residents, width), Bucket())
+        bucket = self._keys.known(key, model).buckets.get(bucket_id(co_residents, width), Bucket())
         return len(bucket.seconds) < MIN_OBSERVATIONS
 
     def seconds_per_iteration(self, key: str, model: str | None = None) -> float | None:
@@ -209,7 +235,7 @@ class Profile:
         observations are used only if there are no others. If only fused packs were measured, the smallest says how
         long an iteration takes: like co-residents without a measured alpha, its rows are taken to cost no time.
         """
-        known = self._known(key, model)
+        known = self._keys.known(key, model)
         buckets = known.buckets
         for usable in ({ids: bucket for ids, bucket in buckets.items() if bucket.measured}, buckets):
             if ALONE in usable:
@@ -225,25 +251,25 @@ class Profile:
 
     def only_fused(self, key: str, model: str | None = None) -> bool:
         """Whether only fused packs were measured: how long a trial alone takes is unknown."""
-        return bool((known := self._known(key, model)).fused) and not known.buckets
+        return bool((known := self._keys.known(key, model)).fused) and not known.buckets
 
     def fused_rates(self, key: str, model: str | None = None) -> FusedRates | None:
         """T(k)/T(1) of packs alone on a device; ``None`` until a trial alone and a pack were measured."""
-        known = self._known(key, model)
+        known = self._keys.known(key, model)
         known.rates = known.rates or fused_rates(known)
         return known.rates
 
     def fused_measured(self, key: str, model: str | None = None) -> int:
         """The largest power of two such that packs of 1, 2, 4, ... rows up to it were measured; 0 if 1 was not."""
-        return fused_measured(self._known(key, model))
+        return fused_measured(self._keys.known(key, model))
 
     def fused_limit(self, key: str, most: int, model: str | None = None) -> int:
         """The largest power of two of rows, up to ``most``, worth fusing on a device (:func:`fused_limit`)."""
-        return fused_limit(self._known(key, model), require_integer("most", most, at_least=1), self.threshold)
+        return fused_limit(self._keys.known(key, model), require_integer("most", most, at_least=1), self.threshold)
 
     def fused_packs(self, key: str, rows: int, model: str | None = None) -> list[float]:
         """Measured seconds of an iteration with 1, 2, ... packs of so many rows on a device."""
-        return fused_packs(self._known(key, model), rows)
+        return fused_packs(self._keys.known(key, model), rows)
 
     def alpha(self, key: str, model: str | None = None) -> float:
         """Packing overhead per extra co-resident, in [1, c/(c-1)) for the c measured; 1.0 until measured.
@@ -262,11 +288,11 @@ class Profile:
 
     def measured_packing(self, key: str, model: str | None = None) -> int:
         """The largest p such that each of 1..p co-residents was measured; 0 if 1 was not."""
-        return len(prefix(self._known(key, model).line("alpha")))
+        return len(prefix(self._keys.known(key, model).line("alpha")))
 
     def marginal_benefits(self, key: str, model: str | None = None) -> dict[int, float]:
         """O^p (eq. 3.1) by p, if p and p - 1 were measured; from medians in place of the paper's means."""
-        seconds = {p: bucket.estimate for p, bucket in self._known(key, model).line("alpha").items()}
+        seconds = {p: bucket.estimate for p, bucket in self._keys.known(key, model).line("alpha").items()}
         return {p: marginal_benefit(p, seconds[p], seconds[p - 1]) for p in seconds if p - 1 in seconds}
 
     def packing_limit(self, key: str, c_max: int, model: str | None = None) -> int:
@@ -277,7 +303,7 @@ class Profile:
         take at least p u of it.
         """
         c_max = require_integer("c_max", c_max, at_least=1)
-        seconds = prefix(self._known(key, model).line("alpha"))[:c_max]
+        seconds = prefix(self._keys.known(key, model).line("alpha"))[:c_max]
         c = packing_limit_from_seconds(seconds, threshold=self.threshold)
         if c < len(seconds):
             return c
@@ -302,9 +328,11 @@ class Profile:
             "window": self.window,
             "threshold": self.threshold,
             "resizes": asdict(self._resizes),
+            "finds_cohorts": self.finds_cohorts,
+            "cohorts": {key: tree.to_json() for key, tree in self.cohorts.items()},
             "keys": {
                 key: [{"model": model, **key_to_json(known)} for model, known in by_model.items()]
-                for key, by_model in self._keys.items()
+                for key, by_model in self._keys.by_key.items()
             },
         }
 
@@ -315,13 +343,20 @@ class Profile:
         In a profile of format 2, measurements have no device model: the first model observed takes them over.
         """
         version = member("", data, "format")
-        if version not in (FORMAT, _WITHOUT_FUSED, _WITHOUT_MODELS):
+        if version not in (FORMAT, _WITHOUT_COHORTS, _WITHOUT_FUSED, _WITHOUT_MODELS):
             known = f"formats {_WITHOUT_MODELS} to {FORMAT}"
             raise InvalidFieldError("format", version, f"is unknown; this Fluid reads {known}")
         profile = cls(window=member("", data, "window"), threshold=member("", data, "threshold"))
         profile._resizes = bucket_from_json("resizes", member("", data, "resizes"), profile.window)
+        if version == FORMAT:
+            profile.finds_cohorts = require_flag("finds_cohorts", member("", data, "finds_cohorts"))
+            trees = mapping("cohorts", member("", data, "cohorts"))
+            profile.cohorts = {
+                require_key("cohorts", key): CohortTree.from_json(f"cohorts[{key!r}]", tree)
+                for key, tree in trees.items()
+            }
         without_models = version == _WITHOUT_MODELS
-        profile._keys = keys_from_json(member("", data, "keys"), profile.window, without_models=without_models)
+        profile._keys.by_key = keys_from_json(member("", data, "keys"), profile.window, without_models=without_models)
         return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -339,43 +374,8 @@ class Profile:
         except (ValueError, RecursionError) as error:
             raise InvalidFieldError("path", name, f"is not a JSON file: {error}") from error
 
-    def _exact(self, key: str, model: str | None) -> KeyProfile:
-        """What was measured on that very model, or in a profile without models."""
-        by_model = self._keys.get(key, {})
-        return by_model.get(model) or by_model.get(ANY_MODEL) or KeyProfile()
-
-    def _known(self, key: str, model: str | None) -> KeyProfile:
-        by_model = self._keys.get(key)
-        if not by_model:
-            return KeyProfile()
-        known = by_model.get(model)
-        if known is None and model is None:
-            known = next(iter(by_model.values()))
-        return known or self._exact(key, model)
-
-    def _own(self, key: str, model: str | None) -> KeyProfile:
-        """Where observations of a key on a model are added."""
-        if model is not None:
-            require_text("model", model)
-        by_model = self._keys.setdefault(require_key("key", key), {})
-        known = by_model.get(model)
-        if known is None:
-            known = by_model[model] = by_model.pop(ANY_MODEL) if ANY_MODEL in by_model else KeyProfile()
-        return known
-
-    def _usual_speed(self, model: str | None, reference: str | None) -> float:
-        """The median over all keys of their speed on a model relative to another; 1 if no key has both measured."""
-        if model == reference:
-            return 1.0
-        ratios = []
-        for by_model in self._keys.values():
-            one, other = by_model.get(reference), by_model.get(model)
-            if one is not None and other is not None and one.alone is not None and other.alone is not None:
-                ratios.append(one.alone / other.alone)
-        return statistics.median(ratios) if ratios else 1.0
-
     def _overhead(self, key: str, model: str | None, name: Overhead) -> float:
-        known = self._known(key, model)
+        known = self._keys.known(key, model)
         if name not in known.fitted:
             line = known.line(name)
             value = 1.0 if len(line) < 2 else bounded_exp(slope(line, shared=name == "beta"))

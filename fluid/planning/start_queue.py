@@ -1,19 +1,21 @@
 """The start queue: trials that wait for a device, in starting order.
 
-By descending priority; then critical ones (of a rung that others wait for) first; then by descending width; then as
-queued.
+By descending priority of the group, then of the trial; then by the rank of the group's owner; then critical ones (of a
+rung that others wait for) first; then by descending width; then as queued.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from fluid.planning.constraints import Constraint
 
-#: (-priority, whether it is not critical, -width)
-_Class = tuple[float, bool, float]
+#: (-priority of the group, -priority, owner, whether it is not critical, -width)
+_Class = tuple[float, float, int, bool, float]
+#: Chooses, of the lines of one class, rows that are to be offered first, in that order, given the width and the rows.
+Choose = Callable[[float, Sequence[Mapping[int, int]]], Sequence[int]]
 
 
 class _QueueLine:
@@ -41,9 +43,13 @@ class StartQueue:
     """Rows of trials that wait. A row is queued at most once.
 
     Rows of one width and one ``kind`` are alike to placement: if one does not fit, none of them does.
+
+    Attributes:
+        ranks: place of owners in the starting order; those without a rank come last, in order of their number.
     """
 
     def __init__(self) -> None:
+        self.ranks: Mapping[int, int] = {}
         #: class -> kind -> line; no empty ones.
         self._classes: dict[_Class, dict[Hashable, _QueueLine]] = {}
         self._where: dict[int, _QueueLine] = {}
@@ -64,7 +70,7 @@ class StartQueue:
 
     def __iter__(self) -> Iterator[int]:
         """Iterates over the rows in starting order."""
-        for key in sorted(self._classes):
+        for key in self._in_order():
             lines = list(self._classes[key].values())
             if len(lines) == 1:
                 yield from list(lines[0].rows)
@@ -83,6 +89,8 @@ class StartQueue:
         in_front: bool = False,
         bound: bool = False,
         constraint: Constraint | None = None,
+        owner: int = 0,
+        group_priority: float = 1.0,
     ) -> None:
         """Queues a row behind those of its priority, width and kind.
 
@@ -95,8 +103,10 @@ class StartQueue:
             in_front: whether it goes before those like it instead of behind them.
             bound: whether only one device will do for it.
             constraint: what it asks of its devices; part of its kind.
+            owner: number of its group's owner.
+            group_priority: goes before ``priority``.
         """
-        key = (-priority, not critical, -width)
+        key = (-group_priority, -priority, owner, not critical, -width)
         self._tickets += 1
         ticket = -self._tickets if in_front else self._tickets
         lines = self._classes.get(key)
@@ -119,12 +129,12 @@ class StartQueue:
 
     def width(self, row: int) -> float:
         """The width with which a row was queued."""
-        return -self._where[row].key[2]
+        return -self._where[row].key[-1]
 
     def line(self, row: int) -> Hashable:
         """The width and kind of a row: rows of one line are alike to placement."""
         line = self._where[row]
-        return line.key[2], line.kind
+        return line.key[-1], line.kind
 
     def remove(self, row: int) -> None:
         """Removes a row."""
@@ -148,7 +158,7 @@ class StartQueue:
         new_keys: dict[_Class, _Class] = {}
         for row, width in width_of.items():
             key = self._where[row].key
-            if new_keys.setdefault(key, new_key := (key[0], key[1], -width)) != new_key:
+            if new_keys.setdefault(key, new_key := (*key[:-1], -width)) != new_key:
                 return None
         moved: dict[_Class, dict[Hashable, _QueueLine]] = {}
         renamed: dict[Hashable, Hashable] = {}
@@ -158,8 +168,8 @@ class StartQueue:
             if latest is not None and new_key <= latest:
                 return None
             for kind, line in lines.items():
-                name = new_key[2], kind
-                if renamed.setdefault((key[2], kind), name) != name or kind_of(line.first[0]) != kind:
+                name = new_key[-1], kind
+                if renamed.setdefault((key[-1], kind), name) != name or kind_of(line.first[0]) != kind:
                     return None
             moved[new_key], latest = lines, new_key
         if len(set(renamed.values())) < len(renamed):
@@ -171,7 +181,7 @@ class StartQueue:
                 line.key = key
                 count = len(line.rows) - sum(row in line.rows for row in self._bound)
                 if count:
-                    self._unbound[-key[2]] = self._unbound.get(-key[2], 0) + count
+                    self._unbound[-key[-1]] = self._unbound.get(-key[-1], 0) + count
         return renamed
 
     def clear(self) -> None:
@@ -194,21 +204,48 @@ class StartQueue:
         return self._unbound
 
     @property
-    def first_priority(self) -> float:
-        """The priority of the row that starts first; for a queue that is not empty."""
-        return -min(self._classes)[0]
+    def first_priority(self) -> tuple[float, float]:
+        """The priority of the first row's group, and its own; for a queue that is not empty."""
+        group, own, *_ = min(self._classes)
+        return -group, -own
+
+    @property
+    def first_owner(self) -> int:
+        """The owner of the first row; for a queue that is not empty."""
+        return self._in_order()[0][2]
+
+    def lines(self) -> Iterator[tuple[int, int]]:
+        """The first row of each line, and how many rows the line has; in no certain order."""
+        for lines in self._classes.values():
+            for line in lines.values():
+                yield next(iter(line.rows)), len(line.rows)
 
     def widths(self) -> list[float]:
         """Widths of the queued rows, in starting order; a width may come several times."""
-        return [-key[2] for key in sorted(self._classes)]
+        return [-key[-1] for key in self._in_order()]
 
-    def start(self, place: Callable[[int], bool]) -> list[int]:
+    def _in_order(self) -> list[_Class]:
+        ranks = self.ranks
+        if not ranks:
+            return sorted(self._classes)
+        last = len(ranks)
+        return sorted(self._classes, key=lambda key: (key[0], key[1], ranks.get(key[2], last), *key[2:]))
+
+    def group_priorities(self) -> list[float]:
+        """The priorities of the groups of queued rows, the highest first."""
+        return sorted({-key[0] for key in self._classes}, reverse=True)
+
+    def start(
+        self, place: Callable[[int], bool], group_priority: float | None = None, choose: Choose | None = None
+    ) -> list[int]:
         """Offers rows to ``place``, in starting order, and removes those it accepts.
 
         Narrower trials, and trials of another kind, pass one that does not fit: devices would stay idle otherwise.
 
         Args:
             place: starts a row if it fits now; returns whether it did.
+            group_priority: offers only rows of groups of this priority; ``None`` for all.
+            choose: chooses rows to be offered first among those of one class; ``None`` for none.
 
         Returns:
             The rows started.
@@ -216,9 +253,17 @@ class StartQueue:
         started: list[int] = []
         #: kinds of which none fits, by width
         refused: dict[float, set[Hashable]] = {}
-        for key in sorted(self._classes):
-            unfit = refused.setdefault(key[2], set())
+        for key in self._in_order():
+            if group_priority is not None and key[0] != -group_priority:
+                continue
+            unfit = refused.setdefault(key[-1], set())
             fitting = [line for kind, line in self._classes[key].items() if kind not in unfit]
+            if choose is not None and len(fitting) > 1:
+                for row in choose(-key[-1], [line.rows for line in fitting]):
+                    if place(row):
+                        started.append(row)
+                        self._remove(row, self._where[row])
+                fitting = [line for line in fitting if line.rows]
             # The line whose first row has waited longest comes first.
             turns = [(line.first[1], line) for line in fitting]
             heapq.heapify(turns)
@@ -238,7 +283,7 @@ class StartQueue:
 
     def _remove(self, row: int, line: _QueueLine) -> None:
         del self._where[row], line.rows[row]
-        width = -line.key[2]
+        width = -line.key[-1]
         constraint = self._constraint.pop(row, None) if self._constraint else None
         if constraint is not None:
             self._constrained[constraint] -= 1

@@ -19,7 +19,7 @@ from rich.text import Text
 from fluid.display.format import duration, durations, figures, number, percent, times
 
 if TYPE_CHECKING:
-    from fluid.simulation.simulate import SimulationResult
+    from fluid.simulation.simulation_result import SimulationResult
 
 #: Adding devices pays if the makespan falls by at least this share of what perfect scaling would save.
 _WORTHWHILE_SHARE = 0.5

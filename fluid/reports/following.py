@@ -71,18 +71,19 @@ class RunFollower:
 
     Args:
         paths: the run folders.
+        price: US dollars for a device-hour; ``None`` for the sessions' own.
 
     Raises:
         InvalidFieldError: a path is not a run folder, or cannot be read; the message names the path.
     """
 
-    def __init__(self, paths: Sequence[str | Path]) -> None:
+    def __init__(self, paths: Sequence[str | Path], price: float | None = None) -> None:
         self._paths = [Path(path).expanduser() for path in paths]
         self._clock = MonotonicClock()
         self._changed = threading.Condition()
         self._listeners = 0
         self._closed = False
-        self._readers = [RunReader(path) for path in self._paths]
+        self._readers = [RunReader(path, price) for path in self._paths]
         self._drawer = PageDrawer()
         #: CPU seconds of the newest reading, and when all may be drawn anew.
         self._cost, self._next_drawing = 0.0, 0.0

@@ -38,7 +38,7 @@ with try_import("matplotlib", extra="plot") as _imports:
 
 if TYPE_CHECKING:
     from fluid.planning.planner import Plan
-    from fluid.simulation.simulate import SimulationResult
+    from fluid.simulation.simulation_result import SimulationResult
 
 _WIDTH = 12.0  # inches, of every figure
 _LEFT, _RIGHT = 0.85, 0.35  # inches beside the axes
@@ -73,7 +73,7 @@ class GanttPanel:
     @classmethod
     def of_result(cls, result: SimulationResult) -> GanttPanel:
         """A simulated run; it must have been simulated with ``record=True``."""
-        return cls(result.planner, Timeline.of_result(result), f"{result.resizes} resizes")
+        return cls(result.label, Timeline.of_result(result), f"{result.resizes} resizes")
 
 
 def save_gantt(path: str | Path, panels: Sequence[GanttPanel], title: str = "", *, field: str = "plot") -> None:
@@ -89,7 +89,7 @@ def save_gantt(path: str | Path, panels: Sequence[GanttPanel], title: str = "", 
         MissingDependencyError: matplotlib is not installed.
         InvalidFieldError: ``panels`` is empty, or the file cannot be written.
     """
-    _save(draw_gantt(panels, title), path, field)
+    save_figure(draw_gantt(panels, title), path, field)
 
 
 def draw_gantt(panels: Sequence[GanttPanel], title: str = "") -> Figure:
@@ -312,7 +312,7 @@ def save_sweep(path: str | Path, results: Sequence[SimulationResult], title: str
         MissingDependencyError: matplotlib is not installed.
         InvalidFieldError: ``results`` is empty, or the file cannot be written.
     """
-    _save(draw_sweep(results, title), path)
+    save_figure(draw_sweep(results, title), path)
 
 
 def draw_sweep(results: Sequence[SimulationResult], title: str = "") -> Figure:
@@ -389,12 +389,12 @@ def check_plot(path: str | Path, field: str = "plot") -> None:
         raise InvalidFieldError(field, str(path), "cannot be written: its folder does not exist")
 
 
-def _save(figure: Figure, path: str | Path, field: str = "plot") -> None:
+def save_figure(figure: Figure, path: str | Path, field: str = "plot") -> None:
+    """Saves a figure; raises as :func:`check_plot` does, and if the file cannot be written."""
     check_plot(path, field)
     try:
         with warnings.catch_warnings():
-            # Names of trials may be in any script; characters that the font lacks are drawn as boxes.
-            warnings.filterwarnings("ignore", message="Glyph")
+            warnings.filterwarnings("ignore", message="Glyph")  # What the font lacks is drawn as boxes.
             figure.savefig(path, dpi=150)
     except OSError as error:
         raise InvalidFieldError(field, str(path), f"cannot be written: {error.strerror or error}") from error

@@ -10,109 +10,18 @@ import bisect
 import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
+from fluid.errors import InvalidFieldError
+from fluid.reports.history_records import Entry, Measured, Reason, Stay, Wait, requires_of
+from fluid.resources import Device, Requires
 from fluid.results.iterations import FinishedIterations
+from fluid.results.run_files import device_from
+from fluid.sizing.held_time import HeldTime
 
 #: Most devices of which the trials are named.
 _MOST_DEVICES = 6
-
-
-class Entry(NamedTuple):
-    """An entry of the journal.
-
-    Attributes:
-        at: seconds since the first iteration of the run began; negative before.
-        what: its kind.
-        fields: the other fields.
-    """
-
-    at: float
-    what: str
-    fields: Mapping[str, Any]
-
-
-@dataclass
-class Stay:
-    """A stretch in which a trial held the same devices.
-
-    Attributes:
-        trial: the submitted trial.
-        start, end: seconds; infinite if the trial held them when the journal ended.
-        width: its width.
-        devices: their indices.
-        beside: trials that it shared its device with when it came.
-        lanes: its lanes.
-        joins: whether all of those were in its lane, to be fused with it.
-        warm: whether a trial had been set up before in each of its lanes.
-        set_up: when the trial was set up there; infinite if its lane kept its state, or it came by a resize.
-    """
-
-    trial: str
-    start: float
-    width: float
-    devices: tuple[int, ...]
-    beside: tuple[str, ...] = ()
-    end: float = math.inf
-    warm: bool = False
-    set_up: float = math.inf
-    lanes: tuple[int, ...] = ()
-    joins: bool = False
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why trials of one line waited.
-
-    Attributes:
-        at: from when on, seconds.
-        reason: ``"DEVICES"``, ``"MEMORY"`` or ``"LANE"``.
-        note: the fields of the note.
-        devices: number of devices at that time.
-    """
-
-    at: float
-    reason: str
-    note: Mapping[str, Any]
-    devices: int
-
-
-@dataclass
-class Wait:
-    """A stretch in which a trial was queued.
-
-    Attributes:
-        trial: the submitted trial.
-        start, end: seconds; infinite if the trial waited when the journal ended.
-        reasons: why, in order; empty if it started at once, or the journal does not say.
-    """
-
-    trial: str
-    start: float
-    end: float = math.inf
-    reasons: list[Reason] = field(default_factory=list)
-
-
-class Measured(NamedTuple):
-    """Measurements of a profile key on a device model that changed how far its trials are packed.
-
-    Attributes:
-        at: when, seconds.
-        packing: c, the packing limit.
-        alpha: packing overhead.
-        model: the device model.
-        seconds: per iteration, alone on one device; ``None`` if unknown.
-        rows: most trials that are fused; 1 if none are.
-    """
-
-    at: float
-    packing: int
-    alpha: float
-    model: str | None
-    seconds: float | None = None
-    rows: int = 1
 
 
 class RunHistory:
@@ -132,6 +41,9 @@ class RunHistory:
         drained: when a device, or with ``None`` the session, began to be drained: nothing starts there any more.
         paused: the trials that the user had paused when the journal ended.
         kinds: the kind of each device that there has been.
+        devices: those devices, as far as the journal can be read.
+        requires: what trials require of devices, of those that do, by submitted trial.
+        meter: for how long devices were held.
         tells: whether the journal has notes about starts; journals of older versions have none.
     """
 
@@ -146,7 +58,10 @@ class RunHistory:
         self.tells = False
         self.paused: set[str] = set()
         self.kinds: dict[int, str] = {}
+        self.devices: dict[int, Device] = {}
+        self.requires: dict[str, Requires] = {}
         self.models: dict[int, str | None] = {}
+        self.meter = HeldTime()
         #: Trials on each device, and the devices, while the journal is read.
         self._on: dict[int, list[str]] = {}
         self._devices: set[int] = set()
@@ -181,6 +96,8 @@ class RunHistory:
         self._clock = done.clock() if done.by_trial else None
         self.zero = done.origin
         self._begun = False
+        #: The time of the entry before.
+        self._before = 0.0
 
     def extend(self, entries: Iterable[Mapping[str, Any]]) -> set[str]:
         """Takes further entries, in the order written; returns the trials that they name."""
@@ -195,7 +112,7 @@ class RunHistory:
             if not self._begun:
                 self.start = self.end = at
                 self._begun = True
-            self.end = max(self.end, at)
+            self._before, self.end = self.end, max(self.end, at)
             entry = entry._replace(at=at)
             if isinstance(trial := entry.fields.get("trial_id"), str):
                 self.of_trial.setdefault(trial, []).append(entry)
@@ -228,10 +145,17 @@ class RunHistory:
         """How many times a trial got devices after one time and before another."""
         return bisect.bisect_left(self._placed_at, end) - bisect.bisect_right(self._placed_at, start)
 
-    def taken_at(self, at: float) -> dict[int, tuple[str, ...]]:
-        """The trials on each device at a time, for the first few of the devices that were held."""
+    def fitting(self, trial: str) -> frozenset[int] | None:
+        """The devices, of all that there have been, that are as a trial requires; ``None`` if it requires nothing."""
+        requires = self.requires.get(trial)
+        if requires is None:
+            return None
+        return frozenset(index for index, device in self.devices.items() if requires.met_by(device))
+
+    def taken_at(self, at: float, only: frozenset[int] | None = None) -> dict[int, tuple[str, ...]]:
+        """The trials on each device at a time, for the first few of the devices that were held, or of ``only``."""
         found: dict[int, tuple[str, ...]] = {}
-        for device in sorted(self._on_device):
+        for device in sorted(self._on_device if only is None else only.intersection(self._on_device)):
             stays, latest_ends = self._on_device[device], self._latest_ends[device]
             there = []
             position = bisect.bisect_right(stays, at, key=lambda stay: stay.start) - 1
@@ -258,12 +182,19 @@ class RunHistory:
 
     def _device_added(self, entry: Entry) -> None:
         device = entry.fields["device"]
-        self._devices.add(int(device["index"]))
-        self.kinds[int(device["index"])] = str(device.get("kind", "device"))
-        self.models[int(device["index"])] = device.get("model")
+        index = int(device["index"])
+        if index in self.meter.held:  # The session was resumed: it had given its devices back by its last entry.
+            self.meter.all_left(self._before)
+        self.meter.came(index, entry.at)
+        self._devices.add(index)
+        self.kinds[index] = str(device.get("kind", "device"))
+        with contextlib.suppress(InvalidFieldError, TypeError):
+            self.devices[index] = device_from(device)
+        self.models[index] = device.get("model")
 
     def _device_lost(self, entry: Entry) -> None:
         self._devices.discard(int(entry.fields["device_id"]))
+        self.meter.left(int(entry.fields["device_id"]), entry.at)
 
     def _draining(self, entry: Entry) -> None:
         device = entry.fields.get("device_id")
@@ -283,6 +214,8 @@ class RunHistory:
             fields = {name: history.get(name) for name in ("reported", "checkpoint", "ended", "budget", "paused")}
             self.of_trial.setdefault(trial, []).append(Entry(entry.at, entry.what, fields))
             self.key_of[trial] = str(history["trial"].get("profile_key", ""))
+            if (requires := requires_of(history["trial"])) is not None:
+                self.requires[trial] = requires
             if history.get("ended") is None and history.get("paused"):
                 self.paused.add(trial)
             elif history.get("ended") is None:
@@ -290,6 +223,8 @@ class RunHistory:
 
     def _begin(self, trial: str, spec: Mapping[str, Any], entry: Entry) -> None:
         self.of_trial.setdefault(trial, []).append(Entry(entry.at, entry.what, spec))
+        if (requires := requires_of(spec)) is not None:
+            self.requires[trial] = requires
         self.key_of[trial] = str(spec.get("profile_key", ""))
         self._wait(trial, entry.at)
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fluid.reports.history import Measured, RunHistory, Stay, Wait
+from fluid.reports.history import RunHistory
+from fluid.reports.history_records import Measured, Stay, Wait
 from fluid.reports.timeline import Timeline
 
 #: The figure that says that a device was idle without need.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,39 +11,45 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fluid._clock import MonotonicClock
 from fluid.display.format import count
-from fluid.engine.commands import NoteDeviceLost, NoteResize
-from fluid.engine.events import DeviceAdded
-from fluid.engine.journal import Recovered
+from fluid.engine.commands import NoteDeviceLost
+from fluid.engine.recovered import Recovered
 from fluid.lane.run_paths import trial_folder
-from fluid.planning.rollout import Segment
+from fluid.reports.cohorts import cohorts_of
+from fluid.reports.costs import Paid, price_of
+from fluid.reports.forecasts import WrittenForecast, read_forecasts
 from fluid.reports.history import RunHistory
 from fluid.reports.idle import idle_time
-from fluid.reports.run import GroupRun, RecordedRun, TrialRun, key_measurements
-from fluid.reports.segments import Resized, segments_of, with_pauses
+from fluid.reports.key_measurements import key_measurements
+from fluid.reports.recorded_devices import device_events, devices_of
+from fluid.reports.resizes import resize_gains
+from fluid.reports.run import GroupRun, RecordedRun, TrialRun
+from fluid.reports.segments import segments_of, with_pauses
 from fluid.reports.story import Storyteller
 from fluid.reports.story_words import StoryLine
-from fluid.reports.timeline import DeviceChange, Timeline
-from fluid.resources import Device
+from fluid.reports.timeline import Timeline
 from fluid.results.folder_files import is_locked
 from fluid.results.iterations import FinishedIterations, ReportedIteration, ReportedLines, shown_iterations
 from fluid.results.json_lines import ReplacedError
 from fluid.results.metrics import is_number
-from fluid.results.run_files import RunFiles, device_from
+from fluid.results.run_files import RunFiles
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
 from fluid.results.trial_results import files_of
 
 
-def load_run(path: str | Path) -> RecordedRun:
+def load_run(path: str | Path, price: float | None = None) -> RecordedRun:
     """Loads the run folder of a session, which may still be running or may have been killed.
 
     Args:
         path: the run folder.
+        price: US dollars for a device-hour; ``None`` for the session's own.
 
     Raises:
-        InvalidFieldError: the path is not a run folder, or cannot be read; the message names the path.
+        InvalidFieldError: the path is not a run folder, or cannot be read; the message names the path. Or the price is
+            no number of at least 0.
     """
-    return RunReader(path).read()
+    return RunReader(path, price).read()
 
 
 class RunReader:
@@ -52,14 +59,16 @@ class RunReader:
 
     Args:
         path: the run folder.
+        price: US dollars for a device-hour; ``None`` for the session's own.
 
     Raises:
         InvalidFieldError: the path is not a run folder; the message names it.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, price: float | None = None) -> None:
         self._path = path
-        self._content = _Content(path)
+        self._price = price_of({}, price)
+        self._content = _Content(path, self._price)
 
     def read(self) -> RecordedRun:
         """The run as it stands.
@@ -70,7 +79,7 @@ class RunReader:
         try:
             self._content.take()
         except ReplacedError:
-            self._content = _Content(self._path)
+            self._content = _Content(self._path, self._price)
             self._content.take()
         return self._content.run()
 
@@ -95,8 +104,8 @@ class RunReader:
 class _Content:
     """What was read of a run folder."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._files = RunFiles(path)
+    def __init__(self, path: str | Path, price: float | None) -> None:
+        self._files, self._price = RunFiles(path), price
         self._reported = ReportedLines(self._files)
         self._all_reported: list[ReportedIteration] = []
         self._done = FinishedIterations()
@@ -105,6 +114,8 @@ class _Content:
         self._made: dict[tuple[str, str], tuple[object, TrialRun]] = {}
         #: Submitted trials that had new lines since the run was made.
         self._changed: set[str] = set()
+        #: Device-seconds in which iterations ran, less those of trials: of a trial whose neighbours ended.
+        self._beside = 0.0
         #: The run as it was made last; ``None`` if its times no longer hold.
         self._run: RecordedRun | None = None
 
@@ -114,7 +125,8 @@ class _Content:
         files.notes.clear()
         self._session, self._journal, reported = files.session(), files.journal(), self._reported.new()
         self._entries = files.trials()
-        self._keys = key_measurements(files.profile())
+        self._profile = files.profile()
+        self._keys = key_measurements(self._profile)
         self._all_reported += reported
         had_times, stays = bool(self._done.by_trial), self._done.extend(reported)
         if not stays:
@@ -138,6 +150,8 @@ class _Content:
                 group.name,
                 tuple(self._trial((group.group_id, name), parts) for name, parts in group.trials.items()),
                 group.search,
+                group.requires,
+                group.terms,
             )
             for group in self._submitted
         )
@@ -153,11 +167,11 @@ class _Content:
             for name, parts in group.trials.items()
             for part in parts
         }
-        changes, resized = _device_events(self._journal, done, row_of)
+        changes, resized = device_events(self._journal, done, row_of)
         recorded = segments_of([trial.finished for trial in trials])
         segments = with_pauses(recorded.segments, resized)
         timeline = Timeline(
-            _devices(self._session, self._journal, segments),
+            devices_of(self._session, self._journal, segments),
             tuple(segments),
             tuple(trial.trial_id for trial in trials),
             max((segment.end for segment in segments), default=0.0),
@@ -174,10 +188,15 @@ class _Content:
             stories=_stories(history, files, self._submitted, done),
             submitted=self._names(),
             idle=idle_time(history, timeline),
+            resize_gains=resize_gains(history, done.by_trial),
+            cohorts=cohorts_of(self._profile, history, done.by_trial),
             clock=_clock(self._session, done, history.zero),
             wall=_wall(self._session, done, history, timeline.makespan),
             is_running=is_locked(files.path),
             makespan=timeline.makespan,
+            forecasts=self._forecasts(),
+            read_at=self._read_at(),
+            paid=self._paid(timeline),
         )
         self._changed.clear()
         return self._run
@@ -204,9 +223,37 @@ class _Content:
             wall=_wall(self._session, done, history, done.end),
             is_running=is_locked(files.path),
             makespan=done.end,
+            forecasts=self._forecasts(),
+            read_at=self._read_at(),
+            paid=self._paid(self._run.timeline),
         )
         self._changed.clear()
         return self._run
+
+    def _forecasts(self) -> dict[str, list[WrittenForecast]]:
+        return read_forecasts(self._files.forecasts(), self._done, self._history.zero)
+
+    def _read_at(self) -> float | None:
+        """The time now, in seconds since the run began; ``None`` if its session has ended."""
+        if not is_locked(self._files.path):
+            return None
+        return MonotonicClock().now() + self._done.offsets[-1] - self._history.zero
+
+    def _paid(self, timeline: Timeline) -> Paid:
+        """For how long devices were held, and their price."""
+        done, history, session = self._done, self._history, self._session
+        known, closed = session.get("clock"), session.get("closed")
+        shift = done.offsets[-1] - history.zero
+        began = known.get("at") if isinstance(known, Mapping) else None
+        last = closed + shift if is_number(closed) else max(history.end, done.end)
+        # Journals of the first versions do not have the devices.
+        held = history.meter.device_seconds(last) if history.meter.has_heard else timeline.device_seconds
+        ended = max(history.end, done.end) if is_locked(self._files.path) else done.end
+        took = ended - began - shift if is_number(began) else None
+        used = math.fsum(group.device_seconds for group in self._groups)
+        if self._run is None or timeline is not self._run.timeline:
+            self._beside = math.fsum(b - a for each in timeline.busy_intervals.values() for a, b in each) - used
+        return Paid(held, used + self._beside, took, price_of(session, self._price))
 
     def _trial(self, shown: tuple[str, str], parts: Sequence[SubmittedTrial]) -> TrialRun:
         made_of = parts, [len(self._done.by_trial.get(part.trial_id, ())) for part in parts]
@@ -262,6 +309,7 @@ def _stories(
         name_of=lambda trial: shown_as[trial][1].shown_id if trial in shown_as else trial,
         log_of=lambda trial: os.path.join(trial_folder(str(files.path), trial), "output.log"),
         searched=lambda trial: trial in shown_as and shown_as[trial][0].search is not None,
+        owner_of=lambda trial: shown_as[trial][0].owner_name if trial in shown_as else "",
     )
     found: dict[tuple[str, str], list[StoryLine]] = {}
     wanted = [
@@ -312,60 +360,3 @@ def _note_shared(
             f"{count(done.repeated, 'iteration')} were reported more than once: two drivers of an older Fluid ran this "
             "session at the same time."
         )
-
-
-# --- The timeline
-
-
-def _device_events(
-    journal: Recovered, done: FinishedIterations, row_of: Mapping[str, int]
-) -> tuple[list[DeviceChange], list[Resized]]:
-    """Devices that were added or lost, and resizes of trials, in seconds since the run began."""
-    changes: list[DeviceChange] = []
-    resized: list[Resized] = []
-    present: set[int] = set()
-    #: Of a session that was resumed: devices that it had and that were not reported once more so far, and when it was.
-    left, resumed_at = set[int](), 0.0
-    for note, at in done.with_run_times(journal.places):
-        time = max(at, 0.0)
-        if isinstance(note, DeviceAdded):
-            index = note.device.index
-            if index in present - left:
-                left, resumed_at = present - {index}, time
-            elif index not in present:
-                changes.append((time, index, True))
-            present.add(index)
-            left.discard(index)
-            continue
-        changes += [(resumed_at, index, False) for index in sorted(left)]
-        present -= left
-        left = set()
-        if isinstance(note, NoteResize):
-            if note.trial_id in row_of:
-                resized.append(Resized(row_of[note.trial_id], at, note.seconds, note.device_ids))
-        elif note.device_id in present:
-            present.remove(note.device_id)
-            changes.append((time, note.device_id, False))
-    changes += [(resumed_at, index, False) for index in sorted(left)]
-    return sorted(changes, key=lambda change: change[0]), resized
-
-
-def _devices(session: Mapping[str, Any], journal: Recovered, segments: Iterable[Segment]) -> tuple[Device, ...]:
-    """The devices that the session began with, those that were added, and any others that trials used."""
-    devices: dict[int, Device] = {}
-    listed = session.get("devices")
-    for fields in listed if isinstance(listed, list) else ():
-        try:
-            device = device_from(fields)
-        except (KeyError, TypeError, ValueError):
-            continue
-        devices.setdefault(device.index, device)
-    for note in journal.places:
-        if isinstance(note, DeviceAdded):
-            devices.setdefault(note.device.index, note.device)
-        elif isinstance(note, NoteDeviceLost):
-            devices.setdefault(note.device_id, Device(note.device_id))
-    kind = next(iter(devices.values())).kind if devices else "gpu"
-    for index in {device for segment in segments for device in segment.devices} - devices.keys():
-        devices[index] = Device(index, kind=kind)
-    return tuple(devices[index] for index in sorted(devices))

@@ -18,7 +18,7 @@ const best = (() => {
     const notes = clear(byId("notes"));
     for (const run of data.runs) for (const note of run.notes) html(notes, "p", single ? note : `${run.name}: ${note}`, "note");
     const top = clear(byId("top"));
-    if (single) { drawBest(html(top, "section", null, "card hero"), now.best); drawTiles(html(top, "div", null, "tiles"), single); }
+    if (single) { drawBest(html(top, "section", null, "card hero"), now.best); drawTiles(html(top, "div", null, "tiles"), single); for (const line of single.forecasts) html(top, "p", line, "session forecast"); }
     else { drawRuns(html(top, "section", null, "card")); if (now.best) drawBest(html(top, "section", null, "card hero"), now.best); }
   }
 
@@ -76,6 +76,9 @@ const best = (() => {
     tile("makespan", format.duration(run.makespan), run.wall === null ? "" : `wall time ${format.duration(run.wall)}`,
       "makespan: from the first start of an iteration to the last end; wall time: of the session, start-up included");
     tile("devices busy", run.busy_text, "of " + run.devices_text, "share of the makespan in which trials held the devices");
+    const [held, ...rest] = run.costs.join("; ").split("; ");
+    if (held) tile(...(run.cost === null ? ["device time", held, rest.join("; ")] : ["cost", run.cost, [held, ...rest].join("; ")]),
+      "of all devices from their arrival to their loss or to the end of the session");
     tile("trials", run.trials.toLocaleString("en-US"), run.states);
     tile("iterations", run.iterations.toLocaleString("en-US"), run.resizes);
   }
@@ -85,8 +88,8 @@ const best = (() => {
     const table = html(html(card, "div", null, "scroll"), "table");
     table.id = "runs";
     const name = model.metricName();
-    const heads = ["run", name ? `${now.less ? "least" : "greatest"} ${name}` : "best", "by trial", "reached after", "trials", "states", "makespan", "wall time", "devices busy", "devices", "best config"];
-    const numbers = new Set([1, 3, 4, 6, 7, 8]);
+    const heads = ["run", name ? `${now.less ? "least" : "greatest"} ${name}` : "best", "by trial", "reached after", "trials", "states", "makespan", "wall time", "devices busy", "cost", "devices", "best config"];
+    const numbers = new Set([1, 3, 4, 6, 7, 8, 9]);
     const head = html(html(table, "thead"), "tr");
     heads.forEach((title, k) => { const cell = html(head, "th", title, numbers.has(k) ? "num" : ""); cell.scope = "col"; });
     const body = html(table, "tbody"), winner = now.best;
@@ -106,6 +109,7 @@ const best = (() => {
       html(row, "td", format.duration(run.makespan), "num");
       html(row, "td", run.wall === null ? "" : format.duration(run.wall), "num");
       html(row, "td", run.busy_text, "num");
+      html(row, "td", run.cost === null ? "" : run.cost, "num").title = run.costs.join("; ");
       html(row, "td", run.devices_text);
       const shown = trial ? now.parameters.filter((each) => !each.constant).map((each) => [each.name, model.text(each.value(trial), 4)]).filter(([, value]) => value) : [];
       const last = html(row, "td", shown.map(([key, value]) => `${key} ${value}`).join(", "));

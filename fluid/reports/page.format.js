@@ -25,6 +25,11 @@ const format = {
     const [name, size] = format.unitFor(seconds);
     return format.number(seconds / size) + " " + name;
   },
+  // US dollars; of amounts below a cent, two digits.
+  dollars(value) {
+    const size = Math.abs(value), digits = size > 0 && size < 0.01 ? Math.min(8, 1 - Math.floor(Math.log10(size))) : 2;
+    return (value < 0 ? "-$" : "$") + size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  },
   // Seconds between ticks for an axis of `span` seconds with room for `most` ticks, labelled in the unit for `longest`.
   tickStep(span, most, longest = span) {
     if (span <= 0) return 1;

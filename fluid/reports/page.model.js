@@ -87,6 +87,8 @@ const model = (() => {
     return found ? { path: found[1], what: found[0] === iterationOf(trial) ? "" : `of iteration ${found[0]}` } : null;
   }
   const checkpointOf = (trial) => { const found = keptOf(trial); return found ? found.path : null; };
+  const dollarsFor = (run, seconds) => (run.price === null ? null : (run.price * seconds) / 3600);
+  const costOf = (trial) => dollarsFor(now.runs[trial.run], trial.device_seconds);
   const lastOf = (trial) => (now.metric < 0 ? null : trial.last[now.metric]);
 
   // Ranks the trials by the metric: the best first, then those without a value, failed ones last.
@@ -159,6 +161,10 @@ const model = (() => {
     });
     list.push({ key: "iterations", title: "iterations", names: names("iterations", "iteration"), numeric: true, value: (trial) => trial.iterations, text: (trial) => (trial.budget === null ? String(trial.iterations) : `${trial.iterations}/${trial.budget}`) });
     list.push({ key: "seconds", title: "time", names: names("time", "seconds"), numeric: true, value: (trial) => trial.seconds, text: (trial) => format.duration(trial.seconds) });
+    list.push({ key: "device_seconds", title: "device time", names: names("device_time", "device time"), numeric: true, value: (trial) => trial.device_seconds, text: (trial) => format.duration(trial.device_seconds), off: true, hint: "device time: of devices that trials shared, the trial's part" });
+    if (data.runs.some((run) => run.price !== null)) {
+      list.push({ key: "cost", title: "cost", names: names("cost"), numeric: true, value: costOf, text: (trial) => (costOf(trial) === null ? "" : format.dollars(costOf(trial))), hint: "US dollars for the device time that the trial's iterations used" });
+    }
     list.push({ key: "widths", title: "widths", names: names("widths", "width"), value: (trial) => trial.widest, text: (trial) => trial.widths });
     if (now.trials.some((trial) => trial.checkpoints)) {
       list.push({ key: "checkpoint", title: "checkpoint", names: names("checkpoint"), value: checkpointOf });
@@ -232,6 +238,6 @@ const model = (() => {
 
   return {
     state, now, load, patched, rank, filter, axis, text, category, valueOf, iterationOf, timeOf, lastOf, keptOf, colour, barColour, markColour, metricColour,
-    colouring, visible, chosen, leadersOnly, stands, sample, config, metricName, lines, LEADERS,
+    colouring, visible, chosen, leadersOnly, stands, sample, config, metricName, lines, dollarsFor, LEADERS,
   };
 })();

@@ -138,8 +138,10 @@ const tables = (() => {
   function drawSmall() {
     const run = now.runs[state.run], none = (value) => (value === null ? "" : value);
     byId("groups-card").hidden = run.one_search || !run.groups.length;
-    simple(byId("groups"), [["group"], ["trials", 1], ["states"], ["iterations", 1], ["makespan", 1]],
-      run.groups.map((group) => [group.name, group.trials, group.states, group.iterations, format.duration(group.makespan)]));
+    simple(byId("groups"), [["group"], ["trials", 1], ["states"], ...(run.groups.some((group) => group.said) ? [["terms"]] : []), ["iterations", 1], ["makespan", 1], ["device time", 1], ...(run.price === null ? [] : [["cost", 1]])],
+      run.groups.map((group) => [group.name, group.trials, group.states, ...(run.groups.some((each) => each.said) ? [group.said] : []), group.iterations, format.duration(group.makespan), format.duration(group.device_seconds), ...(run.price === null ? [] : [format.dollars(model.dollarsFor(run, group.device_seconds))])]));
+    byId("cohorts-card").hidden = !run.cohorts.length;
+    simple(byId("cohorts"), [["profile key"], ["trials whose configs have"], ["predictions"]], run.cohorts);
     simple(byId("keys"), [["profile key"], ["alone, per iteration", 1], ["alpha (packing)", 1], ["c (best packing)", 1], ["beta (scaling)", 1], ["fusing"]],
       run.keys.map((key) => [key.key, key.seconds === null ? "" : format.duration(key.seconds), key.packed ? none(key.alpha).toFixed(3) : "-", key.packed ? none(key.c) : "-", none(key.beta).toFixed(3), key.fused.replace(/^, /, "") || "-"]),
       "No measurements: the profile is written when the session ends.");

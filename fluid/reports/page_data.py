@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fluid.display.format import count, duration, percent, placement_name
+from fluid.display.format import count, dollars, duration, percent, placement_name
 from fluid.display.states import states_text
 from fluid.errors import InvalidFieldError
 from fluid.reports.idle import WAITED
@@ -108,7 +108,7 @@ def importances_data(importances: Importances) -> dict[str, Any]:
 def run_summary(run: RecordedRun, name: str) -> dict[str, Any]:
     """What the page says of a run as a whole, apart from its timeline."""
     facts = [(key, run.session.get(key)) for key in ("began", "planner")]
-    facts += [("GPUs shared by", run.sharing)]
+    facts += [("GPUs shared by", run.sharing), ("resizes", run.resize_gains.text)]
     facts += [("backend", run.session.get("backend")), ("Fluid", run.session.get("fluid")), ("folder", str(run.path))]
     return {
         "name": name,
@@ -120,6 +120,11 @@ def run_summary(run: RecordedRun, name: str) -> dict[str, Any]:
         "running": run.is_running,
         "iterations": run.iterations,
         "resizes": count(run.resizes, "resize"),
+        "cost": None if run.costs.usd is None else dollars(run.costs.usd),
+        "price": run.paid.price,
+        "costs": run.costs.texts,
+        "forecasts": run.forecast_lines,
+        "cohorts": [[each.key, cohort.text, each.error_text] for each in run.cohorts for cohort in each.cohorts],
         "makespan": run.makespan,
         "wall": run.wall,
         "clocked": run.clock is not None,
@@ -130,8 +135,10 @@ def run_summary(run: RecordedRun, name: str) -> dict[str, Any]:
                 "name": group.name,
                 "trials": len(group.trials),
                 "states": states_text(group.states),
+                "said": group.said,
                 "iterations": group.iterations,
                 "makespan": group.makespan,
+                "device_seconds": rounded(group.device_seconds),
             }
             for group in run.groups
         ],

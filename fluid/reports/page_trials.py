@@ -71,6 +71,7 @@ class TrialsFrame:
             "iterations": trial.iterations,
             "budget": trial.budget,
             "seconds": rounded(trial.seconds),
+            "device_seconds": rounded(trial.device_seconds),
             "widths": widths_name(trial.widths),
             "widest": max(trial.widths, default=0.0),
             "facts": _facts(trial),
@@ -228,7 +229,6 @@ def _facts(trial: TrialRun) -> dict[str, str]:
     facts = {
         "widths": widths_name(trial.widths) if many else ", ".join(widths),
         "fused": f"with up to {count(most - 1, 'other')}" if most > 1 else "",
-        "device time": duration(trial.device_seconds) if most > 1 else "",
         "profile key": trial.key,
     }
     return {name: fact for name, fact in facts.items() if fact}

@@ -15,15 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from fluid.display.format import count, duration
-from fluid.planning.profile import Profile
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
+from fluid.reports.cohorts import KeyCohorts
+from fluid.reports.costs import Costs, Paid, goals_in
+from fluid.reports.forecasts import SHARES, ComparedForecast, WrittenForecast, compared, forecast_text
 from fluid.reports.idle import IdleTime
+from fluid.reports.key_measurements import KeyMeasurements
+from fluid.reports.resizes import ResizeGains
 from fluid.reports.story_words import StoryLine
 from fluid.reports.timeline import Timeline
+from fluid.resources import Requires
 from fluid.results.iterations import FinishedIteration
-from fluid.results.json_lines import without_surrogates
 from fluid.results.metrics import Goal, goals_of, is_bookkeeping, is_number, less_is_better
 from fluid.results.records import TrialFiles
-from fluid.trialgroup import Search
+from fluid.results.submitted import UNFINISHED
+from fluid.trialgroup import PAUSED_BY_USER, Search
+
+#: States of trials that have not ended.
+_NOT_ENDED = (UNFINISHED, PAUSED_BY_USER)
+#: Most lines of forecasts: those of two groups that have ended.
+_MOST_FORECASTS = 2 * len(SHARES)
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class TrialRun:
 
     @cached_property
     def device_seconds(self) -> float:
-        """Seconds of devices that its iterations used; of those that were fused, its part."""
+        """Seconds of devices that its iterations used; of devices that trials shared, its part."""
         return math.fsum(iteration.device_seconds for iteration in self.finished)
 
     @cached_property
@@ -132,12 +143,22 @@ class GroupRun:
         group_id, name: the group.
         trials: its trials, in order of submission.
         search: the metric, mode and size of the search, if a search algorithm submitted the trials.
+        requires: what its trials require of devices, where they do not say otherwise; ``None`` for nothing.
+        terms: whose group it is, and how urgent.
     """
 
     group_id: str
     name: str
     trials: tuple[TrialRun, ...]
     search: Search | None = None
+    requires: Requires | None = None
+    terms: GroupTerms = PLAIN_TERMS
+
+    @property
+    def said(self) -> str:
+        """Whose it is, how urgent and what it requires, in a few words; empty if nothing was said."""
+        requires = f"requires {self.requires}" if self.requires is not None and self.requires.asks else ""
+        return ", ".join(filter(None, (self.terms.text, requires)))
 
     @property
     def states(self) -> Mapping[str, int]:
@@ -150,71 +171,20 @@ class GroupRun:
         return sum(trial.iterations for trial in self.trials)
 
     @property
+    def is_open(self) -> bool:
+        """Whether a trial has not ended."""
+        return any(trial.state in _NOT_ENDED for trial in self.trials)
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of devices that iterations of its trials used."""
+        return math.fsum(trial.device_seconds for trial in self.trials)
+
+    @property
     def makespan(self) -> float:
         """Seconds from the first start to the last finish."""
         spans = [trial.span for trial in self.trials if trial.finished]
         return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
-
-
-@dataclass(frozen=True)
-class KeyMeasurements:
-    """The measurements of one profile key, on one device model if it ran on several.
-
-    Attributes:
-        key: the profile key.
-        seconds: per iteration, alone on one device; ``None`` if unknown.
-        alpha, beta: packing and scaling overhead.
-        packing: the largest measured number of trials on one device.
-        c: the packing limit that follows from the measurements.
-        rows: the largest measured number of fused trials; 1 if none were.
-        fused: the number of fused trials that is worth it, as the measurements say; 1 if fusing is not.
-        gain: how many times the iterations per second of one trial alone that many, or else two, do fused.
-        model: the device model, ``"unknown model"`` for devices without one; ``None`` if the key ran on only one.
-        speed: iterations per second alone on a device of that model, relative to the model that the key ran on first.
-    """
-
-    key: str
-    seconds: float | None
-    alpha: float
-    beta: float
-    packing: int
-    c: int
-    model: str | None = None
-    speed: float = 1.0
-    rows: int = 1
-    fused: int = 1
-    gain: float = 1.0
-
-
-def key_measurements(profile: Profile | None) -> tuple[KeyMeasurements, ...]:
-    """What a profile says of each of its keys; nothing without a profile."""
-    if profile is None:
-        return ()
-    found = []
-    keys = profile.keys()
-    for key in keys:
-        models = profile.models(key) or [None]
-        speeds = profile.speeds(key, models)
-        for model in models:
-            packing, rates = profile.measured_packing(key, model), profile.fused_rates(key, model)
-            rows = rates.rows[-1] if rates is not None else 1
-            fused = profile.fused_limit(key, rows, model)
-            found.append(
-                KeyMeasurements(
-                    without_surrogates(key),
-                    None if profile.only_fused(key, model) else profile.seconds_per_iteration(key, model),
-                    profile.alpha(key, model),
-                    profile.beta(key),
-                    packing,
-                    profile.packing_limit(key, max(packing, 1), model),
-                    (model or "unknown model") if len(models) > 1 else None,
-                    speeds[model],
-                    rows,
-                    fused,
-                    1.0 if rates is None else rates.gain(fused if fused > 1 else 2),
-                )
-            )
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -231,11 +201,16 @@ class RecordedRun:
         stories: what happened to each trial, by group and id.
         submitted: the submitted trials that each trial is made of, by group and id.
         idle: the idle time of the devices; ``None`` if the journal does not tell, as those of older versions.
+        resize_gains: what its resizes gained, as predicted and as measured.
         clock: wall-clock time at 0 on the time axis; ``None`` if unknown.
         wall: seconds from the start of the session to its end, start-up included, or to the last entry of its journal
             if it has not ended; ``None`` if unknown.
         is_running: whether the session ran on this machine when the folder was read.
         makespan: seconds from the first start of an iteration to the last end.
+        cohorts: those of profile keys whose trials differ by their configs.
+        forecasts: when each group was forecast to end, by its id, in order.
+        read_at: when the folder was read, in seconds since the run began; ``None`` if the session has ended.
+        paid: for how long devices were held, and at what price.
     """
 
     path: Path
@@ -247,10 +222,15 @@ class RecordedRun:
     stories: Mapping[tuple[str, str], Sequence[StoryLine]] = field(default_factory=dict)
     submitted: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     idle: IdleTime | None = None
+    resize_gains: ResizeGains = field(default_factory=ResizeGains)
     clock: datetime | None = None
     wall: float | None = None
     is_running: bool = False
     makespan: float = 0.0
+    cohorts: tuple[KeyCohorts, ...] = ()
+    forecasts: Mapping[str, Sequence[WrittenForecast]] = field(default_factory=dict)
+    read_at: float | None = field(default=None, compare=False)
+    paid: Paid = field(default_factory=Paid)
 
     def story_of(self, trial: TrialRun) -> Sequence[StoryLine]:
         """What happened to a trial, in order of time."""
@@ -272,11 +252,50 @@ class RecordedRun:
         return sum(group.iterations for group in self.groups)
 
     @property
+    def policy_text(self) -> str:
+        """How its groups were ordered; empty if it has one owner, or the session does not say."""
+        policy, fairness = self.session.get("group_policy"), self.session.get("fairness")
+        owners = {group.terms.owner or (group.group_id,) for group in self.groups}
+        if not isinstance(policy, str) or len(owners) < 2:
+            return ""
+        return f"groups ordered by {policy}" + (f", fairness {fairness:g}" if is_number(fairness) and fairness else "")
+
+    @property
     def devices_held(self) -> str:
         """The number of devices; if some were not there all the time, also for how long they were in all."""
         timeline = self.timeline
         text = count(len(timeline.devices), "device")
         return f"{text}, held for {duration(timeline.device_seconds)} in all" if timeline.absences else text
+
+    @property
+    def forecast_lines(self) -> list[str]:
+        """When the groups of a running session will have ended; of one that has ended, how its forecasts did."""
+        if self.is_running:
+            now = [(each, self.forecasts.get(each.group_id, ())) for each in self.groups if each.is_open]
+            lines = [(each.name, forecast_text(known[-1], self.clock, self.read_at)) for each, known in now if known]
+            return [f"forecast of {name}: {text}" for name, text in lines if text][-_MOST_FORECASTS:]
+        return [f"forecast of {each.group} {each.text}" for each in self.compared_forecasts][-_MOST_FORECASTS:]
+
+    @property
+    def compared_forecasts(self) -> list[ComparedForecast]:
+        """The forecasts of groups that have ended, beside their ends."""
+        found: list[ComparedForecast] = []
+        for group in self.groups:
+            spans = [trial.span for trial in group.trials if trial.finished]
+            if spans and not group.is_open:
+                start, end = min(start for start, _ in spans), max(end for _, end in spans)
+                found += compared(group.name, self.forecasts.get(group.group_id, ()), start, end)
+        return found
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What the run cost."""
+        return Costs(
+            paid=self.paid,
+            **goals_in(self.session),
+            unended=sum(trial.state in _NOT_ENDED for trial in self.trials),
+            is_running=self.is_running,
+        )
 
     @property
     def is_one_search(self) -> bool:

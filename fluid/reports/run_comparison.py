@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fluid.display.format import count, durations, percent, printable, shortened
+from fluid.display.format import count, dollar_column, durations, percent, printable, shortened
 from fluid.display.palette import mark
 from fluid.errors import InvalidFieldError
 from fluid.reports.hyperparameters import differing, value_text
@@ -25,7 +25,7 @@ from fluid.results.metrics import Goal, is_number
 #: Most characters of a run's name and of a hyperparameter's value, and most hyperparameters.
 _LONGEST_NAME, _LONGEST_VALUE, _MOST_PARAMETERS = 32, 24, 40
 #: Columns that narrow terminals leave out, the first one first.
-_OPTIONAL = ("iterations", "wall time", "trials", "busy", "trial", "makespan")
+_OPTIONAL = ("iterations", "wall time", "trials", "busy", "trial", "makespan", "cost")
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ def as_json(comparison: RunComparison) -> dict[str, Any]:
                 "makespan_s": one.run.timeline.makespan,
                 "wall_time_s": one.run.wall,
                 "utilisation": one.run.timeline.utilisation,
+                "costs": one.run.costs.as_json(),
                 "notes": list(one.run.notes),
             }
             for one in comparison.runs
@@ -200,6 +201,10 @@ def _columns(comparison: RunComparison) -> dict[str, list[str]]:
     columns["makespan"] = durations([one.run.timeline.makespan for one in runs])
     columns["wall time"] = _times([one.run.wall for one in runs])
     columns["busy"] = [percent(one.run.timeline.utilisation) for one in runs]
+    costs = [one.run.costs.usd for one in runs]
+    if any(usd is not None for usd in costs):
+        texts = iter(dollar_column([usd for usd in costs if usd is not None]))
+        columns["cost"] = ["-" if usd is None else next(texts) for usd in costs]
     return columns
 
 

@@ -13,12 +13,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fluid.display.format import count, duration, durations, percent, printable, shortened
+from fluid.display.format import count, dollar_column, duration, durations, percent, printable, shortened
 from fluid.display.states import states_text
+from fluid.reports.cohorts import KeyCohorts
 from fluid.reports.idle import WAITED, IdleTime
 from fluid.reports.importance import Importances
+from fluid.reports.key_measurements import KeyMeasurements
 from fluid.reports.ranking import best_of, goal_of
-from fluid.reports.run import GroupRun, KeyMeasurements, RecordedRun, TrialRun
+from fluid.reports.run import RecordedRun, TrialRun
+from fluid.reports.story_words import bytes_name
 from fluid.reports.trials_table import TableStyle, best_lines, failure_lines, importance_line, trials_table
 from fluid.results.metrics import Goal
 
@@ -55,19 +58,27 @@ def run_tables(
     trials = trials_table(run, goal, TableStyle(width=width, rows=rows, columns=columns))
     parts: list[RenderableType] = [_headline(run)]
     parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
+    parts += [Text("; ".join(run.costs.texts))] if run.costs.texts else []
+    parts += [Text(run.resize_gains.text)] if run.resize_gains.text else []
+    parts += [Text(printable(line)) for line in run.forecast_lines]
     if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
         parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {states_text(run.groups[0].states)}"))
     for each in run.goals if goal in run.goals else (goal,):  # A search may have several.
         parts += best_lines(run, each)
     parts += [] if importances is None else [importance_line(importances)]
     if not run.is_one_search:
-        parts.append(_groups_table(run.groups, rows, compact=width < _ROOM_FOR_STATES))
+        parts.append(_groups_table(run, rows, compact=width < _ROOM_FOR_STATES))
         parts += _left_out(len(run.groups), rows, "group")
+        parts += [Text(run.policy_text)] if run.policy_text else []
     parts += trials
     parts += _left_out(len(run.trials), rows, "trial")
     if failures := failure_lines(run):
         parts += [*failures, Text()]
-    parts += [Text(_measured(key)) for key in run.keys]
+    for cohorts in run.cohorts:
+        parts += _cohort_parts(cohorts)
+    names = {f"{each.key} [{cohort.conditions}]" for each in run.cohorts for cohort in each.cohorts}
+    # What was measured of a cohort is in its table.
+    parts += [Text(_measured(key)) for key in run.keys if key.model is not None or key.key not in names]
     if run.idle is not None:
         parts.append(_idle_table(run.idle))
     if run.sharing:
@@ -95,6 +106,10 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
         "wall_time_s": run.wall,
         "utilisation": run.timeline.utilisation,
         "resizes": run.resizes,
+        "resize_gains": asdict(run.resize_gains),
+        "costs": run.costs.as_json(),
+        "forecasts": _forecasts_json(run),
+        "cohorts": [_plain(each.as_json()) for each in run.cohorts],
         "best": best_json(run, goal or goal_of(run)),
         "importances": None if importances is None else asdict(importances),
         "idle": None if run.idle is None else _idle_json(run.idle),
@@ -103,14 +118,27 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
                 "group": group.group_id,
                 "name": group.name,
                 "search": None if group.search is None else asdict(group.search),
+                "owner": group.terms.owner,
+                "priority": group.terms.priority,
+                "preempt": group.terms.preempt,
+                "requires": None if group.requires is None else str(group.requires),
                 "trials": len(group.trials),
                 "states": dict(group.states),
                 "iterations": group.iterations,
                 "makespan_s": group.makespan,
+                "device_seconds": group.device_seconds,
+                "cost_usd": run.costs.usd_of(group.device_seconds),
             }
             for group in run.groups
         ],
-        "trials": [{**_trial_json(trial), "story": story_json(run, trial)} for trial in run.trials],
+        "trials": [
+            {
+                **_trial_json(trial),
+                "cost_usd": run.costs.usd_of(trial.device_seconds),
+                "story": story_json(run, trial),
+            }
+            for trial in run.trials
+        ],
         "profile": [
             {
                 "key": k.key,
@@ -196,6 +224,24 @@ def _idle_json(idle: IdleTime) -> dict[str, float]:
     }
 
 
+def _forecasts_json(run: RecordedRun) -> list[dict[str, Any]]:
+    """The newest forecast of each group, and those of groups that have ended at 25, 50 and 75 % of their time."""
+    return [
+        {
+            "group": group.group_id,
+            "at_s": known[-1].at,
+            "end_s": {f"{odds:g}": known[-1].by(odds) for odds in known[-1].seconds},
+            "compared": [
+                {"share": each.share, "by_50_s": each.middle, "by_90_s": each.high, "ended_s": each.ended}
+                for each in run.compared_forecasts
+                if each.group == group.name
+            ],
+        }
+        for group in run.groups
+        if (known := run.forecasts.get(group.group_id))
+    ]
+
+
 def _plain(value: Any) -> Any:
     """Replaces NaN and infinity, which JSON does not have, by ``None``."""
     if isinstance(value, float):
@@ -214,19 +260,53 @@ def _headline(run: RecordedRun) -> Text:
     return line.append(f", {count(run.resizes, 'resize')}" if run.resizes else "")
 
 
-def _groups_table(groups: Sequence[GroupRun], rows: int, *, compact: bool) -> Table:
+def _groups_table(run: RecordedRun, rows: int, *, compact: bool) -> Table:
+    # The newest groups are of most interest.
+    shown = run.groups[-rows:]
+    columns = {
+        "group": [shortened(printable(group.name), _LONGEST_NAME) for group in shown],
+        "trials": [f"{len(group.trials):,}" for group in shown],
+        "iterations": [f"{group.iterations:,}" for group in shown],
+        "makespan": durations([group.makespan for group in shown]),
+    }
+    costs = [usd for group in shown if (usd := run.costs.usd_of(group.device_seconds)) is not None]
+    if costs:
+        columns["cost"] = dollar_column(costs)
     table = _empty_table()
-    for header in ("group", "trials", "iterations", "makespan"):
+    for header in columns:
         table.add_column(header, justify="left" if header == "group" else "right", no_wrap=True)
+    said = [printable(group.said) for group in shown]
     if not compact:
         table.add_column("states", overflow="fold")
-    # The newest groups are of most interest.
-    shown = groups[-rows:]
-    for group, makespan in zip(shown, durations([group.makespan for group in shown]), strict=True):
-        name = shortened(printable(group.name), _LONGEST_NAME)
-        cells = [name, f"{len(group.trials):,}", f"{group.iterations:,}", makespan]
-        table.add_row(*cells, *([] if compact else [states_text(group.states)]))
+    if any(said):
+        table.add_column("terms", overflow="fold")
+    for place, group in enumerate(shown):
+        cells = [cells[place] for cells in columns.values()]
+        table.add_row(*cells, *([] if compact else [states_text(group.states)]), *([said[place]] if any(said) else []))
     return table
+
+
+def _cohort_parts(cohorts: KeyCohorts) -> list[RenderableType]:
+    """A table of the cohorts of a profile key, and how good predictions were."""
+    said = Text(f"{printable(cohorts.key)}: {cohorts.error_text}")
+    if not cohorts.cohorts:
+        return [said] if cohorts.error_text else []
+    known = cohorts.cohorts
+    columns = {
+        f"cohorts of {printable(cohorts.key)}": [printable(each.conditions) for each in known],
+        "trials": [f"{each.trials:,}" for each in known],
+        "an iteration": ["" if each.seconds is None else duration(each.seconds) for each in known],
+        "memory": ["" if each.peak_bytes is None else bytes_name(each.peak_bytes) for each in known],
+        "alpha": ["" if each.alpha is None else f"{each.alpha:.3f}" for each in known],
+        "c": ["" if each.c is None else f"{each.c}" for each in known],
+    }
+    columns = {header: cells for header, cells in columns.items() if any(cells)}
+    table = _empty_table()
+    for place, header in enumerate(columns):
+        table.add_column(header, justify="right" if place else "left", no_wrap=bool(place), overflow="fold")
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
+    return [table, *([said] if cohorts.error_text else [])]
 
 
 def _idle_table(idle: IdleTime) -> Table:

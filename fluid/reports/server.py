@@ -37,14 +37,15 @@ class RunServer:
     Args:
         paths: the run folders.
         port: the port; 0 for one that is free.
+        price: US dollars for a device-hour; ``None`` for the sessions' own.
 
     Raises:
-        InvalidFieldError: a path is not a run folder, or the port cannot be used.
+        InvalidFieldError: a path is not a run folder, the port cannot be used, or the price is below 0.
     """
 
-    def __init__(self, paths: Sequence[str | Path], port: int = 0) -> None:
+    def __init__(self, paths: Sequence[str | Path], port: int = 0, *, price: float | None = None) -> None:
         require_integer("port", port, at_least=0, at_most=65535)
-        self.follower = RunFollower(paths)
+        self.follower = RunFollower(paths, price)
         try:
             self._http = _HttpServer(self.follower, port)
         except OSError as error:

@@ -11,15 +11,18 @@ from functools import partial
 from typing import Any
 
 from fluid.display.format import count, duration
-from fluid.reports.history import Entry, RunHistory, Stay
+from fluid.reports.cohorts import predicted_text
+from fluid.reports.history import RunHistory
+from fluid.reports.history_records import Entry, Stay
+from fluid.reports.resizes import kept_width
 from fluid.reports.story_waits import SHORTEST_WAIT, WaitTeller, fusing_ended
 from fluid.reports.story_words import (
     StoryLine,
     after_iteration,
-    bytes_name,
     devices_name,
     gained,
     medium_name,
+    needs_text,
     ran_line,
     size_name,
 )
@@ -54,12 +57,14 @@ class Storyteller:
         name_of: the name under which reports show a submitted trial.
         log_of: path of a submitted trial's log.
         searched: whether a search algorithm submitted a trial.
+        owner_of: whose the group of a submitted trial is, in words; empty if unknown.
     """
 
     history: RunHistory
     name_of: Callable[[str], str]
     log_of: Callable[[str], str]
     searched: Callable[[str], bool]
+    owner_of: Callable[[str], str] = lambda _: ""
 
     def tell(self, trial: str, iterations: Sequence[FinishedIteration]) -> list[StoryLine]:
         """The story of a submitted trial, in order of time.
@@ -103,6 +108,7 @@ class _Story:
             "NotePaused": self._paused,
             "NotePreempted": self._preempted,
             "NoteResize": self._resized,
+            "NoteKeptWidth": kept_width,
             "NoteHung": self._hung,
             "ReportSetBack": self._set_back,
             "NoteTrial": lambda entry: StoryLine(entry.at, "told", str(entry.fields["text"])),
@@ -124,7 +130,7 @@ class _Story:
                 continue
             if line is not None:
                 found.append(line)
-        waits = WaitTeller(self._history, self._teller.names)
+        waits = WaitTeller(self._history, self._teller.names, self._teller.owner_of)
         found += filter(None, map(waits.line, self._history.waits.get(self._trial, ())))
         found += fusing_ended(self._history, self._trial, self._iterations)
         found += self._ran(found)
@@ -138,10 +144,7 @@ class _Story:
 
     def _submitted(self, entry: Entry) -> StoryLine:
         self._budget = int(entry.fields["budget"])
-        text = f"submitted, to run {count(self._budget, 'iteration')}"
-        memory = entry.fields.get("memory")
-        if isinstance(memory, Mapping):
-            text += f" with {bytes_name(memory['persistent_bytes'] + memory['ephemeral_bytes'])} of device memory"
+        text = f"submitted, to run {count(self._budget, 'iteration')}{needs_text(entry.fields)}"
         return StoryLine(entry.at, "submitted", text, {"iterations": self._budget})
 
     def _recovered(self, entry: Entry) -> StoryLine:
@@ -181,7 +184,8 @@ class _Story:
                 if (lane := facts["waited_for_lane_s"]) >= SHORTEST_WAIT:
                     text += f"; {self._before_set_up(entry, started, stay)} {duration(lane)}"
                 text += f"; {'restored' if iteration else 'set up'} in {duration(seconds)}"
-        return StoryLine(entry.at, "started", text + self._company(stay, fields.get("alpha")), facts)
+        text += self._company(stay, fields.get("alpha")) + predicted_text(fields, facts)
+        return StoryLine(entry.at, "started", text, facts)
 
     def _before_set_up(self, placed: Entry, started: Entry, stay: Stay) -> str:
         if not stay.warm:
@@ -303,8 +307,9 @@ class _Story:
     def _preempted(self, entry: Entry) -> StoryLine:
         successor, together = entry.fields.get("successor"), entry.fields.get("co_residents")
         if isinstance(successor, str):
-            name = self._teller.name_of(successor)
+            name, urgent = self._teller.name_of(successor), entry.fields.get("urgent_group") is not None
             text = f"preempted: pauses after its iteration for {name}, which takes its device over; all end earlier so"
+            text = f"makes room for {name}, whose group is urgent: pauses after its iteration" if urgent else text
             return StoryLine(entry.at, "preempted", text, {"successor": name})
         text = f"leaves its device after its iteration: {together} trials at once get less done there than fewer"
         return StoryLine(entry.at, "preempted", text)
@@ -318,7 +323,7 @@ class _Story:
             return None
         facts = {"iteration": iteration, "kind": kind, "failures": fields.get("failures")}
         if kind is None:
-            event = "paused" if why == "waits to go on" else f"queued again ({why})"
+            event = "paused" if why.startswith(("waits to go on", "made room for")) else f"queued again ({why})"
             return StoryLine(entry.at, "queued", f"{event}; it goes on {after_iteration(iteration)}", facts)
         repeated = max((one.number for one in self._iterations if one.end <= entry.at), default=0) - iteration
         text = f"{_FAILED.get(str(kind), f'failed ({kind})')}, {why}; it goes on {after_iteration(iteration)}"

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fluid.display.format import count, duration
-from fluid.reports.history import Measured, Reason, RunHistory, Wait
+from fluid.reports.history import RunHistory
+from fluid.reports.history_records import Measured, Reason, Wait
 from fluid.reports.story_words import StoryLine, bytes_name, devices_name
 from fluid.results.iterations import FinishedIteration
 
+#: Most owners that a line names.
+_MOST_OWNERS = 3
 #: Shorter waits, in seconds, are not told: the trial started at once.
 SHORTEST_WAIT = 0.01
 
@@ -45,10 +48,12 @@ class WaitTeller:
     Attributes:
         history: the run's journal.
         names: some trials in words.
+        owner_of: whose the group of a trial is, in words; empty if unknown.
     """
 
     history: RunHistory
     names: Callable[[Iterable[str]], str]
+    owner_of: Callable[[str], str] = lambda _: ""
 
     def line(self, wait: Wait) -> StoryLine | None:
         """How long a trial waited, and for what; ``None`` if it started at once, or the journal does not tell."""
@@ -66,7 +71,7 @@ class WaitTeller:
             if position and reason.reason == reasons[position - 1].reason:
                 continue  # it joined another line, and waits for the same
             after = f"from {duration(reason.at)} on, " if parts else ""
-            parts.append(after + self._why(reason, max(wait.start, reason.at)))
+            parts.append(after + self._why(reason, max(wait.start, reason.at), wait.trial))
         parts += self._ramp(wait)
         drained = self.history.drained.get(None, math.inf)
         parts += [f"from {duration(drained)} on the session was drained, and nothing started"] * (drained < wait.end)
@@ -93,25 +98,35 @@ class WaitTeller:
                 told += [f"{way} was being measured{where}, up to {', '.join(steps)}"] if steps else []
         return told
 
-    def _why(self, reason: Reason, at: float) -> str:
+    def _why(self, reason: Reason, at: float, trial: str) -> str:
         if reason.reason == "LANE":
             return "another trial ran in the lane that keeps its state, which cannot be saved"
         if reason.reason == "MEMORY":
             return self._why_memory(reason)
         if not reason.devices:
             return "there was no device"
-        width = float(reason.note["width"])
-        head = "all devices were taken" if reason.devices > 1 else "the only device was taken"
+        if reason.reason == "REQUIREMENTS":
+            wanted = reason.note.get("wanted")
+            return "no device, free or taken, was as it requires" + (f": it waited for {wanted}" if wanted else "")
+        width, fitting = float(reason.note["width"]), self.history.fitting(trial)
+        number = reason.devices if fitting is None else min(reason.devices, len(fitting))
+        which = "" if fitting is None else " that it may use"
+        head = f"all devices{which} were taken" if number > 1 else f"the only device{which} was taken"
         if width > 1.0:
             head = f"it is to run on {width:g} devices, and fewer were free"
-        holders = self.history.taken_at(at)
+        holders = self.history.taken_at(at, fitting)
         taken = [
             f"{devices_name([device], self.history.kinds)} by {self.names(trials)}"
             for device, trials in holders.items()
         ]
-        more = reason.devices - len(taken)
+        more = number - len(taken)
         tail = f" and {count(more, 'further device')}" if more > 0 and len(taken) > 1 and width <= 1.0 else ""
-        return f"{head}, at first {', '.join(taken)}{tail}" if taken else head
+        if not taken:
+            return head
+        own, owners = self.owner_of(trial), [self.owner_of(each) for trials in holders.values() for each in trials]
+        ahead = [owner for owner in dict.fromkeys(owners) if owner and owner != own] if own else []
+        behind = f"; it waited behind {' and '.join(ahead[:_MOST_OWNERS])}" if ahead else ""
+        return f"{head}, at first {', '.join(taken)}{tail}{behind}"
 
     def _why_memory(self, reason: Reason) -> str:
         need = reason.note.get("need_bytes")

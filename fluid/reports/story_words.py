@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluid.display.format import count, duration, fraction, index_ranges
-from fluid.reports.history import Entry
+from fluid.reports.history_records import Entry, requires_of
 from fluid.results.iterations import FinishedIteration
 
 
@@ -121,3 +121,12 @@ def bytes_name(size: float) -> str:
         if size >= scale:
             return f"{size / scale:.3g} {unit}"
     return f"{size:.0f} bytes"
+
+
+def needs_text(spec: Mapping[str, Any]) -> str:
+    """The device memory that a trial needs and what it requires of devices, as the journal says; empty for nothing."""
+    text, memory = "", spec.get("memory")
+    if isinstance(memory, Mapping):
+        text += f" with {bytes_name(memory['persistent_bytes'] + memory['ephemeral_bytes'])} of device memory"
+    requires = requires_of(spec)
+    return text if requires is None else f"{text}; it requires {requires}"

@@ -20,7 +20,7 @@ from fluid.resources import Cluster, Device
 
 if TYPE_CHECKING:
     from fluid.planning.planner import Plan
-    from fluid.simulation.simulate import SimulationResult
+    from fluid.simulation.simulation_result import SimulationResult
 
 #: A device added (``True``) or lost (``False``) at a time in seconds.
 DeviceChange = tuple[float, int, bool]

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fluid.display.format import count, durations, number, percent, printable, shortened, widths_name
+from fluid.display.format import count, dollar_column, durations, number, percent, printable, shortened, widths_name
 from fluid.display.palette import colour
 from fluid.display.states import state_style
 from fluid.errors import InvalidFieldError
@@ -31,11 +31,12 @@ _MOST_PARAMETERS, _MOST_FAILURES, _MOST_NAMES = 24, 8, 3
 #: Least importance that is shown.
 _LEAST_SHARE = 0.01
 #: Columns that are neither hyperparameters nor metrics.
-_FACTS: dict[str, Callable[[Sequence[TrialRun]], list[str]]] = {
-    "iterations": lambda trials: [iterations_text(trial) for trial in trials],
-    "time": lambda trials: durations([trial.seconds for trial in trials]),
-    "device time": lambda trials: durations([trial.device_seconds for trial in trials]),
-    "widths": lambda trials: [widths_name(trial.widths) for trial in trials],
+_FACTS: dict[str, Callable[[RecordedRun, Sequence[TrialRun]], list[str]]] = {
+    "iterations": lambda run, trials: [iterations_text(trial) for trial in trials],
+    "time": lambda run, trials: durations([trial.seconds for trial in trials]),
+    "device time": lambda run, trials: durations([trial.device_seconds for trial in trials]),
+    "cost": lambda run, trials: _costs(run, trials),
+    "widths": lambda run, trials: [widths_name(trial.widths) for trial in trials],
 }
 
 
@@ -122,7 +123,7 @@ def trials_table(run: RecordedRun, goal: Goal | None, style: TableStyle) -> list
         chosen = [_chosen(run, configs, name, rows) for name in style.columns]
         return [_table(rows, trials, chosen)]
     metric = [] if goal is None else [_metric_column(run, goal.metric, trials, less=goal.less)]
-    done = [_fact_column("iterations", trials)]
+    done = [_fact_column(run, "iterations", trials)]
     first = [*done[: _fitting(style.width, rows, trials, metric, done)], *metric]
     names = differing(configs)
     parameters = [_parameter_column(name, [configs[row] for row in rows]) for name in names]
@@ -130,8 +131,8 @@ def trials_table(run: RecordedRun, goal: Goal | None, style: TableStyle) -> list
     widths = any(width != 1.0 for trial in run.trials for width in trial.widths)
     fused = any(trial.most_fused > 1 for trial in run.trials)
     # The wall times of fused trials add up to many times the run's.
-    facts = ["device time" if fused else "time", *(["widths"] if widths else [])]
-    last = [_fact_column(name, trials) for name in facts]
+    facts = ["device time" if fused else "time", *(["cost"] if run.paid.price is not None else [])]
+    last = [_fact_column(run, name, trials) for name in [*facts, *(["widths"] if widths else [])]]
     fitting = _fitting(style.width, rows, trials, first, parameters)
     shown = [*first, *parameters[:fitting]]
     if fitting == len(parameters):
@@ -225,8 +226,13 @@ def _parameter_column(name: str, configs: Sequence[Mapping[str, Any]]) -> _Trial
     )
 
 
-def _fact_column(name: str, trials: Sequence[TrialRun]) -> _TrialColumn:
-    return _TrialColumn(name, _FACTS[name](trials), is_figure=name != "widths")
+def _fact_column(run: RecordedRun, name: str, trials: Sequence[TrialRun]) -> _TrialColumn:
+    return _TrialColumn(name, _FACTS[name](run, trials), is_figure=name != "widths")
+
+
+def _costs(run: RecordedRun, trials: Sequence[TrialRun]) -> list[str]:
+    found = [usd for trial in trials if (usd := run.costs.usd_of(trial.device_seconds)) is not None]
+    return dollar_column(found) or ["" for _ in trials]
 
 
 def _metric_column(run: RecordedRun, metric: str, trials: Sequence[TrialRun], *, less: bool) -> _TrialColumn:
@@ -245,6 +251,6 @@ def _chosen(run: RecordedRun, configs: Sequence[Mapping[str, Any]], name: str, r
                     return _parameter_column(candidate, [configs[row] for row in rows])
                 return _metric_column(run, candidate, trials, less=run.less_is_better(candidate))
     if name in _FACTS:
-        return _fact_column(name, trials)
+        return _fact_column(run, name, trials)
     names = [*dict.fromkeys([*(key for config in configs for key in config), *run.metrics, *_FACTS])]
     raise InvalidFieldError("columns", name, f"is not a column of {run.path}; it has {', '.join(names)}")

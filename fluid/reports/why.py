@@ -80,8 +80,10 @@ def as_json(run: RecordedRun, trials: Sequence[TrialRun]) -> dict[str, Any]:
 def _headline(run: RecordedRun, trial: TrialRun) -> Text:
     line = Text().append(printable(trial.trial_id), style="bold")
     if not run.is_one_search:
-        names = {group.group_id: group.name for group in run.groups}
-        line.append(f" of {printable(names.get(trial.group_id, trial.group_id))}")
+        groups = {group.group_id: group for group in run.groups}
+        group = groups.get(trial.group_id)
+        line.append(f" of {printable(trial.group_id if group is None else group.name)}")
+        line.append(f" ({printable(group.said)})" if group is not None and group.said else "")
     line.append(": ").append(trial.state.lower(), style=state_style(trial.state))
     of_budget = "" if trial.budget is None else f" of {trial.budget}"
     return line.append(f", {trial.iterations}{of_budget} iterations in {duration(trial.seconds)}")

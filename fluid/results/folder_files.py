@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
+from fluid.keeping import finite_number
+from fluid.search_shape import SearchShape
 from fluid.trialgroup import Search
 
 SESSION = "session.json"
@@ -17,6 +19,7 @@ RESULTS = "results.jsonl"
 TRIALS = "trials.jsonl"
 PAYLOADS = "payloads.pkl"
 PROFILE = "profile.json"
+FORECASTS = "forecasts.jsonl"
 LOCK = "session.lock"
 #: Version of the folder's files; the journal's entries have a version of their own.
 FORMAT = 1
@@ -48,6 +51,17 @@ def read_facts(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def price_in(facts: Mapping[str, Any]) -> float | None:
+    """US dollars for a device-hour, as ``session.json`` has it; ``None`` if it has none."""
+    return amount_in(facts, "price_per_device_hour")
+
+
+def amount_in(facts: Mapping[str, Any], name: str) -> float | None:
+    """A number of at least 0 among the facts of a session; ``None`` if it has none of this name."""
+    value = finite_number(facts.get(name))
+    return value if value is not None and value >= 0.0 else None
 
 
 def why_unreadable(facts: Mapping[str, Any]) -> str | None:
@@ -94,7 +108,9 @@ def read_search(entry: Mapping[str, Any]) -> Search | None:
         return None
     try:
         besides = tuple((metric, mode) for metric, mode in entry.get("besides", ()))
-        return Search(**fields, extends=entry.get("extends", True), besides=besides)
+        seconds = entry.get("time_budget_s")
+        shape = None if entry.get("shape") is None else SearchShape(**entry["shape"])
+        return Search(**fields, extends=entry.get("extends", True), besides=besides, time_budget_s=seconds, shape=shape)
     except (InvalidFieldError, TypeError, ValueError):
         return None
 

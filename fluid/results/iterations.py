@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from fluid.results.records import device_seconds
 from fluid.results.run_files import RunFiles, line_count
 from fluid.results.submitted import SubmittedTrial
 
@@ -104,8 +105,8 @@ class FinishedIteration:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of devices that it used: of a fused step, the trial's part; of a packed iteration, all of it."""
-        return self.seconds * len(self.devices) / self.rows
+        """Seconds of devices that it used: of a device that trials shared, the trial's part."""
+        return device_seconds(self.seconds, self.width, len(self.devices), self.rows)
 
 
 class _Timed(Protocol):

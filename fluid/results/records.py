@@ -54,6 +54,23 @@ class Result:
     config: Mapping[str, Any]
     rows: int = 1
 
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of devices that it used: of a device that trials shared, the trial's part."""
+        return device_seconds(self.seconds, self.width, len(self.device_ids), self.rows)
+
+
+def device_seconds(seconds: float, width: float, devices: int, rows: int = 1) -> float:
+    """Seconds of devices that an iteration used; several trials on a device each used a part of it.
+
+    Args:
+        seconds: wall time of the iteration.
+        width: ``1/p`` of one of p trials on a device, 1, or a number of devices.
+        devices: number of devices.
+        rows: trials that took the iteration in one fused step, whose device is theirs alone.
+    """
+    return seconds * devices / rows if rows > 1 else seconds * devices * min(1.0, width)
+
 
 def short_text(value: object, longest: int = 200) -> str:
     """A value as text, shortened in the middle if it is long."""
@@ -152,6 +169,11 @@ class TrialResult:
     def seconds(self) -> float:
         """Wall time of its iterations."""
         return float(sum(result.seconds for result in self.results))
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of devices that its iterations used; of devices that trials shared, its part."""
+        return float(sum(result.device_seconds for result in self.results))
 
     @property
     def log(self) -> Path | None:

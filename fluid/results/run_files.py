@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fluid.engine.journal import Recovered, Replay
+from fluid.engine.journal import Replay
+from fluid.engine.recovered import Recovered
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device
-from fluid.results.folder_files import JOURNAL, PROFILE, RESULTS, SESSION, TRIALS, read_facts, why_unreadable
+from fluid.results.folder_files import FORECASTS, JOURNAL, PROFILE, RESULTS, SESSION, TRIALS, read_facts, why_unreadable
 from fluid.results.json_lines import BROKEN, JsonLines, parsed
 
 
@@ -47,7 +48,7 @@ class RunFiles:
         newer = why_unreadable(read_facts(self.path))
         if newer is not None:
             raise InvalidFieldError(argument, str(path), newer)
-        self._objects = {name: _Objects(self.path / name) for name in (RESULTS, TRIALS)}
+        self._objects = {name: _Objects(self.path / name) for name in (RESULTS, TRIALS, FORECASTS)}
         self._journal = _Journal(self.path / JOURNAL)
 
     def session(self) -> dict[str, Any]:
@@ -79,6 +80,10 @@ class RunFiles:
     def trials(self) -> Sequence[Mapping[str, Any]]:
         """The lines of ``trials.jsonl``: names of groups and configs of trials, in the order written."""
         return self._entries(TRIALS)
+
+    def forecasts(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of ``forecasts.jsonl``, in the order written; none if the session forecast nothing."""
+        return self._entries(FORECASTS) if (self.path / FORECASTS).is_file() else ()
 
     def entries(self) -> Sequence[Mapping[str, Any]]:
         """The lines of the journal that :meth:`journal` read, as they are; those that are no objects are left out."""

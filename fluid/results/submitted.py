@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluid.engine.events import Failure
-from fluid.engine.journal import PastTrial, Recovered
-from fluid.results.folder_files import read_search
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
+from fluid.engine.recovered import PastTrial, Recovered
+from fluid.resources import Requires
+from fluid.results.group_lines import GroupLine
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialState
 
 #: States of trials that had not ended when the folder was read, and of those that the journal does not mention.
@@ -51,6 +53,8 @@ class SubmittedGroup:
     Attributes:
         group_id, name: the group.
         search: what its search algorithm said of it; ``None`` if none submitted the trials.
+        requires: what its trials require of devices, where they do not say otherwise; ``None`` for nothing.
+        terms: whose group it is, and how urgent.
         trials: the trials by the name under which they are shown, each as the submitted trials that it is made of, in
             order; the last determines its state.
     """
@@ -58,7 +62,14 @@ class SubmittedGroup:
     group_id: str
     name: str
     search: Search | None = None
+    requires: Requires | None = None
+    terms: GroupTerms = PLAIN_TERMS
     trials: dict[str, list[SubmittedTrial]] = field(default_factory=dict)
+
+    @property
+    def owner_name(self) -> str:
+        """Its owner in words; the group itself where it names none."""
+        return f"group {self.name!r}" if self.terms.owner is None else self.terms.owner
 
 
 def shown_state(state: TrialState, outcome: TrialState | None, search: Search | None) -> str:
@@ -113,8 +124,8 @@ class SubmittedTrials:
         self._entries: dict[str, Mapping[str, Any]] = {}
         #: Configs that were told after the trial was submitted, by trial id.
         self._told_later: dict[str, Any] = {}
-        #: Name and search of each group.
-        self._groups: dict[str, tuple[str, Search | None]] = {}
+        #: The line of each group.
+        self._groups: dict[str, GroupLine] = {}
         for entry in entries:
             if "trial" in entry:
                 self._entries.setdefault(str(entry["trial"]), entry)
@@ -122,15 +133,21 @@ class SubmittedTrials:
                 self._told_later[str(entry["shown"])] = entry.get("config")
             else:
                 group = str(entry.get("group", ""))
-                self._groups.setdefault(group, (str(entry.get("name") or group), read_search(entry)))
+                self._groups.setdefault(group, GroupLine.read(entry))
 
     def groups(self) -> tuple[SubmittedGroup, ...]:
         """The groups, and their trials, in the order of ``trials.jsonl``; then those that only other files mention."""
         found: dict[str, SubmittedGroup] = {}
         for trial in self._trials():
             if trial.group_id not in found:
-                name, search = self._groups.get(trial.group_id, (trial.group_id, None))
-                found[trial.group_id] = SubmittedGroup(group_id=trial.group_id, name=name, search=search)
+                line = self._groups.get(trial.group_id, GroupLine(trial.group_id))
+                found[trial.group_id] = SubmittedGroup(
+                    group_id=trial.group_id,
+                    name=line.name,
+                    search=line.search,
+                    requires=line.requires,
+                    terms=self._journal.terms.get(trial.group_id, line.terms),
+                )
             found[trial.group_id].trials.setdefault(trial.shown_id, []).append(trial)
         return tuple(found.values())
 
@@ -144,7 +161,7 @@ class SubmittedTrials:
         group_id = str(entry.get("group", self._reported.get(trial_id, "") if known is None else known.group_id))
         before, inner = entry.get("iterations"), entry.get("metrics")
         config = self._told_later.get(trial_id, entry.get("config"))
-        state = self._state(trial_id, self._groups.get(group_id, ("", None))[1])
+        state = self._state(trial_id, self._groups.get(group_id, GroupLine("")).search)
         return SubmittedTrial(
             trial_id=trial_id,
             group_id=group_id,

@@ -12,6 +12,7 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import value_of
 from fluid.results.best import BestTrial, best_of, eligible
+from fluid.results.folder_files import price_in, read_facts
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, goals_of, is_number, pareto_front
 from fluid.results.records import Result, TrialResult
@@ -155,7 +156,8 @@ class SweepResult:
     def dataframe(self, every: str = "trial") -> DataFrame:
         """A table of the trials, as a pandas DataFrame.
 
-        Columns are ``trial``, ``group`` (if there are several), ``state``, ``iteration``, ``seconds``, then
+        Columns are ``trial``, ``group`` (if there are several), ``state``, ``iteration``, ``seconds``,
+        ``device_seconds`` that its iterations used, ``cost_usd``, what these cost, if the session has a price, then
         ``config/lr`` for each hyperparameter and ``metrics/loss`` for each metric, with nested names joined by ``/``,
         then the trial's best value of the sweep's metric, ``best/loss``, and its iteration, ``best/iteration``, then
         ``checkpoint`` and ``error``.
@@ -169,7 +171,8 @@ class SweepResult:
             MissingDependencyError: pandas is not installed.
         """
         goals = goals_of(self.metric, self.mode)
-        return dataframe(self.trials, every, goals[0] if len(goals) == 1 else None)
+        price = price_in(read_facts(self.run_dir))
+        return dataframe(self.trials, every, goals[0] if len(goals) == 1 else None, price)
 
 
 def _points(

@@ -10,19 +10,22 @@ from fluid.errors import require_one_of
 from fluid.results.best import best_result
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal
-from fluid.results.records import TrialResult
+from fluid.results.records import Result, TrialResult
 
 if TYPE_CHECKING:
     from pandas import DataFrame as DataFrame
 
 
-def dataframe(trials: Iterable[TrialResult], every: str, goal: Goal | None = None) -> DataFrame:
+def dataframe(
+    trials: Iterable[TrialResult], every: str, goal: Goal | None = None, price: float | None = None
+) -> DataFrame:
     """Makes the table: see :meth:`fluid.SweepResult.dataframe`.
 
     Args:
         trials: the trials.
         every: ``"trial"`` or ``"iteration"``.
         goal: what the trials' best values are of; ``None`` for none.
+        price: US dollars for a device-hour; ``None`` if unknown: there is no ``cost_usd`` then.
     """
     require_one_of("every", every, ("trial", "iteration"))
     with try_import("pandas", extra="pandas") as imports:
@@ -31,7 +34,9 @@ def dataframe(trials: Iterable[TrialResult], every: str, goal: Goal | None = Non
     listed = list(trials)
     rows = list(_trial_rows(listed, goal) if every == "trial" else _iteration_rows(listed))
     names = list(dict.fromkeys(name for row in rows for name in row))
-    own = ["trial", "group", "state", "iteration", "seconds"]
+    for row in rows if price is not None else ():
+        row["cost_usd"] = price * row["device_seconds"] / 3600.0
+    own = ["trial", "group", "state", "iteration", "seconds", "device_seconds", *(["cost_usd"] * (price is not None))]
     last = ["checkpoint", "error"] if every == "trial" else []
     best = [f"best/{goal.metric}", "best/iteration"] if every == "trial" and goal is not None else []
     if len({trial.group for trial in listed}) <= 1:
@@ -45,7 +50,7 @@ def _trial_rows(trials: Iterable[TrialResult], goal: Goal | None) -> Iterator[di
     for trial in trials:
         checkpoint = trial.checkpoint
         yield {
-            **_own(trial, trial.iteration, trial.seconds),
+            **_own(trial, trial.iteration, trial),
             **_prefixed("config", trial.config),
             **_prefixed("metrics", trial.metrics),
             **_best(trial, goal),
@@ -66,16 +71,17 @@ def _iteration_rows(trials: Iterable[TrialResult]) -> Iterator[dict[str, Any]]:
         config = _prefixed("config", trial.config)
         for result in trial.results:
             metrics = _prefixed("metrics", result.metrics)
-            yield {**_own(trial, result.iteration, result.seconds), **config, **metrics}
+            yield {**_own(trial, result.iteration, result), **config, **metrics}
 
 
-def _own(trial: TrialResult, iteration: int, seconds: float) -> dict[str, Any]:
+def _own(trial: TrialResult, iteration: int, took: TrialResult | Result) -> dict[str, Any]:
     return {
         "trial": trial.trial_id,
         "group": trial.group,
         "state": trial.state,
         "iteration": iteration,
-        "seconds": seconds,
+        "seconds": took.seconds,
+        "device_seconds": took.device_seconds,
     }
 
 

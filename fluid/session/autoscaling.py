@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fluid.backends.base import Backend, ScalableBackend, ScalingLimits
 from fluid.engine.commands import Command, NoteDeviceLost
 from fluid.engine.events import DeviceAdded, DeviceDraining, Event
+from fluid.engine.retiring import SAVING_S
 from fluid.engine.state import EngineState
 from fluid.resources import Device
 
@@ -21,8 +22,6 @@ _log = logging.getLogger(__name__)
 SETTLED_S = 5.0
 #: Least seconds between two looks at devices that are not idle for long yet.
 _LOOK_S = 1.0
-#: Seconds to save the states that an idle device keeps; then it goes as it is.
-SAVING_S = 300.0
 
 
 class Scaling:
@@ -141,8 +140,19 @@ class Autoscaler:
         """Devices that were asked for and have not come."""
         return max(0, self._scaling.asked - len(self._state.occupancy))
 
-    def heard(self, events: Iterable[Event], commands: Sequence[Command]) -> None:
-        """Takes note of devices that came, and gives the backend those back that the engine gave up."""
+    def heard(
+        self,
+        events: Iterable[Event],
+        commands: Sequence[Command],
+        is_given_back: Callable[[int], bool],
+    ) -> None:
+        """Takes note of devices that came, and gives the backend those back that the engine gave up.
+
+        Args:
+            events: what happened.
+            commands: what the engine decided.
+            is_given_back: whether another part gives a device back.
+        """
         for event in events:
             if isinstance(event, DeviceAdded) and event.device.index not in self._first:
                 self._later.add(event.device.index)
@@ -150,7 +160,8 @@ class Autoscaler:
         for command in commands:
             if isinstance(command, NoteDeviceLost) and command.device_id in self._later:
                 self._later.remove(command.device_id)
-                self._backend.give_back(command.device_id)
+                if not is_given_back(command.device_id):
+                    self._backend.give_back(command.device_id)
 
     def act(self, now: float) -> float | None:
         """Asks for devices and gives idle ones back; returns when to be called again at the latest, if ever."""

@@ -22,6 +22,7 @@ def make_backend(
     process_group: str | None,
     *,
     forwards: bool,
+    releasable: bool = False,
 ) -> Backend:
     """Returns the backend to run on.
 
@@ -33,11 +34,12 @@ def make_backend(
         lane_policy: which trial a lane runs next; ``None`` for the default.
         process_group: how the devices of one trial communicate; ``None`` for the default.
         forwards: whether it is to forward what trials print.
+        releasable: whether any device may have to be given back.
 
     Raises:
         InvalidFieldError: the backend does not support an argument; the error names the executor's argument.
     """
-    made = _make_backend(backend, devices, run_dir, sharing, lane_policy, process_group)
+    made = _make_backend(backend, devices, run_dir, sharing, lane_policy, process_group, releasable)
     if forwards and isinstance(made, OutputForwarding):
         made.forward_output()
     return made
@@ -50,6 +52,7 @@ def _make_backend(
     sharing: str,
     lane_policy: str | None,
     process_group: str | None,
+    releasable: bool,
 ) -> Backend:
     if not isinstance(backend, str):
         if sharing == "mps" and backend.sharing.way != "mps":
@@ -63,7 +66,14 @@ def _make_backend(
         if backend == "ray" or (backend == "auto" and _ray_is_connected()):
             from fluid.backends.ray import RayBackend
 
-            return RayBackend(devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)
+            return RayBackend(
+                devices,
+                run_dir=run_dir,
+                sharing=sharing,
+                lane_policy=policy,
+                process_group=group,
+                releasable=releasable,
+            )
         from fluid.backends.local.backend import LocalBackend
 
         return LocalBackend(devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from fluid.errors import FluidError, InvalidFieldError, require_integer, require
 from fluid.results.best import BestTrial
 from fluid.results.records import Result, TrialResult
 from fluid.results.sweep import SweepResult
+from fluid.session.forecast import Forecast
 from fluid.session.inbox import GroupInbox
 from fluid.session.live_trials import LiveTrials
 from fluid.session.reprs import group_html, group_text
@@ -118,9 +119,37 @@ class TrialGroupHandle:
     def eta(self) -> float | None:
         """Predicted seconds until all trials have ended but those that are paused.
 
-        ``None`` where no trial was measured yet, or one hangs.
+        ``None`` where no trial was measured yet, one hangs, or one waits for devices that there are not.
         """
         return self._session.eta(self._inbox.group_id)
+
+    def forecast(self, q: Sequence[float] = (0.1, 0.5, 0.9)) -> Forecast | None:
+        """When all trials have ended but those that are paused, with odds: see :class:`fluid.Forecast`.
+
+        ``None`` where no trial was measured yet, one hangs, or one waits for devices that there are not.
+
+        Args:
+            q: odds in (0, 1), at least one: of ``0.9``, the forecast says by when the group has ended with 90 %.
+
+        Raises:
+            InvalidFieldError: ``q`` is no such sequence.
+            FluidError: the executor is closed.
+        """
+        return self._session.forecasts.forecast(self._inbox.group_id, q)
+
+    def stragglers(self, most: int = 3) -> list[tuple[str, float]]:
+        """The trials that are likely to end last: their ids with the odds of that, the likeliest first.
+
+        Empty where no trial was measured yet.
+
+        Args:
+            most: how many at most, at least 1.
+
+        Raises:
+            InvalidFieldError: ``most`` is below 1.
+            FluidError: the executor is closed.
+        """
+        return self._session.forecasts.stragglers(self._inbox.group_id, most)
 
     @property
     def states(self) -> dict[str, TrialState]:

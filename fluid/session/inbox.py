@@ -19,7 +19,7 @@ from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
 from fluid.session.best import BestSoFar, BestTracker
 from fluid.session.earlier_results import GroupResults
-from fluid.session.results import CallFailedError, TrialListener, TrialRequest, exception_of
+from fluid.session.results import CallFailedError, TrialListener, TrialRequest, broken_off, exception_of
 from fluid.session.status import GroupFacts
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trainables.pickling import unpack_metrics
@@ -386,7 +386,7 @@ class GroupInbox:
 
     def _raise_if_broken(self) -> None:
         if self._broken is not None:
-            raise FluidError(f"group {self.group.name!r} did not end: {self._broken}") from self._broken
+            raise broken_off(self.group.name, self._broken) from self._broken
 
 
 #: What takes each notice.

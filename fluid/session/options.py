@@ -9,16 +9,18 @@ from typing import Any
 from fluid.backends.base import Backend
 from fluid.elastic.messages import require_process_group
 from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
-from fluid.errors import InvalidFieldError, require_integer, require_one_of
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.keeping import Retention, parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY, POLICIES
 from fluid.planners.by_name import make_planner
+from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.resources import DeviceChoice
 from fluid.session.backend_choice import make_backend
 from fluid.session.packing_limit import bounded_packing, process_limit
+from fluid.sizing.goals import Goals, parse_duration
 
 BACKENDS = ("auto", "local", "ray")
 PACKING = ("auto", "fused", "mps", "timeslice", "off")
@@ -32,6 +34,7 @@ class ExecutorOptions:
     Attributes:
         plans: the planner, made for the most trials per device and the most devices per trial.
         retention: which checkpoints outlive the session.
+        goals: the deadline, the budget and the price.
 
     Raises:
         InvalidFieldError: one cannot be used.
@@ -50,13 +53,25 @@ class ExecutorOptions:
     lane_policy: str | None = None
     keep: str = "none"
     checkpoint_bytes: int | str | None = None
+    deadline: float | str | None = None
+    budget_usd: float | None = None
+    price_per_device_hour: float | None = None
+    group_policy: str = DEFAULT_GROUP_POLICY
+    fairness: float = 0.0
     plans: Planner = field(init=False)
     retention: Retention = field(init=False)
+    goals: Goals = field(init=False)
 
     def __post_init__(self) -> None:
         quota = parse_bytes("checkpoint_bytes", self.checkpoint_bytes)
         object.__setattr__(self, "retention", Retention.parse(self.keep)._replace(quota=quota))
+        seconds = None if self.deadline is None else parse_duration("deadline", self.deadline)
+        price = self.price_per_device_hour
+        goals = Goals(deadline_s=seconds, budget_usd=self.budget_usd, price_per_device_hour=price)
+        object.__setattr__(self, "goals", goals)
         require_one_of("packing", self.packing, PACKING)
+        require_one_of("group_policy", self.group_policy, GROUP_POLICIES)
+        require_number("fairness", self.fairness, at_least=0.0)
         if self.lane_policy is not None:
             require_one_of("lane_policy", self.lane_policy, tuple(POLICIES))
         if require_integer("max_fused", self.max_fused, at_least=1) == 1 and self.packing == "fused":
@@ -89,6 +104,11 @@ class ExecutorOptions:
             "lane_policy": self.lane_policy or DEFAULT_POLICY,
             "keep": str(self.retention),
             "checkpoint_bytes": self.retention.quota,
+            "price_per_device_hour": self.goals.price_per_device_hour,
+            "deadline_s": self.goals.deadline_s,
+            "budget_usd": self.goals.budget_usd,
+            "group_policy": self.group_policy,
+            "fairness": self.fairness,
         }
 
     @property
@@ -117,6 +137,7 @@ class ExecutorOptions:
             self.lane_policy,
             self.process_group,
             forwards=bool(self.verbose),
+            releasable=self.goals.deadline_s is not None or self.goals.budget_usd is not None,
         )
 
     def make_engine(self, profile: Profile | None, backend: Backend) -> EngineState:
@@ -132,6 +153,8 @@ class ExecutorOptions:
             profile,
             max_packing=bounded_packing(self.most_packed, limit),
             max_fused=self.most_fused,
+            group_policy=self.group_policy,
+            fairness=self.fairness,
             insists_on_fusing=self.packing == "fused",
             max_failures=int(self.max_failures),
         )

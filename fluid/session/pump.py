@@ -18,24 +18,26 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from fluid._clock import timestamp
+from fluid._clock import timestamp, wall_seconds
 from fluid.backends.base import Backend
 from fluid.engine.commands import Notice, TrialNotice
-from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, SessionDraining, Tick
-from fluid.engine.notices import NoteDrained
+from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, Tick
 from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
 from fluid.session.alerts import Alerts
-from fluid.session.autoscaling import Autoscaler, make_autoscaler
 from fluid.session.batches import apart, earlier
 from fluid.session.departures import Departures
+from fluid.session.device_scaling import DeviceScaling
+from fluid.session.drain_waits import DrainWaits
 from fluid.session.inbox import GroupInbox
 from fluid.session.keeper import Keeper
+from fluid.session.limit_reached import LimitReachedError
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
+from fluid.sizing.goals import NO_GOALS, Goals
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +54,13 @@ class Pump:
         folder: what happens is written there; closed with the pump.
         facts: what ``session.json`` says of the session.
         keep: which checkpoints outlive the session.
+        goals: when all is to have ended, and what that may cost.
 
     Attributes:
         inboxes: the groups of the session, by id. Written by the pump's thread only.
         keeper: follows which checkpoints outlive the session.
         began: when the session began, seconds on the clock of the events.
+        scaling: decides how many devices the session holds.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Pump:
         folder: RunFolder,
         facts: Mapping[str, Any],
         keep: Retention = NOTHING,
+        goals: Goals = NO_GOALS,
     ) -> None:
         self.inboxes: dict[str, GroupInbox] = {}
         self._state = state
@@ -79,14 +84,17 @@ class Pump:
         self._notifying = False
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._ticks = Ticks(state)
-        #: Those who wait for the end of a drain: of a device, or of the session where that is ``None``.
-        self._drains: dict[int | None, list[Future[tuple[str, ...]]]] = {}
+        self._drains = DrainWaits(self.handle, backend.now)
         self._departures = Departures(self._group_of)
         self._alerts = Alerts(state, folder.path, self.inboxes)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
-        self._autoscaler: Autoscaler | None = None
         self.began = backend.now()
         self._facts["clock"] = {"at": self.began, "time": timestamp()}
+        if goals.deadline_s is not None:
+            self._facts["deadline_at"] = wall_seconds() + goals.deadline_s
+        self.scaling = DeviceScaling(state, backend, self.handle, goals, self.began, self._finish_early)
+        #: Why the session ends by itself, once its deadline has come or its budget is spent.
+        self._limit: LimitReachedError | None = None
         self._closing = False
         self._broken: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="fluid-pump", daemon=True)
@@ -121,22 +129,7 @@ class Pump:
         """
         if self.is_in_thread:
             raise FluidError("a listener cannot wait for a drain: drain in another thread")
-        answer: Future[tuple[str, ...]] = Future()
-
-        def begin() -> None:
-            waiting = self._drains.setdefault(device_id, [])
-            waiting.append(answer)
-            now = self._backend.now()
-            try:
-                if device_id is None:
-                    self.handle(SessionDraining(now, now + deadline_s))
-                else:
-                    self.handle(DeviceDraining(now, device_id, now + deadline_s))
-            except BaseException:
-                waiting.remove(answer)
-                raise
-
-        self.call(begin)
+        answer: Future[tuple[str, ...]] = self.call(lambda: self._drains.begin(device_id, deadline_s))
         unsaved: tuple[str, ...] = self._await(answer)
         return unsaved
 
@@ -176,16 +169,6 @@ class Pump:
         """Whether the pump's thread asks."""
         return threading.current_thread() is self._thread
 
-    @property
-    def most_devices(self) -> int:
-        """Most devices that the session may come to hold."""
-        return len(self._state.occupancy) if self._autoscaler is None else self._autoscaler.most
-
-    @property
-    def devices_asked(self) -> int:
-        """Devices that were asked for and have not come."""
-        return 0 if self._autoscaler is None else self._autoscaler.asked
-
     def close(self) -> None:
         """Ends the thread, and with it the backend; waits until both are gone, unless the thread itself calls it."""
         self._closing = True
@@ -194,7 +177,8 @@ class Pump:
             self._thread.join()
 
     def _closed_error(self) -> FluidError:
-        why = "" if self._broken is None else f": {self._broken}"
+        error = self._broken or self._limit
+        why = "" if error is None else f": {error}"
         return FluidError(f"the executor is closed{why}")
 
     # -- in the pump's thread ------------------------------------------------------------------------------
@@ -225,16 +209,12 @@ class Pump:
                 accepted()
             self._folder.journal(events, commands)
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
-        if self._autoscaler is not None:
-            with self._ending_on_error():
-                self._autoscaler.heard(events, commands)
+        with self._ending_on_error():
+            self.scaling.heard(events, commands)
         self._departures.follow(events, commands)
         self.keeper.follow(events, commands)
         self._alerts.look(commands)
-        for command in commands:
-            if isinstance(command, NoteDrained):
-                for answer in self._drains.pop(command.device_id, ()):
-                    answer.set_result(command.unsaved)
+        self._drains.follow(commands)
         self.notify(*(self._notification(notice) for notice in commands if isinstance(notice, TrialNotice)))
 
     def _notification(self, notice: TrialNotice) -> Callable[[], None]:
@@ -297,7 +277,7 @@ class Pump:
             devices = self._backend.devices()
             self._facts["devices"] = [asdict(device) for device in devices]
             self._write_facts()
-            self._autoscaler = make_autoscaler(self._state, self._backend, devices, self.handle)
+            self.scaling.begin(devices)
             for device in devices:
                 self.handle(DeviceAdded(self._backend.now(), device))
             while not self._closing and self._broken is None:
@@ -310,7 +290,7 @@ class Pump:
         if self._broken is not None:
             _log.error("the session has ended early: %r", self._broken, exc_info=self._broken)
         try:
-            self._end(self._broken or FluidError("the executor was closed"))
+            self._end(self._broken or self._limit or FluidError("the executor was closed"))
         except BaseException:
             _log.exception("the session could not be closed in order")
 
@@ -326,9 +306,23 @@ class Pump:
             rest.callback(self._refuse_calls)
             rest.callback(self._alerts.at_close)
 
+    def _finish_early(self, reason: str, seconds: float) -> None:
+        """Saves all trials within so many seconds, and ends the session."""
+
+        def saved(answer: Future[tuple[str, ...]]) -> None:
+            if answer.exception() is None:
+                unfinished = sum(group.open for group in self._state.groups.values())
+                self._limit = LimitReachedError(
+                    reason, self._folder.path, unfinished=unfinished, unsaved=answer.result()
+                )
+                _log.warning("%s", self._limit)
+                self._closing = True
+
+        self._drains.begin(None, seconds).add_done_callback(saved)
+
     def _write_facts(self, **last: Any) -> None:
         how = self._backend.sharing
-        facts = {**self._facts, "sharing": how.way, "sharing_why": how.why, **last}
+        facts = {**self._facts, "sharing": how.way, "sharing_why": how.why, **self.scaling.sizing.facts, **last}
         if facts != self._written:
             self._folder.write_session(**facts)
             self._written = facts
@@ -339,14 +333,14 @@ class Pump:
         if self._broken is not None:
             return
         begun = self._backend.now()
-        scale_at = None if self._autoscaler is None else self._autoscaler.act(begun)
+        scale_at = self.scaling.act(begun)
         until, wake_at = self._ticks.until(begun), earlier(self._state.alarm_at, scale_at)
         events = self._backend.poll(earlier(until, None if wake_at is None else max(0.0, wake_at - begun)))
         waited = self._backend.now() - begun
         if events:
             self._ticks.heard(events)
             self._handle_all(events)
-            if any(isinstance(event, LaneReady) for event in events):
+            if any(isinstance(event, LaneReady) for event in events) or self.scaling.sizing.owes_facts(begun):
                 self._write_facts()  # The backend may have given MPS up before it started the lane.
         settled = not events and not answered and until is not None and waited >= until
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):
@@ -391,7 +385,4 @@ class Pump:
         for _, answer in self._waiting_calls():
             answer.set_exception(self._closed_error())
         self._departures.give_up()
-        drains, self._drains = self._drains, {}
-        for waiting in drains.values():
-            for one in waiting:
-                one.set_exception(self._closed_error())
+        self._drains.give_up(self._closed_error())

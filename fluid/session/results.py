@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
+from fluid.session.limit_reached import LimitReachedError
 from fluid.trainables.driver_link import RequestRefusedError, dump_message, dump_refusal
 
 
@@ -203,3 +204,15 @@ def exception_of(failure: Failure) -> BaseException | None:
     except BaseException:  # Its class may be known to the lane only, or its __reduce__ may raise SystemExit.
         return None
     return exception if isinstance(exception, BaseException) else None
+
+
+def broken_off(group: str, error: BaseException) -> FluidError:
+    """The error for those who wait for a group whose session has ended.
+
+    Args:
+        group: its name.
+        error: what ended the session.
+    """
+    if isinstance(error, LimitReachedError):
+        return LimitReachedError(error.reason, error.run_dir, unfinished=error.unfinished, unsaved=error.unsaved)
+    return FluidError(f"group {group!r} did not end: {error}")

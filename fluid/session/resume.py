@@ -18,7 +18,8 @@ from typing import Any
 
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
-from fluid.engine.journal import Recovered, replay
+from fluid.engine.journal import replay
+from fluid.engine.recovered import Recovered
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_files import checkpoint_name, checkpoints_like, iteration_of
@@ -26,11 +27,15 @@ from fluid.lane.checkpoint_paths import kept_folder
 from fluid.lane.checkpoint_store import checkpoints_on_disk
 from fluid.lane.run_paths import folder_name, folder_of_host
 from fluid.planning.profile import Profile
-from fluid.results.folder_files import JOURNAL, PAYLOADS, PROFILE, RESULTS, TRIALS, json_lines, read_facts, read_search
+from fluid.results.folder_files import JOURNAL, PAYLOADS, PROFILE, RESULTS, TRIALS, json_lines, read_facts
+from fluid.results.group_lines import GroupLine
 from fluid.results.payload_file import StoredTrial, read_payloads
+from fluid.session.best import BestTracker
 from fluid.session.earlier_results import EarlierResults
+from fluid.session.run_folder import RunFolder
 from fluid.session.torn_files import cut_file, cut_torn_line
-from fluid.trialgroup import Search, Shown, Trial, TrialState
+from fluid.trainables.payload import TrialPayload
+from fluid.trialgroup import Shown, Trial, TrialGroup, TrialState
 
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
@@ -43,14 +48,19 @@ class LeftGroup:
     """A group of the session.
 
     Attributes:
-        name: its name.
-        search: what its search algorithm said of it.
+        line: what ``trials.jsonl`` says of it, with its terms as the journal has them.
         trials: its trials by id, but for those that were forgotten.
     """
 
-    name: str
-    search: Search | None = None
+    line: GroupLine
     trials: dict[str, Trial] = field(default_factory=dict)
+
+    def submitted(self) -> TrialGroup:
+        """The group as its submitter made it, with the trials that it has."""
+        line = self.line
+        return TrialGroup(
+            self.trials.values(), line.name, search=line.search, requires=line.requires, owner=line.terms.owner
+        )
 
 
 @dataclass
@@ -58,13 +68,13 @@ class WrittenLines:
     """What ``trials.jsonl`` has lines of.
 
     Attributes:
-        groups: name and search by group id.
+        groups: the lines of groups, by group id.
         trials: trial ids.
         configs: configs as JSON has them, of trials whose payload is gone.
         shown: how reports show trials, by trial id.
     """
 
-    groups: dict[str, tuple[str, Search | None]] = field(default_factory=dict)
+    groups: dict[str, GroupLine] = field(default_factory=dict)
     trials: set[str] = field(default_factory=set)
     configs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
@@ -114,10 +124,36 @@ class LeftSession:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of an executor that goes on: what was measured, and which checkpoints the session kept."""
+        """The options of an executor that goes on: what was measured, and what the session's own options were."""
         facts = read_facts(self.folder)
-        kept: dict[str, Any] = {name: facts[name] for name in ("keep", "checkpoint_bytes") if name in facts}
+        names = ("keep", "checkpoint_bytes", "group_policy", "fairness")
+        kept: dict[str, Any] = {name: facts[name] for name in names if name in facts}
         return {"profile": self.recovered.profile, **kept}
+
+    def best_of(self, group_id: str) -> BestTracker:
+        """Finds the best result of a group."""
+        group, results = self.groups[group_id], self.results.groups.get(group_id)
+        tracker = BestTracker(group.line.search)
+        for result in () if results is None else results.read(lambda _: {}):
+            if result.trial_id in group.trials:
+                tracker.hear(group.trials[result.trial_id], result.iteration, result.metrics)
+        return tracker
+
+    def complete(self, folder: RunFolder, payloads: Mapping[str, Mapping[Trial, TrialPayload]], at: float) -> None:
+        """Writes the lines of trials that the session was killed before writing.
+
+        Args:
+            folder: the run folder.
+            payloads: pickles of the trials, by group.
+            at: seconds, on the clock of the session that goes on.
+        """
+        folder.has_lines_of(self.written.groups)
+        for group_id, group in self.groups.items():
+            of_group = payloads[group_id].items()
+            missing = {trial: payload for trial, payload in of_group if trial.id not in self.written.trials}
+            if missing or group_id not in self.written.groups:
+                folder.write_trial_lines(group_id, group.line, missing)
+        folder.journal((), self.lost_ends(at))
 
     def lost_ends(self, at: float) -> list[ReportEnd]:
         """The ends of trials that cannot run, for the journal."""
@@ -217,7 +253,7 @@ def _profile(folder: Path) -> Profile | None:
 
 def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -> WrittenLines:
     """Reads ``trials.jsonl``, and cuts off the last lines if neither journal nor payloads know their trials."""
-    written, started, keep = WrittenLines(), dict[str, tuple[str, Search | None]](), 0
+    written, started, keep = WrittenLines(), dict[str, GroupLine](), 0
     for line in json_lines(folder / TRIALS):
         entry = line.entry or {}
         if "trial" not in entry:
@@ -228,8 +264,7 @@ def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -
                     shown = written.shown.get(trial_id, Shown(trial_id))
                     written.shown[trial_id] = replace(shown, config=entry["config"])
             elif "group" in entry:
-                group_id = str(entry["group"])
-                started[group_id] = str(entry.get("name") or group_id), read_search(entry)
+                started[str(entry["group"])] = GroupLine.read(entry)
         elif is_known(str(entry["trial"])):
             keep = line.end
             written.groups.update(started)
@@ -285,12 +320,14 @@ def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: Wr
     groups: dict[str, LeftGroup] = {}
     trainables: dict[bytes, Any] = {}
     for group_id in dict.fromkeys([*recovered.groups, *(trial.group_id for trial in stored.values())]):
-        groups[group_id] = LeftGroup(*written.groups.get(group_id, (group_id, None)))
+        line = written.groups.get(group_id, GroupLine(group_id))
+        terms = recovered.terms.setdefault(group_id, line.terms)
+        groups[group_id] = LeftGroup(replace(line, terms=terms))
     for trial in stored.values():
         group = groups[trial.group_id]
         group.trials[trial.trial_id] = replace(trial.load(trainables), shown=written.shown.get(trial.trial_id))
         if trial.group_id not in written.groups:
-            group.name = trial.name
+            group.line = replace(group.line, name=trial.name)
     for group_id, trials in recovered.groups.items():
         for trial_id, history in trials.items():
             if trial_id not in groups[group_id].trials:

@@ -4,9 +4,11 @@ session.json      what the session is: version, planner, devices, when it began
 session.lock      locked while the session runs; who holds it
 journal.jsonl     one line per event and decision, as fluid.engine.journal encodes it, in order
 results.jsonl     one line per finished iteration: group, trial, iteration, metrics, seconds, width, devices, at
+forecasts.jsonl   when groups were forecast to end, every now and then
 loggers.jsonl     how far each logger has come, if there are loggers
-trials.jsonl      one line per group: group, name, search; one per trial: group, trial, config (as JSON where
-                  possible), and the name by which reports show it; one per trial whose shown config was told later
+trials.jsonl      one line per group: group, name, search, and owner, priority, preempt and requires where they are
+                  given; one per trial: group, trial, config (as JSON where possible), and the name by which reports
+                  show it; one per trial whose shown config was told later
 payloads.pkl      trainables and configs, pickled, for resuming
 profile.json      measured overheads and paces, written at the end
 logs/             what lanes printed outside of trials
@@ -24,7 +26,6 @@ import pickle
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from fluid.engine.journal import encode
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.results.folder_files import (
+    FORECASTS,
     FORMAT,
     JOURNAL,
     PAYLOADS,
@@ -48,11 +50,12 @@ from fluid.results.folder_files import (
     read_facts,
     why_unreadable,
 )
+from fluid.results.group_lines import GroupLine
 from fluid.session.folder_lock import FolderLock
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trainables.pickling import plain_metrics
-from fluid.trialgroup import Search, Trial
+from fluid.trialgroup import Trial
 
 DEFAULT_HOME = "~/fluid_runs"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
@@ -92,7 +95,8 @@ class RunFolder:
         self._trainables: dict[bytes, int] = {}
         #: Groups whose line was written.
         self._groups: set[str] = set()
-        self._follower: Follower | None = None
+        self._followers: list[Follower] = []
+        self._forecasts: FileIO | None = None
 
     @classmethod
     def create(cls, path: str | Path | None) -> RunFolder:
@@ -156,33 +160,29 @@ class RunFolder:
             _append(file, json.dumps(content, indent=1, default=repr).encode())
         os.replace(draft, self.path / SESSION)
 
-    def write_trials(
-        self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload], search: Search | None = None
-    ) -> None:
+    def write_trials(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes submitted trials, and the line of their group before the first of them.
 
         Args:
             group_id: the group's id.
-            name: its name.
+            group: what its line says.
             trials: the trials, each with its pickles.
-            search: what its search algorithm said of it.
         """
-        frames = [frame for trial, payload in trials.items() for frame in self._frames(group_id, name, trial, payload)]
+        pickled = [self._frames(group_id, group.name, trial, payload) for trial, payload in trials.items()]
+        frames = [frame for each in pickled for frame in each]
         if frames:
             frames[-1]["complete"] = True
         _append(self._payloads, b"".join(map(pickle.dumps, frames)))
-        self.write_trial_lines(group_id, name, trials, search)
+        self.write_trial_lines(group_id, group, trials)
 
-    def write_trial_lines(
-        self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload], search: Search | None
-    ) -> None:
+    def write_trial_lines(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes what reports show of trials, and the line of their group before the first of them."""
         entries = [
             {"group": group_id, "trial": trial.id, **_facts(trial, payload)} for trial, payload in trials.items()
         ]
         if group_id not in self._groups:
             self._groups.add(group_id)
-            entries.insert(0, {"group": group_id, "name": name, **({} if search is None else asdict(search))})
+            entries.insert(0, group.entry(group_id))
         _append(self._trials, "".join(map(_line, entries)).encode())
 
     def write_shown_config(self, trial_id: str, config: Any) -> None:
@@ -195,7 +195,7 @@ class RunFolder:
 
     def follow(self, follower: Follower) -> None:
         """Calls ``follower`` from now on, in the session's thread, after what happened was written."""
-        self._follower = follower
+        self._followers.append(follower)
 
     def journal(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
         """Writes what happened and what the engine decided."""
@@ -206,8 +206,15 @@ class RunFolder:
         entries = [entry for item in items if (entry := encode(item)) is not None]
         if entries:
             _append(self._journal, "".join(map(_line, entries)).encode())
-        if self._follower is not None:
-            self._follower(events, commands)
+        for follower in self._followers:
+            follower(events, commands)
+
+    def write_forecasts(self, entries: Iterable[dict[str, Any]]) -> None:
+        """Appends forecasts of groups."""
+        lines = "".join(map(_line, entries)).encode()
+        if lines:
+            self._forecasts = self._forecasts or _open(self.path / FORECASTS)
+            _append(self._forecasts, lines)
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""
@@ -219,8 +226,9 @@ class RunFolder:
         """Closes the files, and gives the folder free."""
         if not self._results.closed and not os.fstat(self._results.fileno()).st_nlink:
             _log.error("the run folder %s was deleted while the session ran: its results are lost", self.path)
-        for file in (self._journal, self._results, self._trials, self._payloads):
-            file.close()
+        for file in (self._journal, self._results, self._trials, self._payloads, self._forecasts):
+            if file is not None:
+                file.close()
         self._lock.release()
 
     def _frames(self, group_id: str, name: str, trial: Trial, payload: TrialPayload) -> Iterator[dict[str, Any]]:

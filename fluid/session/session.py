@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,21 +25,24 @@ from fluid.engine.events import (
     TrialForgotten,
     TrialsAdded,
 )
+from fluid.engine.group_terms import GroupTerms
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, require_one_of
 from fluid.keeping import NOTHING, Retention
 from fluid.planning.profile import Profile
 from fluid.resources import Device
-from fluid.session.best import BestTracker
+from fluid.results.group_lines import GroupLine
+from fluid.session.forecasts import Forecasts
 from fluid.session.inbox import GroupInbox
 from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
-from fluid.session.specs import spec_of, warn_of_unfusible
+from fluid.session.specs import say_what_is_awaited, spec_of, warn_of_unfusible, with_requirements
 from fluid.session.standing import Standing, standing_of
 from fluid.session.status import GroupStatus, Status, status_of
+from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import PayloadCache, TrialPayload
@@ -62,6 +66,7 @@ class Session:
         max_width: most devices for a trial that sets no bound of its own.
         facts: what ``session.json`` says of the session.
         keep: which checkpoints outlive the session.
+        goals: when all is to have ended, and what that may cost.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Session:
         max_width: int,
         facts: Mapping[str, Any],
         keep: Retention = NOTHING,
+        goals: Goals = NO_GOALS,
     ) -> None:
         self._state = state
         self._backend = backend
@@ -81,8 +87,11 @@ class Session:
         self._payloads = PayloadCache()
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
-        self._pump = Pump(state, backend, folder, facts, keep)
+        self._pump = Pump(state, backend, folder, facts, keep, goals)
         self._keeper = self._pump.keeper
+        #: Forecasts of its groups.
+        self.forecasts = Forecasts(state, backend.now, self._pump.inboxes, self._in_thread, folder)
+        self._pump.scaling.sizing.end_on = self.forecasts.end_on
 
     @property
     def inboxes(self) -> list[GroupInbox]:
@@ -96,34 +105,36 @@ class Session:
 
     # -- trials --------------------------------------------------------------------------------------------
 
-    def submit(self, group: TrialGroup, listener: TrialListener | None) -> GroupInbox:
-        """Runs a group.
+    def submit(self, group: TrialGroup, listener: TrialListener | None, terms: GroupTerms) -> GroupInbox:
+        """Runs a group on these terms.
 
         Raises:
             InvalidFieldError: an id is taken, a trial cannot be pickled, or the best are to be kept without a metric.
         """
         self._keeper.require_goal(group.search)
-        payloads, specs = self._prepare(group.active)
+        payloads, specs = self._prepare(with_requirements(group.active, group))
         if self._insists_on_fusing and not self._pump.inboxes:
             warn_of_unfusible(group)
 
         def submit() -> GroupInbox:
             group_id = str(self._next_group)
             inbox = GroupInbox(group_id, group, listener)
-            event = GroupSubmitted(at=self._backend.now(), group_id=group_id, trials=specs)
+            event = GroupSubmitted(at=self._backend.now(), group_id=group_id, trials=specs, terms=terms)
             self._pump.handle(event, accepted=lambda: self._open_group(inbox, payloads))
+            say_what_is_awaited(self._state, group.name, specs)
             return inbox
 
         return self._in_thread(submit)
 
     def add(self, group_id: str, trials: list[Trial]) -> None:
         """Adds trials to a group."""
-        payloads, specs = self._prepare(trials)
+        payloads, specs = self._prepare(with_requirements(trials, self._pump.inboxes[group_id].group))
 
         def add() -> None:
             inbox, now = self._pump.inboxes[group_id], self._backend.now()
             event = TrialsAdded(at=now, group_id=group_id, trials=specs)
             self._pump.handle(event, accepted=lambda: self._take_in(inbox, payloads))
+            say_what_is_awaited(self._state, inbox.group.name, specs)
             self._pump.notify(*(partial(inbox.reopen, trial.id) for trial in trials))
 
         self._in_thread(add)
@@ -212,7 +223,7 @@ class Session:
     @property
     def max_devices(self) -> int:
         """Most devices that the session may come to hold."""
-        return self._in_thread(lambda: self._pump.most_devices)
+        return self._in_thread(lambda: self._pump.scaling.most)
 
     def add_device(self, device: Device) -> None:
         """Puts a further device to use."""
@@ -230,6 +241,20 @@ class Session:
     def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
         """Drains a device, or the whole session where that is ``None``; returns ids of trials that were not saved."""
         return self._pump.drain(device_id, deadline_s)
+
+    def add_deadline(self, seconds: float, ended: Callable[[str], None]) -> Callable[[], None]:
+        """Sizes the session for an end so many seconds from now; returns what drops that deadline again.
+
+        ``ended`` is called in the session's thread, when running iterations are to be saved, with why.
+        """
+        sizing = self._pump.scaling.sizing
+        added = self._in_thread(lambda: sizing.add(seconds, self._backend.now(), ended))
+
+        def drop() -> None:
+            with suppress(FluidError):  # The session has ended.
+                self._in_thread(lambda: sizing.drop(added))
+
+        return drop
 
     @property
     def unfinished(self) -> int:
@@ -262,26 +287,22 @@ class Session:
             group_id: {trial: self._payload_of(trial) for trial in group.trials.values()}
             for group_id, group in left.groups.items()
         }
-
-        trackers = {group_id: _tracker_of(left, group_id) for group_id in left.groups}
+        trackers = {group_id: left.best_of(group_id) for group_id in left.groups}
 
         def register(group_id: str) -> None:
-            search = left.groups[group_id].search
             for trial, payload in payloads[group_id].items():
-                rule = self._keeper.admit(group_id, search, trial, recover=True)
+                rule = self._keeper.admit(group_id, left.groups[group_id].line.search, trial, recover=True)
                 self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
             self._keeper.tell_lanes()
 
         def resume() -> None:
             now = self._backend.now()
-            self._complete_files(left, payloads, now)
+            left.complete(self._folder, payloads, now)
             for event in map(self._keeper.recovered, left.events(now, self._spec)):
-                group = left.groups[event.group_id]
-                trials = TrialGroup(group.trials.values(), group.name, search=group.search)
-                inbox = GroupInbox(event.group_id, trials, listeners.get(group.name))
+                group = left.groups[event.group_id].submitted()
+                inbox = GroupInbox(event.group_id, group, listeners.get(group.name))
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
-                results = left.results.groups.get(event.group_id)
-                offset = left.results.offset_at(now)
+                results, offset = left.results.groups.get(event.group_id), left.results.offset_at(now)
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
                 self._pump.inboxes[event.group_id] = inbox
@@ -289,18 +310,6 @@ class Session:
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
 
         self._in_thread(resume)
-
-    def _complete_files(
-        self, left: LeftSession, payloads: Mapping[str, Mapping[Trial, TrialPayload]], now: float
-    ) -> None:
-        """Writes the lines of trials that the earlier session was killed before writing."""
-        self._folder.has_lines_of(left.written.groups)
-        for group_id, group in left.groups.items():
-            of_group = payloads[group_id].items()
-            missing = {trial: payload for trial, payload in of_group if trial.id not in left.written.trials}
-            if missing or group_id not in left.written.groups:
-                self._folder.write_trial_lines(group_id, group.name, missing, group.search)
-        self._folder.journal((), left.lost_ends(now))
 
     def status(self) -> Status:
         """How the session stands."""
@@ -323,9 +332,9 @@ class Session:
         groups = {inbox.group_id: inbox.facts for inbox in self.inboxes}
         began = self._pump.began
         at = self._backend.now() - began
-        return status_of(
-            self._state, groups, at, began=began, asked=self._pump.devices_asked, run_dir=self._folder.path
-        )
+        asked, goal = self._pump.scaling.asked, self._pump.scaling.sizing.status(began + at)
+        shown, path = self.forecasts.shown, self._folder.path
+        return status_of(self._state, groups, at, began=began, asked=asked, run_dir=path, goal=goal, forecast=shown)
 
     def standing(self, group_ids: Collection[str]) -> Standing:
         """How the trials of some groups stand; of a session that has ended, how they stood then."""
@@ -355,6 +364,7 @@ class Session:
 
     def close(self) -> None:
         """Ends the session; waits until its lanes are gone, unless the session's own thread calls it."""
+        self.forecasts.close()
         self._pump.close()
 
     # -- parts of requests ---------------------------------------------------------------------------------
@@ -369,15 +379,14 @@ class Session:
         return payloads, tuple(map(self._spec, trials))
 
     def _payload_of(self, trial: Trial) -> TrialPayload:
-        shown_config = None if trial.shown is None else trial.shown.config
-        payload = self._payloads.payload_of(trial.trainable, trial.config, shown_config)
+        shown = trial.shown.config if trial.shown else None
+        payload = self._payloads.payload_of(trial.trainable, trial.config, shown)
         return payload if trial.threads is None else replace(payload, threads=trial.threads)
 
     def _spec(self, trial: Trial) -> TrialSpec:
         return spec_of(trial, self._max_width, keep_last=self._keeper.retention.how == "last")
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
-        """Enters a group that the engine has accepted, with its trials."""
         self._next_group += 1
         self._pump.inboxes[inbox.group_id] = inbox
         self._take_in(inbox, payloads)
@@ -387,14 +396,5 @@ class Session:
         for trial, payload in payloads.items():
             rule = self._keeper.admit(inbox.group_id, inbox.group.search, trial)
             self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
-        self._folder.write_trials(inbox.group_id, inbox.group.name, payloads, inbox.group.search)
-
-
-def _tracker_of(left: LeftSession, group_id: str) -> BestTracker:
-    """Finds the best result of a group in an earlier session."""
-    group, results = left.groups[group_id], left.results.groups.get(group_id)
-    tracker = BestTracker(group.search)
-    for result in () if results is None else results.read(lambda _: {}):
-        if result.trial_id in group.trials:
-            tracker.hear(group.trials[result.trial_id], result.iteration, result.metrics)
-    return tracker
+        group, terms = inbox.group, self._state.groups[inbox.group_id].terms
+        self._folder.write_trials(inbox.group_id, GroupLine(group.name, group.search, group.requires, terms), payloads)

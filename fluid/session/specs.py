@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import numbers
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from fluid.engine.group_terms import GroupTerms
+from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
+from fluid.errors import InvalidFieldError, require_number
+from fluid.planning.constraints import describe
 from fluid.planning.fusion_groups import text_of
+from fluid.resources import Requires
 from fluid.trainables.trainable import can_save, is_elastic, is_fusible, profile_name
 from fluid.trialgroup import Trial, TrialGroup
+
+#: A longer text, or more values in a list, is taken for data, and not for a choice among a few.
+_LONGEST_NAME, _MOST_VALUES = 100, 16
 
 _log = logging.getLogger("fluid.session")
 
@@ -19,6 +29,34 @@ def warn_of_unfusible(group: TrialGroup) -> None:
     if not any(is_fusible(trial.trainable) for trial in group.active):
         text = "packing='fused', and no trial of %r can be fused: %s is no FusedTrainable; each runs alone on a device"
         _log.warning(text, group.name, profile_name(group.active[0].trainable))
+
+
+def say_what_is_awaited(state: EngineState, group: str, specs: Iterable[TrialSpec]) -> None:
+    """Says so if trials that were just submitted have to wait for devices that there are not."""
+    awaited = dict.fromkeys(spec.wanted_devices for spec in specs if state.awaits_devices(spec.trial_id))
+    if awaited:
+        text = "trials of %r wait until there is %s; there are %s"
+        level = logging.INFO if state.most_devices else logging.WARNING
+        _log.log(level, text, group, ", and ".join(awaited), describe(state.devices))
+
+
+def terms_of(group: TrialGroup, priority: float, preempt: bool) -> GroupTerms:
+    """The terms on which a user submits a group.
+
+    Raises:
+        InvalidFieldError: the priority is no number of at least 0, or ``preempt`` is neither True nor False.
+    """
+    if not isinstance(preempt, bool):
+        raise InvalidFieldError("preempt", preempt, "must be True or False")
+    expected = None if group.search is None else group.search.trials
+    return GroupTerms(group.owner, require_number("priority", priority, at_least=0.0), preempt, expected)
+
+
+def with_requirements(trials: list[Trial], group: TrialGroup) -> list[Trial]:
+    """Trials with what their group requires of devices."""
+    if group.requires is None:
+        return trials
+    return [replace(trial, requires=(trial.requires or Requires()).filled_from(group.requires)) for trial in trials]
 
 
 def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
@@ -49,14 +87,27 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
         gang=gang,
         keep_last=keep_last,
         fusible=fusible,
-        config=tuple(_values(trial.config if trial.shown is None else trial.shown.config)) if fusible else (),
+        config=tuple(
+            (name, text_of(value))
+            for name, value in _values(trial.config if trial.shown is None else trial.shown.config)
+            if fusible or _is_short(value)
+        ),
     )
 
 
-def _values(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The values of a config as texts, by dotted name, nested dicts resolved."""
+def _values(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a config by dotted name, nested dicts resolved."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _values(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", text_of(value)
+            yield f"{prefix}{name}", value
+
+
+def _is_short(value: object) -> bool:
+    """Whether a value may part trials into cohorts: a number, a name or a few of these, and no data set."""
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_NAME
+    if isinstance(value, list | tuple):
+        return len(value) <= _MOST_VALUES and all(map(_is_short, value))
+    return value is None or isinstance(value, numbers.Number)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.state import EngineState
 from fluid.engine.view import GroupView, TrialView
 from fluid.planning.profile import Profile
 from fluid.session.best import BestSoFar
-from fluid.session.progress import LiveLength, forecast
+from fluid.session.forecast import Forecast
+from fluid.session.goal_status import GoalStatus
+from fluid.session.progress import LiveLength
+from fluid.session.progress import forecast as forecast_search
 from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
 
 
@@ -49,6 +53,13 @@ class GroupStatus:
         expected: how many trials there will be; ``None`` unless a search algorithm has said so.
         is_search: whether a search algorithm submits its trials.
         best: the best result so far; ``None`` if there is none.
+        forecast: when all its trials have ended, with odds; ``None`` if too little was measured.
+        owner: whose it is; ``None`` if it did not say.
+        priority: its trials start before those of groups of a lower priority; 1 unless it said otherwise.
+        preempt: whether running trials of groups of a lower priority make room for it.
+        awaited: the devices that some of its trials wait for and that there are not, in words.
+        place: where its trials stand among those of all owners, 1 for those that start first; ``None`` where it has
+            none to run, or only one owner has.
     """
 
     name: str
@@ -59,6 +70,17 @@ class GroupStatus:
     expected: int | None = None
     is_search: bool = False
     best: BestSoFar | None = None
+    forecast: Forecast | None = None
+    owner: str | None = None
+    priority: float = PLAIN_TERMS.priority
+    preempt: bool = False
+    awaited: tuple[str, ...] = ()
+    place: int | None = None
+
+    @property
+    def said(self) -> str:
+        """Whose it is and how urgent, in a few words; empty if it did not say."""
+        return GroupTerms(self.owner, self.priority, self.preempt).text
 
     @property
     def share(self) -> float | None:
@@ -108,6 +130,7 @@ class Status:
         groups: in order of submission.
         devices: by index.
         asked: number of devices that were asked for and have not come.
+        goal: how the session stands to its deadline and its budget, and for how long it has held devices.
         silent: trials that have given no result for far longer than usual, and for how many seconds, the longest first.
         given_up: devices that are used no more as they do not work, and why.
         alpha, packing: measured packing overhead and c by profile key, or, where the session has several device models,
@@ -127,6 +150,7 @@ class Status:
     given_up: tuple[tuple[int, str], ...] = ()
     run_dir: Path | None = None
     fused: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    goal: GoalStatus | None = None
 
 
 def _fused(profile: Profile, key: str, model: str | None) -> tuple[int, float] | None:
@@ -154,6 +178,8 @@ def status_of(
     began: float = 0.0,
     asked: int = 0,
     run_dir: Path | None = None,
+    forecast: Callable[[str], Forecast | None] = lambda _: None,
+    goal: GoalStatus | None = None,
 ) -> Status:
     """Reads a status off the engine.
 
@@ -164,6 +190,8 @@ def status_of(
         began: when that was, seconds on the clock of the events.
         asked: number of devices that were asked for and have not come.
         run_dir: the run folder.
+        forecast: of each group, by its id.
+        goal: how it stands to its deadline and its budget.
     """
     now = began + at
     view, measured = state.view(), _measured_keys(state)
@@ -178,6 +206,7 @@ def status_of(
                 groups.get(group.group_id, GroupFacts(name=group.group_id)),
                 now,
                 hangs=group.group_id in hanging,
+                forecast=forecast(group.group_id),
             )
             for group in view.groups
         ),
@@ -199,10 +228,13 @@ def status_of(
         silent=tuple(silent),
         given_up=view.given_up,
         run_dir=run_dir,
+        goal=goal,
     )
 
 
-def _group_status(state: EngineState, group: GroupView, facts: GroupFacts, now: float, *, hangs: bool) -> GroupStatus:
+def _group_status(
+    state: EngineState, group: GroupView, facts: GroupFacts, now: float, *, hangs: bool, forecast: Forecast | None
+) -> GroupStatus:
     search = facts.search
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
     for trial in group.trials:
@@ -222,10 +254,16 @@ def _group_status(state: EngineState, group: GroupView, facts: GroupFacts, now: 
         trials=dict(counts),
         iterations_done=done,
         iterations=total,
-        eta=None if hangs else eta,
+        eta=None if hangs or group.awaited else eta,
         expected=None if search is None else search.trials,
         is_search=search is not None,
         best=facts.best,
+        forecast=None if hangs else forecast,
+        owner=group.terms.owner,
+        priority=group.terms.priority,
+        preempt=group.terms.preempt,
+        awaited=group.awaited,
+        place=group.place,
     )
 
 
@@ -252,7 +290,7 @@ def _left_of_search(
     if search.trials is None:
         return None, None
     coming = max(0, search.trials - known)
-    predicted = forecast(ended, live, coming)
+    predicted = forecast_search(ended, live, coming)
     left = round(predicted.left)
     if not (predicted.is_supported or not search.extends) or facts.first_start is None or not facts.results:
         return left, None

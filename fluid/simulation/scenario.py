@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.planning.fused_rates import DEFAULT_MAX_FUSED, FusedRates
+from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.planning.json_input import (
     AtLeastOne,
     NonNegative,
@@ -22,7 +24,7 @@ from fluid.planning.json_input import (
     read_record,
 )
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
-from fluid.resources import Cluster, Device
+from fluid.resources import Cluster, Device, Requires
 
 DISTRIBUTIONS = ("constant", "lognormal", "uniform", "bimodal")
 #: More trials or iterations than this are refused as a typing error.
@@ -100,6 +102,40 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class ArrivingWorkload(Workload):
+    """One of several workloads of a scenario.
+
+    Args:
+        at: when it arrives, seconds since the start.
+        name: for display; by default its place among the workloads, from 1.
+        owner: workloads of one owner are scheduled as one; by default each is its own.
+        priority: of its groups.
+        preempt: whether its groups pause running trials of groups of a lower priority.
+        requires: what its trials require of a device.
+        runtimes: the distribution of its trials' seconds per iteration; by default the scenario's.
+    """
+
+    at: float = 0.0
+    name: str = ""
+    owner: str | None = None
+    priority: float = 1.0
+    preempt: bool = False
+    requires: Requires | None = None
+    runtimes: Runtimes | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("at", self.at, at_least=0.0)
+        require_number("priority", self.priority, at_least=-math.inf)
+        if self.owner is not None:
+            require_text("owner", self.owner)
+
+    def can_run_on(self, devices: Iterable[Device]) -> bool:
+        """Whether one of these devices has what its trials require."""
+        return any(self.requires is None or self.requires.met_by(device) for device in devices)
+
+
+@dataclass(frozen=True)
 class DeviceChange:
     """A device that is lost or gained while the workload runs.
 
@@ -126,7 +162,9 @@ class Scenario:
     Args:
         name: for display.
         cluster: the devices at the start.
-        workload: the algorithm's shape.
+        workload: the algorithm's shape, where there is one workload.
+        workloads: several workloads, each with its own trials; empty for ``workload`` alone.
+        group_policy, fairness: which of several workloads' trials start first: as for ``FluidExecutor``.
         runtimes: the distribution of seconds per iteration.
         alpha, beta, c, d: the runtime model, the same for all trials.
         epsilon: seconds one resize costs.
@@ -154,8 +192,13 @@ class Scenario:
     early_stop: float = 0.0
     changes: tuple[DeviceChange, ...] = ()
     seed: int = 0
+    workloads: tuple[ArrivingWorkload, ...] = ()
+    group_policy: str = DEFAULT_GROUP_POLICY
+    fairness: float = 0.0
 
     def __post_init__(self) -> None:
+        require_one_of("group_policy", self.group_policy, GROUP_POLICIES)
+        require_number("fairness", self.fairness, at_least=0.0)
         require_number("alpha", self.alpha, at_least=1.0)
         require_number("beta", self.beta, at_least=1.0)
         for name, at_least in {"c": 1, "d": 1, "max_fused": 1, "seed": 0}.items():
@@ -166,11 +209,20 @@ class Scenario:
         if require_number("early_stop", self.early_stop, at_least=0.0) > 1.0:
             raise InvalidFieldError("early_stop", self.early_stop, "must be in [0, 1]")
         self._check_fused()
-        self._check_changes()
+        self._check_workloads(self._check_changes())
+
+    @property
+    def arriving(self) -> tuple[ArrivingWorkload, ...]:
+        """All workloads; a single one arrives at the start."""
+        return self.workloads or (ArrivingWorkload(**asdict(self.workload)),)
 
     def with_devices(self, n: int) -> Scenario:
         """A copy with ``n`` alike devices, without losses and gains, which name devices."""
         return replace(self, cluster=Cluster.of(n), changes=())
+
+    def with_group_policy(self, policy: str) -> Scenario:
+        """A copy with another group policy."""
+        return replace(self, group_policy=policy)
 
     def with_seed(self, seed: int) -> Scenario:
         """A copy with another seed."""
@@ -188,7 +240,7 @@ class Scenario:
         Raises:
             InvalidFieldError: a field is missing, unknown or invalid; the message names its place and value.
         """
-        if "trials" in data and "workload" not in data:
+        if "trials" in data and not {"workload", "workloads"} & data.keys():
             raise InvalidFieldError(
                 "trials", data["trials"], "is no field of a scenario; an instance is for fluid plan"
             )
@@ -197,6 +249,13 @@ class Scenario:
         if len(cluster) > MOST_SIMULATED:
             raise InvalidFieldError("devices", len(cluster), f"must be at most {MOST_SIMULATED}")
         alike = {item.name: getattr(read, item.name) for item in fields(cls) if hasattr(read, item.name)}
+        if read.workload is None:
+            if not read.workloads:
+                raise InvalidFieldError("workload", None, "is missing")
+            del alike["workload"]
+        elif read.workloads:
+            raise InvalidFieldError("workloads", data["workloads"], "cannot be given beside workload")
+        alike["workloads"] = tuple(read.workloads)
         alike["fused"] = rates_from_json(read.fused)
         return cls(cluster=cluster, changes=tuple(event.change(cluster) for event in read.events), **alike)
 
@@ -208,20 +267,26 @@ class Scenario:
             raise InvalidFieldError(
                 "fused", self.fused.stretches, "must be at least 1: a pack is no faster than a trial"
             )
-        if self.runtimes.distribution != "constant":
-            reason = "must be constant with fused, as trials of one shape take the same time"
-            raise InvalidFieldError("distribution", self.runtimes.distribution, reason)
+        for runtimes in (self.runtimes, *(each.runtimes for each in self.workloads)):
+            if runtimes is not None and runtimes.distribution != "constant":
+                reason = "must be constant with fused, as trials of one shape take the same time"
+                raise InvalidFieldError("distribution", runtimes.distribution, reason)
         if self.runtime_error:
             raise InvalidFieldError("runtime_error", self.runtime_error, "must be 0 with fused, as for distribution")
 
-    def _check_changes(self) -> None:
-        """Raises if a lost device is missing or the last one, or a gained one is present."""
-        present = {device.index for device in self.cluster.devices}
+    def _check_changes(self) -> list[tuple[Device, ...]]:
+        """Raises if a lost device is missing or the last one, or a gained one is present.
+
+        Returns:
+            The devices at the start and after each change.
+        """
+        present = {device.index: device for device in self.cluster.devices}
+        phases = [tuple(present.values())]
         for change in sorted(self.changes, key=lambda change: change.at):
             if change.lost is not None:
                 if change.lost not in present:
                     raise InvalidFieldError("remove_device", change.lost, f"is no device at {change.at:g} s")
-                present.remove(change.lost)
+                del present[change.lost]
                 if not present:
                     raise InvalidFieldError("remove_device", change.lost, "would leave no device")
             elif change.device is not None:
@@ -229,7 +294,25 @@ class Scenario:
                     raise InvalidFieldError(
                         "add_device", change.device.index, f"is already a device at {change.at:g} s"
                     )
-                present.add(change.device.index)
+                present[change.device.index] = change.device
+            phases.append(tuple(present.values()))
+        return phases
+
+    def _check_workloads(self, phases: list[tuple[Device, ...]]) -> None:
+        """Raises if two workloads have one name, or if trials would fail, or wait for ever, for want of a device.
+
+        Args:
+            phases: the devices at the start and after each change.
+        """
+        names = [workload.name or str(place) for place, workload in enumerate(self.workloads, start=1)]
+        for index, workload in enumerate(self.workloads):
+            if names[index] in names[:index]:
+                raise InvalidFieldError(f"workloads[{index}].name", names[index], "is the name of an earlier one")
+            wanted = workload.requires
+            waits = wanted is not None and wanted.wait
+            if not all(map(workload.can_run_on, phases[-1:] if waits else phases)):
+                when = "in the end" if waits else "at all times; trials that may wait for one say wait"
+                raise InvalidFieldError(f"workloads[{index}].requires", str(wanted), f"must be met by a device {when}")
 
 
 @dataclass(frozen=True)
@@ -262,7 +345,10 @@ class ScenarioInput:
     """A scenario, as ``fluid simulate`` reads it."""
 
     devices: Any
-    workload: Workload
+    workload: Workload | None = None
+    workloads: list[ArrivingWorkload] = field(default_factory=list)
+    group_policy: str = Scenario.group_policy
+    fairness: float = Scenario.fairness
     runtimes: Runtimes = Scenario.runtimes
     events: list[EventInput] = field(default_factory=list)
     name: str = Scenario.name

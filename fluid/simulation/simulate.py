@@ -7,13 +7,10 @@ point of their budget.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable, Iterable
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, Notice, Report, ReportEnd
+from fluid.engine.commands import Command, NoteDeviceLost, Notice, Report, ReportEnd
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -26,74 +23,30 @@ from fluid.engine.events import (
 )
 from fluid.engine.state import EngineError, EngineState
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planning.bounds import malleable_lower_bound
-from fluid.planning.instance import Instance
+from fluid.errors import InvalidFieldError
 from fluid.planning.planner import Planner
-from fluid.planning.rollout import Segment
 from fluid.planning.runtime_model import TOLERANCE
 from fluid.resources import Cluster, Device
+from fluid.simulation.device_holder import DeviceHolder, busy_device_seconds
 from fluid.simulation.scenario import Scenario
-from fluid.simulation.trial_outcomes import OracleProfile, TrialOutcomes
-from fluid.simulation.workloads import GroupRequest, Scores, make_algorithm
+from fluid.simulation.simulation_result import GroupResult, SimulationResult
+from fluid.simulation.sweeps import RequestedRun, Sweep, make_sweeps
+from fluid.simulation.trial_outcomes import OracleProfile
+from fluid.simulation.work_bound import work_bound
+from fluid.simulation.workloads import GroupRequest
 from fluid.trialgroup import TrialState
 
 _SECONDS_PER_HOUR = 3600.0
-#: Profile key and fusion key of trials that can be fused.
-_FUSED = "fused"
 
 
-@dataclass(frozen=True)
-class GroupResult:
-    """One TrialGroup's times, in seconds since the start."""
-
-    name: str
-    submitted: float
-    finished: float
-    trials: int
-
-
-@dataclass(frozen=True)
-class SimulationResult:
-    """A simulation's times and counts.
-
-    Attributes:
-        planner: its name.
-        n: devices at the start.
-        makespan: seconds from the first start to the last finish.
-        busy_device_seconds: device-seconds in which at least one trial held the device.
-        utilisation: their share of the available device-seconds.
-        lower_bound: seconds; no schedule of the same work is shorter.
-        device_hours: available device-hours, used or not: what is paid for.
-        resizes: number of resizes of running trials.
-        trials: trials requested, each counted once.
-        stopped: trials the algorithm stopped early.
-        groups: in order of submission.
-        segments: which trial held which devices when, if recorded.
-        trial_ids: a name for each row of the segments.
-        cluster: the devices at the start.
-        device_changes: (seconds, device, whether it was added), in order.
-        peak_rows: most trials that took a step together; ``None`` if the scenario's trials cannot be fused.
-    """
-
-    planner: str
-    n: int
-    makespan: float
-    busy_device_seconds: float
-    utilisation: float
-    lower_bound: float
-    device_hours: float
-    resizes: int
-    trials: int
-    stopped: int
-    groups: tuple[GroupResult, ...]
-    segments: tuple[Segment, ...]
-    trial_ids: tuple[str, ...]
-    cluster: Cluster
-    device_changes: tuple[tuple[float, int, bool], ...]
-    peak_rows: int | None = None
-
-
-def simulate(scenario: Scenario, planner: Planner, *, record: bool = False) -> SimulationResult:
+def simulate(
+    scenario: Scenario,
+    planner: Planner,
+    *,
+    record: bool = False,
+    watch: Callable[[EngineState, float], None] | None = None,
+    holder: DeviceHolder | None = None,
+) -> SimulationResult:
     """Runs a scenario to its end.
 
     Example:
@@ -107,65 +60,85 @@ def simulate(scenario: Scenario, planner: Planner, *, record: bool = False) -> S
         scenario: what to run, with its own ``c`` and ``d`` in place of the planner's.
         planner: the planner.
         record: whether to keep the segments, for charts.
+        watch: is shown the engine, and the time in seconds, after each instant; it must change nothing.
+        holder: changes the devices meanwhile, beside the scenario's own changes; every iteration is then saved. Only
+            for a scenario with one workload.
     """
-    return _Simulation(scenario, planner, record).run()
-
-
-@dataclass
-class _RequestedRun:
-    """One run of a trial that the algorithm requested."""
-
-    group: int
-    trial: int
-    first: int  # iterations done before it
-    iterations: int
-    stop_after: int
-    stopped: bool = False
-    ran: int = 0
+    if holder is not None and scenario.workloads:
+        raise InvalidFieldError("workloads", len(scenario.workloads), "must be one workload, given as workload, here")
+    return _Simulation(scenario, planner, record, holder).run(watch)
 
 
 class _Simulation:
     """One scenario under one planner."""
 
-    def __init__(self, scenario: Scenario, planner: Planner, record: bool) -> None:
+    def __init__(self, scenario: Scenario, planner: Planner, record: bool, holder: DeviceHolder | None) -> None:
         self._scenario = scenario
+        self._holder = holder
         self._planner = planner
         self._record = record
-        trials_rng, scores_rng = np.random.default_rng(scenario.seed).spawn(2)
-        self._outcomes = TrialOutcomes(scenario, trials_rng)
         self._paces: dict[str, float] = {}
-        self._algorithm = make_algorithm(scenario.workload, Scores(scores_rng), len(scenario.cluster))
+        self._sweeps = make_sweeps(scenario)
+        #: The next one last; those of one instant in the scenario's order.
+        self._coming = sorted(self._sweeps, key=lambda sweep: sweep.workload.at)[::-1]
+        #: The engine's id of a trial -> whose it is, its number there, and its row among the trials of all.
+        self._known: dict[str, tuple[Sweep, int, int]] = {}
         self._backend = SimulatedBackend(
             lambda trial_id, _: self._truth(trial_id),
             scenario.cluster.devices,
             epsilon=scenario.epsilon,
-            saves=any(change.lost is not None for change in scenario.changes),
+            saves=holder is not None or any(change.lost is not None for change in scenario.changes),
+            boot_s=0.0 if holder is None else holder.provision_s,
         )
         profile = OracleProfile(scenario, self._paces)
         fused = 1 if scenario.fused is None else scenario.max_fused
-        self._state = EngineState(planner, profile, max_packing=scenario.c, max_fused=fused, max_width=scenario.d)
+        self._state = EngineState(
+            planner,
+            profile,
+            max_packing=scenario.c,
+            max_fused=fused,
+            max_width=scenario.d,
+            group_policy=scenario.group_policy,
+            fairness=scenario.fairness,
+        )
         self._peak_rows = 1
         #: The next one last; those of one instant in the order given.
         self._changes = sorted(scenario.changes, key=lambda change: change.at)[::-1]
         self._changed: list[tuple[float, int, bool]] = []
+        #: Devices that the holder got.
+        self._came: list[Device] = []
         self._groups: list[GroupRequest] = []
         self._submitted: list[float] = []
         self._finished: list[float] = []
-        self._requested: list[_RequestedRun] = []
-        self._open: dict[str, _RequestedRun] = {}
-        self._ids: dict[int, str] = {}
+        self._requested: list[RequestedRun] = []
+        self._open: dict[str, RequestedRun] = {}
+        #: Names of the trials of all workloads, in the order in which they were first requested.
+        self._names: list[str] = []
+        if holder is not None:
+            holder.begin(self._state, self._backend)
 
-    def run(self) -> SimulationResult:
+    def run(self, watch: Callable[[EngineState, float], None] | None = None) -> SimulationResult:
         self._handle(DeviceAdded(0.0, device) for device in self._backend.devices())
-        self._submit(self._algorithm.start())
-        while self._open:
+        while self._coming and self._coming[-1].workload.at == 0.0:
+            self._arrive()
+        while self._open or self._coming:
+            if watch is not None:
+                watch(self._state, self._backend.now())
             change_at = self._changes[-1].at if self._changes else math.inf
+            arrival_at = self._coming[-1].workload.at if self._coming else math.inf
+            alarm_at = math.inf if self._state.alarm_at is None else self._state.alarm_at
+            act_at = math.inf if self._holder is None else self._holder.next_at
             if self._backend.next_at() > self._backend.now() and self._state.wants_tick:
                 self._tick()  # all events of this instant are handled
-            elif change_at < self._backend.next_at() * (1.0 - TOLERANCE):  # iterations that end then count
-                self._change()
-            elif self._state.alarm_at is not None and self._state.alarm_at < self._backend.next_at():
-                self._alarm(self._state.alarm_at)
+            elif self._holder is not None and act_at < self._backend.next_at() and act_at <= change_at:
+                self._act(self._holder, act_at)
+            elif change_at <= arrival_at and change_at < self._backend.next_at() * (1.0 - TOLERANCE):
+                self._change()  # iterations that end then count
+            elif alarm_at < self._backend.next_at() and alarm_at < arrival_at:
+                self._alarm(alarm_at)
+            elif arrival_at < self._backend.next_at() * (1.0 - TOLERANCE):
+                self._backend.clock.advance_to(max(arrival_at, self._backend.now()))
+                self._arrive()
             elif math.isinf(self._backend.next_at()):
                 stories = {trial_id: list(self._state.trials[trial_id].story) for trial_id in self._open}
                 raise EngineError(f"no event is left for the trials that have not ended: {stories}")
@@ -177,29 +150,51 @@ class _Simulation:
 
     def _handle(self, events: Iterable[Event]) -> None:
         """Passes events to the engine, its commands to the backend, and ended trials to the algorithm."""
+        events = list(events)
         commands = self._state.handle(*events)
         self._execute(commands)
+        if self._holder is not None:
+            self._holder.heard(events, commands)
+            self._note_devices(events, commands)
         stops: dict[str, Event] = {}
-        ended: list[tuple[int, bool]] = []
+        ended: dict[Sweep, list[tuple[int, bool]]] = {}
         for command in commands:
             if isinstance(command, Report):
                 self._peak_rows = max(self._peak_rows, command.rows)
                 if self._is_to_stop(command):
                     stops[command.trial_id] = StopRequested(self._backend.now(), command.trial_id)
             elif isinstance(command, ReportEnd):
-                ended.append(self._end(command))
+                sweep, trial, stopped = self._end(command)
+                ended.setdefault(sweep, []).append((trial, stopped))
                 stops.pop(command.trial_id, None)
         if stops:
             self._handle(stops.values())
-        if ended:
-            self._submit(self._algorithm.ended(sorted(ended)))
+        for sweep, trials in ended.items():
+            self._submit(sweep, sweep.algorithm.ended(sorted(trials)))
 
     def _tick(self) -> None:
-        self._execute(self._state.handle(Tick(self._backend.now())))
+        self._handle([Tick(self._backend.now())])
 
     def _alarm(self, at: float) -> None:
         self._backend.clock.advance_to(max(at, self._backend.now()))
-        self._execute(self._state.handle(Alarm(self._backend.now())))
+        self._handle([Alarm(self._backend.now())])
+
+    def _act(self, holder: DeviceHolder, at: float) -> None:
+        self._backend.clock.advance_to(max(at, self._backend.now()))
+        events = holder.act(self._backend.now())
+        if events:
+            self._handle(events)
+
+    def _note_devices(self, events: list[Event], commands: list[Command]) -> None:
+        """Takes note of the devices that came after the start, and gives those back that the engine has left."""
+        for event in events:
+            if isinstance(event, DeviceAdded) and event.device not in self._scenario.cluster.devices:
+                self._changed.append((event.at, event.device.index, True))
+                self._came.append(event.device)
+        for command in commands:
+            if isinstance(command, NoteDeviceLost):
+                self._changed.append((command.at, command.device_id, False))
+                self._backend.give_back(command.device_id)
 
     def _execute(self, commands: Iterable[Command]) -> None:
         self._backend.execute([command for command in commands if not isinstance(command, Notice)])
@@ -210,24 +205,33 @@ class _Simulation:
         request.stopped |= request.stop_after <= request.ran < request.iterations
         return request.stopped
 
-    def _end(self, end: ReportEnd) -> tuple[int, bool]:
+    def _end(self, end: ReportEnd) -> tuple[Sweep, int, bool]:
         request = self._open.pop(end.trial_id)
-        self._finished[request.group] = self._backend.now()
-        return request.trial, request.stopped
+        self._finished[request.group] = request.sweep.finished = self._backend.now()
+        if self._holder is not None:
+            self._holder.ended(request.trial, request.stopped)
+        return request.sweep, request.trial, request.stopped
 
-    def _submit(self, groups: list[GroupRequest]) -> None:
+    def _arrive(self) -> None:
+        sweep = self._coming.pop()
+        self._submit(sweep, sweep.algorithm.start())
+
+    def _submit(self, sweep: Sweep, groups: list[GroupRequest]) -> None:
         now = self._backend.now()
         events: list[Event] = []
         for group in groups:
             index, fresh = len(self._groups), []
             for wanted in group.requests:
-                trial_id = self._id_of(wanted.trial)
+                trial_id = self._id_of(sweep, wanted.trial)
                 first = self._state.trials[trial_id].progress.done if trial_id in self._state.trials else 0
-                key = self._key_of(trial_id)
-                self._paces[key] = self._outcomes.pace(wanted.trial)
-                stop_after = math.ceil(self._outcomes.stop_at(wanted.trial) * wanted.iterations)
-                self._open[trial_id] = _RequestedRun(index, wanted.trial, first, wanted.iterations, stop_after)
+                key = sweep.fused_key or trial_id
+                self._paces[key] = sweep.outcomes.pace(wanted.trial)
+                stop_after = math.ceil(sweep.outcomes.stop_at(wanted.trial) * wanted.iterations)
+                self._open[trial_id] = RequestedRun(sweep, index, wanted.trial, first, wanted.iterations, stop_after)
                 self._requested.append(self._open[trial_id])
+                if self._holder is not None:
+                    granted = first + wanted.iterations
+                    self._holder.requested(wanted.trial, trial_id, granted, group.bracket, self._paces[key])
                 if trial_id in self._state.trials:
                     events.append(
                         BudgetExtended(
@@ -245,27 +249,29 @@ class _Simulation:
                             max_width=width,
                             follow_up_iterations=follow_up_iterations,
                             fusible=self._scenario.fused is not None,
+                            requires=sweep.workload.requires,
                         )
                     )
             if fresh:
-                events.append(GroupSubmitted(now, f"{index}", tuple(fresh)))
+                events.append(GroupSubmitted(now, f"{index}", tuple(fresh), sweep.terms()))
             self._groups.append(group)
             self._submitted.append(now)
             self._finished.append(now)
         if events:
             self._handle(events)
 
-    def _id_of(self, trial: int) -> str:
+    def _id_of(self, sweep: Sweep, trial: int) -> str:
         """The engine's id of a trial; a stopped trial that is requested again gets a new one."""
-        trial_id = self._ids.get(trial, f"trial-{trial}")
-        if trial_id in self._state.trials and self._state.trials[trial_id].state is TrialState.STOPPED:
+        trial_id = sweep.ids.get(trial)
+        if trial_id is None:
+            trial_id = sweep.new_id(trial)
+            self._known[trial_id] = sweep, trial, len(self._names)
+            self._names.append(trial_id)
+        elif self._state.trials[trial_id].state is TrialState.STOPPED:
+            self._known[trial_id + "+"] = self._known[trial_id]
             trial_id += "+"
-        self._ids[trial] = trial_id
+        sweep.ids[trial] = trial_id
         return trial_id
-
-    def _key_of(self, trial_id: str) -> str:
-        """The profile key of a trial: its own, as its pace is; that of all, where they can be fused."""
-        return trial_id if self._scenario.fused is None else _FUSED
 
     def _change(self) -> None:
         change = self._changes.pop()
@@ -279,11 +285,9 @@ class _Simulation:
             self._handle([DeviceLost(change.at, change.lost)])
 
     def _truth(self, trial_id: str) -> Truth:
-        trial = int(trial_id.rstrip("+").split("-")[1])
-        scenario = self._scenario
-        seconds = self._outcomes.pace(trial) * self._outcomes.slowdown(trial)
-        key = None if scenario.fused is None else _FUSED
-        return Truth(seconds, scenario.alpha, scenario.beta, trial, fusion_key=key, fused=scenario.fused)
+        scenario, (sweep, trial, row) = self._scenario, self._known[trial_id]
+        seconds = sweep.outcomes.pace(trial) * sweep.outcomes.slowdown(trial)
+        return Truth(seconds, scenario.alpha, scenario.beta, row, fusion_key=sweep.fused_key, fused=scenario.fused)
 
     # -- the result ----------------------------------------------------------------------------------------
 
@@ -291,7 +295,7 @@ class _Simulation:
         scenario, makespan = self._scenario, self._backend.now()
         available = self._device_seconds(makespan)
         segments = self._backend.segments
-        busy = _busy_device_seconds(segments)
+        busy = busy_device_seconds(segments)
         return SimulationResult(
             planner=self._planner.name,
             n=len(scenario.cluster),
@@ -301,17 +305,19 @@ class _Simulation:
             lower_bound=self._lower_bound(),
             device_hours=available / _SECONDS_PER_HOUR,
             resizes=self._backend.resizes,
-            trials=len(self._ids),
+            trials=len(self._names),
             stopped=sum(request.stopped for request in self._requested),
             groups=tuple(
                 GroupResult(group.name, submitted, finished, len(group.requests))
                 for group, submitted, finished in zip(self._groups, self._submitted, self._finished, strict=True)
             ),
             segments=tuple(segments) if self._record else (),
-            trial_ids=tuple(_name(trial) for trial in range(len(self._ids))),
+            trial_ids=tuple(self._names),
             cluster=scenario.cluster,
             device_changes=tuple(self._changed),
             peak_rows=None if scenario.fused is None else self._peak_rows,
+            group_policy=scenario.group_policy,
+            workloads=tuple(sweep.result() for sweep in self._sweeps),
         )
 
     def _device_seconds(self, until: float) -> float:
@@ -325,55 +331,25 @@ class _Simulation:
         """mLB of the work that was run, by true runtimes, on all devices that the cluster ever had.
 
         Stages of a bracket wait for each other, so their bounds add up; groups of one stage, and all groups of an
-        algorithm without stages, count as one. Brackets run concurrently: the bound is that of the longest bracket, or
-        of all work as one group.
+        algorithm without stages, count as one. Brackets and workloads run concurrently: the bound is that of the
+        longest bracket, from its workload's arrival, or of all work as one group.
         """
         scenario = self._scenario
-        gained = [change.device for change in scenario.changes if change.device]
+        gained = [*self._came, *(change.device for change in scenario.changes if change.device)]
         devices: dict[int, Device] = {}
         for device in sorted([*scenario.cluster.devices, *gained], key=lambda device: device.speed):
             devices[device.index] = device  # a device that returned with another speed counts with the greater one
         cluster = Cluster(tuple(devices.values()))
-        everything: dict[int, float] = {}
-        work: dict[int, dict[int | None, dict[int, float]]] = {}
+        everything: dict[str, float] = {}
+        work: dict[tuple[Sweep, int], dict[int | None, dict[str, float]]] = {}
         for request in self._requested:
-            group = self._groups[request.group]
-            for seconds in (everything, work.setdefault(group.bracket, {}).setdefault(group.stage, {})):
-                done = request.ran * self._truth(_name(request.trial)).seconds
-                seconds[request.trial] = seconds.get(request.trial, 0.0) + done
+            group, name = self._groups[request.group], request.sweep.new_id(request.trial)
+            bracket = work.setdefault((request.sweep, group.bracket), {})
+            for seconds in (everything, bracket.setdefault(group.stage, {})):
+                seconds[name] = seconds.get(name, 0.0) + request.ran * self._truth(name).seconds
 
-        def bound(seconds: dict[int, float]) -> float:
-            heights = [height for height in seconds.values() if height > 0.0]
-            if not heights:
-                return 0.0
-            instance = Instance.build(
-                heights, cluster, alpha=scenario.alpha, beta=scenario.beta, c=scenario.c, d=scenario.d
-            )
-            if scenario.fused is None:
-                return malleable_lower_bound(instance)
-            rates, alpha, beta = [scenario.fused] * len(heights), scenario.alpha, scenario.beta
-            packs = Instance.build(
-                heights, cluster, alpha=alpha, beta=beta, c=scenario.max_fused, d=scenario.d, fused=rates
-            )
-            return min(malleable_lower_bound(instance), malleable_lower_bound(packs))
+        def bound(seconds: dict[str, float]) -> float:
+            return work_bound(scenario, cluster, seconds.values())
 
-        return max(bound(everything), *(sum(map(bound, stages.values())) for stages in work.values()))
-
-
-def _name(trial: int) -> str:
-    return f"trial-{trial}"
-
-
-def _busy_device_seconds(segments: list[Segment]) -> float:
-    """Device-seconds in which at least one trial held the device."""
-    by_device: dict[int, list[tuple[float, float]]] = {}
-    for segment in segments:
-        for device in segment.devices:
-            by_device.setdefault(device, []).append((segment.start, segment.end))
-    busy = 0.0
-    for stretches in by_device.values():
-        reached = 0.0
-        for start, end in sorted(stretches):
-            busy += max(0.0, end - max(start, reached))
-            reached = max(reached, end)
-    return busy
+        brackets = (sweep.workload.at + sum(map(bound, stages.values())) for (sweep, _), stages in work.items())
+        return max(bound(everything), *brackets)

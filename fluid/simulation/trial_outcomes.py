@@ -11,17 +11,24 @@ from fluid.planning.measurements import MIN_OBSERVATIONS
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import packing_limit, width_limit
 from fluid.resources import MemoryNeed
-from fluid.simulation.scenario import Scenario
+from fluid.simulation.scenario import Runtimes, Scenario
 
 #: The profile key under which packs are measured.
 _PACKS = "packs"
 
 
 class TrialOutcomes:
-    """Each trial's pace and stop, drawn once, the same under every planner."""
+    """Each trial's pace and stop, drawn once, the same under every planner.
 
-    def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
+    Args:
+        scenario: its errors of prediction and stops.
+        rng: of all draws.
+        runtimes: the distribution of the paces; by default the scenario's.
+    """
+
+    def __init__(self, scenario: Scenario, rng: np.random.Generator, runtimes: Runtimes | None = None) -> None:
         self._scenario = scenario
+        self._runtimes = runtimes or scenario.runtimes
         self._seeds = rng
         self._generators: list[np.random.Generator] = []
         self._paces: list[float] = []
@@ -32,7 +39,7 @@ class TrialOutcomes:
         while len(self._paces) <= trial:
             generator = self._seeds.spawn(1)[0]
             self._generators.append(generator)
-            self._paces.append(self._scenario.runtimes.draw(generator))
+            self._paces.append(self._runtimes.draw(generator))
             self._slowdowns.append(math.exp(self._scenario.runtime_error * float(generator.standard_normal())))
         return self._paces[trial]
 
@@ -68,7 +75,7 @@ class OracleProfile(Profile):
     """
 
     def __init__(self, scenario: Scenario, paces: dict[str, float]) -> None:
-        super().__init__()
+        super().__init__(cohorts=False)
         self._scenario = scenario
         self._paces = paces
         self._c = packing_limit(scenario.alpha, c_max=scenario.c)
@@ -100,6 +107,10 @@ class OracleProfile(Profile):
     def seconds_per_iteration(self, key: str, model: str | None = None) -> float | None:
         """The predicted pace."""
         return self._paces[key]
+
+    def spread(self, key: str, model: str | None = None) -> float:
+        """The scenario's error of prediction."""
+        return self._scenario.runtime_error
 
     def alpha(self, key: str, model: str | None = None) -> float:
         """The scenario's value."""

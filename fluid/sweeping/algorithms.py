@@ -6,6 +6,7 @@ from fluid.errors import InvalidFieldError, require_integer
 from fluid.search import Searcher
 from fluid.search.rungs import brackets_for, halving_shape, hyperband_shapes
 from fluid.search.schedulers import AsynchronousHalving, Brackets, FullBudget, RungScheduler, StoppingHalving
+from fluid.search_shape import SearchShape
 
 #: Those that compare trials at rungs.
 HALVING = ("asha", "hyperband", "sha")
@@ -63,6 +64,22 @@ def make_scheduler(
             return Brackets([halving_shape(samples, rungs, eta)])
         return Brackets(brackets_for(samples, rungs, eta))
     return FullBudget(budget=rungs[-1], samples=samples)
+
+
+def shape_for(
+    algorithm: str, *, rungs: tuple[int, ...], eta: int, samples: int | None, is_told_once: bool = False
+) -> SearchShape:
+    """Returns the shape of what :func:`make_scheduler` makes of the same arguments."""
+    if algorithm == "asha" and is_told_once:
+        slack = -0.5 * (eta - 1) / eta  # The share is rounded down.
+        return SearchShape(algorithm="stopping", rungs=rungs, eta=eta, first=eta - 1, slack=slack)
+    if algorithm == "asha":
+        return SearchShape(algorithm="asha", rungs=rungs, eta=eta)
+    if algorithm in _SYNCHRONOUS:
+        assert samples is not None
+        shapes = (halving_shape(samples, rungs, eta),) if algorithm == "sha" else brackets_for(samples, rungs, eta)
+        return SearchShape(algorithm="halving", rungs=rungs, eta=eta, brackets=tuple(each.sizes for each in shapes))
+    return SearchShape(algorithm="full", rungs=rungs[-1:])
 
 
 def require_concurrency(algorithm: str, max_concurrent: int | None) -> int | None:

@@ -7,7 +7,6 @@ trial more than there are devices is under way then.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -21,6 +20,7 @@ from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
 from fluid.search.suggestion import Suggestion
+from fluid.session.limit_reached import LimitReachedError
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
@@ -29,13 +29,13 @@ from fluid.sweeping.resuming import AGAIN, EarlierEvent, EarlierResumption, Earl
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
 from fluid.sweeping.under_way import UnderWay
+from fluid.sweeping.unreported import warn_of_unreported
 from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
 _CHUNK = 1024
 #: After so many results, or when the first trial ends, the sweep warns of stop rules whose metric no trial reported.
 _FIRST_RESULTS = 10
-_log = logging.getLogger(__name__)
 
 
 class SweepLoop(TrialListener):
@@ -97,6 +97,10 @@ class SweepLoop(TrialListener):
             raise self._error
         self._asking.run_all()
 
+    def end(self, reason: str) -> None:
+        """Ends the sweep, from any thread: trials under way stop after their iteration."""
+        self._take(partial(self._end, reason))
+
     def tell_rest(self) -> None:
         """Tells the searcher, if it learns, of what was not told yet; called after an interruption."""
         if self.plan.learns and self._error is None:
@@ -128,7 +132,8 @@ class SweepLoop(TrialListener):
         problem = FluidError(f"the executor ended before the sweep: {error}")
         problem.__cause__ = error
         self._callbacks.on_broken(error)
-        self._take(partial(self._fail, problem))
+        limit = error.reason if isinstance(error, LimitReachedError) else None
+        self._take(partial(self._fail, problem) if limit is None else partial(self._break_off, limit))
 
     def _take(self, piece: Callable[[], None]) -> None:
         """Takes an event."""
@@ -240,19 +245,9 @@ class SweepLoop(TrialListener):
             self._fill()
         self._until_warning -= 1
         if self._until_warning == 0:
-            self._warn_of_unreported(result)
+            warn_of_unreported(self.plan, result)
         if self._deadline is not None:
             self._check_time()  # The caller's thread may be asking.
-
-    def _warn_of_unreported(self, result: Result) -> None:
-        """Warns of stop rules that no trial can meet, as far as the first results tell."""
-        self._until_warning = 0
-        for name in self.plan.rules.unreported:
-            known = ", ".join(map(repr, result.metrics)) or "nothing"
-            _log.warning(
-                "stop[%r] stops no trial of the sweep %r so far: the trials report no such metric, but %s",
-                *(name, self.plan.name, known),
-            )
 
     def _record_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         trial, plan = self.trials.by_id.get(trial_id), self.plan
@@ -261,7 +256,8 @@ class SweepLoop(TrialListener):
         trial.is_open = False
         self.trials.open -= 1
         if self._until_warning > 0 and trial.results:
-            self._warn_of_unreported(trial.results[-1])
+            self._until_warning = 0
+            warn_of_unreported(self.plan, trial.results[-1])
         if failure is not None and state == TrialState.FAILED:
             self._record_failure(trial, failure)
         elif self.reason is not None:
@@ -365,8 +361,8 @@ class SweepLoop(TrialListener):
         self._end_refused()
 
     def _end_at_budget(self) -> None:
-        """Ends the trials that a session had no time to end, as it was killed when they had reached their budgets."""
-        for trial in sorted(self.trials.by_id.values(), key=attrgetter("trial_id")):
+        """Ends the trials that a killed session had no time to end, lower rungs first: others may have run on since."""
+        for trial in sorted(self.trials.by_id.values(), key=attrgetter("iteration", "trial_id")):
             if trial.is_open and trial.iteration >= trial.budget and trial.stop is None:
                 self._record_end(trial.trial_id, TrialState.DONE.value, None)
 
@@ -386,6 +382,11 @@ class SweepLoop(TrialListener):
             else:
                 self._let_go(trial, TrialState.STOPPED.value)
         self._finish_if_done()
+
+    def _break_off(self, reason: str) -> None:
+        """Ends the sweep: its session is over, and the trials are saved."""
+        self.reason, self._is_over = self.reason or reason, True
+        self._asking.close()
 
     def _fail(self, error: BaseException) -> None:
         self._error, self._is_over = error, True

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import value_of
+from fluid.resources import Requires
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
@@ -18,8 +19,35 @@ from fluid.search import Searcher, SearchOutcome
 from fluid.search.schedulers import RungScheduler
 from fluid.search.stop_rules import StopRules
 from fluid.search.suggestion import Suggestion
+from fluid.search_shape import SearchShape
 from fluid.session.results import TrialListener
-from fluid.trialgroup import Search
+from fluid.session.specs import terms_of
+from fluid.trialgroup import Search, TrialGroup
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What a sweep's group requires of devices, and its terms.
+
+    Attributes:
+        requires, owner: see :class:`fluid.TrialGroup`.
+        priority, preempt: see :meth:`fluid.FluidExecutor.submit_trialgroup`.
+    """
+
+    requires: Requires | None = None
+    owner: str | None = None
+    priority: float = 1.0
+    preempt: bool = False
+
+    @classmethod
+    def checked(cls, requires: Any, owner: Any, priority: Any, preempt: Any) -> GroupOptions:
+        """What the user gave, checked.
+
+        Raises:
+            InvalidFieldError: one cannot be used.
+        """
+        terms = terms_of(TrialGroup(name="", requires=requires, owner=owner), priority, preempt)
+        return cls(requires, terms.owner, terms.priority, terms.preempt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +68,12 @@ class SweepPlan:
         budget: most iterations of a trial.
         under_way: most trials under way at once; ``None`` for no limit.
         time_budget_s: seconds after which the sweep ends; ``None`` for no limit.
+        deadline_s: seconds within which it is to end, if that sizes an executor in force; ``None`` for no deadline.
         oom_is_worst: whether a trial that ran out of memory counts as the worst, rather than as failed.
         trial_options: further fields of each trial.
         callbacks: listeners of the trials.
+        shape: of what the scheduler decides; ``None``, the default, if unknown.
+        group: what its group requires of devices, and its terms.
     """
 
     trainable: Any
@@ -58,16 +89,30 @@ class SweepPlan:
     budget: int
     under_way: int | None
     time_budget_s: float | None
+    deadline_s: float | None = None
     oom_is_worst: bool
     trial_options: Mapping[str, Any]
     callbacks: tuple[TrialListener, ...]
+    shape: SearchShape | None = None
+    group: GroupOptions = GroupOptions()
 
-    @property
-    def search(self) -> Search:
-        """What reports and the live view say of the sweep."""
+    def search(self, under_way: int | None) -> Search:
+        """What reports, forecasts and the live view say of the sweep.
+
+        Args:
+            under_way: most trials under way at once; ``None`` for no limit.
+        """
         goal, extends = self.goals[0], self.algorithm in ("asha", "sha", "hyperband")
         besides = tuple((other.metric, other.mode) for other in self.goals[1:])
-        return Search(goal.metric, goal.mode, self.samples, extends=extends, besides=besides)
+        # A searcher may name budgets below the sweep's, and let trials continue.
+        shape = None if self.shape is None or self.algorithm == "full" else replace(self.shape, concurrency=under_way)
+        return Search(
+            *(goal.metric, goal.mode, self.samples),
+            extends=extends,
+            besides=besides,
+            shape=shape,
+            time_budget_s=self.time_budget_s,
+        )
 
     def values_of(self, trial_id: str, metrics: object) -> tuple[float, ...]:
         """The values of the metrics in a result; NaN for what is not a number.

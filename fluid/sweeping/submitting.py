@@ -13,6 +13,7 @@ from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
 from fluid.sweeping.plan import SweepPlan, SweepTrial
 from fluid.sweeping.resuming import AGAIN, EarlierTrial
+from fluid.sweeping.under_way import most_under_way
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 
@@ -79,8 +80,12 @@ class SweepTrials:
     def submit(self, trials: list[Trial]) -> None:
         """Submits trials."""
         if self.handle is None:
-            group = TrialGroup(trials, self._plan.name, search=self._plan.search)
-            self.handle = self.executor.submit_trialgroup(group, self._listener)
+            search = self._plan.search(most_under_way(self._plan, max(1, self.executor.max_devices)))
+            said = self._plan.group
+            group = TrialGroup(trials, self._plan.name, search=search, requires=said.requires, owner=said.owner)
+            self.handle = self.executor.submit_trialgroup(
+                group, self._listener, priority=said.priority, preempt=said.preempt
+            )
         else:
             self.handle.add(*trials)
 

@@ -25,6 +25,17 @@ def most_fusible(devices: int, rows: int) -> int:
     return devices * max(_PER_DEVICE_FUSIBLE, _PER_ROW * rows)
 
 
+def most_under_way(plan: SweepPlan, devices: int) -> int | None:
+    """How many trials of a sweep are under way at once on so many devices, before any are fused."""
+    if plan.under_way is not None:
+        return plan.under_way
+    if plan.learns:
+        return devices + 1
+    if plan.algorithm == "asha" or plan.samples is None:
+        return devices * (_PER_DEVICE_FUSIBLE if is_fusible(plan.trainable) else _PER_DEVICE)
+    return None
+
+
 class UnderWay:
     """How many trials may be under way at once.
 
@@ -43,13 +54,8 @@ class UnderWay:
     def begin(self, executor: FluidExecutor) -> None:
         """Called once, with the executor that runs the sweep."""
         plan, self._devices = self._plan, max(1, executor.max_devices)
-        if self._most is not None:
-            return
-        if plan.learns:
-            self._most = self._devices + 1
-        elif plan.algorithm == "asha" or plan.samples is None:
-            per_device = _PER_DEVICE_FUSIBLE if is_fusible(plan.trainable) else _PER_DEVICE
-            self._most, self._follows_rows = self._devices * per_device, True
+        self._most = most_under_way(plan, self._devices)
+        self._follows_rows = plan.under_way is None and not plan.learns and self._most is not None
 
     def has_room(self, under_way: int) -> bool:
         """Whether a further trial may start beside so many."""

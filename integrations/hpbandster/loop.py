@@ -17,6 +17,7 @@ from fluid.executor import FluidExecutor
 from fluid.integrations.hpbandster.optimizers import BracketState, Job, SeededRandom, quiet
 from fluid.integrations.hpbandster.trials import TrialFactory
 from fluid.integrations.inbox import EventInbox
+from fluid.integrations.search_owner import new_owner
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
@@ -75,6 +76,8 @@ class OptimizerLoop(TrialListener):
         #: Jobs that have ended and are not registered yet.
         self._ended: list[Any] = []
         self._inbox = EventInbox(self)
+        #: Its groups, one per stage, are scheduled as one.
+        self._owner = new_owner("hpbandster")
         self._recorder = _Recorder(self._runs, self._inbox)
 
     def run(self, brackets: int) -> Any:
@@ -136,7 +139,9 @@ class OptimizerLoop(TrialListener):
             fresh.setdefault(job.id[0], []).append(trial)
         for bracket, trials in fresh.items():
             name = f"iteration {bracket}, stage {self._state.iterations[bracket].stage}"
-            handle = self._executor.submit_trialgroup(TrialGroup(trials, name=name), listener=self._recorder)
+            search = self._trials.search(self._state.iterations[bracket], len(trials))
+            group = TrialGroup(trials, name=name, search=search, owner=self._owner)
+            handle = self._executor.submit_trialgroup(group, listener=self._recorder)
             for trial in trials:
                 self._runs[trial.id].handle = handle
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from fluid.errors import InvalidFieldError
 from fluid.integrations.hpbandster.optimizers import BracketState
 from fluid.integrations.hpbandster.worker_trial import WorkerTrial
-from fluid.trialgroup import Trial
+from fluid.search_shape import SearchShape
+from fluid.trialgroup import Search, Trial
 
 _runs = itertools.count()
 
@@ -36,6 +38,9 @@ class TrialFactory(Protocol):
     def follow_up_iterations(self, job: Any, bracket: Any) -> int:
         """Returns how many iterations the later stages of the bracket have for the trials that get there."""
 
+    def search(self, bracket: Any, trials: int) -> Search | None:
+        """Returns what reports and forecasts are told of so many new trials of a bracket; ``None`` for nothing."""
+
     def result(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Returns HpBandSter's result for the last metrics of a trial.
 
@@ -57,6 +62,7 @@ class TrainableTrials:
     def __init__(self, trainable: Any, metric: str, mode: str, resume: bool) -> None:
         self._trainable = trainable
         self._metric = metric
+        self._mode = mode
         self._sign = 1.0 if mode == "min" else -1.0
         self.resume = resume
 
@@ -75,6 +81,16 @@ class TrainableTrials:
     def follow_up_iterations(self, job: Any, bracket: Any) -> int:
         last: int = round(bracket.budgets[-1])
         return max(0, last - self.iterations(job))
+
+    def search(self, bracket: Any, trials: int) -> Search | None:
+        if not self.resume:
+            return None  # What continues is a new trial.
+        rungs = [round(budget) for budget in bracket.budgets]
+        sizes = [int(size) for size in bracket.num_configs]
+        shape = None
+        if trials == sizes[0] and all(later > earlier for earlier, later in pairwise([0, *rungs])):
+            shape = SearchShape(algorithm="halving", rungs=tuple(rungs), brackets=(tuple(sizes),))
+        return Search(self._metric, self._mode, trials, extends=True, shape=shape)
 
     def result(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in metrics.items()}
@@ -121,6 +137,9 @@ class WorkerTrials:
 
     def follow_up_iterations(self, job: Any, bracket: Any) -> int:
         return len(bracket.budgets) - 1 - int(bracket.stage)
+
+    def search(self, bracket: Any, trials: int) -> Search | None:
+        return None  # Its iterations are stages, each longer than the one before.
 
     def result(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         return {"loss": _number(metrics, "loss"), "info": metrics["info"]}

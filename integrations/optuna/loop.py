@@ -23,13 +23,16 @@ from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.optuna import private_api
 from fluid.integrations.optuna.running import RunningTrial
+from fluid.integrations.optuna.shapes import shape_of
 from fluid.integrations.optuna.stale_trials import record_run, retry_stale_trials, this_run
 from fluid.integrations.optuna.work import Work
+from fluid.integrations.search_owner import new_owner
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.trainables.driver_link import RequestRefusedError
-from fluid.trialgroup import IterationTimeout, Search, Shown, Trial, TrialGroup
+from fluid.trial_fields import IterationTimeout
+from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 with try_import("Optuna", extra="optuna"):
     from optuna.study import StudyDirection
@@ -87,6 +90,8 @@ class OptimizeLoop(TrialListener):
         #: Trials that were asked for and not told yet, by the id of Fluid's trial.
         self._live: dict[str, RunningTrial] = {}
         self._handle: TrialGroupHandle | None = None
+        #: Its batches, a group each, are scheduled as one.
+        self._owner = new_owner(study.study_name)
         self._inbox = EventInbox(self)
         #: The first error that ends the run; it is raised once the trials under way have ended.
         self._error: Exception | None = None
@@ -176,7 +181,8 @@ class OptimizeLoop(TrialListener):
             self._batches += 1
             name = self._study.study_name
             search = self._search(len(trials) if is_batch else arguments.n_trials)
-            group = TrialGroup(trials, f"{name}, batch {self._batches}" if is_batch else name, search=search)
+            batch_name = f"{name}, batch {self._batches}" if is_batch else name
+            group = TrialGroup(trials, batch_name, search=search, owner=self._owner if is_batch else None)
             try:
                 self._handle = self._executor.submit_trialgroup(group, self._inbox)
             except FluidError as error:
@@ -190,11 +196,15 @@ class OptimizeLoop(TrialListener):
 
     def _search(self, trials: int | None) -> Search:
         """What reports and the live view say of a group: its number of trials, and a single objective's metric."""
-        directions, metrics = self._study.directions, self._arguments.work.metrics
-        if len(directions) != 1:
-            return Search(trials=trials)
+        directions, work = self._study.directions, self._arguments.work
+        room = self._arguments.batch_size or self._arguments.n_jobs or max(1, self._executor.max_devices)
+        single = len(directions) == 1
+        pruner = self._study.pruner if single else None  # Optuna prunes for one objective only.
+        shape = shape_of(pruner, work.budget, room, is_asked=work.configures)
+        if not single:
+            return Search(trials=trials, shape=shape)
         mode = "max" if directions[0] == StudyDirection.MAXIMIZE else "min"
-        return Search(metrics[0], mode, trials)
+        return Search(work.metrics[0], mode, trials, shape=shape)
 
     def _fail(self, trials: list[Trial], error: FluidError) -> None:
         """Finishes trials that the executor refused."""

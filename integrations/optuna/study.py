@@ -14,7 +14,7 @@ from fluid.integrations.optuna.objective import as_trainable
 from fluid.integrations.optuna.work import ObjectiveWork, Space, TrainableWork, Work
 from fluid.trainables.pickling import dump_trainable
 from fluid.trainables.trainable import kind_of
-from fluid.trialgroup import IterationTimeout, require_timeout
+from fluid.trial_fields import IterationTimeout, require_timeout
 
 with try_import("Optuna", extra="optuna") as _imports:
     import optuna

@@ -29,6 +29,7 @@ from fluid.integrations.ray_tune.interruption import Interruption, interruption_
 from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
 from fluid.integrations.ray_tune.private_api import RESULT_DUPLICATE, TrackedActor, Trial, waits_for_saves
 from fluid.integrations.ray_tune.serialization import pickle_arguments
+from fluid.integrations.ray_tune.side_by_side import has_begun
 from fluid.integrations.ray_tune.submission import TrialSubmission
 from fluid.integrations.ray_tune.tune_trial import ActorStage, Task, TuneTrial, checkpoint_path, notify
 from fluid.results.records import Result
@@ -69,6 +70,7 @@ class ControllerBridge(TrialListener):
         on_died: Callable[[TuneTrial], None],
     ) -> None:
         self._controller = controller
+        has_begun()
         self._interruption = interruption_of(executor)
         if self._interruption is not None:
             self._interruption.attach(controller)

@@ -17,6 +17,7 @@ from fluid.integrations.ray_tune import elastic_lane_trial
 from fluid.integrations.ray_tune.interruption import Interruption
 from fluid.integrations.ray_tune.loggers import loggers_apart
 from fluid.integrations.ray_tune.scheduler import FluidScheduler
+from fluid.integrations.ray_tune.side_by_side import alone_until_begun, in_use, start_ray
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
 from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
 from fluid.integrations.ray_tune.tune_output import output_options
@@ -55,7 +56,8 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
         The ``ExperimentAnalysis`` of ``ray.tune.run``.
 
     Raises:
-        InvalidFieldError: ``executor`` is not a FluidExecutor, or this process uses Ray Client.
+        InvalidFieldError: ``executor`` is not a FluidExecutor, this process uses Ray Client, or another thread runs a
+            sweep of a different trainable of the same name.
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` is the analysis.
 
     Example:
@@ -77,7 +79,8 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
     options["scheduler"] = _wrapped(options.get("scheduler"), executor)
     callbacks = options.pop("callbacks", None)
     options |= output_options(executor, options.get("verbose"), options.get("progress_reporter"))
-    with executor_scope(executor), Interruption(executor) as interruption:
+    scope = executor_scope(executor)
+    with in_use(run_or_experiment), scope, Interruption(executor) as interruption, alone_until_begun():
         _prepare(executor, run_or_experiment)
         with loggers_apart(executor, callbacks) as options["callbacks"]:
             return interruption.finish(ray.tune.run(run_or_experiment, **options))
@@ -147,8 +150,10 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         verbose = getattr(config, "_verbose", config.verbose)
         for name, value in output_options(self._executor, verbose, config.progress_reporter).items():
             setattr(config, name, value)
-        with executor_scope(self._executor), Interruption(self._executor) as interruption:
-            _prepare(self._executor, self._local_tuner.trainable)
+        trainable = self._local_tuner.trainable
+        scope = executor_scope(self._executor)
+        with in_use(trainable), scope, Interruption(self._executor) as interruption, alone_until_begun():
+            _prepare(self._executor, trainable)
             with loggers_apart(self._executor, config.callbacks) as config.callbacks:
                 try:
                     return interruption.finish(super().fit())
@@ -161,6 +166,7 @@ def _prepare(executor: FluidExecutor, trainable: Any) -> None:
     """Begins to load what lanes need, while Tune sets up and, it may be, starts Ray."""
     executor.announce("Ray Tune is starting")
     executor.session.preload(trainable, _LANE_MODULES)
+    start_ray()
 
 
 def _wrapped(scheduler: Any, executor: FluidExecutor) -> Any:

@@ -18,8 +18,8 @@ from fluid.executor import FluidExecutor
 from fluid.session.interrupted import SweepInterrupted
 from fluid.session.notice import NOTICE, Response
 
-#: Interruptions by executor, while its sweep runs.
-_of_executor: dict[int, Interruption] = {}
+#: Interruptions by executor and thread, while a sweep runs there: several threads may share an executor.
+_of_sweep: dict[tuple[int, int], Interruption] = {}
 
 
 class Interruption:
@@ -46,7 +46,7 @@ class Interruption:
         self.cut_off: frozenset[str] = frozenset()
 
     def __enter__(self) -> Interruption:
-        _of_executor[id(self._executor)] = self
+        _of_sweep[id(self._executor), threading.get_ident()] = self
         if _in_main_thread():
             self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
         return self
@@ -54,7 +54,7 @@ class Interruption:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        del _of_executor[id(self._executor)]
+        del _of_sweep[id(self._executor), threading.get_ident()]
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._response is not None and not self._executor.closed:
@@ -119,8 +119,8 @@ class Interruption:
 
 
 def interruption_of(executor: FluidExecutor) -> Interruption | None:
-    """The interruption of an executor's sweep; ``None`` where only a scheduler was passed to Tune."""
-    return _of_executor.get(id(executor))
+    """The interruption of this thread's sweep on an executor; ``None`` where only a scheduler was passed to Tune."""
+    return _of_sweep.get((id(executor), threading.get_ident()))
 
 
 def _in_main_thread() -> bool:

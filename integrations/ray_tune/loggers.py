@@ -13,6 +13,7 @@ import os
 import pickle
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,8 +50,8 @@ _LINES = ("result.json", "progress.csv")
 
 _log = logging.getLogger(__name__)
 
-#: Connections, by the executor, while its sweep runs.
-_of_executor: dict[int, LoggerConnection] = {}
+#: Connections by executor and thread, while a sweep runs there: several threads may share an executor.
+_of_sweep: dict[tuple[int, int], LoggerConnection] = {}
 
 
 class LoggersLostError(FluidError):
@@ -339,19 +340,20 @@ def loggers_apart(executor: FluidExecutor, callbacks: Sequence[Any] | None) -> I
         [names[type(callback)] for callback in apart],
         lambda: executor.session.start_program(PROGRAM),
     )
-    _of_executor[id(executor)] = process
+    sweep = (id(executor), threading.get_ident())
+    _of_sweep[sweep] = process
     try:
         _attach(process, wanted)
         yield wanted
         process.flush()
     finally:
-        del _of_executor[id(executor)]
+        del _of_sweep[sweep]
         process.close()
 
 
 def flush_loggers(executor: FluidExecutor) -> None:
-    """Waits until the files have all that the loggers of an executor's sweep were sent."""
-    process = _of_executor.get(id(executor))
+    """Waits until the files have all that the loggers of this thread's sweep on an executor were sent."""
+    process = _of_sweep.get((id(executor), threading.get_ident()))
     if process is not None:
         process.flush()
 

@@ -346,6 +346,13 @@ def search_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
     )
 
 
+def seconds_left_of(controller: Any) -> float | None:
+    """Returns the seconds that ``time_budget_s`` leaves a sweep; ``None`` if it sets no limit."""
+    stoppers = getattr(controller._stopper, "_stoppers", (controller._stopper,))
+    budgets = [stopper._budget for stopper in stoppers if isinstance(stopper, TimeoutStopper)]
+    return max(0.0, min(budgets)) if budgets else None
+
+
 def waits_for_saves(scheduler: Any) -> bool:
     """Whether a scheduler may wait for a checkpoint while it decides; those listed here and Fluid's never do."""
     known = (AsyncHyperBandScheduler, FIFOScheduler, HyperBandForBOHB, HyperBandScheduler, MedianStoppingRule)

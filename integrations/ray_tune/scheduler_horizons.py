@@ -48,11 +48,12 @@ class SchedulerReader:
 
 def reader_of(scheduler: Any) -> SchedulerReader | None:
     """Returns how to read a scheduler; ``None`` if it is unknown, or does not count iterations."""
-    reader = _READERS.get(_deciding_method(scheduler))
+    reader = _READERS.get(deciding_method(scheduler))
     return reader if reader is None or not reader.timed or scheduler._time_attr == TRAINING_ITERATION else None
 
 
-def _deciding_method(scheduler: Any) -> Any:
+def deciding_method(scheduler: Any) -> Any:
+    """The method by which a scheduler is recognized."""
     # Through the object and not its class: the method may have been replaced on the object alone.
     return getattr(scheduler.on_trial_result, "__func__", None)
 
@@ -103,7 +104,7 @@ def _hyperband(controller: Any, scheduler: Any, trial: Any, iteration: int) -> H
     # A trial that arrives before others is paused, which saves it. Under HyperBandForBOHB so is every trial of a
     # bracket that is not full; under HyperBand others may join such a bracket before the trial gets there.
     filled = bracket.filled()
-    waits = behind or (not filled and _deciding_method(scheduler) is HyperBandForBOHB.on_trial_result)
+    waits = behind or (not filled and deciding_method(scheduler) is HyperBandForBOHB.on_trial_result)
     final = not waits and filled
     last = bracket._max_t_attr if bracket._halves else 0
     return Horizon(at, stops=final and bracket._halves == 0, save=waits, likely_save=not final, last=last)

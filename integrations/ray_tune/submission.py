@@ -27,12 +27,12 @@ from fluid.integrations.ray_tune.private_api import (
     TrackedActor,
     Trial,
     arguments_of,
-    search_of,
     session_path_of,
 )
 from fluid.integrations.ray_tune.resource_offer import ResourceRequests
 from fluid.integrations.ray_tune.resource_requests import refusal
 from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments
+from fluid.integrations.ray_tune.sweep_search import sweep_search
 from fluid.integrations.ray_tune.trial_ids import TrialIds
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
 from fluid.session.handle import TrialGroupHandle
@@ -193,7 +193,8 @@ class TrialSubmission:
 
     def _hand_in(self, trials: list[FluidTrial], name: str) -> None:
         if self._handle is None:
-            search = search_of(self._controller, self._scheduler, self._mode)
+            most = self._concurrency.limit(self._executor.max_devices, fusible=False)
+            search = sweep_search(self._controller, self._scheduler, self._mode, most)
             group = TrialGroup(trials, name=name, search=search)
             self._handle = self._executor.submit_trialgroup(group, listener=self._listener)
         else:

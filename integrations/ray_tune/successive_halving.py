@@ -194,6 +194,15 @@ class SuccessiveHalvingScheduler(FIFOScheduler):  # type: ignore[misc]
         bracket = self._bracket_of.get(trial)
         return bracket is not None and time >= bracket.schedule.rungs[-1]
 
+    def bracket_schedule(self, number: int) -> HalvingSchedule:
+        """Returns the schedule of a bracket, by the number of brackets before it."""
+        return self._schedule(number)
+
+    @property
+    def brackets_at_once(self) -> int:
+        """How many brackets may be under way at a time."""
+        return self._brackets_at_once
+
     # -- what subclasses change ----------------------------------------------------------------------------
 
     def _schedule(self, number: int) -> HalvingSchedule:

@@ -36,7 +36,7 @@ from fluid.search import Sampler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopRules
 from fluid.session.results import TrialFailedError, TrialListener
-from fluid.sweeping.algorithms import make_scheduler
+from fluid.sweeping.algorithms import make_scheduler, shape_for
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.plan import SweepPlan
 
@@ -127,6 +127,7 @@ def run_search(
             oom_is_worst=False,
             trial_options={},
             callbacks=(errors,),
+            shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=sampler.size),
         )
     )
     try:

@@ -118,3 +118,33 @@ def test_sigterm_leaves_no_stale_lines(tmp_path: Path) -> None:
     left = process.screen.text()
     assert parts(left) == (0, 0, 0), left
     assert "results in run" in left
+
+
+_SLEEPS = """
+import sys, time
+from fluid import FluidExecutor, Trial, TrialGroup
+
+def sleep(config):
+    while True:
+        time.sleep(config["seconds"])
+        yield {"loss": 1.0}
+
+if __name__ == "__main__":
+    with FluidExecutor("local", devices=2, run_dir="run", packing="off") as executor:
+        trials = [Trial(sleep, {"seconds": 0.05 * k}, budget=20) for k in (1, 2, 3)]
+        executor.submit_trialgroup(TrialGroup(trials, name="sleepers")).wait()
+"""
+
+
+def test_by_when_a_group_has_ended_stands_beside_its_eta(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_SLEEPS, encoding="utf-8")
+    root = str(Path(__file__).parents[2])
+    process = TerminalProcess([sys.executable, "script.py"], {"PYTHONPATH": root}, 90, 24, cwd=tmp_path)
+    while process.read():
+        pass
+    said = [line for lines in process.seen for line in lines if "sleepers" in line]
+    shown = [line for line in said if re.search(r"ETA \d+:\d\d  90 % by \d\d:\d\d:\d\d$", line)]
+    assert shown, said
+    times = list(dict.fromkeys(line.rsplit(" ", 1)[1] for line in shown))
+    assert len(times) <= len(shown) / 3, "the time is not another one in each drawing"
+    assert "90 %" not in said[-1]

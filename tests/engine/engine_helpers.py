@@ -28,6 +28,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
@@ -126,10 +127,12 @@ class Hand:
     def lose_device(self, index: int) -> list[Command]:
         return self.do(DeviceLost(self.now, index))
 
-    def submit(self, *trial_ids: str, group: str | None = None, **spec: Any) -> list[Command]:
+    def submit(
+        self, *trial_ids: str, group: str | None = None, terms: GroupTerms = PLAIN_TERMS, **spec: Any
+    ) -> list[Command]:
         fields = {"budget": 3, **spec}
         trials = tuple(TrialSpec(trial_id, **fields) for trial_id in trial_ids)
-        return self.do(GroupSubmitted(self.now, group or f"group of {trial_ids[0]}", trials))
+        return self.do(GroupSubmitted(self.now, group or f"group of {trial_ids[0]}", trials, terms))
 
     def extend(self, trial_id: str, iterations: int = 2) -> list[Command]:
         return self.do(BudgetExtended(self.now, trial_id, iterations))

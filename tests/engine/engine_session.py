@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-from fake_backend import Chances, FakeBackend
+from fake_backend import SIZES, Chances, FakeBackend
 
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, RunIteration, StartTrial
 from fluid.engine.events import (
@@ -26,14 +27,18 @@ from fluid.engine.events import (
     TrialForgotten,
     TrialsAdded,
 )
-from fluid.engine.notices import NoteDrained, NotePaused
+from fluid.engine.group_terms import GroupTerms
+from fluid.engine.notices import NoteDrained, NotePaused, NotePreempted
 from fluid.engine.requests import ReportRequest, RequestAnswered
+from fluid.engine.retiring import DeviceRetained, DeviceRetiring
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
+from fluid.engine.validate_owners import validate_owners
 from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import make_planner
 from fluid.planning.fused_rates import FusedRates
+from fluid.planning.group_policy import GROUP_POLICIES
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.trialgroup import TrialState
@@ -127,6 +132,10 @@ class Session:
         **options: Any,
     ) -> None:
         self.rng = rng
+        #: draws the terms of groups; of its own, so that sessions stay as they were
+        self.terms_rng = random.Random(repr(rng.getstate()[1][:8]))
+        options.setdefault("group_policy", self.terms_rng.choice(GROUP_POLICIES))
+        options.setdefault("fairness", self.terms_rng.choice([0.0, 0.0, 2.0]))
         self.picky = picky
         self.undivided, self.sparse = undivided, sparse
         #: whether devices of some models are faster, which the engine has to measure
@@ -164,16 +173,20 @@ class Session:
         #: requests of trials that were not answered
         self.requests: list[ReportRequest] = []
         self.requests_answered = 0
-        #: times that a trial which was paused by hand came to rest
-        self.pauses = 0
+        #: times that a trial which was paused by hand came to rest, and that one was told to pause for an urgent one
+        self.pauses = self.urgent_pauses = 0
         self._next_call = 0
         self.handled = 0
         #: devices that drain, and drains that have ended
         self.draining: set[int] = set()
+        #: devices that were told to retire
+        self.retired: set[int] = set()
         self.drained: list[NoteDrained] = []
         self._next_device = 0
         self._next_group = 0
         self._next_trial = 0
+        #: Decides how urgent groups are; ``None`` if none is. The other seeds give the sessions that they always gave.
+        self.urgencies: random.Random | None = None
         self.memory = rng.choice([None, 100.0])
         for _ in range(rng.choice([4, 6] if picky else [2, 3] if undivided else [3, 4] if sparse else [1, 2, 4])):
             self.add_device()
@@ -184,6 +197,7 @@ class Session:
         commands = self.state.handle(*events)
         self.handled += 1
         validate_state(self.state)
+        validate_owners(self.state)
         resting = [command.trial_id if isinstance(command, NotePaused) else None for command in commands]
         for position, command in enumerate(commands):
             if isinstance(command, Report):
@@ -206,6 +220,8 @@ class Session:
                 self.note_drained(command)
             elif isinstance(command, NotePaused):
                 self.pauses += 1
+            elif isinstance(command, NotePreempted):
+                self.urgent_pauses += command.urgent_group is not None
             elif isinstance(command, (StartTrial, RunIteration)):
                 paused = self.state.trials[command.trial_id].state is TrialState.PAUSED
                 # Events of one instant may tell a trial to run, and then that its lane is lost.
@@ -239,6 +255,7 @@ class Session:
         gang = max_width == 1 and devices is not None and devices >= 2
         fusible = bool(self.shapes) and not gang and rng.random() < 0.8
         shape = (("lr", str(rng.random())), ("width", str(rng.choice(self.shapes)))) if fusible else ()
+        shape += (("size", str(SIZES[self._next_trial % len(SIZES)])),)  # Of the trials of a key, some are larger.
         spec = TrialSpec(
             f"t{self._next_trial}",
             budget=rng.randint(1, longest),
@@ -265,11 +282,15 @@ class Session:
         rng = self.rng
         choices = [Requires(model="A100"), Requires(model="H100|T4"), Requires(host="there"), Requires(tags="fast")]
         requires = rng.choice([None, None, *choices, Requires(kind="gpu"), Requires(memory_bytes=100.0)])
+        if rng.random() < 0.2:
+            requires = replace(requires or Requires(), wait=True)
         return requires, rng.choice([None, 1, 0.5, 1 / 3, 0.25, 2, 2, 3])
 
     def fits(self, spec: TrialSpec) -> bool:
         """Whether the devices that there are, or may come, could run a trial."""
         state, most = self.state, 8 if self.state.most_devices else 0
+        if spec.requires is not None and spec.requires.wait:
+            return True
         usable = state.memory.usable_bytes
         fitting = [
             device
@@ -293,8 +314,19 @@ class Session:
 
     def submit(self, count: int) -> None:
         group_id = f"g{self._next_group + 1}"
-        if self.request(GroupSubmitted(self.backend.now, group_id, tuple(self.spec() for _ in range(count)))):
+        specs = tuple(self.spec() for _ in range(count))
+        terms = self.terms()
+        if self.urgencies is not None and self.urgencies.random() < 0.4:
+            priority, preempt = self.urgencies.choice([0.5, 2.0, 2.0, 3.0]), self.urgencies.random() < 0.8
+            terms = replace(terms, priority=priority, preempt=preempt)
+        if self.request(GroupSubmitted(self.backend.now, group_id, specs, terms)):
             self._next_group += 1
+
+    def terms(self) -> GroupTerms:
+        """Those of a group of one of a few owners, or of none."""
+        rng = self.terms_rng
+        owner, priority = rng.choice([None, "ann", "bob", "bob"]), rng.choice([1.0, 1.0, 1.0, 2.0])
+        return GroupTerms(owner, priority, expected_trials=rng.choice([None, None, 3, 40]))
 
     def add_trial(self) -> None:
         if self._next_group:
@@ -444,9 +476,37 @@ class Session:
     def note_drained(self, note: NoteDrained) -> None:
         self.drained.append(note)
         if note.device_id is not None:
-            assert note.device_id in self.draining, note
+            retired = note.device_id in self.retired and note.device_id not in self.state.retirements.devices
+            assert note.device_id in self.draining or retired, note
             assert note.device_id not in self.state.occupancy.residents
-            self.draining.remove(note.device_id)
+            self.draining.discard(note.device_id)
+            self.retired.discard(note.device_id)
+
+    def retire_device(self) -> None:
+        """Retires a device; it must be refused if it is needed, and trials that run there must stay."""
+        devices = self.state.occupancy.devices
+        if devices:
+            device = self.rng.choice(devices).index
+            event = DeviceRetiring(self.backend.now, device)
+            if device not in self.state.retirements.devices and not self.state.retirements.may_retire(device):
+                self.refused(event)
+                return
+            held = dict(self.state.occupancy.held)
+            before = {row: devices for row, devices in held.items() if device in devices}
+            self.retired.add(device)
+            self.handle(event)
+            for row, devices in before.items():
+                assert self.state.occupancy.held.get(row) == devices, "a trial was moved off a device that retires"
+        self.refused(DeviceRetiring(self.backend.now, -1))
+
+    def retain_device(self) -> None:
+        """Retains a device that retires, or is refused."""
+        retiring = self.state.retirements.devices
+        if retiring:
+            device = self.rng.choice(sorted(retiring))
+            self.handle(DeviceRetained(self.backend.now, device))
+            assert device not in retiring and not self.state.occupancy.is_closed(device)
+        self.refused(DeviceRetained(self.backend.now, -1))
 
     def kill_lane(self) -> None:
         alive = [lane_id for lane_id, lane in self.backend.lanes.items() if lane.ready and not lane.dead]
@@ -548,6 +608,9 @@ class Session:
                 self.backend.work(lane_id)
             if self.hear():
                 continue
+            for trial in list(self.state.trials.values()):
+                if self.state.awaits_devices(trial.trial_id):  # None comes, and one that drained may have gone since.
+                    self.handle(StopRequested(self.backend.now, trial.trial_id))
             if self.state.wants_tick:
                 self.tick()
             elif self.state.alarm_at is not None:
@@ -598,7 +661,12 @@ def random_session(seed: int, steps: int) -> Session:
     planner = rng.choice(planners)
     picky = rng.random() < 0.5
     session = Session(rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky)
+    urgencies = random.Random(f"urgent {seed}")
+    session.urgencies = urgencies if urgencies.random() < 0.4 else None
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense, session.drain_device]
+    # The other seeds give the sessions that they always gave.
+    retires = random.Random(f"retires {seed}").random() < 0.5
+    rare += [session.retire_device, session.retire_device, session.retain_device] if retires else []
     for _ in range(steps):
         # Preemptions and resizes need ticks as a driver sends them, and fewer requests of the submitter.
         lively = not (undivided or sparse)

@@ -54,6 +54,8 @@ from fluid.resources import MemoryNeed
 
 #: (persistent, ephemeral) bytes as they may be measured, on devices of 100.
 MEASURED = [(30.0, 10.0), (10.0, 5.0), (40.0, 30.0)]
+#: How many times as long as others trials take: cohorts.
+SIZES = (1, 1, 4, 1, 2)
 
 
 @dataclass
@@ -396,6 +398,11 @@ class FakeBackend:
         )
         lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint, dropped=command.drop))
 
+    def _size(self, trial_id: str) -> float:
+        """How many times as long as others a trial takes, by its config."""
+        spec = self.specs.get(trial_id)
+        return float(dict(spec.config).get("size", 1.0)) if spec is not None else 1.0
+
     def _fusion_key(self, trial_id: str) -> str | None:
         if trial_id not in self.fusion_keys:
             spec = self.specs.get(trial_id)
@@ -430,6 +437,7 @@ class FakeBackend:
             self.fused_steps[len(names)] += 1
         stretch = len(names) ** self.fused_power
         seconds = stretch * self.rng.choice([0.1, 0.11, 0.12]) / self.speeds.get(lane.device_id, 1.0)
+        seconds *= self._size(names[0])
         for name in names:
             self._end_iteration(lane_id, lane, name, seconds, len(names), settled)
 
@@ -469,7 +477,10 @@ class FakeBackend:
         hosted.done += 1
         hosted.left -= 1
         self.progress[trial_id] = hosted.done
-        memory = MemoryNeed(*self.rng.choice(MEASURED)) if self._happens(self.chances.memory) else None
+        memory = None
+        if self._happens(self.chances.memory):
+            persistent, ephemeral = self.rng.choice(MEASURED)
+            memory = MemoryNeed(persistent * self._size(trial_id) / 2.0, ephemeral)
         lane.outbox.append(
             IterationDone(
                 self.now,

@@ -16,6 +16,7 @@ from fluid.engine.commands import (
     StopTrial,
 )
 from fluid.engine.events import BudgetExtended, GroupSubmitted, IterationDone, LaneLost, StopRequested
+from fluid.engine.group_terms import GroupTerms
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
@@ -110,11 +111,11 @@ def test_a_lane_that_does_not_start_is_tried_again_and_its_device_given_up_at_la
 
 def test_the_lane_of_a_resident_that_another_place_waits_for_dies() -> None:
     hand = Hand(devices=2, profile=Known(packing=1, width=1))
-    hand.submit("a", budget=1)
+    hand.submit("a", budget=1, terms=GroupTerms("ann"))
     hand.started("a")
     hand.iterate("a")
     home = hand.trial("a").residence.lane
-    hand.submit("b", "c", budget=5)
+    hand.submit("b", "c", budget=5, terms=GroupTerms("ann"))
     other = next(name for name in "bc" if hand.lane(name) != home)
     hand.started(other)
     hand.extend("a", 2)

@@ -37,6 +37,7 @@ from fluid.engine.events import (
     TrialsAdded,
     TrialSaved,
 )
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.journal import encode, encode_profile, replay
 from fluid.engine.notices import NoteDrained, NotePaused
 from fluid.engine.requests import ReportRequest, TrialAsked
@@ -395,3 +396,21 @@ def test_a_driver_killed_at_any_moment_loses_no_trial(seed: int) -> None:
         for trial_id in trial_ids:
             after.refused(TrialsAdded(session.backend.now, group_id, (TrialSpec(trial_id, 1),)))
     after.drain()
+
+
+def test_the_terms_of_groups_are_resumed_and_missing_ones_are_plain() -> None:
+    terms = GroupTerms("ann", 2.0, preempt=True, expected_trials=9)
+    events = [GroupSubmitted(0.0, "g", (TrialSpec("a", 2),), terms), GroupSubmitted(1.0, "h", (TrialSpec("b", 2),))]
+    entries = [encode(event) for event in events]
+    assert entries[0] is not None and entries[0]["terms"]["owner"] == "ann"
+    assert entries[1] is not None
+    del entries[1]["terms"]  # As a journal of an older version has it.
+    recovered = replay(json.dumps(entry) for entry in entries)
+    assert recovered.terms == {"g": terms, "h": PLAIN_TERMS}
+    first, second = recovered.events(5.0)
+    assert (first.terms, second.terms) == (terms, PLAIN_TERMS)
+    again = replay(json.dumps(encode(event)) for event in (first, second))
+    assert again.terms == recovered.terms, "resumed once more"
+    hand = Hand(1)
+    hand.do(first), hand.do(second)
+    assert hand.state.groups["g"].terms == terms and hand.trial("a").group_priority == 2.0

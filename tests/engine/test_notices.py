@@ -10,7 +10,7 @@ from engine_helpers import Hand, Known, none, only
 from fluid.engine.commands import NoteResize, Save, StartTrial
 from fluid.engine.core import EngineError
 from fluid.engine.events import GroupSubmitted
-from fluid.engine.journal import Recovered, encode, replay
+from fluid.engine.journal import encode, replay
 from fluid.engine.notices import (
     FreeMemory,
     NoteMeasured,
@@ -21,6 +21,7 @@ from fluid.engine.notices import (
     NoteWaiting,
     WaitReason,
 )
+from fluid.engine.recovered import Recovered
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.planning.profile import Profile

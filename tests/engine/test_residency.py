@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from fluid.engine.commands import Command, RunIteration, Save, StartLane, StartTrial
 from fluid.engine.events import LaneReady
+from fluid.engine.group_terms import GroupTerms
 from fluid.resources import MemoryNeed
 
 
@@ -139,6 +140,9 @@ def test_a_state_that_can_not_be_fetched_back_is_not_given_up_to_pack_one_more()
 
 # --- Against a list that is ordered by use
 
+#: Trials of several owners would pause for each other.
+ALL_OF_ONE = GroupTerms(owner="all")
+
 NEEDS = st.builds(MemoryNeed, st.integers(1, 40).map(float), st.integers(0, 50).map(float))
 
 
@@ -204,7 +208,8 @@ class Residents(RuleBasedStateMachine):
 
     @rule(need=NEEDS, budget=st.integers(1, 3))
     def submit(self, need: MemoryNeed, budget: int) -> None:
-        self.settle(self.hand.submit(f"t{next(self.numbers)}", budget=budget, memory=need))
+        trial = f"t{next(self.numbers)}"
+        self.settle(self.hand.submit(trial, budget=budget, memory=need, terms=ALL_OF_ONE))
 
     def those_in(self, *states: str) -> list[str]:
         return [name for name, state in self.hand.states().items() if state in states]

@@ -30,7 +30,16 @@ def test_a_trial_widens_between_two_iterations() -> None:
     resize = only(hand.paused("a"), Resize)
     assert (resize.old_lane_ids, resize.lane_ids, resize.iterations) == ((0,), (0, 1), 7)
     assert only(hand.resized("a"), NoteResize) == NoteResize(
-        "a", at=hand.now, width=2.0, device_ids=(0, 1), seconds=0.1, old_width=1.0, begun_at=1.0, gain=3.5
+        "a",
+        at=hand.now,
+        width=2.0,
+        device_ids=(0, 1),
+        seconds=0.1,
+        old_width=1.0,
+        begun_at=1.0,
+        gain=3.5,
+        stall_s=0.0,
+        left=7,
     )
     report = only(hand.iterate("a"), Report)
     assert (report.width, report.device_ids) == (2.0, (0, 1))

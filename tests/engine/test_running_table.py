@@ -65,7 +65,14 @@ def test_what_is_left_after_removals_and_changes_is_what_a_new_table_says(
         table.set_width(trial.row, 7.0)
         table.set_work(trial.row, 7.0)
     assert set(table) == {trial.row for trial in left} and len(table) == len(left)
-    seen, expected = table.snapshot(occupancy, 0.1), table_of(left).snapshot(occupancy, 0.1)
+    again = table_of(left)
+    for trial in left[::3]:
+        for each in (table, again):
+            each.set_work(trial.row, 9.0, sigma=0.5)
+    seen, expected = table.snapshot(occupancy, 0.1), again.snapshot(occupancy, 0.1)
+    uncertain = {trial.row for trial in left[::3]}
+    spreads = [0.0] * len(left) if seen.sigma is None else seen.sigma.tolist()
+    assert spreads == [0.5 if row in uncertain else 0.0 for row in seen.rows.tolist()]
     for column in ("rows", "remaining", "widths", "residents", "device", "speed", "alpha", "beta", "c", "d"):
         assert getattr(seen, column).tolist() == getattr(expected, column).tolist(), column
 

@@ -11,6 +11,7 @@ from engine_helpers import Hand, none
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Notice, Save, StartLane
 from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, LaneReady, Tick
+from fluid.engine.group_terms import GroupTerms
 from fluid.engine.lane_record import LaneMeasured
 from fluid.engine.notices import NoteMeasured, NoteWaiting, WaitReason
 from fluid.engine.state import EngineState
@@ -25,6 +26,8 @@ from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires
 
 SLOW, FAST = "NVIDIA A100", "NVIDIA H200"
+
+ANN = GroupTerms("ann")
 
 
 def add(hand: Hand, index: int, model: str | None, **more: Any) -> None:
@@ -191,10 +194,10 @@ def test_a_need_that_turns_out_smaller_makes_room_for_those_that_wait() -> None:
     add(hand, 0, SLOW, memory=100.0)
     add(hand, 1, FAST, memory=40.0)
     hand.do(LaneMeasured(0.0, 0, 20.0))
-    hand.submit("on the other device", budget=99, requires=Requires(model=FAST), memory=MemoryNeed(30.0))
-    hand.submit("a", budget=9, profile_key="net")
+    hand.submit("on the other device", budget=99, requires=Requires(model=FAST), memory=MemoryNeed(30.0), terms=ANN)
+    hand.submit("a", budget=9, profile_key="net", terms=ANN)
     hand.started("a")
-    hand.submit("b", budget=9, profile_key="other", memory=MemoryNeed(45.0))
+    hand.submit("b", budget=9, profile_key="other", memory=MemoryNeed(45.0), terms=ANN)
     hand.tick()
     assert hand.states()["b"] == "QUEUED", "30 for a, as on the other model, 20 for a lane and 45"
     hand.iterate("a", memory=MemoryNeed(20.0))

@@ -68,6 +68,8 @@ def test_metrics_of_a_session(tmp_path: Path) -> None:
         assert seen["fluid_device_trials", "0", "localhost", "cpu"] == 1
         assert seen["fluid_iterations_done", "sweep"] >= 1
         assert seen["fluid_session_seconds",] > 0 and seen["fluid_silent_trials",] == 0
+        assert 0 < seen["fluid_device_seconds_total",] <= seen["fluid_session_seconds",] + PATIENCE
+        assert ("fluid_cost_usd",) not in seen and ("fluid_deadline_seconds",) not in seen
         handle.stop("runs")
         assert handle.wait(PATIENCE)
         address = executor.metrics_address
@@ -117,6 +119,19 @@ def test_a_native_sweep_serves_metrics(tmp_path: Path) -> None:
     fluid.run(train, {"lr": [1.0], "seconds": 0.02}, metrics_port=port, callbacks=[Reads()], **options)
     reader.join(PATIENCE)
     assert pages[0]["fluid_trials", "sweep", "RUNNING"] == 1
+
+
+def test_metrics_have_the_cost_the_deadline_and_the_forecast(tmp_path: Path) -> None:
+    goals: dict[str, Any] = {"price_per_device_hour": 3600.0, "budget_usd": 1e6, "deadline": "2h"}
+    with FluidExecutor("local", 1, run_dir=tmp_path, metrics_port=0, verbose=0, **goals) as executor:
+        trials = [Trial(train, {"lr": 1.0, "seconds": 0.05}, 10**4, trial_id="runs")]
+        handle = executor.submit_trialgroup(TrialGroup(trials, "sweep"))
+        known = ("fluid_forecast_seconds", "sweep", "0.9")
+        seen = eventually(lambda: page if known in (page := read(executor)) else None)
+        assert seen["fluid_cost_usd",] == pytest.approx(seen["fluid_device_seconds_total",])
+        assert seen["fluid_budget_usd",] == 1e6 and 0 < seen["fluid_deadline_seconds",] <= 7200.0
+        assert seen["fluid_forecast_seconds", "sweep", "0.5"] <= seen[known]
+        handle.stop("runs")
 
 
 def test_a_port_is_that_of_a_new_executor(tmp_path: Path) -> None:

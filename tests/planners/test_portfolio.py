@@ -21,6 +21,7 @@ from fluid.planning.bounds import fixed_width_lower_bound, malleable_lower_bound
 from fluid.planning.instance import Instance
 from fluid.planning.narrowest_widths import NarrowestWidths
 from fluid.planning.planner import Plan
+from fluid.planning.refiner import Refined
 from fluid.planning.rollout import roll_out
 from fluid.planning.runtime_model import stretch_of
 from fluid.static_fluid import StaticFluid
@@ -163,8 +164,9 @@ def test_ties_go_to_the_candidate_that_r_replans() -> None:
     instance = Instance.build([1.0] * 4, 4, alpha=1.9, d=1)
     chosen = Portfolio().arrange(instance)
     assert chosen.name == "static, re-planned by R"
-    assert isinstance(chosen.replanner, WaterFill)
-    assert isinstance(Portfolio().replanner(), WaterFill)
+    for replanner in (chosen.replanner, Portfolio().replanner()):
+        assert isinstance(replanner, Refined)
+        assert isinstance(replanner.wanted_by, WaterFill)
     assert {type(candidate.replanner) for candidate in candidates(Instance.build([3.0, 1.0], 4, alpha=1.1))} >= {
         Concentrate,
         ReallocateByShare,

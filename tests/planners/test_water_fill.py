@@ -133,7 +133,7 @@ def test_nothing_runs() -> None:
     assert WaterFill().replan(Running(**empty, free=3, n=3, epsilon=0.0)) == []
 
 
-_SCALARS = {"free", "n", "epsilon", "fused"}
+_SCALARS = {"free", "n", "epsilon", "fused", "sigma", "idle_speeds", "paused"}
 
 
 def test_the_last_one_gets_the_devices() -> None:

@@ -65,6 +65,18 @@ def test_an_instance_holds_one_entry_per_trial() -> None:
     assert len(set(instance.trial_ids)) == 3
 
 
+def test_uncertain_runtimes_are_a_column_and_certain_ones_are_none() -> None:
+    assert Instance.build([1.0, 2.0], 2).sigma is None
+    instance = Instance.build([1.0, 2.0], 2, sigma=[0.0, 0.5])
+    assert instance.sigma is not None and instance.sigma.tolist() == [0.0, 0.5]
+    taken = instance.take([1, 1, 0], ["a", "b", "c"]).sigma
+    assert taken is not None and taken.tolist() == [0.5, 0.5, 0.0]
+    with pytest.raises(InvalidFieldError, match=r"sigma.*-0\.5"):
+        Instance.build([1.0], 1, sigma=-0.5)
+    with pytest.raises(InvalidFieldError, match="sigma"):
+        Instance.build([1.0], 1, sigma=[0.1, 0.2])
+
+
 def test_heights_are_copied() -> None:
     heights = np.array([1.0, 2.0])
     instance = Instance.build(heights, 1)

@@ -26,6 +26,7 @@ from fluid.engine.notices import NoteMeasured, NotePlaced, NoteQueued, NoteWaiti
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.profile import Profile
 from fluid.resources import Device
+from fluid.results.group_lines import GroupLine
 from fluid.session.run_folder import RunFolder
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Search, Trial, TrialState
@@ -63,14 +64,17 @@ class Session:
             if trials:
                 self.submit(name, trials)
 
-    def submit(self, name: str, trials: Sequence[Trial], search: Search | None = None, at: float = 0.0) -> None:
-        """Submits a group."""
+    def submit(
+        self, name: str, trials: Sequence[Trial], search: Search | None = None, at: float = 0.0, **said: Any
+    ) -> None:
+        """Submits a group; ``said`` has what its line says besides: ``terms`` and ``requires``."""
         group = self._numbers.setdefault(name, str(len(self._numbers)))
         payloads = {each: payload_of(each.trainable, each.config, each.shown and each.shown.config) for each in trials}
-        self._folder.write_trials(group, name, payloads, search)
+        line = GroupLine(name, search, **said)
+        self._folder.write_trials(group, line, payloads)
         self.group_of.update((trial.id, group) for trial in trials)
         specs = tuple(TrialSpec(trial.id, trial.budget, profile_key=trial.key) for trial in trials)
-        self.happened(GroupSubmitted(at, group, specs))
+        self.happened(GroupSubmitted(at, group, specs, line.terms))
 
     def happened(self, *items: Any) -> None:
         """Writes events and commands, of which the times begin at 0."""

@@ -49,7 +49,11 @@ def test_the_tables_tell_of_groups_trials_and_what_was_measured(small_run: Path,
     # A failed trial is last, whatever its value.
     assert [line.split()[0] for line in ranked] == ["d", "a", "b", "c"]
     assert ranked[1] == "a done 3/3 0.4 0.1 5.50 s 1/2, x2"
-    assert lines[1:3] == ["best loss 0.3: d, at iteration 1 of 4; unfinished", "lr=0.2, act=relu"]
+    assert lines[1:4] == [
+        "30 device-seconds; 77 % of it ran iterations",
+        "best loss 0.3: d, at iteration 1 of 4; unfinished",
+        "lr=0.2, act=relu",
+    ]
     assert "c failed: ValueError: too <small>" in lines
     assert "net: 2 s per iteration alone, alpha 1.250, c 2, beta 1.000" in lines
 
@@ -75,10 +79,16 @@ def test_json(small_run: Path, tmp_path: Path, capsys: Captured) -> None:
         "group": "1",
         "name": "rung 1",
         "search": None,
+        "owner": None,
+        "priority": 1.0,
+        "preempt": False,
+        "requires": None,
         "trials": 1,
         "states": {"UNFINISHED": 1},
         "iterations": 1,
         "makespan_s": 2.0,
+        "device_seconds": 6.0,
+        "cost_usd": None,
     }
     trial = data["trials"][0]
     assert (trial["trial"], trial["state"], trial["iterations"], trial["budget"]) == ("a", "DONE", 3, 3)

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 
 from fluid.reports.comparison import advice_text, advise, as_json, comparison_table, sweep_table
 from fluid.resources import Cluster
-from fluid.simulation.simulate import SimulationResult
+from fluid.simulation.simulation_result import SimulationResult
 
 
 def result(planner: str, n: int, makespan: float, **fields: Any) -> SimulationResult:

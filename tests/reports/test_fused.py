@@ -242,7 +242,7 @@ def test_the_page_has_the_trials_of_each_pack(fused_run: Path) -> None:
     assert sorted(segment[5] for segment in segments if len(segment) > 5) == [list(range(8)), list(range(2, 8))]
     assert data["runs"][0]["keys"][0]["fused"] == ", 8 fused do 8.0x the iterations of one"
     facts = data["trials"][0]["facts"]
-    assert (facts["fused"], facts["device time"]) == ("with up to 7 others", "2.5 s")
+    assert (facts["fused"], data["trials"][0]["device_seconds"]) == ("with up to 7 others", 2.5)
 
 
 def test_a_device_is_not_short_of_trials_while_all_are_fused(fused_run: Path) -> None:

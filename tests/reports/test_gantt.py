@@ -19,7 +19,7 @@ from fluid.planning.rollout import Segment
 from fluid.reports.gantt import GanttPanel, draw_gantt, draw_sweep, save_gantt, save_sweep, short_names
 from fluid.reports.timeline import Timeline
 from fluid.resources import Cluster
-from fluid.simulation.simulate import SimulationResult
+from fluid.simulation.simulation_result import SimulationResult
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -26,6 +26,8 @@ Sessions = Callable[..., Any]
 #: What patches leave as it was.
 _SLOW = {"drawn", "busy_share", "busy_text", "devices_text", "idle", "lanes", "hosts", "placements", "segments"}
 _SLOW |= {"blocks", "absent", "busy", "pareto", "facts"}
+#: In these journals devices do not arrive: for how long they were held is told by the timeline.
+_SLOW |= {"costs", "cost"}
 _GROWING = ("trials.jsonl", "journal.jsonl", "results.jsonl")
 
 

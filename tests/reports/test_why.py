@@ -62,6 +62,19 @@ def texts(path: Path, name: str) -> str:
 # --- What is told
 
 
+def test_a_trial_that_made_room_says_for_which(session: Sessions) -> None:
+    made = session({"g": [trial("a", 2)], "now": [trial("b", 1)]})
+    made.happened(
+        NotePlaced("a", at=0.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        NotePreempted("a", at=0.5, successor="b", co_residents=1, urgent_group="2"),
+        NoteQueued("a", at=1.0, iteration=1, why="made room for urgent group '2'"),
+        NotePlaced("b", at=1.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+    )
+    lines = story(made.close(), "a")
+    assert "0.5 makes room for b, whose group is urgent: pauses after its iteration" in lines
+    assert "1.0 paused; it goes on after iteration 1" in lines
+
+
 def test_the_story_of_a_widened_trial(told_run: Path) -> None:
     assert story(told_run, "a") == [
         "-1.0 submitted, to run 6 iterations",

@@ -62,7 +62,7 @@ def test_a_table_has_a_row_per_trial_or_iteration(finished: Path) -> None:
     result = fluid.load(finished)
     table = result.dataframe()
     assert list(table.columns) == [
-        *("trial", "group", "state", "iteration", "seconds", "config/lr", "config/net/width"),
+        *("trial", "group", "state", "iteration", "seconds", "device_seconds", "config/lr", "config/net/width"),
         *("metrics/loss", "metrics/eval/f1", "metrics/name", "checkpoint", "error"),
     ]
     assert list(table["error"].fillna("")) == ["", "", "ValueError: too small"]
@@ -91,7 +91,15 @@ def test_a_table_without_pandas_names_what_to_install(finished: Path, monkeypatc
 def test_a_table_of_nothing_has_its_columns(finished: Path) -> None:
     pytest.importorskip("pandas")
     empty = replace(fluid.load(finished), trials=())
-    assert list(empty.dataframe().columns) == ["trial", "state", "iteration", "seconds", "checkpoint", "error"]
+    assert list(empty.dataframe().columns) == [
+        "trial",
+        "state",
+        "iteration",
+        "seconds",
+        "device_seconds",
+        "checkpoint",
+        "error",
+    ]
     assert len(empty.dataframe("iteration")) == 0
     with pytest.raises(InvalidFieldError, match="every="):
         empty.dataframe("step")

@@ -8,7 +8,8 @@ from fluid.planners.by_name import make_planner
 from fluid.planning.fused_rates import FusedRates
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
-from fluid.simulation.simulate import SimulationResult, simulate
+from fluid.simulation.simulate import simulate
+from fluid.simulation.simulation_result import SimulationResult
 
 GOOD = FusedRates.of({2: 1.1, 4: 1.3, 8: 1.7, 16: 2.4})
 BAD = FusedRates.of({2: 4.0})

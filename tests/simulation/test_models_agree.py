@@ -21,7 +21,8 @@ from fluid.planning.planner import Plan
 from fluid.planning.rollout import Rollout
 from fluid.resources import Cluster, Device
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
-from fluid.simulation.simulate import SimulationResult, simulate
+from fluid.simulation.simulate import simulate
+from fluid.simulation.simulation_result import SimulationResult
 from fluid.simulation.trial_outcomes import TrialOutcomes
 
 

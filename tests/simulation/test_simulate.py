@@ -22,6 +22,7 @@ from fluid.planners.by_name import PLANNERS, make_planner
 from fluid.planning.rollout import Segment
 from fluid.resources import Cluster, Device
 from fluid.simulation import simulate as simulation
+from fluid.simulation import sweeps
 from fluid.simulation.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 from fluid.simulation.workloads import Algorithm, GroupRequest, RunRequest
@@ -129,7 +130,7 @@ class Spy:
 def spied() -> Iterator[list[Spy]]:
     """Puts a spy on every algorithm made meanwhile, and validates the engine after every event."""
     spies: list[Spy] = []
-    make, handle = simulation.make_algorithm, EngineState.handle
+    make, handle = sweeps.make_algorithm, EngineState.handle
 
     def make_spied(*arguments: Any) -> Spy:
         spies.append(Spy(make(*arguments), [], {}))
@@ -141,7 +142,7 @@ def spied() -> Iterator[list[Spy]]:
         return commands
 
     with (
-        mock.patch.object(simulation, "make_algorithm", make_spied),
+        mock.patch.object(sweeps, "make_algorithm", make_spied),
         mock.patch.object(EngineState, "handle", handle_and_validate),
     ):
         yield spies

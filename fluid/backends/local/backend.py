@@ -7,8 +7,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fluid.backends.base import DeviceBinding, Sharing
+from fluid.backends.base import DeviceBinding, ScalingLimits, Sharing
 from fluid.backends.hosts.chosen_devices import choose_devices, require_gpus
+from fluid.backends.hosts.device_variables import device_variables
 from fluid.backends.hosts.folders import new_session
 from fluid.backends.hosts.gpu_sharing import WAYS
 from fluid.backends.hosts.host import Host, HostSettings
@@ -16,6 +17,7 @@ from fluid.backends.hosts.threads import explicit_threads, threads_per_gpu
 from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
+from fluid.engine.events import DeviceAdded, Event
 from fluid.errors import require_one_of
 from fluid.gpu.nvml import Gpu, find_gpus
 from fluid.lane.policy import DEFAULT_POLICY
@@ -85,7 +87,17 @@ class LocalBackend(LaneBackend):
                 mps_program=_mps_program,
             )
         )
+        #: Devices that are not used, in the order in which they were parked; and those that are about to be used again.
+        self._parked: dict[int, None] = {}
+        self._returning: list[int] = []
+        #: Devices that were asked for while fewer were parked.
+        self._missing = 0
         super().__init__(LanePool(chosen, self._host, bindings.bind, grace=grace, process_group=process_group))
+
+    @property
+    def scaling_limits(self) -> ScalingLimits:
+        """How far the session may scale: there are no further devices, but those that are not needed can be parked."""
+        return ScalingLimits()
 
     @property
     def run_folder(self) -> str:
@@ -105,9 +117,44 @@ class LocalBackend(LaneBackend):
         """Forks a process that is no lane: see :meth:`fluid.backends.base.ForkingBackend.start_program`."""
         return self._host.start_program(program)
 
+    def can_give_back(self, device_id: int) -> bool:
+        """Whether a device can be parked: each one can."""
+        return any(device.index == device_id for device in self.devices())
+
+    def give_back(self, device_id: int) -> None:
+        """Parks a device that the engine no longer uses: no lane is left there, until it is asked for again."""
+        self._parked[device_id] = None
+        self._unpark()
+
+    def ask(self, devices: int) -> None:
+        """Takes parked devices again, until so many are in use; :meth:`poll` reports each as added.
+
+        Args:
+            devices: how many are to be in use, those that leave included.
+        """
+        self._missing = devices - (len(self.devices()) - len(self._parked))
+        self._unpark()
+
+    def _unpark(self) -> None:
+        for device_id in list(self._parked)[: max(0, self._missing)]:
+            del self._parked[device_id]
+            self._missing -= 1
+            self._returning.append(device_id)
+
+    def poll(self, timeout: float | None = None) -> list[Event]:
+        """Waits for something to happen: see :meth:`fluid.backends.base.Backend.poll`."""
+        events = super().poll(0.0 if self._returning else timeout)
+        returning, self._returning = self._returning, []
+        if returning:
+            now = max(self.now(), events[-1].at if events else 0.0)
+            events += [DeviceAdded(now, device) for device in self.devices() if device.index in returning]
+        return events
+
     def add_devices(self, devices: Iterable[Device]) -> None:
         """Makes further devices known: see :meth:`fluid.backends.base.Backend.add_devices`."""
         chosen = require_gpus(devices, self._gpus)
+        for device in chosen:
+            self._parked.pop(device.index, None)
         self._host.add_gpus(filter(None, map(self._bindings.token, chosen)))
         super().add_devices(chosen)
 
@@ -143,6 +190,7 @@ class _LocalBindings:
             cores=(cores[device.index % len(cores)],) if self.pin_cores and not is_gpu else (),
             memory_share=self.memory_share,
             bounded=device.memory_bytes is not None,
+            variables=device_variables(device.index),
         )
 
     def token(self, device: Device) -> str:

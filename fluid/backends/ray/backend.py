@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fluid.backends.base import DeviceBinding, ScalingLimits, Sharing
+from fluid.backends.hosts.device_variables import device_variables
 from fluid.backends.hosts.folders import HERE, new_session
 from fluid.backends.hosts.gpu_sharing import WAYS
 from fluid.backends.hosts.host import HostSettings
@@ -30,8 +31,8 @@ from fluid.resources import Device, DeviceChoice
 
 #: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
 _LIKELY = ("numpy", "torch", "torchvision")
-#: Seconds to wait for devices that other jobs use.
-DEFAULT_TIMEOUT_S = 30.0
+#: Seconds until a device comes on a new node, and on one that is there, as long as none was measured.
+_NODE_S, _DEVICE_S = 120.0, 2.0
 
 
 class RayBackend(LaneBackend):
@@ -55,7 +56,8 @@ class RayBackend(LaneBackend):
             is added when they are registered.
         run_dir: folder for the trials' output and checkpoints; kept. ``None`` for a temporary one.
         grace: seconds a lane has to end by itself before it is killed.
-        timeout: seconds to wait for devices that other jobs use.
+        timeout: seconds to wait for devices that other jobs use; ``None``, the default: 30 for devices that were asked
+            for, and no limit for the first of all that are free.
         sharing: how lanes share a GPU: see :class:`fluid.backends.local.backend.LocalBackend`; each GPU has a daemon
             of its own.
         lane_policy: which trial a lane runs next if several have iterations left there; see
@@ -65,6 +67,9 @@ class RayBackend(LaneBackend):
             Ray's autoscaler starts nodes; ``None``, the default, if it never asks.
         idle_timeout_s: seconds after which an idle device that was taken after the start is given back; ``None``, the
             default, if it is kept.
+        releasable: whether the devices to begin with are reserved one by one, so that a session with a deadline can
+            give them back, too; Ray may then spread them over more nodes. An executor with a deadline or a budget that
+            makes the backend itself sets it.
 
     Attributes:
         scaling_limits: the latter two.
@@ -93,19 +98,22 @@ class RayBackend(LaneBackend):
         preload: Sequence[str] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         grace: float = DEFAULT_GRACE_S,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        timeout: float | None = None,
         sharing: str = "timeslice",
         lane_policy: str = DEFAULT_POLICY,
         process_group: str = DEFAULT_PROCESS_GROUP,
         autoscale: int | None = None,
         idle_timeout_s: float | None = None,
+        releasable: bool = False,
         _mps_program: str | None = None,
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
-        require_number("timeout", timeout, at_least=0.0)
+        if timeout is not None:
+            require_number("timeout", timeout, at_least=0.0)
         require_one_of("sharing", sharing, WAYS)
-        self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s)
-        self._devices = RayDevices(_require_countable(devices), timeout, autoscale)
+        # Ray's autoscaler starts nodes in minutes; without it, there are nodes.
+        self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s, _NODE_S if autoscale else _DEVICE_S)
+        self._devices = RayDevices(_require_countable(devices), timeout, autoscale, releasable)
         bindings = _RayBindings(self._devices, stand_ins=_mps_program is not None)
         try:
             settings = HostSettings(
@@ -276,7 +284,7 @@ class _RayBindings:
             divides_threads=device.kind == "gpu",
             memory_share=1.0 / max(1, devices.count_on(device.host)),
             bounded=device.memory_bytes is not None,
-            variables=variables_of(*devices.bundle_of(index)),
+            variables=(*device_variables(index), *variables_of(*devices.bundle_of(index))),
         )
 
     def token(self, index: int) -> str:

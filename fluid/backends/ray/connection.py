@@ -10,6 +10,7 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.errors import FluidError
+from fluid.processes.lasting_thread import call_in_lasting_thread
 
 with try_import("Ray", extra="ray") as ray_imports:
     import ray
@@ -43,7 +44,7 @@ def connect(cpus: int) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Of what will change in Ray, which is none of the user's concern.
                 try:
-                    ray.init(address=address, **options)
+                    call_in_lasting_thread(lambda: ray.init(address=address, **options))
                 except (ConnectionError, OSError, RuntimeError) as error:
                     raise FluidError(f"Ray at {address!r} cannot be reached: {error}{_token_hint()}") from error
             _our_job = str(ray.get_runtime_context().get_job_id())

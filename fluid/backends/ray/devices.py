@@ -1,7 +1,7 @@
 """Devices of a Ray cluster: their reservation in placement groups, and what becomes of them as nodes come and go.
 
 The set that is asked for at the start is one group. A group can neither grow nor release a bundle, so every device that
-is taken later is a group of its own, which can be given back alone.
+is taken later is a group of its own, which can be given back alone. Where a deadline sizes the session, all are.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.backends.ray import connection
+from fluid.backends.ray.claims import DEFAULT_TIMEOUT_S, choose_devices, not_given, warn_of_fewer
 from fluid.backends.ray.nodes import (
     NewNodes,
     Node,
     NodeChanges,
-    describe,
     free,
     free_by_node,
     list_nodes,
-    total,
     unreachable,
     wait_for_free,
 )
@@ -54,8 +53,9 @@ class RayDevices:
 
     Args:
         devices: see :class:`fluid.backends.ray.backend.RayBackend`.
-        timeout: seconds to wait for devices that other jobs use.
+        timeout: seconds to wait for devices that other jobs use; ``None`` as for the backend.
         most: most devices to hold if the session scales, so that nodes may still come; ``None`` if it does not.
+        alone: whether each device is a group of its own from the start, so that all can be given back.
 
     Attributes:
         node: id of the driver's node.
@@ -66,7 +66,9 @@ class RayDevices:
         FluidError: Ray cannot be reached.
     """
 
-    def __init__(self, devices: int | Iterable[Device] | None, timeout: float, most: int | None = None) -> None:
+    def __init__(
+        self, devices: int | Iterable[Device] | None, timeout: float | None, most: int | None, alone: bool
+    ) -> None:
         if isinstance(devices, int):
             require_integer("devices", devices, at_least=1)
         elif devices is not None:
@@ -74,7 +76,7 @@ class RayDevices:
         count = devices if isinstance(devices, int) else len(devices or ())
         if most is not None and count > most:
             raise InvalidFieldError("autoscale", most, f"is less than the {count} devices to begin with")
-        self._timeout = timeout
+        self._timeout, self._patience = timeout, DEFAULT_TIMEOUT_S if timeout is None else timeout
         self._most = most
         #: Held by what calls Ray.
         self._lock = threading.Lock()
@@ -95,11 +97,8 @@ class RayDevices:
             self._nodes = list_nodes()
             self.ip = self._nodes[self.node].ip
             self._new_nodes = NewNodes(self._nodes)
-            chosen = self._choose(devices)
-            self._kind = chosen[0].kind
-            self._pending = PendingDevices(self._kind, most)
-            self._next = 1 + max(device.index for device in chosen)
-            self._take(chosen)
+            while not self._begin(devices, alone):
+                pass  # Other jobs were faster.
         except BaseException:
             self.close()
             raise
@@ -195,7 +194,7 @@ class RayDevices:
         found = []
         for _ in range(free(self._kind)):
             with suppress(InvalidFieldError):  # Another job was faster.
-                found += self._take([Device(0, kind=self._kind)], alone=True)
+                found += self._take([Device(0, kind=self._kind)], alone=True, is_new=True)
         return found
 
     def ask(self, total: int) -> None:
@@ -354,33 +353,36 @@ class RayDevices:
 
     # -- choosing and taking -------------------------------------------------------------------------------
 
-    def _choose(self, devices: int | Sequence[Device] | None) -> list[Device]:
-        if isinstance(devices, Sequence):
-            return list(devices)
-        kind: DeviceKind = "gpu" if total("gpu") else "cpu"
-        if devices is None and not (devices := wait_for_free(kind, 1)):
-            raise InvalidFieldError("devices", None, describe(kind, 0))
-        return list(Cluster.of(devices, kind=kind).devices[: self._most])
+    def _begin(self, devices: int | Sequence[Device] | None, alone: bool) -> bool:
+        """Takes the devices to begin with; returns whether it has some. Without, it is to be called again."""
+        chosen = choose_devices(devices, self._most, self._timeout)
+        self._kind = chosen[0].kind
+        self._pending = PendingDevices(self._kind, self._most)
+        self._next = 1 + max(device.index for device in chosen)
+        try:
+            for together in [[device] for device in chosen] if alone else [chosen]:
+                self._take(together, alone=alone)
+        except InvalidFieldError:
+            if devices is not None:
+                raise
+        if devices is None and self._slots:
+            warn_of_fewer(self._kind, len(self._slots))
+        return bool(self._slots)
 
-    def _take(self, devices: list[Device], *, alone: bool = False) -> list[Device]:
+    def _take(self, devices: list[Device], *, alone: bool, is_new: bool = False) -> list[Device]:
         """Reserves devices in one group, and looks up where they are.
 
         Args:
             devices: in the order of the bundles.
-            alone: whether it is one device that was not asked for at the start; it gets an index.
+            alone, is_new: whether it is one device, and whether that was not asked for at the start; it gets an index.
 
         Raises:
-            InvalidFieldError: there are not as many, or other jobs do not give them back in time.
+            InvalidFieldError: other jobs do not give them back in time.
         """
-        for kind in ("gpu", "cpu") if self._most is None else ():
-            asked = sum(device.kind == kind for device in devices)
-            if asked and asked + sum(slot.device.kind == kind for slot in self._slots.values()) > total(kind):
-                raise InvalidFieldError("devices", asked, describe(kind, free(kind)))
         group = reserve(devices)
-        if not group.wait(self._timeout):
+        if not group.wait(self._patience):
             release(group)
-            what = "; ".join(describe(kind, free(kind)) for kind in sorted({device.kind for device in devices}))
-            raise InvalidFieldError("devices", len(devices), f"{what}; waited {self._timeout:g} s")
+            raise not_given(devices, self._patience)
         nodes, where = list_nodes(), places(group)
         slots = [DeviceSlot(device, group, bundle, alone, where[bundle]) for bundle, device in enumerate(devices)]
         for slot in slots:
@@ -391,7 +393,7 @@ class RayDevices:
         with self._lock:
             self._groups.append(group)
             self._nodes = {**self._nodes, **nodes}
-            if alone:
+            if is_new:
                 slots[0].device = replace(slots[0].device, index=self._next)
                 self._next += 1
             self._slots = {**self._slots, **{slot.device.index: slot for slot in slots}}

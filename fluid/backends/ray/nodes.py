@@ -12,6 +12,7 @@ from fluid._clock import MonotonicClock
 from fluid._imports import try_import
 from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.ray.private_api import free_resources
+from fluid.errors import InvalidFieldError
 from fluid.resources import Device
 
 with try_import("Ray", extra="ray"):
@@ -158,6 +159,18 @@ def unreachable(nodes: Iterable[Node]) -> set[str]:
 def total(kind: str) -> int:
     """Returns how many devices of a kind the cluster has."""
     return int(ray.cluster_resources().get(kind.upper(), 0))
+
+
+def require_total(devices: Sequence[Device]) -> None:
+    """Refuses devices that the cluster does not have, by a call to Ray.
+
+    Raises:
+        InvalidFieldError: it has fewer of a kind.
+    """
+    for kind in ("gpu", "cpu"):
+        asked = sum(device.kind == kind for device in devices)
+        if asked and asked > total(kind):
+            raise InvalidFieldError("devices", asked, describe(kind, free(kind)))
 
 
 def free(kind: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fluid._imports import try_import
 from fluid.backends.hosts.folders import HERE
+from fluid.backends.ray.claims import new_group_name
 from fluid.backends.ray.nodes import Node
 from fluid.backends.ray.remote import call
 from fluid.gpu.assigned import CUDA_S, find_assigned
@@ -146,8 +147,11 @@ class DeviceCounts(NamedTuple):
 
 
 def reserve(devices: Sequence[Device]) -> Any:
-    """Asks Ray for a placement group of these devices, on as few nodes as possible, and does not wait for it."""
-    return placement_group([_bundle(device) for device in devices], strategy="PACK")
+    """Asks Ray for a placement group of these devices, on as few nodes as possible, and does not wait for it.
+
+    Its name tells the drivers of other sessions who holds the devices.
+    """
+    return placement_group([_bundle(device) for device in devices], strategy="PACK", name=new_group_name())
 
 
 def release(group: Any) -> None:

@@ -104,7 +104,7 @@ class SimulatedBackend:
         idle_timeout_s: float | None = None,
         boot_s: float = 0.0,
     ) -> None:
-        self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s)
+        self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s, boot_s)
         self.clock = VirtualClock()
         self.resizes = 0
         self._truth = truth
@@ -158,6 +158,10 @@ class SimulatedBackend:
         """Asks for the devices that are missing to so many in all."""
         self._booting.ask(devices - len(self._devices), self.now())
 
+    def can_give_back(self, device_id: int) -> bool:
+        """Whether a device can be given back alone: each one can."""
+        return device_id in self._devices
+
     def give_back(self, device_id: int) -> None:
         """Gives a device back."""
         self._devices.remove(device_id)
@@ -196,13 +200,9 @@ class SimulatedBackend:
         return self.now() if self._ready else min(self._devices.next_at(), self._booting.next_at)
 
     def poll(self, timeout: float | None = None) -> list[Event]:
-        """Advances to the next instant at which something happens, and returns all that happens then.
+        """Advances, by at most ``timeout`` virtual seconds, to what happens next, and returns all that happens then.
 
-        Time does not pass once :meth:`wake` was called. Without a timeout, if nothing will ever happen, this waits
-        for :meth:`wake`.
-
-        Args:
-            timeout: most virtual seconds to advance.
+        Time does not pass once :meth:`wake` was called; this waits for it where nothing will ever happen.
         """
         self._check_open()
         self._devices.begin_steps()

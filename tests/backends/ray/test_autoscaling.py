@@ -116,6 +116,32 @@ def test_what_was_asked_for_is_withdrawn_with_its_trials(cluster: Any, tmp_path:
     eventually(lambda: not groups())
 
 
+@pytest.mark.slow
+def test_a_deadline_gives_first_devices_back_and_takes_others_for_the_next_group(cluster: Any, tmp_path: Path) -> None:
+    hurry, record = tmp_path / "hurry", tmp_path / "record"
+    long, short, wide = (
+        {"record": str(path), "hurry": str(hurry)} for path in (record, tmp_path / "b", tmp_path / "c")
+    )
+    node = cluster.add_node(num_cpus=4, node_ip_address=OTHER_MACHINE)
+    try:
+        backend = RayBackend(3, run_dir=tmp_path / "lanes", preload=[], grace=1.0, releasable=True)
+        with FluidExecutor(backend, verbose=0, run_dir=tmp_path / "run", packing="off", deadline="1h") as executor:
+            assert groups() == {"CREATED": 3} and all(backend.can_give_back(one.index) for one in executor.devices)
+            trials = [Trial(Recorder, long, budget=STEPS), Trial(Recorder, short, budget=1)]
+            handle = executor.submit_trialgroup(TrialGroup(trials))
+            eventually(lambda: groups() == {"CREATED": 1})
+            assert len(executor.devices) == 1 and executor.max_devices == 3
+            other = executor.submit_trialgroup(TrialGroup([Trial(Recorder, wide, budget=1, devices=2)]))
+            assert other.wait(timeout=PATIENCE), "it needs two devices, which Ray gives again"
+            hurry.touch()
+            assert handle.wait(timeout=PATIENCE)
+        eventually(lambda: not groups())
+    finally:
+        cluster.remove_node(node)
+    steps = [int(line) for line in record.read_text(encoding="utf-8").split()]
+    assert steps == list(range(1, STEPS + 1)), "each iteration was run once"
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [({"autoscale": 0}, "autoscale"), ({"idle_timeout_s": -1.0}, "idle_timeout_s"), ({"autoscale": 1}, "autoscale")],

@@ -67,7 +67,7 @@ def test_what_others_use_is_not_taken(make: Callable[..., Drive]) -> None:
         make(2, timeout=0.5)
     assert len(make(None).backend.devices()) == 1
     with pytest.raises(InvalidFieldError, match="6 CPUs, 0 of them free"):
-        make(None)
+        make(None, timeout=0.5)
 
 
 def test_mps_for_cpu_devices_is_refused(cluster: Any, tmp_path: Path) -> None:

@@ -206,10 +206,12 @@ def test_the_next_iteration_begins_when_the_last_is_complete_or_when_devices_are
     synchronous: bool, space: Any, executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[tuple[str, int]] = []
+    owners: set[str] = set()
     submit = executor.submit_trialgroup
 
     def spy(group: Any, **options: Any) -> Any:
         groups.append((group.name, len(group)))
+        owners.add(group.owner)
         return submit(group, **options)
 
     monkeypatch.setattr(executor, "submit_trialgroup", spy)
@@ -223,6 +225,7 @@ def test_the_next_iteration_begins_when_the_last_is_complete_or_when_devices_are
         **BUDGETS,
     )
     assert groups == [("iteration 0, stage 0", 9), ("iteration 1, stage 0", 3), ("iteration 2, stage 0", 3)]
+    assert len(owners) == 1 and None not in owners, "they are scheduled as one"
     heard = recorder.heard
     last_result, next_config = len(heard) - 1 - heard[::-1].index(("result", 0)), heard.index(("config", 1))
     assert (next_config > last_result) == synchronous

@@ -197,6 +197,8 @@ def test_batches_are_groups(executor: FluidExecutor) -> None:
     assert seen == [(2, 3), (1, 3), (0, 3), (2, 6), (1, 6), (0, 6), (0, 7)]
     names = [handle.name for handle in executor.handles[before:]]
     assert names == ["apart, batch 1", "apart, batch 2", "apart, batch 3"]
+    (owner,) = {group.owner for group in executor.status().groups[before:]}
+    assert owner is not None and owner.startswith("apart-"), "they are scheduled as one"
 
 
 def test_batches_of_a_seeded_sampler_are_the_same_each_time(executor: FluidExecutor) -> None:

@@ -1,0 +1,272 @@
+"""Mean completion of many groups on unlike devices, by group policy: the real engine on simulated devices.
+
+    python benchmarks/groups.py [--seeds N] [--workloads even,small] [--jobs N] [--out benchmarks/results/groups.json]
+
+50 groups of independent trials, of one device each, arrive by a Poisson process, 30 minutes apart on average. There are
+32 devices of 4 kinds: 8 plain ones, 8 with much compute, 8 with much memory, and 8 with both. A group requires nothing
+(general), compute, memory, or both, each with the same odds. Its number of trials and their number of iterations are
+drawn from log-uniform distributions; all iterations of a session take as long. Workloads differ in which of the groups
+drawn are kept: all (even); those with less or more device time in all than the mean group has (small, large); those
+with fewer or more trials at once (low, high).
+
+Policies differ only where groups queue. So the seconds of an iteration are scaled, in each session, such that the
+groups want :data:`LOAD` times as many device-seconds as all devices have until the last arrival.
+
+A group's fair time is M times what it takes alone on all devices that it may use, M being the mean number of groups
+that are open while it is, itself included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import date
+from statistics import fmean, geometric_mean, median
+from typing import Any
+
+import numpy as np
+from measuring import machine
+
+from fluid import Cluster, Device, Requires
+from fluid.planners.by_name import make_planner
+from fluid.planning.group_policy import GROUP_POLICIES, Job, plan_groups
+from fluid.simulation.scenario import ArrivingWorkload, Runtimes, Scenario
+from fluid.simulation.simulate import simulate
+from fluid.simulation.simulation_result import SimulationResult
+
+GROUPS = 50
+BETWEEN_S = 1800.0
+#: Device time wanted until the last arrival, over that which there is.
+LOAD = 2.0
+CLASSES = {
+    "general": None,
+    "compute": Requires(tags=("compute",)),
+    "memory": Requires(tags=("memory",)),
+    "both": Requires(tags=("compute", "memory")),
+}
+#: How many devices of each kind, by tags.
+KINDS = {(): 8, ("compute",): 8, ("memory",): 8, ("compute", "memory"): 8}
+WORKLOADS = ("even", "small", "large", "low", "high")
+TRIALS = (2, 32)
+ITERATIONS = (1, 4)
+#: Groups from which the workloads' means are taken.
+_DRAWN = 20_000
+_FAIRNESS = 2.0
+#: Policy and fairness of each run of a session.
+RUNS = {**{policy: (policy, 0.0) for policy in GROUP_POLICIES}, "irs fair": ("irs", _FAIRNESS)}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A group before its requirements are drawn."""
+
+    trials: int
+    iterations: int
+
+    @property
+    def work(self) -> int:
+        """Iterations of all its trials."""
+        return self.trials * self.iterations
+
+
+def cluster() -> Cluster:
+    """32 devices of 4 kinds."""
+    tags = [tags for tags, count in KINDS.items() for _ in range(count)]
+    return Cluster(tuple(Device(index, kind="gpu", tags=each) for index, each in enumerate(tags)))
+
+
+def draw_shape(rng: np.random.Generator) -> Shape:
+    """Draws the numbers of a group's trials and iterations, log-uniformly."""
+    trials, iterations = (math.exp(rng.uniform(*np.log(bounds))) for bounds in (TRIALS, ITERATIONS))
+    return Shape(round(trials), round(iterations))
+
+
+def is_in(workload: str, shape: Shape, mean_work: float, mean_trials: float) -> bool:
+    """Whether a group is kept in a workload."""
+    return {
+        "even": True,
+        "small": shape.work < mean_work,
+        "large": shape.work >= mean_work,
+        "low": shape.trials < mean_trials,
+        "high": shape.trials >= mean_trials,
+    }[workload]
+
+
+def scenario(workload: str, seed: int, groups: int = GROUPS) -> Scenario:
+    """One session's groups."""
+    population = np.random.default_rng(0)
+    shapes = [draw_shape(population) for _ in range(_DRAWN)]
+    means = fmean(shape.work for shape in shapes), fmean(shape.trials for shape in shapes)
+    rng = np.random.default_rng([seed, WORKLOADS.index(workload)])
+    arrivals = np.cumsum(rng.exponential(BETWEEN_S, groups)) - BETWEEN_S
+    arrivals = np.maximum(0.0, arrivals)
+    kept: list[Shape] = []
+    while len(kept) < groups:
+        shape = draw_shape(rng)
+        if is_in(workload, shape, *means):
+            kept.append(shape)
+    classes = rng.choice(list(CLASSES), groups)
+    there = cluster()
+    seconds = LOAD * float(arrivals[-1]) * len(there) / sum(shape.work for shape in kept)
+    return Scenario(
+        there,
+        runtimes=Runtimes("constant", seconds),
+        name=workload,
+        c=1,
+        d=1,
+        seed=seed,
+        workloads=tuple(
+            ArrivingWorkload(
+                "random", shape.trials, shape.iterations, at=float(at), name=f"{index}-{kind}", requires=CLASSES[kind]
+            )
+            for index, (shape, at, kind) in enumerate(zip(kept, arrivals, classes, strict=True))
+        ),
+    )
+
+
+def run(session: Scenario) -> SimulationResult:
+    """Runs a session; trials of one device each need no planner of widths."""
+    return simulate(session, make_planner("fifo", c=1, d=1))
+
+
+def fair_ratios(session: Scenario, result: SimulationResult) -> list[float]:
+    """The completion of each group over its fair time."""
+    ratios = []
+    for workload, own in zip(session.workloads, result.workloads, strict=True):
+        devices = sum(workload.can_run_on([device]) for device in session.cluster.devices)
+        rounds = math.ceil(workload.trials / devices)
+        alone = rounds * workload.max_iterations * session.runtimes.seconds_per_iteration
+        beside = sum(
+            max(0.0, min(own.finished, other.finished) - max(own.arrived, other.arrived)) for other in result.workloads
+        )
+        ratios.append(own.completion / (alone * beside / own.completion))
+    return ratios
+
+
+def measure(case: tuple[str, int, int]) -> dict[str, Any]:
+    """The mean completions of a session under each policy, in hours, and what is fair of them.
+
+    Args:
+        case: workload, seed, and number of groups.
+    """
+    workload, seed, groups = case
+    session = scenario(workload, seed, groups)
+    figures: dict[str, Any] = {"workload": workload, "seed": seed}
+    for name, (policy, fairness) in RUNS.items():
+        result = run(replace(session, group_policy=policy, fairness=fairness))
+        ratios = fair_ratios(session, result)
+        figures[name] = {
+            "mean_h": result.mean_completion / 3600.0,
+            "busy": result.utilisation,
+            "within_fair": fmean(ratio <= 1.0 for ratio in ratios),
+            "worst_over_fair": max(ratios),
+        }
+    return figures
+
+
+def planning_ms(groups: int = 1000, kinds: int = 50, repeats: int = 7) -> float:
+    """Median milliseconds to rank groups and to allocate devices, each group with an eligible set of its own draw."""
+    rng = np.random.default_rng(0)
+    sets = [
+        int(sum(1 << int(kind) for kind in rng.choice(kinds, rng.integers(1, kinds), replace=False))) for _ in range(50)
+    ]
+    jobs = [
+        Job(
+            owner,
+            sets[int(rng.integers(len(sets)))],
+            float(rng.uniform(1.0, 1e4)),
+            int(rng.integers(1, 20)),
+            float(owner),
+        )
+        for owner in range(groups)
+    ]
+    taken = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        plan_groups("irs", jobs, [4.0] * kinds)
+        taken.append(1e3 * (time.perf_counter() - begun))
+    return median(taken)
+
+
+def over(cases: list[dict[str, Any]], policy: str) -> float:
+    """Geometric mean of a policy's mean completion over that of IRS."""
+    return geometric_mean(case[policy]["mean_h"] / case["irs"]["mean_h"] for case in cases)
+
+
+def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is claimed of the policies: in all, and by workload."""
+    by_workload = {name: [case for case in cases if case["workload"] == name] for name in WORKLOADS}
+    fair = [case["irs fair"] for case in cases]
+    return {
+        "sessions": len(cases),
+        "srsf_over_irs": round(over(cases, "srsf"), 3),
+        "fifo_over_irs": round(over(cases, "fifo"), 3),
+        "by_workload": {
+            name: {"srsf_over_irs": round(over(own, "srsf"), 3), "fifo_over_irs": round(over(own, "fifo"), 3)}
+            for name, own in by_workload.items()
+            if own
+        },
+        "fairness_2": {
+            "mean_over_irs": round(over(cases, "irs fair"), 3),
+            "within_fair": round(fmean(each["within_fair"] for each in fair), 3),
+            "worst_over_fair": round(max(each["worst_over_fair"] for each in fair), 2),
+        },
+        "fairness_0": {
+            "within_fair": round(fmean(case["irs"]["within_fair"] for case in cases), 3),
+            "worst_over_fair": round(max(case["irs"]["worst_over_fair"] for case in cases), 2),
+        },
+        "planning_1000_groups_50_kinds_ms": round(planning_ms(), 2),
+    }
+
+
+def results(cases: list[tuple[str, int, int]], jobs: int) -> Iterator[dict[str, Any]]:
+    """Measures sessions side by side; each as it ends, in order."""
+    if jobs == 1:
+        yield from map(measure, cases)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(measure, cases)
+
+
+def main() -> int:
+    """Runs the sessions, prints a line for each, and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20, help="sessions of each workload (default: 20)")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which, with commas (default: all)")
+    parser.add_argument("--groups", type=int, default=GROUPS, help=f"in each session (default: {GROUPS})")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--out", help="JSON file")
+    arguments = parser.parse_args()
+    workloads = arguments.workloads.split(",")
+    if unknown := set(workloads) - set(WORKLOADS):
+        parser.error(f"--workloads: {', '.join(unknown)} are none of {', '.join(WORKLOADS)}")
+    begun, load, cases = time.perf_counter(), os.getloadavg()[0], []
+    sessions = [(name, seed, arguments.groups) for seed in range(arguments.seeds) for name in workloads]
+    for case in results(sessions, arguments.jobs):
+        cases.append(case)
+        means = ", ".join(f"{name} {case[name]['mean_h']:6.2f} h" for name in RUNS)
+        print(f"{case['workload']:>6} {case['seed']:2d}: {means}", flush=True)
+    figures = summary(cases)
+    print(json.dumps(figures, indent=1))
+    if arguments.out:
+        about = {
+            "command": "python " + " ".join(sys.argv),
+            "date": date.today().isoformat(),
+            "machine": machine(),
+            "seconds": round(time.perf_counter() - begun),
+            "load": round(load, 1),
+        }
+        with open(arguments.out, "w", encoding="utf-8") as file:
+            file.write(json.dumps({**about, **figures, "cases": cases}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""How a session stands to its deadline and its budget, as data: what the live view shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fluid.sizing.goals import format_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalStatus:
+    """How a session stands to its deadline and its budget.
+
+    Attributes:
+        deadline_s: seconds left until the deadline; ``None`` without one.
+        devices: that are to be held; ``None`` while too little was measured to say.
+        odds: that the deadline is met; ``None`` if unknown.
+        meets: whether it is met with the odds asked for; ``None`` if unknown.
+        earliest_s: seconds from now by which all would end with these odds, if the deadline cannot be met.
+        device_seconds: seconds for which devices were held so far, added up over the devices.
+        spent_usd, budget_usd: US dollars spent and to spend at most; ``None`` if unknown.
+    """
+
+    deadline_s: float | None = None
+    devices: int | None = None
+    odds: float | None = None
+    meets: bool | None = None
+    earliest_s: float | None = None
+    device_seconds: float = 0.0
+    spent_usd: float | None = None
+    budget_usd: float | None = None
+
+    @property
+    def text(self) -> str:
+        """In a line, for the live view; empty if there is nothing to say."""
+        parts = []
+        if self.deadline_s is not None:
+            parts.append(f"deadline in {format_duration(self.deadline_s)}")
+            if self.meets is False and self.earliest_s is not None:
+                parts[-1] += f" cannot be met: the earliest end is in {format_duration(self.earliest_s)}"
+            elif self.odds is not None:
+                parts[-1] += f", met with {self.odds:.0%}"
+        if self.devices is not None:
+            parts.append(f"{self.devices} device{'s' if self.devices != 1 else ''} needed")
+        if self.spent_usd is not None:
+            limit = "" if self.budget_usd is None else f" of ${self.budget_usd:.2f}"
+            parts.append(f"${self.spent_usd:.2f}{limit} spent")
+        return "; ".join(parts)

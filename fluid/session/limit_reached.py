@@ -1,0 +1,36 @@
+"""How a session ends at its deadline, or when its budget is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fluid.errors import FluidError
+
+
+class LimitReachedError(FluidError):
+    """A session has ended before its trials, as its deadline came or its budget was spent. They are saved.
+
+    Example:
+        >>> from fluid import LimitReachedError
+        >>> error = LimitReachedError("the deadline of 2 h has come", "runs/1", unfinished=5, unsaved=["a"])
+        >>> print(error)
+        the deadline of 2 h has come: 4 of 5 unfinished trials are saved; FluidExecutor.resume('runs/1') goes on
+
+    Attributes:
+        reason: which limit was reached.
+        run_dir: the run folder.
+        unfinished: number of trials that had not ended.
+        unsaved: ids of those among them whose newest iterations are not saved.
+    """
+
+    def __init__(self, reason: str, run_dir: str | Path, *, unfinished: int, unsaved: Sequence[str] = ()) -> None:
+        self.reason, self.run_dir = reason, str(run_dir)
+        self.unfinished, self.unsaved = unfinished, tuple(unsaved)
+        saved = f"{self.saved} of {unfinished} unfinished trials are saved"
+        super().__init__(f"{reason}: {saved}; FluidExecutor.resume({self.run_dir!r}) goes on")
+
+    @property
+    def saved(self) -> int:
+        """Number of trials that had not ended and are saved."""
+        return max(0, self.unfinished - len(self.unsaved))

@@ -1,0 +1,333 @@
+"""Sizing: how many devices a session holds so that all ends by a deadline, within a budget, at the least cost.
+
+:class:`fluid.sizing.sizer.Sizer` decides; :class:`DeviceSizing` tells it how things stand, and applies what it says:
+:mod:`fluid.session.held_devices` gives devices back, or parks them on this machine, and asks for missing ones. Shortly
+before the deadline it has what runs saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+
+from fluid.backends.base import Backend
+from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
+from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupRecovered, GroupSubmitted, TrialsAdded
+from fluid.engine.state import EngineState
+from fluid.planning.end_distribution import EndDistribution
+from fluid.session.goal_status import GoalStatus
+from fluid.session.held_devices import HeldDevices
+from fluid.sizing.goals import Goals, format_duration
+from fluid.sizing.held_time import HeldTime
+from fluid.sizing.in_turn import in_turn
+from fluid.sizing.sizer import Sizer, Sizing
+from fluid.trialgroup import TrialState
+
+_log = logging.getLogger("fluid.session")
+
+#: When what is left of a group ends, on so many devices; ``None`` while too little was measured to say.
+GroupEndOn = Callable[[str, int], EndDistribution | None]
+
+#: Seconds between two decisions, at least: at most so many, and so large a share of the deadline.
+_PAUSE_S, _PAUSE_SHARE = 1.0, 0.005
+#: The next decision comes after so many times the seconds that one took, so that they take 2 % of the thread.
+_PAUSE_COSTS = 50.0
+#: Without a departure it is decided again after so large a share of the time left, in seconds within these bounds.
+_LOOK_SHARE, _LOOK_S = 0.02, (1.0, 30.0)
+#: Seconds without any unfinished trial until devices are given back: a submitter may be about to answer.
+_IDLE_S = 5.0
+#: Time to save: so many times what an iteration and a save take, and so many seconds more; at most that share of the
+#: deadline.
+_SAVE_MARGIN, _SAVE_MORE_S, _SAVE_SHARE = 1.25, 0.5, 0.25
+#: Seconds between two looks at the costs for ``session.json``.
+_FACTS_S = 30.0
+#: Seconds by which the time to save may come early.
+_SOON_S = 0.05
+#: A deadline that cannot be met is told of again if the earliest end has moved by so large a share of the deadline.
+_TOLD_AGAIN = 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeadlineInForce:
+    """A deadline of the session, or of one of its sweeps.
+
+    Attributes:
+        at: seconds on the clock of the events.
+        seconds: as it was given.
+        ended: called when running iterations are to be saved, with why.
+    """
+
+    at: float
+    seconds: float
+    ended: Callable[[str], None]
+
+
+class DeviceSizing:
+    """Sizes a session by its deadlines and its budget. For the session's thread.
+
+    Args:
+        state: the engine.
+        backend: what gives devices.
+        handle: gives the engine an event.
+        goals: of the session.
+        began: when the session began, seconds on the clock of the events.
+        finish: saves all trials and ends the session: called with why, and the seconds that there are for it.
+
+    Attributes:
+        held: the devices.
+        end_on: forecasts groups; set once, by the session.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        backend: Backend,
+        handle: Callable[[Event], None],
+        goals: Goals,
+        *,
+        began: float,
+        finish: Callable[[str, float], None],
+    ) -> None:
+        self._time = HeldTime()
+        self.held = HeldDevices(state, backend, handle)
+        self.end_on: GroupEndOn = lambda group_id, devices: None
+        self._state = state
+        self._backend = backend
+        self._goals = goals
+        self._began = began
+        self._finish = finish
+        self._deadlines: list[DeadlineInForce] = []
+        if goals.deadline_s is not None:
+            ended = self._end_session
+            self._deadlines.append(DeadlineInForce(began + goals.deadline_s, goals.deadline_s, ended))
+        self._sizing: Sizing | None = None
+        #: Whether something has changed since the latest decision, when that was, and how many seconds it took.
+        self._is_stale = True
+        self._decided_at, self._took_s = -math.inf, 0.0
+        #: Seconds that it takes to save what runs.
+        self._lead_s = _SAVE_MORE_S
+        self._idle_since: float | None = None
+        #: The deadline and the earliest end that the user was warned of; ``None`` while it can be met.
+        self._warned: tuple[DeadlineInForce, float] | None = None
+        self._is_over = False
+        self._told_at = began
+
+    # -- what is wanted ------------------------------------------------------------------------------------
+
+    def add(self, seconds: float, now: float, ended: Callable[[str], None]) -> DeadlineInForce:
+        """Sets a further deadline, that of a sweep, until it is dropped.
+
+        Args:
+            seconds: until then.
+            now: the time.
+            ended: called, once, when the sweep is to stop its trials, with why.
+        """
+        deadline = DeadlineInForce(now + seconds, seconds, ended)
+        self._deadlines.append(deadline)
+        self._is_stale = True
+        return deadline
+
+    def drop(self, deadline: DeadlineInForce) -> None:
+        """Drops a sweep's deadline. Where none is left, all devices that the session began with are used again."""
+        self._deadlines = [other for other in self._deadlines if other is not deadline]
+        self._is_stale = True
+        if not self._is_on:
+            self._sizing = None
+            self.held.restore()
+
+    @property
+    def rules(self) -> bool:
+        """Whether the number of devices follows from a deadline or a budget, rather than from what waits."""
+        return self._is_on and not self._is_over and self.held.can_change
+
+    @property
+    def _is_on(self) -> bool:
+        return bool(self._deadlines) or self._goals.budget_usd is not None
+
+    def status(self, now: float) -> GoalStatus:
+        """How it stands."""
+        held = self._time.device_seconds(now)
+        due, sizing = self._due, self._sizing
+        aged = max(0.0, now - self._decided_at) if sizing is not None else 0.0
+        earliest = None if sizing is None or sizing.earliest_s is None else max(0.0, sizing.earliest_s - aged)
+        return GoalStatus(
+            deadline_s=None if due is None else max(0.0, due.at - now),
+            devices=None if sizing is None else sizing.devices,
+            odds=None if sizing is None else sizing.odds,
+            meets=None if sizing is None else sizing.meets,
+            earliest_s=earliest,
+            device_seconds=held,
+            spent_usd=self._goals.cost(held),
+            budget_usd=self._goals.budget_usd,
+        )
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """What ``session.json`` says of the costs, if devices have a price."""
+        if self._goals.price_per_device_hour is None:
+            return {}
+        self._told_at = self._backend.now()
+        return {"device_s": round(self._time.device_seconds(self._told_at), 3)}
+
+    def owes_facts(self, now: float) -> bool:
+        """Whether :attr:`facts` were read long ago: of a session that is killed, what was spent since is not known."""
+        return self._goals.price_per_device_hour is not None and now >= self._told_at + _FACTS_S
+
+    @property
+    def _due(self) -> DeadlineInForce | None:
+        """The earliest deadline."""
+        return min(self._deadlines, key=lambda deadline: deadline.at, default=None)
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def heard(self, events: Iterable[Event], commands: Iterable[Command]) -> None:
+        """Takes note of devices that came, trials that came and went, and gives retired devices back."""
+        for event in events:
+            if isinstance(event, DeviceAdded):
+                self._time.came(event.device.index, event.at)
+            elif isinstance(event, (GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended)):
+                self._is_stale = True
+        for command in commands:
+            if isinstance(command, NoteDeviceLost):
+                self._time.left(command.device_id, command.at)
+            elif isinstance(command, ReportEnd):
+                self._is_stale = True
+        self._is_stale |= self.held.heard(events, commands)
+
+    # -- deciding ------------------------------------------------------------------------------------------
+
+    def act(self, now: float) -> float | None:
+        """Decides if it is time to, and applies that; returns when to be called again at the latest, if ever."""
+        if not self._is_on or self._is_over:
+            return None
+        groups = [group_id for group_id, group in self._state.groups.items() if group.open]
+        if groups:
+            self._idle_since = None
+        else:
+            self._idle_since = now if self._idle_since is None else self._idle_since
+            if now < self._idle_since + _IDLE_S:
+                return self._idle_since + _IDLE_S
+        if now >= (at := self._next_at(now)):
+            self._decide(now, groups)
+            at = self._next_at(now)
+        if not groups:
+            return None  # There is nothing to save; what is submitted wakes the session.
+        save_at = self._save_at
+        if now >= save_at:
+            self._save(now)
+            return None if self._is_over else now
+        return min(at, save_at)
+
+    def _next_at(self, now: float) -> float:
+        """When to decide next."""
+        due = self._due
+        pause = _PAUSE_S if due is None else min(_PAUSE_S, _PAUSE_SHARE * due.seconds)
+        if self._is_stale:
+            return self._decided_at + max(pause, _PAUSE_COSTS * self._took_s)
+        left = _LOOK_S[1] / _LOOK_SHARE if due is None else due.at - self._decided_at
+        look = min(max(_LOOK_SHARE * left, _LOOK_S[0], pause), _LOOK_S[1])
+        return self._decided_at + max(look, _PAUSE_COSTS * self._took_s)
+
+    def _decide(self, now: float, groups: Sequence[str]) -> None:
+        """Decides how many devices to hold, and applies it."""
+        due, held = self._due, len(self._state.occupancy)
+        self._decided_at, self._is_stale, self._lead_s = now, False, self._save_s()
+        goals = replace(self._goals, deadline_s=None if due is None else due.at - self._began)
+        sizer = Sizer(goals, self.held.most, provision_s=self.held.provision_s, save_s=self._lead_s)
+        spent = self._time.device_seconds(now)
+
+        def end_on(devices: int) -> EndDistribution | None:
+            return in_turn([self.end_on(group_id, devices) for group_id in groups])
+
+        sizing = sizer.decide(
+            now - self._began, held, end_on, self._useful(), asked=self.held.asked, spent_device_s=spent
+        )
+        before, self._sizing = self._sizing, sizing
+        self._took_s = self._backend.now() - now
+        if groups:
+            self._tell(sizing, now)
+        self.held.hold(sizing.devices, interrupts=sizing.interrupts)
+        if before is None or before.devices != sizing.devices:
+            odds = "" if sizing.odds is None else f"; the deadline is met with {sizing.odds:.0%}"
+            _log.info("%d devices are to be held, and %d were%s", sizing.devices, held, odds)
+
+    def _useful(self) -> int:
+        """Devices that the trials which run or wait could use at most."""
+        state = self._state
+        running = [state.trials.by_row[row] for row in state.allocations.running if row in state.trials.by_row]
+        used = sum(max(1, trial.fixed_width or state.estimates.widest(trial)) for trial in running)
+        return used + max(len(state.queue) + len(state.arrivals), state.demand.devices)
+
+    def _tell(self, sizing: Sizing, now: float) -> None:
+        """Warns the user at once if a deadline cannot be met."""
+        due = self._due
+        if due is None or sizing.meets is None:
+            return
+        if sizing.meets:
+            if self._warned is not None and self._warned[0] is due:
+                _log.warning("the deadline in %s can be met after all", format_duration(due.at - now))
+                self._warned = None
+            return
+        if sizing.earliest_s is None or now + sizing.earliest_s <= due.at:
+            return  # It is too close to say.
+        earliest = now + sizing.earliest_s
+        known = self._warned is not None and self._warned[0] is due
+        if known and self._warned is not None and abs(self._warned[1] - earliest) < _TOLD_AGAIN * due.seconds:
+            return
+        self._warned = due, earliest
+        odds = f"{self._goals.odds:.0%}"
+        _log.warning(
+            "the deadline in %s cannot be met with %s: on %d devices, the most that there are, all ends in %s",
+            *(format_duration(max(0.0, due.at - now)), odds, self.held.most, format_duration(sizing.earliest_s)),
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _save_s(self) -> float:
+        """Seconds that it takes until all running trials are saved: each ends its iteration first."""
+        seconds, estimates = 0.0, self._state.estimates
+        for row in self._state.allocations.running:
+            trial = self._state.trials.by_row.get(row)
+            if trial is not None and trial.state is TrialState.RUNNING and trial.spec.can_save:
+                saves = estimates.of_key(trial).saves
+                save = median_low(saves) if saves else 0.0
+                iteration = estimates.pace(trial) * estimates.stretch(trial) if estimates.is_measured(trial) else 0.0
+                seconds = max(seconds, iteration + save)
+        seconds = _SAVE_MARGIN * seconds + _SAVE_MORE_S
+        due = self._due
+        return seconds if due is None else min(seconds, _SAVE_SHARE * due.seconds)
+
+    @property
+    def _save_at(self) -> float:
+        """When running iterations are to be saved, as the latest decision has it."""
+        by = None if self._sizing is None else self._sizing.must_save_by_s
+        money_at = math.inf if by is None else self._decided_at + by
+        return money_at if self._due is None else min(money_at, self._due.at - self._lead_s)
+
+    def _save(self, now: float) -> None:
+        """The deadline is as near as it takes to save, or the money is spent."""
+        due = self._due
+        spent, budget = self._goals.cost(self._time.device_seconds(now)), self._goals.budget_usd
+        if due is not None and due.at - now <= self._save_s() + _SOON_S:
+            self._deadlines.remove(due)
+            self._is_stale, self._sizing = True, None
+            due.ended(f"the deadline of {format_duration(due.seconds)} has come")
+            if not (self._is_on or self._is_over):
+                self.held.restore()
+        elif budget is not None and spent is not None and spent >= budget * (1.0 - 1e-9) - self._saving_usd():
+            self._end_session(f"the budget of ${budget:.2f} is spent")
+        else:
+            self._is_stale = True
+            self._decided_at = min(self._decided_at, now - _LOOK_S[1])
+
+    def _saving_usd(self) -> float:
+        """What it costs to hold all devices until what runs is saved."""
+        return self._goals.cost(len(self._state.occupancy.devices) * (self._save_s() + _SAVE_MORE_S)) or 0.0
+
+    def _end_session(self, reason: str) -> None:
+        self._is_over = True
+        self.held.withdraw()
+        self._finish(reason, max(self._lead_s, self._save_s()))

@@ -1,0 +1,80 @@
+"""What a user wants of a session beside its results: an end by a deadline, within a budget."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from fluid.errors import InvalidFieldError, require_number
+
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")
+
+
+def parse_duration(name: str, value: object) -> float:
+    """Returns seconds above 0, given as a number of them or as text: ``"2h"``, ``"90m"``, ``"1h 30m"``, ``"45 s"``.
+
+    Raises:
+        InvalidFieldError: it is neither.
+    """
+    reason = 'must be seconds above 0, or text such as "2h", "90m" or "1h 30m"'
+    if isinstance(value, str):
+        text = value.strip().lower()
+        parts = _PART.findall(text)
+        if not parts or _PART.sub("", text):
+            raise InvalidFieldError(name, value, reason)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    else:
+        seconds = require_number(name, value, at_least=0.0)
+    if not 0.0 < seconds < math.inf:
+        raise InvalidFieldError(name, value, reason)
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goals:
+    """A deadline, a budget, and what a device costs.
+
+    Attributes:
+        deadline_s: seconds from the beginning of the session (or of the sweep that set it); ``None`` for none.
+        budget_usd: most US dollars to spend; ``None`` for no limit.
+        price_per_device_hour: US dollars; ``None`` if unknown, 0 for devices that cost nothing.
+        odds: with which the deadline is to be met.
+    """
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    price_per_device_hour: float | None = None
+    odds: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.budget_usd is not None:
+            if require_number("budget_usd", self.budget_usd, at_least=0.0) == 0.0:
+                raise InvalidFieldError("budget_usd", self.budget_usd, "must be above 0")
+            if not self.price_per_device_hour:
+                raise InvalidFieldError("budget_usd", self.budget_usd, "needs price_per_device_hour above 0")
+        if self.price_per_device_hour is not None:
+            require_number("price_per_device_hour", self.price_per_device_hour, at_least=0.0)
+
+    def cost(self, device_seconds: float) -> float | None:
+        """US dollars for so many device-seconds; ``None`` if the price is unknown."""
+        return None if self.price_per_device_hour is None else self.price_per_device_hour * device_seconds / 3600.0
+
+
+#: No deadline, no budget, and no price.
+NO_GOALS = Goals()
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as text of at most two units: ``"1 h 30 min"``, ``"45 s"``, ``"0.5 s"``."""
+    if seconds < 10.0:
+        return f"{seconds:.2g} s"
+    left, parts = round(seconds), []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])

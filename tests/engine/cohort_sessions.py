@@ -1,0 +1,92 @@
+"""A session on the simulated backend whose trials take times that follow from their configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.engine.commands import Notice, ReportEnd
+from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, Tick
+from fluid.engine.notices import NotePlaced
+from fluid.engine.state import EngineState
+from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.validate import validate_state
+from fluid.planners.by_name import make_planner
+from fluid.planning.profile import Profile
+from fluid.resources import Device
+
+Config = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class CohortSession:
+    """What a session did.
+
+    Attributes:
+        state: the engine at its end.
+        makespan: seconds.
+        placed: each trial's first place, in order.
+        ends: trial -> how it ended.
+    """
+
+    state: EngineState
+    makespan: float = 0.0
+    placed: list[NotePlaced] = field(default_factory=list)
+    ends: dict[str, str] = field(default_factory=dict)
+
+    def first_placed(self) -> dict[str, NotePlaced]:
+        """The first place of each trial."""
+        first: dict[str, NotePlaced] = {}
+        for note in self.placed:
+            first.setdefault(note.trial_id, note)
+        return first
+
+
+def run_cohorts(
+    configs: Sequence[Config],
+    seconds: Callable[[dict[str, str]], float],
+    *,
+    devices: int = 2,
+    budget: int = 4,
+    alpha: float = 1.3,
+    max_packing: int = 1,
+    profile: Profile | None = None,
+    groups: int = 1,
+    fusible: bool = False,
+) -> CohortSession:
+    """Runs trials of one profile key to their end, in one group, or in several that are submitted at once.
+
+    Args:
+        configs: of the trials ``t0``, ``t1``, ...
+        seconds: per iteration alone on a device, by config.
+    """
+    by_id = {f"t{number}": dict(config) for number, config in enumerate(configs)}
+    backend = SimulatedBackend(
+        lambda trial_id, _: Truth(seconds(by_id[trial_id]), alpha=alpha), [Device(index) for index in range(devices)]
+    )
+    state = EngineState(make_planner("portfolio", c=max_packing, d=1), profile or Profile(), max_packing=max_packing)
+    session = CohortSession(state)
+
+    def handle(*events: Event) -> None:
+        commands = state.handle(*events)
+        validate_state(state)
+        session.placed += [command for command in commands if isinstance(command, NotePlaced)]
+        session.ends |= {command.trial_id: command.state for command in commands if isinstance(command, ReportEnd)}
+        backend.execute([command for command in commands if not isinstance(command, Notice)])
+
+    for device in backend.devices():
+        handle(DeviceAdded(0.0, device))
+    specs = [
+        TrialSpec(f"t{number}", budget, profile_key="Net", config=config, fusible=fusible)
+        for number, config in enumerate(configs)
+    ]
+    for number in range(groups):
+        handle(GroupSubmitted(0.0, f"g{number}", tuple(specs[number::groups])))
+    while len(session.ends) < len(configs):
+        assert backend.next_at() < float("inf"), "it waits for ever"
+        handle(*backend.poll())
+        while state.wants_tick:
+            handle(Tick(backend.now()))
+    session.makespan = backend.now()
+    return session
