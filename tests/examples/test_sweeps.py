@@ -69,13 +69,14 @@ def test_the_same_with_and_without_fluid(
     stock = sweep(name, algorithm, data, tmp_path / "stock", samples=samples, reuse_actors=reuse).run()
     fluid = sweep(name, algorithm, data, tmp_path / "fluid", samples=samples).run(lambda: executor)
     assert fluid.trials == stock.trials == samples
-    assert results(fluid) == results(stock)
+    # PyTorch adds numbers up in an order that depends on where they lie in memory, which shows in the tenth digit.
+    assert results(fluid) == [(*which, pytest.approx(value, rel=1e-6)) for *which, value in results(stock)]
     assert len({one.process for one in stock.iterations}) <= 2
 
 
 def results(outcome: Outcome) -> list[tuple[Any, ...]]:
     """Returns everything but times, in an order that does not depend on which trial was faster."""
-    rows = [(one.trial, one.iteration, one.value, sorted(one.config.items())) for one in outcome.iterations]
+    rows = [(one.trial, one.iteration, sorted(one.config.items()), one.value) for one in outcome.iterations]
     return sorted(rows, key=lambda row: row[:2])
 
 

@@ -50,8 +50,12 @@ def both(scenario: Scenario, planner: str) -> tuple[Rollout, SimulationResult]:
 
 @st.composite
 def searches(draw: st.DrawFn) -> Scenario:
-    """Random searches on one to six devices of one or two speeds."""
+    """Random searches on one to six devices of one or two speeds; wide trials on devices of one speed only.
+
+    Of devices of two speeds, the engine gives a wide trial those on which it ends first, which a rollout does not model.
+    """
     speeds = draw(st.lists(st.sampled_from([1.0, 1.0, 0.5]), min_size=1, max_size=6))
+    widest = draw(st.sampled_from([1, 2, 8])) if len(set(speeds)) == 1 else 1
     return Scenario(
         Cluster(tuple(Device(index, speed=speed) for index, speed in enumerate(speeds))),
         Workload("random", trials=draw(st.integers(1, 9)), max_iterations=draw(st.sampled_from([1, 2, 9]))),
@@ -59,7 +63,7 @@ def searches(draw: st.DrawFn) -> Scenario:
         alpha=draw(st.sampled_from([1.0, 1.1, 1.3])),
         beta=draw(st.sampled_from([1.0, 1.05, 1.3])),
         c=draw(st.sampled_from([1, 2, 4])),
-        d=draw(st.sampled_from([1, 2, 8])),
+        d=widest,
         epsilon=draw(st.sampled_from([0.0, 0.5])),
         seed=draw(st.integers(0, 10**6)),
     )
