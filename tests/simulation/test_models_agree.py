@@ -52,7 +52,7 @@ def both(scenario: Scenario, planner: str) -> tuple[Rollout, SimulationResult]:
 def searches(draw: st.DrawFn) -> Scenario:
     """Random searches on one to six devices of one or two speeds; wide trials on devices of one speed only.
 
-    Of devices of two speeds, the engine gives a wide trial those on which it ends first, which a rollout does not model.
+    Of devices of two speeds, the engine gives a wide trial those on which it ends first. A rollout does not model that.
     """
     speeds = draw(st.lists(st.sampled_from([1.0, 1.0, 0.5]), min_size=1, max_size=6))
     widest = draw(st.sampled_from([1, 2, 8])) if len(set(speeds)) == 1 else 1
