@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fluid.errors import InvalidFieldError, require_number
 
@@ -61,6 +62,34 @@ def processor_seconds() -> float:
 def thread_seconds() -> float:
     """CPU seconds that the calling thread has used."""
     return time.thread_time()
+
+
+class ThreadState(NamedTuple):
+    """What a thread of this process does.
+
+    Attributes:
+        seconds: of a processor that it has used.
+        sleeps: whether it waits.
+    """
+
+    seconds: float
+    sleeps: bool
+
+
+def thread_state(identifier: int) -> ThreadState | None:
+    """Returns what a thread does; ``None`` if it has ended.
+
+    Args:
+        identifier: its ``threading.Thread.ident``.
+    """
+    native = next((thread.native_id for thread in threading.enumerate() if thread.ident == identifier), None)
+    try:
+        with open(f"/proc/self/task/{native}/stat", encoding="utf-8") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+        seconds = time.clock_gettime(time.pthread_getcpuclockid(identifier)) if native is not None else 0.0
+    except OSError:
+        return None
+    return ThreadState(seconds, sleeps=state == "S")
 
 
 def nap(seconds: float) -> None:

@@ -59,8 +59,8 @@ class FluidExecutor(SessionDoor):
 
     Args:
         backend: ``"local"`` for processes on this machine; ``"ray"`` for those of a Ray cluster; ``"auto"``, the
-            default, for the Ray cluster that this process is connected to, and local processes if there is none; or a
-            backend object.
+            default, for the Ray cluster that this process is connected to, and local processes if there is none;
+            ``"simulated"`` to rehearse on a virtual clock (``docs/rehearsal.md``); or a backend object.
         devices: how many devices to use: GPUs if there are any, else CPU cores; or which of them: ``[0, 1]``,
             ``"cuda:1"``, ``"cpu"`` or a list of :class:`Device`; ``None``, the default, or ``"all"`` for all.
         planner: ``"portfolio"``, the default, ``"dynamic"``, ``"static"`` or ``"fifo"``.

@@ -6,6 +6,8 @@ import queue
 from collections.abc import Callable
 from functools import partial
 
+from fluid._clock_hold import NO_HOLD, ClockHold
+from fluid._held_queue import HeldQueue
 from fluid.engine.events import Failure
 from fluid.results.records import Result
 from fluid.session.results import TrialListener, TrialRequest
@@ -19,12 +21,13 @@ class EventInbox(TrialListener):
 
     Args:
         listener: handles the events in the owner's thread.
+        hold: of the session's clock.
     """
 
-    def __init__(self, listener: TrialListener) -> None:
+    def __init__(self, listener: TrialListener, hold: ClockHold = NO_HOLD) -> None:
         self._listener = listener
         self.tells_failures = listener.tells_failures
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._events = HeldQueue[Callable[[], None]](hold)
 
     def on_start(self, trial_id: str) -> None:
         self.post(partial(self._listener.on_start, trial_id))
@@ -45,22 +48,23 @@ class EventInbox(TrialListener):
         """Queues a call of ``handler`` by the owner's thread."""
         self._events.put(handler)
 
-    def deliver(self, timeout: float | None = 0.0) -> bool:
+    def deliver(self, timeout: float | None = 0.0, *, polls: bool = False) -> bool:
         """Handles all queued events.
 
         Args:
             timeout: seconds to wait for the first event; ``None`` for no limit.
+            polls: whether the timeout is only how often the caller looks at something else: see :class:`HeldQueue`.
 
         Returns:
             Whether there was any.
         """
         try:
-            handler = self._events.get(block=timeout != 0.0, timeout=timeout or None)
+            handler = self._events.get(timeout, polls=polls)
         except queue.Empty:
             return False
         while True:
             handler()
             try:
-                handler = self._events.get_nowait()
+                handler = self._events.get(0.0)
             except queue.Empty:
                 return True

@@ -44,6 +44,8 @@ LAYERS = (
     layer(0, "errors _version _experimental"),
     layer(1, "_clock _imports keeping resources search_shape trial_fields"),
     layer(2, "_waiting trialgroup"),
+    layer(3, "_clock_hold"),
+    layer(4, "_held_queue"),
     layer(2, "trainables", "cloudpickle ray"),
     layer(2, "processes"),
     layer(2, "search", "numpy optuna"),
@@ -59,9 +61,11 @@ LAYERS = (
     layer(6, "planners", "numpy"),
     layer(7, "engine", "numpy"),
     layer(8, "backends.base backends.retention"),
+    layer(9, "backends.virtual"),
     layer(8, "results", "pandas"),
     layer(9, "backends.simulated backends.hosts"),
     layer(10, "simulation", "numpy"),
+    layer(11, "rehearsal", "numpy onnxruntime pyarrow sklearn"),
     layer(10, "backends.lanes"),
     layer(11, "backends.local"),
     layer(11, "backends.ray", "ray"),
@@ -93,7 +97,19 @@ LAYERS = (
 )
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
 LOOSE = (
-    *("__init__", "_version", "_clock", "_imports", "_waiting", "_experimental", "errors", "resources", "trialgroup"),
+    *(
+        "__init__",
+        "_version",
+        "_clock",
+        "_imports",
+        "_waiting",
+        "_clock_hold",
+        "_held_queue",
+        "_experimental",
+        "errors",
+        "resources",
+        "trialgroup",
+    ),
     *("keeping", "search_shape", "trial_fields", "static_fluid", "dynamic_fluid", "mps", "executor", "sweep"),
     *("tune", "cli"),
 )

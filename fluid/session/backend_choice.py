@@ -10,6 +10,8 @@ from fluid.backends.base import Backend, OutputForwarding
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.errors import InvalidFieldError
 from fluid.lane.policy import DEFAULT_POLICY
+from fluid.rehearsal.backend import RehearsalBackend
+from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
 
 
@@ -27,7 +29,7 @@ def make_backend(
     """Returns the backend to run on.
 
     Args:
-        backend: ``"auto"``, ``"local"``, ``"ray"``, or a backend, which is returned.
+        backend: ``"auto"``, ``"local"``, ``"ray"``, ``"simulated"``, or a backend, which is returned.
         devices: how many devices, or which; ``None`` for all.
         run_dir: folder of the session.
         sharing: how lanes share a GPU, as :class:`fluid.backends.local.backend.LocalBackend` takes it.
@@ -54,12 +56,18 @@ def _make_backend(
     process_group: str | None,
     releasable: bool,
 ) -> Backend:
+    if (plan := plan_in_force()) is not None:
+        return RehearsalBackend(
+            devices if plan.devices is None else plan.devices, source=plan.source, overheads=plan.overheads
+        )
     if not isinstance(backend, str):
         if sharing == "mps" and backend.sharing.way != "mps":
             raise InvalidFieldError("packing", sharing, "pass it to the backend object instead: sharing='mps'")
         if lane_policy is not None:
             raise InvalidFieldError("lane_policy", lane_policy, "pass it to the backend object instead")
         return backend
+    if backend == "simulated":
+        return RehearsalBackend(devices)
     policy = lane_policy or DEFAULT_POLICY
     group = process_group or DEFAULT_PROCESS_GROUP
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from fluid._waiting import wait_until
+from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
 from fluid.engine.events import Failure
 from fluid.engine.savability import ReportUnsavable
@@ -18,6 +18,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
 from fluid.session.best import BestSoFar, BestTracker
+from fluid.session.change_waits import ChangeWaits
 from fluid.session.earlier_results import GroupResults
 from fluid.session.results import CallFailedError, TrialListener, TrialRequest, broken_off, exception_of
 from fluid.session.status import GroupFacts
@@ -37,15 +38,17 @@ class GroupInbox:
         group_id: the group's id within the session.
         group: the group as the user holds it.
         listener: gets every start, result and end as it happens; ``None`` to keep results for the handle.
+        hold: of the session's clock.
     """
 
-    def __init__(self, group_id: str, group: TrialGroup, listener: TrialListener | None = None) -> None:
+    def __init__(
+        self, group_id: str, group: TrialGroup, listener: TrialListener | None = None, hold: ClockHold = NO_HOLD
+    ) -> None:
         self.group_id = group_id
         self.group = group
         self.listener = listener
-        self._lock, self._waiting = threading.Lock(), 0
-        #: Only while threads wait for a change: a session may have thousands of groups.
-        self._changed: threading.Condition | None = None
+        self._lock, self._hold = threading.Lock(), hold
+        self._changes = ChangeWaits(self._lock, hold)
         self._results: list[Result] = []
         self._states: dict[str, TrialState] = {}
         self._failures: dict[str, Failure] = {}
@@ -94,7 +97,7 @@ class GroupInbox:
 
     def _await_more(self, position: int) -> list[Result]:
         """Waits for results after the first so many, or the end; returns them."""
-        self._wait_until(lambda: position < len(self._results) or not self._open or self._broken is not None)
+        self._changes.wait_until(lambda: position < len(self._results) or not self._open or self._broken is not None)
         if position == len(self._results) and self._open:
             self._raise_if_broken()
         return self._results[position:]
@@ -106,7 +109,7 @@ class GroupInbox:
             FluidError: the session ended before the trials did.
         """
         with self._lock:
-            ended = self._wait_until(lambda: not self._open or self._broken is not None, timeout)
+            ended = self._changes.wait_until(lambda: not self._open or self._broken is not None, timeout)
             if self._open:
                 self._raise_if_broken()
             return ended
@@ -170,7 +173,7 @@ class GroupInbox:
 
     def expect_answer(self, method: str) -> tuple[int, Future[Any]]:
         """Returns the number of a new call, and a future of its answer."""
-        future: Future[Any] = Future()
+        future = self._hold.future()
         future.set_running_or_notify_cancel()
         with self._lock:
             call_id = self._next_call
@@ -243,14 +246,14 @@ class GroupInbox:
             for trial_id in self._failures:
                 tracker.fail(trial_id)
             self._tracker = tracker
-            self._notify()
+            self._changes.notify()
 
     def break_off(self, error: BaseException) -> None:
         """Wakes all waiters: the session has ended."""
         with self._lock:
             self._broken = error
             calls, self._calls = self._calls, {}
-            self._notify()
+            self._changes.notify()
         for _, future in calls.values():
             future.set_exception(FluidError(f"the call was not answered: {error}"))
         if self.listener is not None:
@@ -309,7 +312,7 @@ class GroupInbox:
             self._last_end = end if self._last_end is None else max(self._last_end, end)
             if self.listener is None:
                 self._results.append(result)
-                self._notify()
+                self._changes.notify()
         if self.listener is not None:
             self._call_listener(self.listener.on_result, result)
 
@@ -323,7 +326,7 @@ class GroupInbox:
             self._open.discard(end.trial_id)
             if not self._open:
                 self._open = set()  # An empty set keeps the room that its members took.
-            self._notify()
+            self._changes.notify()
         if self.listener is not None:
             self._call_listener(self.listener.on_end, end.trial_id, state, end.failure)
 
@@ -366,23 +369,6 @@ class GroupInbox:
             method(*facts)
         except BaseException:  # Also SystemExit: it must not end the session's thread.
             _log.exception("the listener of group %r raised", self.group.name)
-
-    def _wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Waits until a condition holds, for at most ``timeout`` seconds; for a thread that holds the lock."""
-        if self._changed is None:
-            self._changed = threading.Condition(self._lock)
-        self._waiting += 1
-        try:
-            return wait_until(condition, self._changed, timeout)
-        finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self._changed = None
-
-    def _notify(self) -> None:
-        """Wakes all threads that wait for a change; for a thread that holds the lock."""
-        if self._changed is not None:
-            self._changed.notify_all()
 
     def _raise_if_broken(self) -> None:
         if self._broken is not None:

@@ -22,7 +22,7 @@ from fluid.session.backend_choice import make_backend
 from fluid.session.packing_limit import bounded_packing, process_limit
 from fluid.sizing.goals import Goals, parse_duration
 
-BACKENDS = ("auto", "local", "ray")
+BACKENDS = ("auto", "local", "ray", "simulated")
 PACKING = ("auto", "fused", "mps", "timeslice", "off")
 DEFAULT_MAX_FUSED = 64
 

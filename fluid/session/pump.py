@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fluid._clock import timestamp, wall_seconds
+from fluid._clock_hold import NO_HOLD
 from fluid.backends.base import Backend
+from fluid.backends.virtual import VirtualBackend
 from fluid.engine.commands import Notice, TrialNotice
 from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, Tick
 from fluid.engine.requests import ReportRequest, RequestAnswered
@@ -39,6 +41,7 @@ from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
 from fluid.sizing.goals import NO_GOALS, Goals
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 #: Seconds between two checks, by a thread that waits for an answer, that the pump still runs.
@@ -61,6 +64,7 @@ class Pump:
         keeper: follows which checkpoints outlive the session.
         began: when the session began, seconds on the clock of the events.
         scaling: decides how many devices the session holds.
+        hold: of the session's clock.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Pump:
         self._departures = Departures(self._group_of)
         self._alerts = Alerts(state, folder.path, self.inboxes)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
+        self.hold = backend.hold if isinstance(backend, VirtualBackend) else NO_HOLD
         self.began = backend.now()
         self._facts["clock"] = {"at": self.began, "time": timestamp()}
         if goals.deadline_s is not None:
@@ -102,7 +107,7 @@ class Pump:
 
     # -- from any thread -----------------------------------------------------------------------------------
 
-    def call(self, work: Callable[[], Any]) -> Any:
+    def call(self, work: Callable[[], T]) -> T:
         """Runs ``work`` in the pump's thread, between two events; returns or raises what it does.
 
         Raises:
@@ -112,10 +117,16 @@ class Pump:
             raise self._closed_error() from self._broken
         if self.is_in_thread:
             return work()
-        answer: Future[Any] = Future()
+        answer: Future[T] = Future()
         self._calls.put((work, answer))
         self._backend.wake()
         return self._await(answer)
+
+    def act(self, work: Callable[[], T]) -> T:
+        """The same for a thread that submits: a virtual clock stands still until it waits for the session again."""
+        if not self.is_in_thread:
+            self.hold.take()
+        return self.call(work)
 
     def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
         """Drains a device, or the session where that is ``None``; waits until that has ended.
@@ -152,7 +163,7 @@ class Pump:
         trial = self._state.trials.get(trial_id)
         return None if trial is None else trial.group_id
 
-    def _await(self, answer: Future[Any]) -> Any:
+    def _await(self, answer: Future[T]) -> T:
         while not answer.done():
             wait([answer], timeout=_PUMP_CHECK)
             if not self._thread.is_alive() and not answer.done():
@@ -172,6 +183,7 @@ class Pump:
     def close(self) -> None:
         """Ends the thread, and with it the backend; waits until both are gone, unless the thread itself calls it."""
         self._closing = True
+        self.hold.let_go()
         self._backend.wake()
         if not self.is_in_thread:
             self._thread.join()

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fluid._clock import Clock
 from fluid.backends.base import Backend, ForkingBackend
 from fluid.engine.events import (
     OUTCOMES,
@@ -18,6 +19,7 @@ from fluid.engine.events import (
     CallRequested,
     DeviceAdded,
     DeviceLost,
+    Event,
     GroupSubmitted,
     PauseRequested,
     ResumeRequested,
@@ -89,6 +91,8 @@ class Session:
         self._next_group = 0
         self._pump = Pump(state, backend, folder, facts, keep, goals)
         self._keeper = self._pump.keeper
+        self.clock: Clock = backend  # Of its events; a hold makes it stand still.
+        self.hold = self._pump.hold
         #: Forecasts of its groups.
         self.forecasts = Forecasts(state, backend.now, self._pump.inboxes, self._in_thread, folder)
         self._pump.scaling.sizing.end_on = self.forecasts.end_on
@@ -118,13 +122,13 @@ class Session:
 
         def submit() -> GroupInbox:
             group_id = str(self._next_group)
-            inbox = GroupInbox(group_id, group, listener)
+            inbox = GroupInbox(group_id, group, listener, self.hold)
             event = GroupSubmitted(at=self._backend.now(), group_id=group_id, trials=specs, terms=terms)
             self._pump.handle(event, accepted=lambda: self._open_group(inbox, payloads))
             say_what_is_awaited(self._state, group.name, specs)
             return inbox
 
-        return self._in_thread(submit)
+        return self._pump.act(submit)
 
     def add(self, group_id: str, trials: list[Trial]) -> None:
         """Adds trials to a group."""
@@ -137,22 +141,20 @@ class Session:
             say_what_is_awaited(self._state, inbox.group.name, specs)
             self._pump.notify(*(partial(inbox.reopen, trial.id) for trial in trials))
 
-        self._in_thread(add)
+        self._pump.act(add)
 
     def stop(self, trial_id: str, outcome: str | None, *, now: bool = False) -> None:
         """Stops a trial; with ``now``, by killing its lanes."""
         known = None if outcome is None else TrialState(require_one_of("outcome", outcome, OUTCOMES))
-        self._in_thread(
-            lambda: self._pump.handle(StopRequested(at=self._backend.now(), trial_id=trial_id, outcome=known, now=now))
-        )
+        self._ask(partial(StopRequested, trial_id=trial_id, outcome=known, now=now))
 
     def pause(self, trial_id: str) -> None:
         """Pauses a trial until it is resumed."""
-        self._in_thread(lambda: self._pump.handle(PauseRequested(at=self._backend.now(), trial_id=trial_id)))
+        self._ask(partial(PauseRequested, trial_id=trial_id))
 
     def resume_trial(self, trial_id: str) -> None:
         """Lets a paused trial go on."""
-        self._in_thread(lambda: self._pump.handle(ResumeRequested(at=self._backend.now(), trial_id=trial_id)))
+        self._ask(partial(ResumeRequested, trial_id=trial_id))
 
     def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
         """Gives a trial ``budget`` further iterations."""
@@ -169,7 +171,7 @@ class Session:
             if not trial.state.ended:
                 self._pump.notify(partial(self._pump.inboxes[trial.group_id].reopen, trial_id))
 
-        self._in_thread(extend)
+        self._pump.act(extend)
 
     def await_departures(self, group_id: str, timeout_s: float) -> tuple[str, ...]:
         """Waits until the stopped trials of a group were cleaned up; returns the ids of those that were not in time."""
@@ -188,13 +190,8 @@ class Session:
     def call(self, trial_id: str, call_id: int, method: str, payload: bytes) -> None:
         """Calls a method of a trial; the group's inbox gets the answer."""
 
-        def call() -> None:
-            event = CallRequested(
-                at=self._backend.now(), trial_id=trial_id, call_id=call_id, method=method, payload=payload
-            )
-            self._pump.handle(event)
-
-        self._in_thread(call)
+        event = partial(CallRequested, trial_id=trial_id, call_id=call_id, method=method, payload=payload)
+        self._ask(event)
 
     def show_config(self, trial: Trial) -> None:
         """Writes which hyperparameters reports show of a trial."""
@@ -211,7 +208,7 @@ class Session:
             if known is not None:
                 self._pump.notify(partial(self._pump.inboxes[known.group_id].drop, trial_id, known.outcome))
 
-        self._in_thread(forget)
+        self._pump.act(forget)
 
     # -- devices -------------------------------------------------------------------------------------------
 
@@ -300,7 +297,7 @@ class Session:
             left.complete(self._folder, payloads, now)
             for event in map(self._keeper.recovered, left.events(now, self._spec)):
                 group = left.groups[event.group_id].submitted()
-                inbox = GroupInbox(event.group_id, group, listeners.get(group.name))
+                inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.hold)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 results, offset = left.results.groups.get(event.group_id), left.results.offset_at(now)
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
@@ -309,7 +306,7 @@ class Session:
                 self._pump.handle(event, accepted=partial(register, event.group_id))
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
 
-        self._in_thread(resume)
+        self._pump.act(resume)
 
     def status(self) -> Status:
         """How the session stands."""
@@ -369,9 +366,12 @@ class Session:
 
     # -- parts of requests ---------------------------------------------------------------------------------
 
+    def _ask(self, event: Callable[..., Event]) -> None:
+        """Asks the engine for something, by an event that is made at its time."""
+        self._pump.act(lambda: self._pump.handle(event(at=self._backend.now())))
+
     def _in_thread(self, work: Callable[[], T]) -> T:
-        answer: T = self._pump.call(work)
-        return answer
+        return self._pump.call(work)
 
     def _prepare(self, trials: list[Trial]) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
         """Pickles trials, and says what the engine is to know of them."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from fluid._clock_hold import NO_HOLD, ClockHold
+from fluid._held_queue import HeldQueue
 from fluid._waiting import LOOK_UP_S
 from fluid.errors import FluidError
 from fluid.search.searchers import AskLater, Searcher, SearchOutcome
@@ -48,7 +50,8 @@ class Asking:
         self._do = do
         self._take = take
         self._resume = resume
-        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._hold: ClockHold = NO_HOLD
+        self._errands = HeldQueue[Callable[[], None] | None]()
         self.asked = 0
         self.pending = 0
         self.is_exhausted = False
@@ -57,6 +60,10 @@ class Asking:
         self._is_closed = False
         #: What the searcher said when it was to be asked later; ``None`` if it may be asked now.
         self._postponed: AskLater | None = None
+
+    def begin(self, hold: ClockHold) -> None:
+        """Called once, before anything is asked, with the hold of the session's clock."""
+        self._hold, self._errands = hold, HeldQueue(hold)
 
     def ask(self) -> bool:
         """Asks for one more suggestion; returns whether there may be one."""
@@ -111,13 +118,15 @@ class Asking:
         self._errands.put(None)
 
     def run_errand(self, timeout: float | None) -> None:
-        """Waits for an errand, for a moment or so many seconds at most, and runs it.
+        """Waits for an errand, for so many seconds at most, and runs it; on a real clock no longer than a moment.
 
         Raises:
             Exception: what the searcher raises.
         """
+        if not self._hold.is_virtual:
+            timeout = LOOK_UP_S if timeout is None else min(timeout, LOOK_UP_S)
         with suppress(queue.Empty):
-            errand = self._errands.get(timeout=LOOK_UP_S if timeout is None else min(timeout, LOOK_UP_S))
+            errand = self._errands.get(timeout)
             if errand is not None:
                 errand()
 

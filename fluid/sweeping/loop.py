@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 
-from fluid._clock import MonotonicClock
+from fluid._clock import Clock, MonotonicClock
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
@@ -39,13 +39,9 @@ _FIRST_RESULTS = 10
 
 
 class SweepLoop(TrialListener):
-    """Runs one sweep.
-
-    Args:
-        plan: what to do.
+    """Runs one sweep, by a plan.
 
     Attributes:
-        plan: what to do.
         trials: those that were started.
         reason: what ended the sweep before its trials were done; ``None`` if nothing did.
     """
@@ -53,14 +49,13 @@ class SweepLoop(TrialListener):
     def __init__(self, plan: SweepPlan) -> None:
         self.plan = plan
         self._under_way = UnderWay(plan)
-        self._clock = MonotonicClock()
+        self._clock: Clock = MonotonicClock()
         self.trials = SweepTrials(plan, self)
         self.reason: str | None = None
         self._callbacks = Callbacks(plan.callbacks, plan.name)
         self.tells_failures = self._callbacks.tells_failures
         self._work = SerialWork()
-        #: When the time budget ends.
-        self._deadline = None if plan.time_budget_s is None else self._clock.now() + plan.time_budget_s
+        self._deadline: float | None = None  # When the time budget ends.
         self._asking = Asking(
             plan.searcher, plan.samples, is_slow=plan.learns, do=self._do, take=self._take_up, resume=self._fill
         )
@@ -83,7 +78,10 @@ class SweepLoop(TrialListener):
         Raises:
             Exception: what ended the sweep.
         """
-        self.trials.executor = executor
+        self.trials.executor, self._clock = executor, executor.session.clock
+        self._asking.begin(executor.session.hold)
+        budget_s = self.plan.time_budget_s
+        self._deadline = None if budget_s is None else self._clock.now() + budget_s
         self._under_way.begin(executor)
         first = self._fill if earlier is None else partial(self._go_on, earlier)
         self._work.start(partial(self._guard, first))

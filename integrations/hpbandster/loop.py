@@ -75,7 +75,7 @@ class OptimizerLoop(TrialListener):
         self._under_way: set[str] = set()
         #: Jobs that have ended and are not registered yet.
         self._ended: list[Any] = []
-        self._inbox = EventInbox(self)
+        self._inbox = EventInbox(self, executor.session.hold)
         #: Its groups, one per stage, are scheduled as one.
         self._owner = new_owner("hpbandster")
         self._recorder = _Recorder(self._runs, self._inbox)

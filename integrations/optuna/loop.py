@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fluid._clock import MonotonicClock
 from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
@@ -80,7 +79,7 @@ class OptimizeLoop(TrialListener):
         self._arguments = arguments
         self._executor = executor
         self._name = f"optuna-{next(_loops)}"
-        self._clock = MonotonicClock()
+        self._clock = executor.session.clock
         self._started_at = self._clock.now()
         #: What identifies this run in the study's storage.
         self._run: dict[str, Any] = {}
@@ -92,7 +91,7 @@ class OptimizeLoop(TrialListener):
         self._handle: TrialGroupHandle | None = None
         #: Its batches, a group each, are scheduled as one.
         self._owner = new_owner(study.study_name)
-        self._inbox = EventInbox(self)
+        self._inbox = EventInbox(self, executor.session.hold)
         #: The first error that ends the run; it is raised once the trials under way have ended.
         self._error: Exception | None = None
 

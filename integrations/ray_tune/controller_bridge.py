@@ -75,7 +75,7 @@ class ControllerBridge(TrialListener):
         if self._interruption is not None:
             self._interruption.attach(controller)
         self._final_saves: FinalSaves | None = None
-        self._inbox = EventInbox(self)
+        self._inbox = EventInbox(self, executor.session.hold)
         self._outbox = ControllerOutbox(controller)
         self._submission = TrialSubmission(
             executor=executor,
@@ -234,7 +234,7 @@ class ControllerBridge(TrialListener):
         gathering = self._submission.submit_gathered()
         self._inbox.deliver()
         handed = self._hand_over()
-        if not handed and not gathering and self._inbox.deliver(timeout):
+        if not handed and not gathering and self._inbox.deliver(timeout, polls=True):
             handed = self._hand_over()
         self._submission.process_removed()
         if not handed and not gathering and not self._trials:

@@ -7,15 +7,16 @@ iterations report no metrics, and calls return nothing.
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fluid._clock import VirtualClock
 from fluid.backends.base import ScalingLimits, Sharing
 from fluid.backends.simulated.booting import BootingDevices
 from fluid.backends.simulated.devices import VirtualDevices
+from fluid.backends.simulated.standstill import Standstill
 from fluid.backends.simulated.steps import SimulatedTrial, Truth, VirtualStep
 from fluid.engine.commands import (
     Call,
@@ -64,30 +65,20 @@ class SimulatedBackend:
         truth: how a trial really behaves, by its id and the config that it was registered with (empty if it was not).
         devices: the devices at the start.
         epsilon: seconds a resize really costs.
-        saves: whether every iteration is saved, at no cost, so that a trial that loses its lane loses no more than the
-            iteration in flight.
+        saves: whether every iteration is saved, at no cost, so that a lost lane loses no more than the one in flight.
         record: whether to keep :attr:`segments`.
         autoscale, idle_timeout_s: see :class:`fluid.backends.base.ScalingLimits`.
         boot_s: seconds until a device that was asked for comes; it is like the first one.
+        held: whether the clock stands still while a thread that submits to the session acts.
 
     Attributes:
         clock: the virtual clock.
+        hold: who holds it.
         resizes: resizes so far.
         scaling_limits: how far the session may scale.
 
     Raises:
         InvalidFieldError: a limit of scaling, or ``boot_s``, cannot be used.
-
-    Example:
-        >>> from fluid import Device
-        >>> from fluid.backends.simulated import SimulatedBackend, Truth
-        >>> from fluid.engine.commands import StartLane, StartTrial
-        >>> backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
-        >>> backend.execute([StartLane(lane_id=0, device_id=0), StartTrial("a", (0,), iterations=1)])
-        >>> [type(event).__name__ for event in backend.poll()]
-        ['LaneReady', 'TrialStarted']
-        >>> [event.at for event in backend.poll()]
-        [2.0]
     """
 
     sharing = Sharing("timeslice")
@@ -103,9 +94,12 @@ class SimulatedBackend:
         autoscale: int | None = None,
         idle_timeout_s: float | None = None,
         boot_s: float = 0.0,
+        held: bool = False,
     ) -> None:
         self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s, boot_s)
         self.clock = VirtualClock()
+        self._standstill = Standstill(self.clock, held=held)
+        self.hold = self._standstill.hold
         self.resizes = 0
         self._truth = truth
         self._epsilon = epsilon
@@ -119,7 +113,6 @@ class SimulatedBackend:
         #: trial -> lanes that hold a part of it
         self._parts: dict[str, tuple[int, ...]] = {}
         self._ready: list[Event] = []
-        self._woken = threading.Event()
         self._closed = False
         self._handlers: dict[type[Command], Callable[[Any], None]] = {
             StartLane: self._start_lane,
@@ -205,16 +198,18 @@ class SimulatedBackend:
         Time does not pass once :meth:`wake` was called; this waits for it where nothing will ever happen.
         """
         self._check_open()
-        self._devices.begin_steps()
-        if not self._ready and not self._woken.is_set():
-            self._advance(float("inf") if timeout is None else self.now() + max(0.0, timeout))
-        self._woken.clear()
+        if self._standstill.await_submitters():
+            self._devices.begin_steps()
+            if not self._ready:
+                self._advance(float("inf") if timeout is None else self.now() + max(0.0, timeout))
+        elif self.hold.is_virtual:
+            return []
         events, self._ready = self._ready, []
         return events
 
     def wake(self) -> None:
         """Makes :meth:`poll`, the one in progress or else the next, return; from any thread."""
-        self._woken.set()
+        self._standstill.wake()
 
     def close(self) -> None:
         """Ends every lane. Closing twice is harmless."""
@@ -226,10 +221,10 @@ class SimulatedBackend:
 
     def _advance(self, latest: float) -> None:
         instant = max(min(self._devices.next_at(), self._booting.next_at), self.now())
+        if self._standstill.end_waits(min(instant, latest)):
+            return
         if instant > latest:
             self.clock.advance_to(latest)
-        elif instant == float("inf"):
-            self._woken.wait()
         else:
             self.clock.advance_to(instant)
             come = self._booting.pop(instant)
@@ -291,6 +286,8 @@ class SimulatedBackend:
     def _run(self, command: StartTrial | RunIteration) -> None:
         trial = self._trials[command.trial_id]
         trial.left += command.iterations
+        if trial.truth.course is not None and trial.left > 0:
+            trial.truth.course.prepare(range(trial.done + 1, trial.done + 1 + trial.left))
         if not trial.busy and trial.left > 0:
             trial.lanes = command.lane_ids
             self._devices.occupy(trial)
@@ -340,15 +337,18 @@ class SimulatedBackend:
         self._devices.begin_resize(trial, self._epsilon)
 
     def _call(self, command: Call) -> None:
-        if command.trial_id in self._trials:
-            self._ready.append(TrialCalled(self.now(), command.trial_id, command.lane_ids[0], call_id=command.call_id))
+        trial = self._trials.get(command.trial_id)
+        if trial is not None:
+            course, called = trial.truth.course, partial(TrialCalled, self.now(), command.trial_id, command.lane_ids[0])
+            result = None if course is None else course.call(command.method, command.payload)
+            self._ready.append(called(call_id=command.call_id, result=result))
 
     # -- what happens ----------------------------------------------------------------------------------------
 
     def _end_iteration(self, step: VirtualStep) -> None:
         for trial in step.trials:
             trial.done += 1
-            trial.left -= 1
+            trial.left = 0 if trial.played is not None and trial.played.finished else trial.left - 1
             self._ready.append(step.iteration_done(trial, self.now()))
             if self._saves:
                 lane_id = trial.lanes[0]

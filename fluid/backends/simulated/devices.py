@@ -164,6 +164,8 @@ class VirtualDevices:
 
     def _begin(self, trials: list[SimulatedTrial], rows: LaneRows) -> None:
         now = self._clock.now()
+        for trial in trials:
+            trial.next_iteration()
         step = VirtualStep(
             trials, work=work_of(trials), began=now, since=now, rows=len(trials), settled=rows.begin(trials)
         )

@@ -4,9 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from fluid.engine.events import IterationDone, PausePurpose, ResizeDone
 from fluid.planning.fused_rates import FusedRates
+from fluid.resources import MemoryNeed
+
+
+class PlayedIteration(NamedTuple):
+    """An iteration of a trial whose course is known.
+
+    Attributes:
+        seconds: how long it takes at width 1, alone on a device of speed 1.
+        metrics: what the trial reports, as a lane would send it.
+        memory: what it needs of the device's memory; ``None`` if unknown.
+        finished: whether the trial is done with it.
+    """
+
+    seconds: float
+    metrics: Any = None
+    memory: MemoryNeed | None = None
+    finished: bool = False
+
+
+class Course(Protocol):
+    """What one trial does, iteration by iteration. What it raises fails the trial."""
+
+    def prepare(self, iterations: range) -> None:
+        """Learns of iterations that the trial is given to do, before they are played."""
+        ...
+
+    def play(self, iteration: int) -> PlayedIteration | None:
+        """Returns an iteration, numbered from 1; ``None`` if the trial has none left."""
+        ...
+
+    def call(self, method: str, payload: bytes) -> bytes | None:
+        """Answers the call of a method of the trial: both sides are pickled."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -14,12 +48,13 @@ class Truth:
     """How a trial really behaves.
 
     Attributes:
-        seconds: seconds per iteration at width 1, alone on a device of speed 1.
+        seconds: seconds per iteration at width 1, alone on a device of speed 1; of no effect with a course.
         alpha, beta: its overheads.
         row: its number in the recorded segments.
         speeds: by device model, how fast it is there, beside the device's own speed; 1 for models left out.
         fusion_key: equal for trials that a lane can train in one step; ``None`` if it cannot be fused.
         fused: how long a step of several such trials takes; ``None`` if no less than one after another.
+        course: its iterations; ``None`` if all take the same time and report nothing.
 
     Example:
         >>> from fluid.backends.simulated import Truth
@@ -29,13 +64,14 @@ class Truth:
         2.5
     """
 
-    seconds: float
+    seconds: float = 0.0
     alpha: float = 1.0
     beta: float = 1.0
     row: int = 0
     speeds: Mapping[str | None, float] = field(default_factory=dict)
     fusion_key: str | None = None
     fused: FusedRates | None = None
+    course: Course | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +91,7 @@ class SimulatedTrial:
         opened: when it began to hold these devices, seconds.
         pause: seconds of that time lost to a resize.
         company: most trials that ran there at once since then.
+        played: the iteration in flight, or the last one, of a trial with a course.
     """
 
     trial_id: str
@@ -71,6 +108,17 @@ class SimulatedTrial:
     opened: float = 0.0
     pause: float = 0.0
     company: int = 1
+    played: PlayedIteration | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the iteration in flight at width 1, alone on a device of speed 1."""
+        return self.truth.seconds if self.played is None else self.played.seconds
+
+    def next_iteration(self) -> None:
+        """Begins an iteration."""
+        if self.truth.course is not None:
+            self.played = self.truth.course.play(self.done + 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,12 +148,16 @@ class VirtualStep:
 
     def iteration_done(self, trial: SimulatedTrial, now: float) -> IterationDone:
         """What is reported of a trial of this step, which ends now."""
+        played = trial.played
         return IterationDone(
             now,
             trial.trial_id,
             trial.lanes[0],
             iteration=trial.done,
             seconds=now - self.began,
+            metrics=None if played is None else played.metrics,
+            memory=None if played is None else played.memory,
+            finished=played is not None and played.finished,
             rows=self.rows,
             settled=self.settled,
         )
@@ -154,7 +206,8 @@ class LaneRows:
 
 def work_of(trials: Sequence[SimulatedTrial]) -> float:
     """Seconds of a step at width 1 and speed 1: those of its slowest trial alone, times T(k)/T(1) for k trials."""
-    slowest = max((trial.truth for trial in trials), key=lambda truth: truth.seconds)
     if len(trials) == 1:
-        return slowest.seconds
-    return slowest.seconds * (len(trials) if slowest.fused is None else slowest.fused.stretch(len(trials)))
+        return trials[0].seconds
+    slowest = max(trials, key=lambda trial: trial.seconds)
+    fused = slowest.truth.fused
+    return slowest.seconds * (len(trials) if fused is None else fused.stretch(len(trials)))

@@ -1,0 +1,13 @@
+"""Rehearsal: a whole sweep on the real engine and a virtual clock, with trials that are replayed, not run.
+
+It imports :mod:`fluid.backends.simulated`, :mod:`fluid.results`, :mod:`fluid.planning` and lower packages, numpy, and
+what a source of replayed trials needs. Start reading in :mod:`fluid.rehearsal.replayable` (what a trial does) and
+:mod:`fluid.rehearsal.backend` (how it is played).
+"""
+
+from fluid.rehearsal.backend import RehearsalBackend
+from fluid.rehearsal.overheads import Overheads
+from fluid.rehearsal.plan import RehearsalPlan, rehearsing
+from fluid.rehearsal.replayable import Replayable, ReplayedIteration
+
+__all__ = ["Overheads", "RehearsalBackend", "RehearsalPlan", "Replayable", "ReplayedIteration", "rehearsing"]

@@ -1,0 +1,50 @@
+"""The rehearsal in force: what ``fluid rehearse`` puts in place of the devices of a script's executors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fluid.rehearsal.overheads import FREE, Overheads
+from fluid.rehearsal.replayable import Replayable
+from fluid.resources import DeviceChoice
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalPlan:
+    """How executors that are made while it is in force rehearse.
+
+    Attributes:
+        devices: as for :class:`fluid.FluidExecutor`; ``None`` for what the script asks for.
+        source: replays all trials; ``None`` for their trainables themselves.
+        overheads: what packing, scaling and moves cost.
+        options: options of executors that are set in place of the script's.
+        began: called with the run folder of each executor that is made.
+    """
+
+    devices: DeviceChoice = None
+    source: Replayable | None = None
+    overheads: Overheads = FREE
+    options: tuple[tuple[str, Any], ...] = ()
+    began: Callable[[Path], None] | None = None
+
+
+_in_force: list[RehearsalPlan] = []
+
+
+@contextlib.contextmanager
+def rehearsing(plan: RehearsalPlan) -> Iterator[None]:
+    """Makes all executors of this process rehearse by a plan, whatever backend they ask for."""
+    _in_force.append(plan)
+    try:
+        yield
+    finally:
+        _in_force.remove(plan)
+
+
+def plan_in_force() -> RehearsalPlan | None:
+    """The innermost plan; ``None`` if there is none."""
+    return _in_force[-1] if _in_force else None
