@@ -161,7 +161,7 @@ def outcome_of(
     Raises:
         InvalidFieldError: the path is not a run folder; there is no such group; or metric or mode cannot be used.
     """
-    outcomes = _Folder(run_dir)
+    outcomes = _PlayedFolder(run_dir)
     known = outcomes.groups
     if group is not None:
         known = [each for each in known if each.name == group]
@@ -180,11 +180,11 @@ def outcomes_of(run_dir: str | Path, metric: str | None = None, mode: str | None
     Raises:
         InvalidFieldError: as for :func:`outcome_of`.
     """
-    outcomes = _Folder(run_dir)
+    outcomes = _PlayedFolder(run_dir)
     return [outcomes.outcome([group], metric, mode) for group in outcomes.groups]
 
 
-class _Folder:
+class _PlayedFolder:
     """A run folder, read once."""
 
     def __init__(self, run_dir: str | Path) -> None:
