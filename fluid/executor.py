@@ -18,6 +18,7 @@ from fluid.errors import InvalidFieldError
 from fluid.loggers.attached import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.planning.profile import Profile
+from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
 from fluid.session.door import SessionDoor
 from fluid.session.goals_left import goals_left
@@ -135,7 +136,10 @@ class FluidExecutor(SessionDoor):
         metrics_port: int | str | None = None,
         _folder: RunFolder | None = None,
     ) -> None:
-        options = ExecutorOptions(
+        rehearsed = plan_in_force()
+        if rehearsed is not None:
+            run_dir, loggers, metrics_port = rehearsed.folder_for(run_dir), (), None
+        options = ExecutorOptions.in_force(
             backend=backend,
             devices=devices,
             planner=planner,
@@ -173,7 +177,9 @@ class FluidExecutor(SessionDoor):
         )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session))
-        self._terminal = Terminal(self.status, chosen, is_shown=bool(verbose))
+        self._terminal = Terminal(self.status, chosen, is_shown=bool(options.verbose))
+        if rehearsed is not None and rehearsed.began is not None:
+            rehearsed.began(self.run_dir)
 
     def __repr__(self) -> str:
         return f"<FluidExecutor {'; '.join(f'{name}: {text}' for name, text in session_facts(self._session).items())}>"
@@ -238,6 +244,8 @@ class FluidExecutor(SessionDoor):
         """
         for listener in (listeners := options.pop("listeners", {})).values():
             require_listener(listener)
+        if plan_in_force() is not None:
+            raise InvalidFieldError("run_dir", str(run_dir), "cannot be resumed in a rehearsal, which begins anew")
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)

@@ -18,6 +18,7 @@ from fluid._clock import MonotonicClock
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
 from fluid.loggers.logger import refuse_logger
+from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import Requires
 from fluid.results.folder_files import is_used
 from fluid.results.metrics import Goal, goals_of
@@ -370,7 +371,7 @@ def _earlier_sweep(resume: Any, run_dir: Any, name: str) -> EarlierSweep | None:
     """Returns what there is to go on with; ``None`` if the folder is still empty."""
     if not isinstance(resume, bool):
         raise InvalidFieldError("resume", resume, "must be True or False")
-    if not resume:
+    if not resume or plan_in_force() is not None:  # A rehearsal begins anew.
         return None
     if run_dir is None:
         raise InvalidFieldError("resume", resume, "needs run_dir, the folder of the sweep")

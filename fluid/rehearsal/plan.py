@@ -21,15 +21,29 @@ class RehearsalPlan:
         devices: as for :class:`fluid.FluidExecutor`; ``None`` for what the script asks for.
         source: replays all trials; ``None`` for their trainables themselves.
         overheads: what packing, scaling and moves cost.
-        options: options of executors that are set in place of the script's.
+        options: options of executors that are set in place of the script's, by name.
+        folder: where run folders are made, numbered from 1 on, in place of those that the script names; ``None`` for
+            what the script asks for.
         began: called with the run folder of each executor that is made.
+
+    Loggers and metrics ports of executors are left out: what is rehearsed has not happened.
     """
 
     devices: DeviceChoice = None
     source: Replayable | None = None
     overheads: Overheads = FREE
     options: tuple[tuple[str, Any], ...] = ()
+    folder: Path | None = None
     began: Callable[[Path], None] | None = None
+
+    def folder_for(self, asked: Any) -> Any:
+        """Returns the run folder of a further executor that asks for one."""
+        if self.folder is None:
+            return asked
+        number = 1
+        while (self.folder / str(number)).exists():
+            number += 1
+        return self.folder / str(number)
 
 
 _in_force: list[RehearsalPlan] = []

@@ -17,6 +17,7 @@ from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
 from fluid.session.backend_choice import make_backend
 from fluid.session.packing_limit import bounded_packing, process_limit
@@ -61,6 +62,16 @@ class ExecutorOptions:
     plans: Planner = field(init=False)
     retention: Retention = field(init=False)
     goals: Goals = field(init=False)
+
+    @classmethod
+    def in_force(cls, **asked: Any) -> ExecutorOptions:
+        """The options that a user asked for, but for those that the rehearsal in force sets.
+
+        Raises:
+            InvalidFieldError: one cannot be used.
+        """
+        plan = plan_in_force()
+        return cls(**{**asked, **({} if plan is None else dict(plan.options))})
 
     def __post_init__(self) -> None:
         quota = parse_bytes("checkpoint_bytes", self.checkpoint_bytes)
