@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -17,12 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fluid.display.format import duration, durations, figures, number, percent, times
+from fluid.reports.knee import Knee
 
 if TYPE_CHECKING:
     from fluid.simulation.simulation_result import SimulationResult
 
-#: Adding devices pays if the makespan falls by at least this share of what perfect scaling would save.
-_WORTHWHILE_SHARE = 0.5
 _BEST = "bold green"
 
 
@@ -36,7 +35,7 @@ class ClusterSizeAdvice:
         fastest: its run with the shortest makespan; among equals, on the fewest devices.
         cheapest: its run with the fewest device-hours; among equals, with the shortest makespan.
         knee: its run on the most devices up to which adding devices paid.
-        before_knee: its run on the next smaller number of devices; ``None`` if no step paid.
+        knee_found: that number, and what the step to it saved.
     """
 
     planner: str
@@ -44,7 +43,7 @@ class ClusterSizeAdvice:
     fastest: SimulationResult
     cheapest: SimulationResult
     knee: SimulationResult
-    before_knee: SimulationResult | None
+    knee_found: Knee
 
 
 def comparison_table(
@@ -117,9 +116,6 @@ def sweep_table(results: Sequence[SimulationResult], title: str, *, compact: boo
 def advise(results: Sequence[SimulationResult]) -> ClusterSizeAdvice:
     """Recommends numbers of devices, for the best of the compared planners.
 
-    A step from one number of devices to the next pays if the makespan falls by at least half of what perfect scaling
-    would save, ``makespan x (1 - before/after)``. The knee is the number that the last such step leads to.
-
     Args:
         results: a run of every planner on every number of devices.
     """
@@ -134,18 +130,14 @@ def advise(results: Sequence[SimulationResult]) -> ClusterSizeAdvice:
         key=lambda planner: sum(math.log(max(run.makespan, 1e-12)) for run in by_planner[planner]),
     )
     runs = by_planner[best]
-    knee, before_knee = runs[0], None
-    for before, after in pairwise(runs):
-        perfect = before.makespan * (1.0 - before.n / after.n)
-        if before.makespan - after.makespan >= _WORTHWHILE_SHARE * perfect:
-            knee, before_knee = after, before
+    found = Knee.of([(run.n, run.makespan) for run in runs])
     return ClusterSizeAdvice(
         best,
         tuple(runs),
         min(runs, key=lambda run: (run.makespan, run.n)),
         min(runs, key=lambda run: (run.device_hours, run.makespan)),
-        knee,
-        before_knee,
+        next(run for run in runs if run.n == found.n),
+        found,
     )
 
 
@@ -160,7 +152,7 @@ def advice_text(advice: ClusterSizeAdvice) -> Text:
         text.append(f"  {name:<10}", style="bold")
         makespan = duration(run.makespan, like=longest)
         text.append(f"{_plural(run.n, unit)}: {makespan}, {number(run.device_hours)} {unit}-hours\n")
-    text.append(_knee_sentence(advice, unit))
+    text.append(advice.knee_found.sentence(unit))
     return text
 
 
@@ -192,26 +184,6 @@ def as_json(results: Sequence[SimulationResult], advice: ClusterSizeAdvice | Non
         chosen = {"fastest": advice.fastest.n, "cheapest": advice.cheapest.n, "knee": advice.knee.n}
         data["advice"] = {"planner": advice.planner, **chosen}
     return data
-
-
-def _knee_sentence(advice: ClusterSizeAdvice, unit: str) -> str:
-    knee, before = advice.knee, advice.before_knee
-    if len(advice.runs) == 1:
-        return "Only one number of devices was simulated; give several to find the knee."
-    if before is None:
-        return (
-            f"Knee: {_plural(knee.n, unit)}. Each step to more {unit}s saves less than half of the time that perfect "
-            "scaling would save."
-        )
-    saved = 1.0 - knee.makespan / before.makespan
-    perfect = 1.0 - before.n / knee.n
-    sentence = (
-        f"Knee: adding {unit}s pays up to {knee.n}. The step from {before.n} to {knee.n} shortens the makespan by "
-        f"{percent(saved)}; perfect scaling would shorten it by {percent(perfect)}."
-    )
-    if advice.runs[-1].n > knee.n:
-        return f"{sentence} Each step beyond saves less than half of the time that perfect scaling would save."
-    return f"{sentence} {knee.n} is the most that was simulated; more may still pay."
 
 
 def _plural(n: int, unit: str) -> str:

@@ -71,8 +71,8 @@ def test_the_knee_is_the_end_of_the_last_step_that_pays() -> None:
     # Perfect steps cut by half; these cut by 49 %, 31 %, 10 % and 20 %.
     advice = advise(sweep("portfolio", {1: 100.0, 2: 51.0, 4: 35.0, 8: 31.5, 16: 25.2}))
     assert (advice.fastest.n, advice.cheapest.n, advice.knee.n) == (16, 1, 4)
-    assert advice.before_knee is not None
-    assert advice.before_knee.n == 2
+    assert advice.knee_found.before is not None
+    assert advice.knee_found.before[0] == 2
     text = text_of(advice_text(advice), 200)
     assert "fastest   16 GPUs: 25.2 s, 0.112 GPU-hours" in text
     assert "knee      4 GPUs: 35 s, 0.0389 GPU-hours" in text
@@ -87,7 +87,7 @@ def test_half_of_perfect_is_enough_to_pay() -> None:
 
 def test_if_no_step_pays_the_knee_is_the_fewest() -> None:
     advice = advise(sweep("portfolio", {4: 100.0, 8: 99.0}))
-    assert advice.before_knee is None
+    assert advice.knee_found.before is None
     assert "Knee: 4 GPUs. Each step to more GPUs saves less" in text_of(advice_text(advice), 200)
 
 
