@@ -30,7 +30,7 @@ _POINTS = 400
 #: From so many seeds on, bands are quartiles; of fewer, they are ranges.
 _QUARTILES_FROM = 5
 #: Values that span more than this factor above the best are drawn on a logarithmic axis.
-_LOG_FROM = 20.0
+_LOG_FROM = 4.0
 
 
 def save_rehearsal(
@@ -99,7 +99,7 @@ def _draw_curves(axes: Axes, rows: Sequence[RehearsedFigures], label: str, *, is
     shades = _shades(len(rows), label)
     logarithmic = False
     ends = [trace[0][0] for row in rows for trace in (each.trace for each in row.outcomes) if trace]
-    is_wide = bool(ends) and longest > 8.0 * min(row.makespan_s.median for row in rows) and min(ends) > 0.0
+    is_wide = bool(ends) and longest > 4.0 * min(row.makespan_s.median for row in rows) and min(ends) > 0.0
     for position, row in enumerate(rows):
         first = min((each.trace[0][0] for each in row.outcomes if each.trace), default=None)
         if first is None:
@@ -116,14 +116,17 @@ def _draw_curves(axes: Axes, rows: Sequence[RehearsedFigures], label: str, *, is
             axes.fill_between(grid / size, low, high, step="post", color=shades[position], alpha=0.16, linewidth=0.0)
         end = row.makespan_s.median
         axes.plot(min(end, last) / size, middle[-1], marker="o", markersize=5, color=shades[position])
-        positive = found[np.isfinite(found)]
+        positive = middle[np.isfinite(middle)]
         logarithmic |= bool(len(positive)) and positive.min() > 0.0 and positive.max() > _LOG_FROM * positive.min()
-    if logarithmic or is_regret:
-        axes.set_yscale(
-            "log" if _all_positive(axes) else "symlog", **({} if _all_positive(axes) else {"linthresh": 1e-4})
-        )
+    if logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     if is_wide:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     else:
         axes.set_xlim(left=0.0)
@@ -135,10 +138,6 @@ def _draw_curves(axes: Axes, rows: Sequence[RehearsedFigures], label: str, *, is
     axes.set_xlabel(f"time ({unit})", fontsize=9, color=_GREY)
     _plain(axes)
     axes.legend(frameon=False, fontsize=8.5, ncols=1 if len(rows) <= 6 else 2)
-
-
-def _all_positive(axes: Axes) -> bool:
-    return all(float(np.nanmin(np.asarray(line.get_ydata(), dtype=float))) > 0.0 for line in axes.get_lines())
 
 
 def _shades(count: int, label: str) -> list[str | tuple[float, ...]]:
@@ -183,8 +182,9 @@ def _draw_sizes(axes: Axes, rows: Sequence[RehearsedFigures], knee: Knee, part: 
     _draw_spreads(axes, counts, spreads, size)
     at = next(spread.median / size for count, spread in zip(counts, spreads, strict=True) if count == knee.n)
     axes.plot(knee.n, at, marker="o", markersize=14, markerfacecolor="none", markeredgecolor="black", linewidth=0.0)
+    ha = "right" if knee.n == counts[-1] else "left" if knee.n == counts[0] else "center"
     axes.annotate(
-        f"knee: {knee.n}", (knee.n, at), (0, 13), textcoords="offset points", ha="center", fontsize=9, weight="bold"
+        f"knee: {knee.n}", (knee.n, at), (0, 12), textcoords="offset points", ha=ha, fontsize=9, weight="bold"
     )
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])

@@ -52,13 +52,13 @@ def _columns(rows: Sequence[RehearsedFigures], label: str, *, compact: bool) -> 
     def times(spreads: Sequence[Spread | None]) -> list[str]:
         known = [spread or Spread(math.inf, math.inf, math.inf) for spread in spreads]
         every = durations([value for spread in known for value in (spread.median, spread.low, spread.high)])
-        return [_cell(*every[3 * row : 3 * row + 3], with_range) for row in range(len(known))]
+        return [_cell(every[3 * row : 3 * row + 3], with_range=with_range) for row in range(len(known))]
 
     def values(spreads: Sequence[Spread | None]) -> list[str]:
         shown = [
             [number_of(value) for value in (each.median, each.low, each.high)] if each else None for each in spreads
         ]
-        return [_cell(*each, with_range) if each else "-" for each in shown]
+        return [_cell(each, with_range=with_range) if each else "-" for each in shown]
 
     columns = {label: [row.name for row in rows]}
     if label != "devices" and len({row.devices for row in rows}) > 1:
@@ -85,7 +85,8 @@ def number_of(value: float) -> str:
     return f"{value:.4g}" if 1e-3 <= abs(value) < 1e5 or value == 0.0 else number(value)
 
 
-def _cell(middle: str, low: str, high: str, with_range: bool) -> str:
+def _cell(shown: Sequence[str], *, with_range: bool) -> str:
+    middle, low, high = shown
     if not with_range or low == high:
         return middle
     unit = f" {middle.rpartition(' ')[2]}" if " " in middle else ""
