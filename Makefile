@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 # HpBandSter needs a C compiler.
 $(EXAMPLES): $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
-		--no-build-isolation -e '.[all,examples,hpbandster]'
+		--no-build-isolation -e '.[all,examples,hpbandster,rehearsal]'
 	touch $@
 
 examples: $(EXAMPLES)
@@ -32,7 +32,7 @@ examples: $(EXAMPLES)
 # Clients of loggers, frameworks and search libraries: about 100 packages, which the rest of Fluid does without.
 $(INTEGRATIONS): $(EXAMPLES)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
-		--no-build-isolation -e '.[all,examples,loggers,frameworks]'
+		--no-build-isolation -e '.[all,examples,loggers,frameworks,rehearsal]'
 	touch $@
 
 integrations: $(INTEGRATIONS)
