@@ -31,8 +31,8 @@ _ROWS = 64
 
 
 @dataclass(frozen=True)
-class Scenario:
-    """What a scenario's files do not say.
+class YahpoScenario:
+    """What the files of a scenario do not say.
 
     Attributes:
         task: the hyperparameter that stands for the task.
@@ -56,7 +56,7 @@ class Scenario:
 
 
 SCENARIOS = {
-    "lcbench": Scenario(
+    "lcbench": YahpoScenario(
         task="OpenML_task_id",
         fidelity="epoch",
         targets=(
