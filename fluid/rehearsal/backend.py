@@ -13,7 +13,6 @@ from fluid.rehearsal.overheads import FREE, Overheads
 from fluid.rehearsal.replayable import Replayable
 from fluid.resources import Device, DeviceChoice
 from fluid.trainables.payload import TrialPayload
-from fluid.trainables.trainable import can_replay, kind_of
 
 #: The static method of a trainable of Fluid's own that makes the course of a trial of another library: it takes the
 #: trial's config and the source in place of the trainable, or ``None``.
@@ -45,19 +44,13 @@ class RehearsalBackend(SimulatedBackend):
         self._trainables: dict[bytes, Any] = {}
 
     def register(self, trial_id: str, payload: TrialPayload) -> None:
-        """Takes what a trial is."""
-        super().register(trial_id, payload)
-        self._payloads[trial_id] = payload
-
-    def require_trainable(self, trainable: Any) -> None:
-        """Checks that trials of a trainable can be replayed, as they are submitted.
+        """Takes what a trial is.
 
         Raises:
-            InvalidFieldError: they cannot.
+            InvalidFieldError: it cannot be replayed.
         """
-        kind_of(trainable)
-        if getattr(trainable, MAKE_COURSE, None) is None:
-            replayable_of(trainable, self._source)
+        super().register(trial_id, payload)
+        self._payloads[trial_id] = payload
 
     def forget(self, trial_id: str) -> None:
         """Drops a trial that no command will name again."""
@@ -89,11 +82,8 @@ def replayable_of(trainable: Any, source: Replayable | None) -> Replayable:
     """
     if source is not None:
         return source
-    if not can_replay(trainable):
-        reason = (
-            "cannot be rehearsed, as it has no replay(config, iterations): give it one, see fluid.rehearsal.Replayable,"
-            " or rehearse it from a run folder or a benchmark, see fluid rehearse --help"
-        )
+    if not callable(getattr(trainable, "replay", None)):
+        reason = "has no method replay(config, iterations); without one, rehearse it from a run folder or a benchmark"
         raise InvalidFieldError("trainable", trainable, reason)
     replayable: Replayable = trainable
     return replayable

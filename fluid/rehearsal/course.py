@@ -46,7 +46,7 @@ class ReplayedCourse:
         one = self._known.get(iteration)
         if one is None:
             return None
-        memory = None if one.memory_bytes is None else MemoryNeed(one.memory_bytes, one.memory_bytes)
+        memory = None if one.memory_bytes is None else MemoryNeed(one.memory_bytes)
         return PlayedIteration(one.seconds, pack_metrics(one.metrics), memory, finished=iteration == self._last)
 
     def call(self, method: str, payload: bytes) -> bytes | None:

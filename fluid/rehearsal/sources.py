@@ -17,7 +17,8 @@ def source_by_name(name: str, data: str | Path | None = None) -> Benchmark:
     """Returns a benchmark.
 
     Args:
-        name: ``"lcbench:TASK"``, a task of YAHPO Gym's LCBench such as ``"lcbench:189866"``.
+        name: ``"lcbench:TASK"``, a task of YAHPO Gym's LCBench such as ``"lcbench:189866"``;
+            or ``"run:FOLDER"``, one's own run folder (:func:`fluid.rehearsal.recorded`).
         data: the folder with the benchmark's files, or one with a folder for it; ``None`` for ``$FLUID_BENCHMARKS``.
 
     Raises:
@@ -25,9 +26,13 @@ def source_by_name(name: str, data: str | Path | None = None) -> Benchmark:
         MissingDependencyError: a package that it needs is not installed.
     """
     kind, _, rest = name.partition(":")
+    if kind == "run":
+        from fluid.rehearsal.recorded import recorded
+
+        return recorded(rest)
     if kind not in _MAKERS:
         raise InvalidFieldError(
-            "benchmark", name, f"must begin with one of {', '.join(f'{each}:' for each in _MAKERS)}"
+            "benchmark", name, f"must begin with one of {', '.join(f'{each}:' for each in (*_MAKERS, 'run'))}"
         )
     return _MAKERS[kind](rest, folder_of(data))
 

@@ -86,7 +86,7 @@ class Session:
         self._folder = folder
         self._max_width = max_width
         self._insists_on_fusing = facts.get("packing") == "fused"
-        self.payloads = PayloadCache(getattr(backend, "require_trainable", None))
+        self._payloads = PayloadCache()
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
         self._pump = Pump(state, backend, folder, facts, keep, goals)
@@ -380,7 +380,7 @@ class Session:
 
     def _payload_of(self, trial: Trial) -> TrialPayload:
         shown = trial.shown.config if trial.shown else None
-        payload = self.payloads.payload_of(trial.trainable, trial.config, shown)
+        payload = self._payloads.payload_of(trial.trainable, trial.config, shown)
         return payload if trial.threads is None else replace(payload, threads=trial.threads)
 
     def _spec(self, trial: Trial) -> TrialSpec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from fluid.trainables.elastic_class import elastic_class_of
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
-from fluid.trainables.trainable import is_elastic, require_runnable
+from fluid.trainables.trainable import is_elastic, kind_of
 
 #: Most trainables in the cache. A search submits one trainable many times; a loop may make one for each trial.
 _KEPT = 64
@@ -82,19 +82,13 @@ def payload_of(
         InvalidFieldError: the trainable or the config cannot be used or pickled.
         MissingDependencyError: the trainable needs a package that is not installed.
     """
-    return _trial_payload(_trainable_payload(trainable, require_runnable), config, shown_config)
+    return _trial_payload(_trainable_payload(trainable), config, shown_config)
 
 
 class PayloadCache:
-    """Pickles trials, and each of the latest trainables only once. Thread-safe.
+    """Pickles trials, and each of the latest trainables only once. Thread-safe."""
 
-    Args:
-        require: checks each trainable; raises ``InvalidFieldError`` for one that cannot be used. ``None`` for
-            :func:`fluid.trainables.trainable.require_runnable`.
-    """
-
-    def __init__(self, require: Callable[[Any], None] | None = None) -> None:
-        self.require = require or require_runnable
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         #: By id(); keeping the trainable with its payload keeps its id from being reused.
         self._known: OrderedDict[int, tuple[Any, TrainablePayload]] = OrderedDict()
@@ -105,7 +99,7 @@ class PayloadCache:
         """Pickles a trial: see :func:`payload_of`."""
         with self._lock:
             known = self._known.get(id(trainable))
-        made = _trainable_payload(trainable, self.require) if known is None else known[1]
+        made = _trainable_payload(trainable) if known is None else known[1]
         payload = _trial_payload(made, config, shown_config)
         with self._lock:
             self._known[id(trainable)] = (trainable, made)
@@ -126,8 +120,8 @@ def _trial_payload(
     return TrialPayload(trainable, dump_config(config), json_form(dict(shown)))
 
 
-def _trainable_payload(trainable: Any, require: Callable[[Any], None]) -> TrainablePayload:
+def _trainable_payload(trainable: Any) -> TrainablePayload:
     sent = elastic_class_of(trainable) or trainable
-    require(sent)
+    kind_of(sent)
     pickled = dump_trainable(sent)
     return TrainablePayload(pickled=pickled, imports=tuple(imports_of(sent)), elastic=is_elastic(sent))

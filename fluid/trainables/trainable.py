@@ -22,8 +22,8 @@ from fluid.trainables.reporting_resident import ReportingResident
 from fluid.trainables.resident import Resident
 
 #: ``state_function``: a function that yields ``(metrics, state)``; ``function``: one that is no generator function: it
-#: reports, or returns metrics or an iterator of them; ``replayed``: what can only be replayed.
-Kind = Literal["class", "ray_class", "generator", "state_function", "function", "ray_function", "replayed"]
+#: reports, or returns metrics or an iterator of them.
+Kind = Literal["class", "ray_class", "generator", "state_function", "function", "ray_function"]
 
 #: The parameter by which a function says that it yields its state.
 _STATE = "state"
@@ -39,8 +39,6 @@ def kind_of(trainable: Any) -> Kind:
         InvalidFieldError: Fluid cannot run it.
         MissingDependencyError: it is a function for Ray Tune, and Ray Tune is not installed.
     """
-    if _only_replays(trainable):
-        return "replayed"
     if inspect.isclass(trainable):
         if not callable(getattr(trainable, "step", None)):
             raise InvalidFieldError("trainable", trainable, "a class needs a step() method that returns its metrics")
@@ -67,33 +65,10 @@ def kind_of(trainable: Any) -> Kind:
     return "ray_function"
 
 
-def can_replay(trainable: Any) -> bool:
-    """Whether a trainable tells what its trials do without running them: see :class:`fluid.rehearsal.Replayable`."""
-    return callable(getattr(trainable, "replay", None))
-
-
-def _only_replays(trainable: Any) -> bool:
-    if not can_replay(trainable) or callable(getattr(trainable, "step", None)):
-        return False
-    return inspect.isclass(trainable) or not callable(trainable)
-
-
-def require_runnable(trainable: Any) -> None:
-    """Checks a trainable whose trials are to run.
-
-    Raises:
-        InvalidFieldError: Fluid cannot run it.
-        MissingDependencyError: it is a function for Ray Tune, and Ray Tune is not installed.
-    """
-    if kind_of(trainable) == "replayed":
-        reason = "has replay() alone: trials of it can only be rehearsed, with FluidExecutor(backend='simulated')"
-        raise InvalidFieldError("trainable", trainable, reason)
-
-
 def can_save(trainable: Any) -> bool:
     """Whether the trials of a trainable can be saved and restored at any time, and so moved to another lane."""
-    if not inspect.isclass(trainable) or _only_replays(trainable):
-        return takes_state(trainable) or _only_replays(trainable)
+    if not inspect.isclass(trainable):
+        return takes_state(trainable)
     can = all(_defines(trainable, name) for name in ("save_checkpoint", "load_checkpoint"))
     return can and not says_it_reports_states(trainable)
 

@@ -1,0 +1,216 @@
+"""Guesses of the curves and the seconds of configs that were not run, from those of recorded trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+import numpy as np
+
+from fluid.planning.cohorts import MOST_TRIALS, CohortTree
+from fluid.planning.runtime_model import FloatArray
+from fluid.rehearsal.config_forest import ConfigColumns, ConfigForest
+from fluid.rehearsal.curves import CurveTable
+from fluid.rehearsal.run_records import RecordedTrial
+from fluid.resources import MemoryNeed
+
+#: Trials from which on a forest guesses; of fewer, the nearest one counts.
+FOR_FOREST = 8
+#: What the spread over trees is multiplied by at least and at most, so that it holds 80 % of the trials left out.
+_LEAST_FACTOR, _MOST_FACTOR = 0.25, 4.0
+#: Parts of the trials, each left out once, by which the guess of seconds is judged.
+_PARTS = 5
+
+
+@dataclass(frozen=True)
+class GuessQuality:
+    """How well configs are guessed, judged on trials left out.
+
+    Attributes:
+        trials: how many it is from.
+        iteration: at which values are compared: the last one to which enough trials were recorded.
+        error: 80 % of the guesses of the first metric are as near to the truth.
+        correlation: rank correlation of guesses and truth; NaN if it cannot be told.
+        seconds: 80 % of the guesses of seconds are as near, as a share of the truth.
+    """
+
+    trials: int
+    iteration: int
+    error: float
+    correlation: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GuessedCurves:
+    """The curves of a config that was not run.
+
+    Attributes:
+        values: (metrics, points) on the table's grid.
+        spread: (points,) half of the range of the first metric that holds 80 %.
+        nearest: the row of the trial that stands for what is no number.
+        seconds: per iteration, alone on a device of speed 1.
+        memory_bytes: typical peak of device memory; ``None`` if unknown.
+    """
+
+    values: FloatArray
+    spread: FloatArray
+    nearest: int
+    seconds: float
+    memory_bytes: float | None
+
+
+class ConfigGuess:
+    """Guesses configs by a forest, or of few trials by the nearest one.
+
+    Args:
+        trials: those recorded.
+        table: their curves.
+        seed: of the forest.
+    """
+
+    def __init__(self, trials: Sequence[RecordedTrial], table: CurveTable, seed: int) -> None:
+        self._trials, self._table, self._seed = trials, table, seed
+        self.columns = ConfigColumns([trial.texts for trial in trials])
+
+    @property
+    def by_forest(self) -> bool:
+        """Whether there are trials enough for a forest, and something that differs between their configs."""
+        return len(self._trials) >= FOR_FOREST and bool(self.columns.names) and bool(self._table.metrics)
+
+    def curves(self, texts: Mapping[str, str], draw: float | None = None) -> GuessedCurves:
+        """Of a config.
+
+        Args:
+            texts: of its values, by name.
+            draw: from 0 to 1, which of the trees speaks; ``None`` for the median of all.
+        """
+        nearest = self.columns.nearest(texts)
+        found = self._cohorts.predict(tuple(texts.items()))
+        seconds = self._trials[nearest].mean_seconds if found.seconds is None else found.seconds
+        if draw is not None and found.seconds is not None:
+            # Another digit of the same draw, so that seconds do not go with the tree.
+            seconds *= math.exp(found.sigma * _normal(math.fmod(draw * 7919.0, 1.0)))
+        shape = (len(self._table.metrics), len(self._table.grid))
+        if self.by_forest:
+            of_trees = self._forest.predict(self.columns.row(texts)).reshape(-1, *shape)
+            spread = self._factor * _half_range(of_trees[:, 0, :])
+            values = np.median(of_trees, axis=0) if draw is None else of_trees[int(draw * len(of_trees))]
+        else:
+            every = np.array([metric.values for metric in self._table.metrics]).reshape(shape[0], -1, shape[1])
+            chosen = nearest if draw is None else int(draw * len(self._trials))
+            values = every[:, chosen, :]
+            spread = _half_range(every[0]) if len(every) else np.zeros(shape[1])
+        return GuessedCurves(values, spread, nearest, seconds, found.typical_bytes)
+
+    @cached_property
+    def quality(self) -> GuessQuality | None:
+        """How well it guesses; ``None`` of few trials."""
+        if not self.by_forest:
+            return None
+        first = self._table.metrics[0]
+        enough = max(FOR_FOREST, len(self._trials) // 4)
+        reached = [point for point, at in enumerate(self._table.grid) if (first.known >= at).sum() >= enough]
+        point = reached[-1] if reached else 0
+        judged = first.known >= self._table.grid[point]
+        guessed, _ = self._left_out
+        truth, guess = first.shown(first.values[judged, point]), first.shown(guessed[judged, point])
+        usable = ~np.isnan(guess)
+        truth, guess = truth[usable], guess[usable]
+        error = float(np.quantile(np.abs(truth - guess), 0.8)) if len(truth) else math.nan
+        return GuessQuality(
+            int(usable.sum()), int(self._table.grid[point]), error, _rank_correlation(truth, guess), self._seconds_error
+        )
+
+    @cached_property
+    def _forest(self) -> ConfigForest:
+        metrics = self._table.metrics
+        targets = np.concatenate([metric.values for metric in metrics], axis=1)
+        deviations = [max(float(metric.values.std()), 1e-12) for metric in metrics]
+        scales = np.repeat(deviations, len(self._table.grid))
+        return ConfigForest(self.columns.rows, targets, scales, self._seed)
+
+    @cached_property
+    def _cohorts(self) -> CohortTree:
+        return _cohorts_of(self._trials[-MOST_TRIALS:])
+
+    @cached_property
+    def _left_out(self) -> tuple[FloatArray, FloatArray]:
+        """(n, points) what is guessed of the first metric of each trial without it, and the spread over trees."""
+        points = len(self._table.grid)
+        guessed = np.full((len(self._trials), points), np.nan)
+        spread = np.full_like(guessed, np.nan)
+        for row, of_trees in enumerate(self._forest.predict_left_out(self.columns.rows)):
+            if len(of_trees) > 1:
+                guessed[row] = np.median(of_trees[:, :points], axis=0)
+                spread[row] = _half_range(of_trees[:, :points])
+        return guessed, spread
+
+    @cached_property
+    def _factor(self) -> float:
+        """What the spread over trees is multiplied by, so that it holds 80 % of the trials left out."""
+        first = self._table.metrics[0]
+        guessed, spread = self._left_out
+        recorded = (first.known[:, None] >= self._table.grid[None]) & (spread > 0.0)
+        if recorded.sum() < FOR_FOREST:
+            return 1.0
+        ratios = np.abs(first.values - guessed)[recorded] / spread[recorded]
+        return float(np.clip(np.quantile(ratios, 0.8), _LEAST_FACTOR, _MOST_FACTOR))
+
+    @cached_property
+    def _seconds_error(self) -> float:
+        trials = self._trials[-MOST_TRIALS:]
+        shares = []
+        for part in range(_PARTS):
+            tree = _cohorts_of([trial for place, trial in enumerate(trials) if place % _PARTS != part])
+            for trial in trials[part::_PARTS]:
+                found = tree.predict(trial.config_texts).seconds
+                if found is not None and trial.mean_seconds > 0.0:
+                    shares.append(abs(found / trial.mean_seconds - 1.0))
+        return float(np.quantile(shares, 0.8)) if shares else math.nan
+
+
+def _cohorts_of(trials: Sequence[RecordedTrial]) -> CohortTree:
+    tree = CohortTree()
+    for place, trial in enumerate(trials):
+        memory = trial.memory_bytes
+        tree.learn(
+            f"{place}",
+            trial.config_texts,
+            seconds=trial.mean_seconds if trial.mean_seconds > 0.0 else None,
+            need=None if memory is None else MemoryNeed(memory, 0.0),
+        )
+    return tree
+
+
+def _half_range(values: FloatArray) -> FloatArray:
+    """Half of the range that holds 80 % along the first axis."""
+    low, high = np.quantile(values, (0.1, 0.9), axis=0)
+    half: FloatArray = 0.5 * (high - low)
+    return half
+
+
+def _normal(share: float) -> float:
+    """A quantile of the normal distribution, but for its outermost tails."""
+    return NormalDist().inv_cdf(min(max(share, 0.001), 0.999))
+
+
+def _rank_correlation(one: FloatArray, other: FloatArray) -> float:
+    """Spearman's; NaN if all of one are equal."""
+    if len(one) < 3:
+        return math.nan
+    first, second = _ranks(one), _ranks(other)
+    if first.std() == 0.0 or second.std() == 0.0:
+        return math.nan
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: FloatArray) -> FloatArray:
+    """Ranks, those of equals averaged."""
+    order = np.sort(values)
+    left, right = np.searchsorted(order, values, "left"), np.searchsorted(order, values, "right")
+    ranks: FloatArray = np.asarray(0.5 * (left + right), dtype=np.float64)
+    return ranks

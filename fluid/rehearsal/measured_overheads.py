@@ -1,0 +1,187 @@
+"""The overheads that a run has measured, for rehearsals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fluid.planning.measurements import Bucket
+from fluid.planning.overhead_fit import bounded_exp, slope, weighted_median
+from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import residents_at
+from fluid.rehearsal.overheads import Overheads
+from fluid.results.iterations import ReportedIteration, reported_lines
+from fluid.results.run_files import RunFiles
+
+#: What each overhead is in words, in the order in which they are told.
+_NAMES = {
+    "alpha": "alpha (packing)",
+    "beta": "beta (more devices)",
+    "epsilon": "epsilon (a resize)",
+    "lane_s": "the start of a lane",
+    "start_s": "the set-up of a trial",
+    "save_s": "saving",
+    "restore_s": "restoring",
+}
+
+
+class _Placed(NamedTuple):
+    """When a trial got its lanes."""
+
+    at: float
+    lanes: tuple[int, ...]
+
+
+def overheads_of(run: str | Path | Profile) -> Overheads:
+    """Returns the overheads that a run, or a profile, has measured; what was not measured costs nothing.
+
+    Packing and scaling are told by trials that ran at several widths, each compared with itself; where there are none,
+    by the profile, with the median over its keys, each counted as often as it was observed. Resizes are those of the
+    profile. The start of a lane, the set-up of a trial, saving and restoring are medians over the run's journal. A
+    profile alone knows nothing of these.
+
+    Example:
+        >>> from fluid import Profile
+        >>> from fluid.rehearsal import overheads_of
+        >>> profile = Profile()
+        >>> for _ in range(5):
+        ...     profile.observe("resnet", seconds=2.0)
+        ...     profile.observe("resnet", seconds=2.2, co_residents=2)
+        >>> overheads = overheads_of(profile)
+        >>> round(overheads.alpha, 3), overheads.beta
+        (1.1, 1.0)
+
+    Args:
+        run: a run folder, or a profile.
+
+    Raises:
+        InvalidFieldError: it is neither.
+    """
+    if isinstance(run, Profile):
+        return overheads_in(run, (), "a profile", "")
+    files = RunFiles(run, "run")
+    journal = files.journal()
+    profile = (files.profile() if (files.path / "profile.json").is_file() else None) or journal.profile or Profile()
+    began = str(files.session().get("began", ""))[:10]
+    return overheads_in(profile, files.entries(), str(run), began, reported_lines(files))
+
+
+def overheads_in(
+    profile: Profile,
+    entries: Iterable[Mapping[str, Any]],
+    where: str,
+    date: str,
+    reported: Iterable[ReportedIteration] = (),
+) -> Overheads:
+    """The overheads that a profile, the entries of a journal and finished iterations tell.
+
+    Args:
+        profile: what was measured of iterations.
+        entries: of the journal, as JSON has them, in order.
+        where: where they come from, in words.
+        date: when they were measured; empty if unknown.
+        reported: the finished iterations.
+    """
+    found = {**_of_profile(profile), **_of_iterations(reported), **_of_journal(entries)}
+    told = [f"{_NAMES[name]} {_shown(name, found[name])}" for name in _NAMES if name in found]
+    assumed = [_NAMES[name] for name in _NAMES if name not in found]
+    source = f"measured in {where}{f' on {date}' if date else ''}: {', '.join(told)}" if told else f"from {where}"
+    if assumed:
+        source += f"; not measured there, and taken to cost nothing: {', '.join(assumed)}"
+    return Overheads(**found, source=source)
+
+
+def _of_profile(profile: Profile) -> dict[str, float]:
+    content: Any = profile.to_json()
+    alphas: list[tuple[float, float]] = []
+    betas: list[tuple[float, float]] = []
+    for key, models in content["keys"].items():
+        for known in models:
+            model = known["model"] or None
+            packed = _observations(known, "co_residents")
+            wide = _observations(known, "width")
+            # One alone and one packed make a slope; the profile tells 1 where it could fit none.
+            if packed and profile.measured_packing(key, model) >= 2:
+                alphas.append((profile.alpha(key, model), packed))
+            if wide:
+                betas.append((profile.beta(key, model), wide))
+    found = {}
+    if alphas:
+        found["alpha"] = weighted_median(alphas)
+    if betas:
+        found["beta"] = weighted_median(betas)
+    if content["resizes"]["seconds"]:
+        found["epsilon"] = profile.epsilon
+    return found
+
+
+def _of_iterations(reported: Iterable[ReportedIteration]) -> dict[str, float]:
+    """Of trials that ran at several widths: between unlike trials, their sizes would pass for overheads."""
+    packed: dict[str, dict[int, Bucket]] = {}
+    wide: dict[str, dict[int, Bucket]] = {}
+    for one in reported:
+        if one.rows > 1 or one.seconds <= 0.0:
+            continue
+        if one.width <= 1.0:
+            packed.setdefault(one.trial_id, {}).setdefault(residents_at(one.width), Bucket()).seconds.append(
+                one.seconds
+            )
+        if one.width >= 1.0 and one.width == len(one.devices):
+            wide.setdefault(one.trial_id, {}).setdefault(round(one.width), Bucket()).seconds.append(one.seconds)
+    found = {}
+    for name, lines in (("alpha", packed), ("beta", wide)):
+        slopes = [
+            (slope(dict(sorted(line.items())), shared=name == "beta"), sum(len(each.seconds) for each in line.values()))
+            for line in lines.values()
+            if len(line) > 1
+        ]
+        if slopes:
+            found[name] = max(1.0, bounded_exp(weighted_median(slopes)))
+    return found
+
+
+def _observations(known: Mapping[str, Any], axis: str) -> int:
+    """How many iterations were measured with more than one along an axis."""
+    return sum(len(bucket["seconds"]) for bucket in known["buckets"] if bucket[axis] > 1)
+
+
+def _of_journal(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds beside iterations; entries of other versions that lack a field are passed over."""
+    seconds: dict[str, list[float]] = {}
+    placed: dict[str, _Placed] = {}
+    used: set[int] = set()
+    for entry in entries:
+        what = entry.get("what")
+        if what == "NotePlaced":
+            placed[str(entry.get("trial_id"))] = _Placed(_number(entry, "at"), tuple(entry.get("lane_ids") or ()))
+        elif what == "TrialStarted":
+            took = _number(entry, "seconds")
+            seconds.setdefault("restore_s" if entry.get("iteration") else "start_s", []).append(took)
+            one = placed.pop(str(entry.get("trial_id")), None)
+            if one is not None and not used.intersection(one.lanes):
+                # The first trial of a lane waits for it to start.
+                seconds.setdefault("lane_s", []).append(_number(entry, "at") - one.at - took)
+            used.update(() if one is None else one.lanes)
+        elif what == "TrialSaved":
+            seconds.setdefault("save_s", []).append(_number(entry, "seconds"))
+    medians = {name: _median(values) for name, values in seconds.items()}
+    return {name: max(0.0, value) for name, value in medians.items() if math.isfinite(value)}
+
+
+def _median(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return statistics.median(known) if known else math.nan
+
+
+def _number(entry: Mapping[str, Any], name: str) -> float:
+    value = entry.get(name)
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _shown(name: str, value: float) -> str:
+    if name in ("alpha", "beta"):
+        return f"{value:.3g}"
+    return f"{1000.0 * value:.3g} ms" if 0.0 < value < 0.1 else f"{value:.3g} s"

@@ -1,0 +1,262 @@
+"""The trials of a run folder as they are replayed: metrics, and seconds alone on a device of speed 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fluid.errors import InvalidFieldError
+from fluid.planning.cohort_features import ConfigTexts
+from fluid.planning.fusion_groups import text_of
+from fluid.planning.profile import Profile
+from fluid.planning.runtime_model import residents_at, stretch_of
+from fluid.rehearsal.measured_overheads import overheads_in
+from fluid.rehearsal.overheads import Overheads
+from fluid.resources import Device
+from fluid.results.iterations import ReportedIteration, flat, reported_lines
+from fluid.results.loading import completed
+from fluid.results.metrics import Goal, goals_of
+from fluid.results.run_files import RunFiles, device_from
+from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
+from fluid.results.trial_results import result_of
+from fluid.trialgroup import TrialState
+
+#: A longer text in a config is data, and tells no trials apart.
+_LONGEST_TEXT = 200
+
+
+@dataclass(frozen=True)
+class RecordedIteration:
+    """An iteration as it was recorded.
+
+    Attributes:
+        metrics: what the trial reported.
+        seconds: alone on one device of speed 1.
+    """
+
+    metrics: Mapping[str, Any]
+    seconds: float
+
+
+@dataclass
+class RecordedTrial:
+    """A trial as it was recorded.
+
+    Attributes:
+        trial_id: its id.
+        config: its hyperparameters, as JSON has them.
+        iterations: those recorded, by number.
+        ended: whether it ended by itself with the last of them, before its budget was used up.
+        failed: whether it failed.
+        memory_bytes: its peak device memory; ``None`` if that was not measured.
+    """
+
+    trial_id: str
+    config: Mapping[str, Any]
+    iterations: dict[int, RecordedIteration]
+    ended: bool = False
+    failed: bool = False
+    memory_bytes: float | None = None
+    texts: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.texts = texts_of(self.config)
+
+    @property
+    def last(self) -> int:
+        """Its last iteration."""
+        return max(self.iterations)
+
+    @property
+    def mean_seconds(self) -> float:
+        """Of an iteration; the first one, which may warm up, counts only where there is no other."""
+        later = [one.seconds for number, one in self.iterations.items() if number > 1]
+        known = later or [one.seconds for one in self.iterations.values()]
+        return sum(known) / len(known)
+
+    @property
+    def config_texts(self) -> ConfigTexts:
+        """Texts of its config by name."""
+        return tuple(self.texts.items())
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What one run folder tells.
+
+    Attributes:
+        path: the folder.
+        name: of the session, or of its only group.
+        date: when it began; empty if unknown.
+        goals: what its search optimizes.
+        trials: those with at least one iteration.
+        overheads: as they were measured there.
+        notes: one sentence for each thing that could not be read.
+    """
+
+    path: Path
+    name: str
+    date: str
+    goals: tuple[Goal, ...]
+    trials: tuple[RecordedTrial, ...]
+    overheads: Overheads
+    notes: tuple[str, ...]
+
+
+def read_records(run_dir: str | Path, metric: object = None, mode: object = None) -> RunRecords:
+    """Reads a run folder, whose session may have ended, been killed, or run on.
+
+    Args:
+        run_dir: the folder.
+        metric, mode: what is optimized; ``None`` for what its search says.
+
+    Raises:
+        InvalidFieldError: it is not a run folder, or no trial has finished an iteration there.
+    """
+    files = RunFiles(run_dir, "run_dir")
+    session, journal, reported = files.session(), files.journal(), reported_lines(files)
+    group_of: dict[str, str] = {}
+    of_trial: dict[str, list[ReportedIteration]] = {}
+    for one in reported:
+        group_of.setdefault(one.trial_id, one.group_id)
+        of_trial.setdefault(one.trial_id, []).append(one)
+    groups = SubmittedTrials(files.trials(), journal, group_of).groups()
+    if not reported:
+        raise InvalidFieldError("run_dir", str(run_dir), "holds no finished iteration: there is nothing to replay")
+    profile = (files.profile() if (files.path / "profile.json").is_file() else None) or journal.profile or Profile()
+    date = str(session.get("began", ""))[:10]
+    overheads = overheads_in(profile, files.entries(), str(run_dir), date, reported)
+    histories = {trial: past.history for trial, past in journal.past.items()}
+    for known in journal.groups.values():
+        histories.update(known)
+    gangs = {trial for trial, history in histories.items() if history.trial.gang}
+    alone = _AloneSeconds(profile, overheads, _devices(session), gangs)
+    memory = _memory_of(profile)
+    trials = tuple(_trials(groups, of_trial, alone, _ended_early(files.entries()), memory))
+    name = str(session.get("name") or (groups[0].name if len(groups) == 1 else files.path.resolve().name))
+    goals = goals_of(*completed(metric, mode, [group.search for group in groups]))
+    return RunRecords(files.path, name, date, goals, trials, overheads, tuple(files.notes))
+
+
+def texts_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of a config's values, nested names joined by dots, but for those of data."""
+    texts = {name.replace("/", "."): _text(value) for name, value in flat(config).items()}
+    return {name: text for name, text in texts.items() if len(text) <= _LONGEST_TEXT and " at 0x" not in text}
+
+
+def _text(value: object) -> str:
+    """A value's text: of a whole number, the same whether it is an int or a float; of a tuple, as of a list."""
+    if isinstance(value, tuple):
+        value = list(value)
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        value = item()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return text_of(value)
+
+
+def _trials(
+    groups: Sequence[SubmittedGroup],
+    of_trial: Mapping[str, Sequence[ReportedIteration]],
+    alone: _AloneSeconds,
+    ended: set[str],
+    memory: Mapping[str, float],
+) -> Iterator[RecordedTrial]:
+    for group in groups:
+        for parts in group.trials.values():
+            iterations: dict[int, RecordedIteration] = {}
+            for part in parts:
+                for one in of_trial.get(part.trial_id, ()):  # What was repeated, after a loss, counts as it was last.
+                    result = result_of(one, part)
+                    iterations[result.iteration] = RecordedIteration(result.metrics, alone.of(one, part))
+            if iterations:
+                last = parts[-1]
+                known = [memory[part.trial_id] for part in parts if part.trial_id in memory]
+                yield RecordedTrial(
+                    trial_id=last.shown_id,
+                    config=last.config,
+                    iterations=dict(sorted(iterations.items())),
+                    ended=last.trial_id in ended,
+                    failed=last.state == TrialState.FAILED.value,
+                    memory_bytes=max(known, default=None),
+                )
+
+
+class _AloneSeconds:
+    """Converts recorded seconds to those alone on a device of speed 1."""
+
+    def __init__(self, profile: Profile, overheads: Overheads, devices: Mapping[int, Device], gangs: set[str]) -> None:
+        self._profile, self._overheads, self._devices, self._gangs = profile, overheads, devices, gangs
+        #: Of device models, by profile key.
+        self._speeds: dict[str, Mapping[str | None, float]] = {}
+
+    def of(self, one: ReportedIteration, trial: SubmittedTrial) -> float:
+        """Of a recorded iteration of a trial."""
+        if one.rows > 1:
+            rates = self._profile.fused_rates(trial.key) if trial.key else None
+            stretch = 1.0 if rates is None else rates.stretch(one.rows)
+        elif one.trial_id in self._gangs:
+            stretch = 1.0
+        else:
+            width = 1.0 / residents_at(one.width) if one.width < 1.0 else one.width
+            stretch = stretch_of(self._overheads.alpha, self._overheads.beta, width)
+        return one.seconds * self._speed(one.devices, trial.key) / stretch
+
+    def _speed(self, used: Sequence[int], key: str) -> float:
+        """That of the slowest of a trial's devices."""
+        devices = [self._devices[index] for index in used if index in self._devices]
+        models = list(dict.fromkeys(device.model for device in self._devices.values()))
+        if not devices:
+            return 1.0
+        if len(models) < 2 or any(device.speed != 1.0 for device in self._devices.values()):
+            return min(device.speed for device in devices)
+        if key not in self._speeds:
+            self._speeds[key] = self._profile.speeds(key, models) if key else {}
+        return min(self._speeds[key].get(device.model, 1.0) for device in devices)
+
+
+def _ended_early(entries: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The trials that were done before they had run the iterations that they were given."""
+    given: dict[str, int] = {}
+    ended: set[str] = set()
+    for entry in entries:
+        what, trial = entry.get("what"), entry.get("trial_id")
+        with suppress(KeyError, TypeError, AttributeError):  # An entry of a journal that is damaged.
+            if what in ("GroupSubmitted", "TrialsAdded"):
+                given.update((each["trial_id"], each["budget"]) for each in entry["trials"])
+            elif what == "GroupRecovered":
+                given.update((each["trial"]["trial_id"], each["budget"]) for each in entry["trials"])
+            elif what == "BudgetExtended" and trial in given:
+                given[trial] += entry["iterations"]
+                ended.discard(trial)
+            elif what == "ReportEnd" and trial in given and entry["state"] == TrialState.DONE.value:
+                ended.update([trial] if 0 < entry["iteration"] < given[trial] else [])
+    return ended
+
+
+def _devices(session: Mapping[str, Any]) -> dict[int, Device]:
+    found = {}
+    listed = session.get("devices")
+    for fields in listed if isinstance(listed, list) else ():
+        try:
+            device = device_from(fields)
+        except (InvalidFieldError, KeyError, TypeError, ValueError):
+            continue
+        found[device.index] = device
+    return found
+
+
+def _memory_of(profile: Profile) -> dict[str, float]:
+    """Measured peak memory in bytes, by trial id."""
+    found: dict[str, float] = {}
+    for tree in profile.cohorts.values():
+        trials: Any = tree.to_json()["trials"]
+        for trial in trials:
+            if trial["bytes"] is not None and math.isfinite(sum(trial["bytes"])):
+                found[trial["id"]] = float(sum(trial["bytes"]))
+    return found

@@ -1,0 +1,69 @@
+"""A run of real processes, recorded and then rehearsed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fluid
+from fluid.planning.profile import Profile
+from fluid.rehearsal import RehearsalPlan, overheads_of, recorded, rehearsing
+
+
+def train(config: dict[str, Any]) -> Any:
+    for step in range(1, 9):
+        time.sleep(config["pause"])
+        yield {"loss": config["lr"] / step, "name": f"step {step}"}
+
+
+def sweep(folder: Path) -> Any:
+    trials = [
+        fluid.Trial(train, {"lr": lr, "pause": pause}, budget=8, trial_id=f"{lr}-{pause}")
+        for lr in (0.1, 0.2)
+        for pause in (0.03, 0.06)
+    ]
+    options: dict[str, Any] = {"backend": "local", "devices": 2, "max_packing": 1, "run_dir": folder, "verbose": 0}
+    with fluid.FluidExecutor(**options) as executor:
+        handle = executor.submit_trialgroup(fluid.TrialGroup(trials))
+        handle.wait()
+        return handle.makespan
+
+
+def test_a_real_run_is_rehearsed(tmp_path: Path) -> None:
+    real = sweep(tmp_path / "real")
+    source = recorded(tmp_path / "real")
+    overheads = source.overheads
+    assert overheads == overheads_of(tmp_path / "real")
+    assert overheads.lane_s > 0.0
+    assert overheads.start_s > 0.0
+    assert "measured in" in overheads.source
+    assert "not measured there, and taken to cost nothing: alpha (packing), beta (more devices)" in overheads.source
+    with rehearsing(RehearsalPlan(source=source)):
+        rehearsed = sweep(tmp_path / "rehearsed")
+    first, second = (
+        {trial.trial_id: [result.metrics for result in trial.results] for trial in fluid.load(folder).trials}
+        for folder in (tmp_path / "real", tmp_path / "rehearsed")
+    )
+    assert second == first
+    # Starts of lanes are no iterations; the overheads tell them.
+    seconds = {trial.trial_id: trial.seconds for trial in fluid.load(tmp_path / "real").trials}
+    assert max(seconds.values()) <= rehearsed < real
+    of_second = {trial.trial_id: trial.seconds for trial in fluid.load(tmp_path / "rehearsed").trials}
+    assert of_second == pytest.approx(seconds)
+
+
+def test_overheads_of_a_profile() -> None:
+    profile = Profile()
+    for _ in range(5):
+        profile.observe("a", seconds=2.0)
+        profile.observe("a", seconds=2.2, co_residents=2)
+        profile.observe("a", seconds=1.1, width=2)
+    profile.observe_resize(3.0)
+    found = overheads_of(profile)
+    assert (found.alpha, found.beta, found.epsilon) == pytest.approx((1.1, 1.1, 3.0))
+    assert found.source.startswith("measured in a profile: alpha (packing) 1.1, beta (more devices) 1.1, epsilon (a r")
+    assert found.source.endswith("taken to cost nothing: the start of a lane, the set-up of a trial, saving, restoring")
+    assert overheads_of(Profile()).alpha == 1.0
