@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
-from fluid._clock import Clock, MonotonicClock, thread_state
+from fluid._clock import Clock, MonotonicClock, ThreadState, thread_state
 from fluid._waiting import LOOK_UP_S
 
-#: Seconds for which all threads that hold the clock sleep and use no processor until it is let go: they wait for
-#: something else than the session, such as another thread.
+#: Seconds for which all threads that hold the clock sleep, and use next to no processor, until it is let go: they wait
+#: for something else than the session, such as another thread.
 _ASLEEP_S = 0.25
-_LOOK_S = 0.02
+#: Seconds between two looks at these threads, and how many looks in a row have to find them asleep.
+_LOOK_S, _LOOKS = 0.02, 8
+#: Most of a processor that a thread uses which only looks, every now and then, how things stand.
+_IDLE_SHARE = 0.05
 
 
 class Place:
@@ -26,14 +29,14 @@ class Place:
 
     Attributes:
         waits: of the threads that wait there.
-        was_woken: whether something was done since a thread last looked.
+        wakes: how often something was done: a thread that has looked before does not wait.
     """
 
-    __slots__ = ("waits", "was_woken")
+    __slots__ = ("waits", "wakes")
 
     def __init__(self) -> None:
         self.waits: list[_ClockWait] = []
-        self.was_woken = False
+        self.wakes = 0
 
 
 class ClockHold:
@@ -48,7 +51,21 @@ class ClockHold:
         """Something was done for which threads may wait at a place: these act at this instant."""
 
     def let_go(self) -> None:
-        """The session ends: no thread holds the clock from now on."""
+        """The session is about to end: no thread holds the clock from now on."""
+
+    def end(self) -> None:
+        """The session has ended: nothing is done for those who wait any more."""
+
+    def await_done(self, future: Future[Any], timeout: float | None, *, looks: bool = False) -> bool:
+        """Waits for a future, of :meth:`future` or any other; returns whether it is done.
+
+        Args:
+            future: what to wait for.
+            timeout: most seconds, of the session's clock; ``None`` for no limit.
+            looks: whether the timeout is only how often the caller looks at something else. A virtual clock does not
+                stop for that.
+        """
+        return bool(wait([future], timeout=timeout).done)
 
     def future(self) -> Future[Any]:
         """Returns a future of something that the session does: to wait for it is to wait for the session."""
@@ -72,30 +89,44 @@ class VirtualClockHold(ClockHold):
         self._acting: set[int] = set()
         #: Those that wait, in order.
         self._waits: dict[_ClockWait, None] = {}
-        self._is_over = False
+        self._sleepers = _Sleepers()
+        self._is_let_go = self._is_over = False
         self._nudged = False
 
     # -- the threads that submit ---------------------------------------------------------------------------
 
     def take(self) -> None:
         with self._lock:
-            if not self._is_over:
-                self._acting.add(threading.get_ident())
+            self._hold_for(threading.get_ident())
 
     def wake(self, place: Place) -> None:
         with self._lock:
-            if not place.waits:
-                place.was_woken = True
-            for wait in tuple(place.waits):
-                self._end(wait)
+            place.wakes += 1
+            for each in tuple(place.waits):
+                self._end(each)
 
     def let_go(self) -> None:
         with self._lock:
-            self._is_over = True
+            self._is_let_go = True
             self._acting.clear()
-            for wait in tuple(self._waits):
-                self._end(wait)
             self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._lock:
+            self._is_let_go = self._is_over = True
+            self._acting.clear()
+            for each in tuple(self._waits):
+                self._end(each)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended."""
+        return self._is_over
+
+    def await_done(self, future: Future[Any], timeout: float | None, *, looks: bool = False) -> bool:
+        if not isinstance(future, _HeldFuture):
+            return super().await_done(future, timeout, looks=looks)
+        return self.wait_until(future.done, future.place, None if looks else timeout)
 
     def future(self) -> Future[Any]:
         return _HeldFuture(self)
@@ -119,49 +150,56 @@ class VirtualClockHold(ClockHold):
             unlocked: held by the caller while the condition is evaluated, and not while it waits.
         """
         deadline = float("inf") if timeout is None else self._clock.now() + timeout
-        while not condition():
+        while True:
+            seen = place.wakes  # Before the condition is looked at: what is done from then on ends the wait at once.
+            if condition():
+                return True
             if self._is_over:
-                return False
-            wait = self._begin(place, deadline, polls)
-            if wait is None:
+                return condition()
+            begun = self._begin(place, seen, deadline, polls)
+            if begun is None:
                 continue
             if unlocked is not None:
                 unlocked.release()
             try:
-                while not wait.signal.acquire(timeout=LOOK_UP_S):
+                while not begun.signal.acquire(timeout=LOOK_UP_S):
                     pass
             finally:
-                self._leave(wait)
+                self._leave(begun)
                 if unlocked is not None:
                     unlocked.acquire()
-            if wait.is_expired:
+            if begun.is_expired:
                 return condition()
-        return True
 
-    def _begin(self, place: Place, deadline: float, polls: bool) -> _ClockWait | None:
+    def _begin(self, place: Place, seen: int, deadline: float, polls: bool) -> _ClockWait | None:
+        """Begins a wait; ``None`` if something was done at the place since, or the session has ended."""
         with self._lock:
-            if place.was_woken:
-                place.was_woken = False
+            if place.wakes != seen or self._is_over:
                 return None
-            wait = _ClockWait(threading.get_ident(), place, deadline, polls)
-            place.waits.append(wait)
-            self._waits[wait] = None
-            self._acting.discard(wait.thread)
-            self._changed.notify_all()
-            return wait
+            begun = _ClockWait(threading.get_ident(), place, deadline, polls)
+            place.waits.append(begun)
+            self._waits[begun] = None
+            self._acting.discard(begun.thread)
+            if not self._acting or begun.may_expire:
+                self._changed.notify_all()
+            return begun
 
-    def _leave(self, wait: _ClockWait) -> None:
+    def _leave(self, begun: _ClockWait) -> None:
         """Ends a wait that an exception has ended, such as that of Ctrl-C."""
         with self._lock:
-            if wait in self._waits:
-                self._end(wait)
+            if begun in self._waits:
+                self._end(begun)
 
-    def _end(self, wait: _ClockWait) -> None:
-        wait.place.waits.remove(wait)
-        del self._waits[wait]
-        if not self._is_over:
-            self._acting.add(wait.thread)
-        wait.signal.release()
+    def _end(self, begun: _ClockWait) -> None:
+        begun.place.waits.remove(begun)
+        del self._waits[begun]
+        self._hold_for(begun.thread)
+        begun.signal.release()
+
+    def _hold_for(self, thread: int) -> None:
+        if not self._is_let_go:
+            self._acting.add(thread)
+            self._sleepers.restart()
 
     # -- the thread that moves the clock -------------------------------------------------------------------
 
@@ -169,7 +207,7 @@ class VirtualClockHold(ClockHold):
     def next_deadline(self) -> float:
         """When the first wait ends by its timeout; infinite if none does."""
         with self._lock:
-            return min((wait.deadline for wait in self._waits), default=float("inf"))
+            return min((each.deadline for each in self._waits), default=float("inf"))
 
     def nudge(self) -> None:
         """Makes :meth:`await_free`, the call in progress or else the next, return; from any thread."""
@@ -179,10 +217,9 @@ class VirtualClockHold(ClockHold):
 
     def await_free(self) -> bool:
         """Waits until no thread holds the clock, or for :meth:`nudge`; returns whether none does."""
-        sleepers = _Sleepers()
         with self._lock:
             while self._acting and not self._nudged:
-                if sleepers.have_slept(self._acting):
+                if self._sleepers.have_slept(self._acting):
                     self._acting.clear()
                 else:
                     self._changed.wait(_LOOK_S)
@@ -190,26 +227,26 @@ class VirtualClockHold(ClockHold):
             return not self._acting and not nudged
 
     def await_nudge(self) -> None:
-        """Waits for :meth:`nudge`: nothing will ever happen by itself."""
+        """Waits for :meth:`nudge`, or for a thread that acts or polls: nothing will happen by itself."""
         with self._lock:
-            while not self._nudged and not self._acting:
+            while not (self._nudged or self._acting or any(each.may_expire for each in self._waits)):
                 self._changed.wait()
             self._nudged = False
 
     def expire(self, now: float) -> bool:
         """Ends the waits whose timeout has come; returns whether there were any."""
-        return self._end_those(lambda wait: wait.deadline <= now)
+        return self._end_those(lambda each: each.deadline <= now)
 
     def expire_polls(self) -> bool:
         """Ends the waits of threads that only poll, as nothing is left to happen; returns whether there were any."""
-        return self._end_those(lambda wait: wait.polls)
+        return self._end_those(lambda each: each.polls)
 
     def _end_those(self, is_over: Callable[[_ClockWait], bool]) -> bool:
         with self._lock:
-            over = [wait for wait in self._waits if is_over(wait)]
-            for wait in over:
-                wait.is_expired = True
-                self._end(wait)
+            over = [each for each in self._waits if is_over(each)]
+            for each in over:
+                each.is_expired = True
+                self._end(each)
             return bool(over)
 
 
@@ -229,21 +266,26 @@ class _ClockWait:
         self.signal = threading.Lock()
         self.signal.acquire()
 
+    @property
+    def may_expire(self) -> bool:
+        """Whether it ends with time alone, or where nothing is left to happen."""
+        return self.polls or self.deadline < float("inf")
+
 
 class _HeldFuture(Future[Any]):
     """A future for which a thread waits as it does for the session."""
 
     def __init__(self, hold: VirtualClockHold) -> None:
         super().__init__()
-        self._hold, self._place = hold, Place()
-        self.add_done_callback(lambda _: hold.wake(self._place))
+        self._hold, self.place = hold, Place()
+        self.add_done_callback(lambda _: hold.wake(self.place))
 
     def result(self, timeout: float | None = None) -> Any:
-        self._hold.wait_until(self.done, self._place, timeout)
+        self._hold.wait_until(self.done, self.place, timeout)
         return super().result(0.0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._hold.wait_until(self.done, self._place, timeout)
+        self._hold.wait_until(self.done, self.place, timeout)
         return super().exception(0.0)
 
 
@@ -252,18 +294,30 @@ class _Sleepers:
 
     def __init__(self) -> None:
         self._clock = MonotonicClock()
+        self.restart()
+
+    def restart(self) -> None:
+        """A thread acts that did not, or asks for something: it thinks until it was seen to sleep."""
         self._since: float | None = None
-        self._used: dict[int, float] = {}
+        self._looks = 0
+        #: CPU seconds that each thread had used then; ``None`` for one that had ended.
+        self._used: dict[int, float | None] = {}
 
     def have_slept(self, threads: set[int]) -> bool:
         """Whether all of these threads have slept since some time, by all calls so far."""
-        states = {thread: thread_state(thread) for thread in threads}
-        used = {thread: state.seconds for thread, state in states.items() if state is not None}
-        if used != self._used or any(state is not None and not state.sleeps for state in states.values()):
-            self._used, self._since = used, self._clock.now()
-        if self._since is None:
-            self._since = self._clock.now()
-        return self._clock.now() - self._since >= _ASLEEP_S
+        now, states = self._clock.now(), {thread: thread_state(thread) for thread in threads}
+        if self._since is None or any(map(self._thinks, states.items(), [now - self._since] * len(states))):
+            self._since, self._looks = now, 0
+            self._used = {thread: None if state is None else state.seconds for thread, state in states.items()}
+        self._looks += 1
+        return self._looks >= _LOOKS and now - self._since >= _ASLEEP_S
+
+    def _thinks(self, known: tuple[int, ThreadState | None], seconds: float) -> bool:
+        thread, state = known
+        if state is None:
+            return False
+        before = self._used.get(thread)
+        return not state.sleeps or before is None or state.seconds - before > _IDLE_SHARE * max(seconds, _LOOK_S)
 
 
 #: Of every session on a real clock.

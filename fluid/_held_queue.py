@@ -39,7 +39,7 @@ class HeldQueue(Generic[Item]):
         """
         if timeout == 0.0:
             return self._items.get_nowait()
-        if not isinstance(self._hold, VirtualClockHold):
+        if not isinstance(self._hold, VirtualClockHold) or self._hold.is_over:
             return self._items.get(timeout=timeout)
         limit = None if polls else timeout
         self._hold.wait_until(lambda: not self._items.empty(), self._place, limit, polls=polls)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
+from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid.engine.commands import Command, StopLane, StopTrial
 from fluid.engine.events import Event, LaneLost, TrialFailed, TrialReleased, TrialSaved
 
@@ -14,10 +15,11 @@ class Departures:
 
     Args:
         group_of: returns the group of a trial; ``None`` if the trial was forgotten.
+        hold: of the session's clock.
     """
 
-    def __init__(self, group_of: Callable[[str], str | None]) -> None:
-        self._group_of = group_of
+    def __init__(self, group_of: Callable[[str], str | None], hold: ClockHold = NO_HOLD) -> None:
+        self._group_of, self._hold = group_of, hold
         #: The group of each trial that is about to leave a lane, by lane.
         self._leaving: dict[int, dict[str, str]] = {}
         self._waiting: list[tuple[str, Future[None]]] = []
@@ -50,7 +52,7 @@ class Departures:
 
     def wait_for(self, group_id: str) -> Future[None]:
         """Returns what is set when all stopped trials of a group have left their lanes."""
-        answer: Future[None] = Future()
+        answer: Future[None] = self._hold.future()
         if self.of(group_id):
             self._waiting.append((group_id, answer))
         else:

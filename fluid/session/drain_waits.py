@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
+from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid.engine.commands import Command
 from fluid.engine.events import DeviceDraining, Event, SessionDraining
 from fluid.engine.notices import NoteDrained
@@ -16,10 +17,13 @@ class DrainWaits:
     Args:
         handle: gives the engine an event.
         now: tells the time.
+        hold: of the session's clock.
     """
 
-    def __init__(self, handle: Callable[[Event], None], now: Callable[[], float]) -> None:
-        self._handle = handle
+    def __init__(
+        self, handle: Callable[[Event], None], now: Callable[[], float], hold: ClockHold = NO_HOLD
+    ) -> None:
+        self._handle, self._hold = handle, hold
         self._now = now
         #: By device; the session's where that is ``None``.
         self._waiting: dict[int | None, list[Future[tuple[str, ...]]]] = {}
@@ -37,7 +41,7 @@ class DrainWaits:
         Raises:
             InvalidFieldError: the device is not in use.
         """
-        answer: Future[tuple[str, ...]] = Future()
+        answer: Future[tuple[str, ...]] = self._hold.future()
         waiting = self._waiting.setdefault(device_id, [])
         waiting.append(answer)
         now = self._now()

@@ -13,7 +13,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -77,9 +77,7 @@ class Pump:
         goals: Goals = NO_GOALS,
     ) -> None:
         self.inboxes: dict[str, GroupInbox] = {}
-        self._state = state
-        self._backend = backend
-        self._folder = folder
+        self._state, self._backend, self._folder = state, backend, folder
         #: What ``session.json`` is to say, and what it says.
         self._facts = dict(facts)
         self._written: dict[str, Any] = {}
@@ -88,11 +86,12 @@ class Pump:
         self._notifying = False
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._ticks = Ticks(state)
-        self._drains = DrainWaits(self.handle, backend.now)
-        self._departures = Departures(self._group_of)
+        self.hold = backend.hold if isinstance(backend, VirtualBackend) else NO_HOLD
+        self.hold.take()  # A deadline must not pass before the first trials are submitted.
+        self._drains = DrainWaits(self.handle, backend.now, self.hold)
+        self._departures = Departures(self._group_of, self.hold)
         self._alerts = Alerts(state, folder.path, self.inboxes)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
-        self.hold = backend.hold if isinstance(backend, VirtualBackend) else NO_HOLD
         self.began = backend.now()
         self._facts["clock"] = {"at": self.began, "time": timestamp()}
         if goals.deadline_s is not None:
@@ -140,7 +139,7 @@ class Pump:
         """
         if self.is_in_thread:
             raise FluidError("a listener cannot wait for a drain: drain in another thread")
-        answer: Future[tuple[str, ...]] = self.call(lambda: self._drains.begin(device_id, deadline_s))
+        answer: Future[tuple[str, ...]] = self.act(lambda: self._drains.begin(device_id, deadline_s))
         unsaved: tuple[str, ...] = self._await(answer)
         return unsaved
 
@@ -155,7 +154,7 @@ class Pump:
         """
         if self.is_in_thread:
             raise FluidError("a listener cannot wait for trials to be cleaned up: wait in another thread")
-        wait([self.call(lambda: self._departures.wait_for(group_id))], timeout=timeout_s)
+        self.hold.await_done(self.call(lambda: self._departures.wait_for(group_id)), timeout_s)
         left: tuple[str, ...] = self.call(lambda: self._departures.of(group_id))
         return left
 
@@ -165,7 +164,7 @@ class Pump:
 
     def _await(self, answer: Future[T]) -> T:
         while not answer.done():
-            wait([answer], timeout=_PUMP_CHECK)
+            self.hold.await_done(answer, _PUMP_CHECK, looks=True)
             if not self._thread.is_alive() and not answer.done():
                 raise self._closed_error() from self._broken
         return answer.result()
@@ -305,6 +304,7 @@ class Pump:
             self._end(self._broken or self._limit or FluidError("the executor was closed"))
         except BaseException:
             _log.exception("the session could not be closed in order")
+        self.hold.end()
 
     def _end(self, reason: BaseException) -> None:
         """Ends everything, each part also where another one fails: the last callback first."""

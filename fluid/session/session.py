@@ -229,11 +229,11 @@ class Session:
             self._backend.add_devices([device])
             self._pump.handle(DeviceAdded(at=self._backend.now(), device=device))
 
-        self._in_thread(add)
+        self._pump.act(add)
 
     def remove_device(self, device_id: int) -> None:
         """Gives a device up."""
-        self._in_thread(lambda: self._pump.handle(DeviceLost(at=self._backend.now(), device_id=device_id)))
+        self._pump.act(lambda: self._pump.handle(DeviceLost(at=self._backend.now(), device_id=device_id)))
 
     def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
         """Drains a device, or the whole session where that is ``None``; returns ids of trials that were not saved."""

@@ -1,0 +1,234 @@
+"""Who holds a virtual clock: the threads that submit, until they wait for the session."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fluid._clock import VirtualClock
+from fluid._clock_hold import Place, VirtualClockHold
+from fluid._held_queue import HeldQueue
+
+
+class Played:
+    """A hold, and threads that wait for it."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.hold = VirtualClockHold(self.clock)
+        self.place = Place()
+        self.ended: list[tuple[str, bool]] = []
+        self.threads: list[threading.Thread] = []
+
+    def wait(self, name: str, condition: Callable[[], bool], timeout: float | None = None, polls: bool = False) -> None:
+        begun = len(self.hold._waits)
+
+        def wait() -> None:
+            self.ended.append((name, self.hold.wait_until(condition, self.place, timeout, polls=polls)))
+            self.hold.wait_until(lambda: False, Place())  # So that it does not hold the clock.
+
+        self.threads.append(threading.Thread(target=wait, daemon=True))
+        self.threads[-1].start()
+        await_true(lambda: len(self.hold._waits) > begun)
+
+    def end(self) -> None:
+        self.hold.end()
+        for thread in self.threads:
+            thread.join(10.0)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def played():
+    made = Played()
+    yield made
+    made.end()
+
+
+def await_true(condition):
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_thread_that_acts_holds_the_clock_until_it_waits(played):
+    free: list[bool] = []
+    mover = threading.Thread(target=lambda: free.append(played.hold.await_free()), daemon=True)
+    played.hold.take()
+    mover.start()
+    burnt = time.thread_time()
+    while time.thread_time() - burnt < 0.05:
+        assert not free
+    played.wait("other", lambda: False)  # Another thread that waits lets nothing go.
+    assert not free
+    threading.Timer(0.05, lambda: played.hold.wake(played.place)).start()
+    played.hold.wait_until(lambda: bool(free), played.place, 5.0)
+    mover.join(10.0)
+    assert free == [True]
+
+
+def test_a_wake_before_the_wait_is_not_lost(played):
+    looks: list[int] = []
+
+    def condition() -> bool:
+        looks.append(1)
+        if len(looks) == 1:
+            played.hold.wake(played.place)  # Between the look and the wait.
+        return len(looks) > 1
+
+    assert played.hold.wait_until(condition, played.place)
+    assert len(looks) == 2
+
+
+def test_a_wake_between_look_and_wait_reaches_a_second_waiter_too(played):
+    done: list[bool] = []
+    played.wait("first", lambda: bool(done))
+    looks: list[int] = []
+
+    def condition() -> bool:
+        looks.append(1)
+        is_done = bool(done)
+        if not is_done:
+            done.append(True)
+            played.hold.wake(played.place)  # "first" waits here already.
+        return is_done
+
+    assert played.hold.wait_until(condition, played.place)
+    await_true(lambda: played.ended == [("first", True)])
+
+
+def test_the_woken_thread_acts_at_once(played):
+    done: list[bool] = []
+    gate = threading.Lock()
+    gate.acquire()
+
+    def condition() -> bool:
+        if done:
+            gate.acquire(timeout=10.0)
+        return bool(done)
+
+    played.wait("one", condition)
+    assert played.hold.await_free()
+    done.append(True)
+    played.hold.wake(played.place)
+    assert played.hold._acting == {played.threads[0].ident}  # Before that thread has run at all.
+    gate.release()
+    await_true(lambda: bool(played.ended))
+
+
+def test_waits_expire_in_order_of_their_deadlines(played):
+    played.wait("late", lambda: False, 5.0)
+    played.wait("early", lambda: False, 2.0)
+    played.wait("never", lambda: False)
+    played.wait("polls", lambda: False, polls=True)
+    assert played.hold.next_deadline == 2.0
+    assert not played.hold.expire(1.0)
+    assert played.hold.expire(2.0)
+    await_true(lambda: played.ended == [("early", False)])
+    assert played.hold.next_deadline == 5.0
+    assert played.hold.expire_polls()
+    await_true(lambda: played.ended[1:] == [("polls", False)])
+    assert not played.hold.expire_polls()
+    assert played.hold.expire(7.0)
+    await_true(lambda: played.ended[2:] == [("late", False)])
+
+
+def test_a_poll_that_begins_where_nothing_is_left_to_happen_is_seen(played):
+    returned: list[bool] = []
+    mover = threading.Thread(target=lambda: returned.append(bool(played.hold.await_nudge())), daemon=True)
+    mover.start()
+    played.wait("endless", lambda: False)
+    assert not returned
+    played.wait("polls", lambda: False, polls=True)
+    mover.join(10.0)
+    assert returned
+    assert played.hold.expire_polls()
+
+
+def test_a_nudge_ends_one_wait_for_submitters(played):
+    played.hold.take()
+    played.hold.nudge()
+    assert not played.hold.await_free()
+    assert not played.hold._nudged
+    played.hold.let_go()
+    assert played.hold.await_free()
+
+
+@pytest.mark.parametrize("sleep", [lambda: time.sleep(30.0), threading.Event().wait], ids=["sleep", "event"])
+def test_a_thread_that_sleeps_elsewhere_lets_go(played, sleep):
+    taken = threading.Event()
+
+    def act() -> None:
+        played.hold.take()
+        taken.set()
+        sleep()
+
+    threading.Thread(target=act, daemon=True).start()
+    taken.wait()
+    began = time.monotonic()
+    assert played.hold.await_free()
+    assert time.monotonic() - began >= 0.2
+
+
+def test_one_that_looks_now_and_then_how_things_stand_lets_go_too(played):
+    taken, over = threading.Event(), threading.Event()
+
+    def act() -> None:
+        played.hold.take()
+        taken.set()
+        while not over.wait(0.1):
+            played.hold.nudge()  # As a call of the session does.
+
+    threading.Thread(target=act, daemon=True).start()
+    taken.wait()
+    deadline = time.monotonic() + 30.0
+    while not played.hold.await_free():
+        assert time.monotonic() < deadline
+    over.set()
+
+
+def test_a_thread_that_has_ended_lets_go(played):
+    thread = threading.Thread(target=played.hold.take)
+    thread.start()
+    thread.join()
+    assert played.hold._acting
+    assert played.hold.await_free()
+
+
+def test_waits_last_until_the_session_has_ended_though_it_closes(played):
+    broken: list[bool] = []
+    played.wait("one", lambda: bool(broken))
+    played.hold.let_go()
+    played.hold.take()  # By a thread that goes on while it closes.
+    assert played.hold.await_free()
+    assert not played.ended
+    broken.append(True)
+    played.hold.wake(played.place)
+    await_true(lambda: played.ended == [("one", True)])
+    played.hold.end()
+    assert not played.hold.wait_until(lambda: False, Place())
+
+
+def test_futures_are_waited_for_as_the_session_is(played):
+    future = played.hold.future()
+    played.hold.take()
+    threading.Thread(target=lambda: (played.hold.await_free(), future.set_result(3)), daemon=True).start()
+    assert future.result() == 3
+    other = played.hold.future()
+    threading.Thread(target=lambda: played.hold.await_free() and played.hold.expire(9.0), daemon=True).start()
+    with pytest.raises(TimeoutError):
+        other.result(2.0)
+
+
+def test_a_queue_takes_items_that_come_at_any_time(played):
+    queue: HeldQueue[int] = HeldQueue(played.hold)
+    got: list[int] = []
+    getter = threading.Thread(target=lambda: got.extend(queue.get(None) for _ in range(500)), daemon=True)
+    getter.start()
+    for item in range(500):
+        queue.put(item)
+    getter.join(20.0)
+    assert got == list(range(500))
+    assert queue.empty()
