@@ -244,7 +244,7 @@ class FluidExecutor(SessionDoor):
         """
         for listener in (listeners := options.pop("listeners", {})).values():
             require_listener(listener)
-        if plan_in_force() is not None:
+        if plan_in_force() is not None or options.get("backend") == "simulated":
             raise InvalidFieldError("run_dir", str(run_dir), "cannot be resumed in a rehearsal, which begins anew")
         folder = RunFolder.reopen(run_dir)
         try:

@@ -199,7 +199,11 @@ class Trial:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.trainable) and not hasattr(self.trainable, "step"):
+        if (
+            not callable(self.trainable)
+            and not callable(getattr(self.trainable, "replay", None))
+            and not hasattr(self.trainable, "step")
+        ):
             raise InvalidFieldError("trainable", self.trainable, "must be a class with step(), or a function")
         object.__setattr__(self, "budget", require_integer("budget", self.budget, at_least=1))
         object.__setattr__(self, "priority", require_number("priority", self.priority, at_least=0.0))

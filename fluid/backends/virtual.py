@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from fluid._clock_hold import ClockHold
 from fluid.backends.base import Backend
@@ -15,4 +16,27 @@ class VirtualBackend(Backend, Protocol):
     @property
     def hold(self) -> ClockHold:
         """Who holds the clock."""
+        ...
+
+
+@runtime_checkable
+class ReplayingBackend(VirtualBackend, Protocol):
+    """One that replays trials: no code of theirs runs."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What ``session.json`` says of that."""
+        ...
+
+    def require_replayable(self, trainable: Any) -> None:
+        """Refuses a trainable whose trials cannot be replayed; from any thread.
+
+        Raises:
+            InvalidFieldError: it is one.
+        """
+        ...
+
+    @property
+    def pays_to_pack(self) -> bool:
+        """Whether it is known that two trials on one device end sooner than one after the other."""
         ...

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.backends.simulated.steps import Course
+from fluid.engine.commands import Save, StartLane, StartTrial
+from fluid.engine.events import LaneReady
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.rehearsal.course import ReplayedCourse
+from fluid.rehearsal.course import FailedCourse, ReplayedCourse
 from fluid.rehearsal.overheads import FREE, Overheads
 from fluid.rehearsal.replayable import Replayable
 from fluid.resources import Device, DeviceChoice
 from fluid.trainables.payload import TrialPayload
+from fluid.trainables.trainable import kind_of
 
 #: The static method of a trainable of Fluid's own that makes the course of a trial of another library: it takes the
 #: trial's config and the source in place of the trainable, or ``None``.
@@ -23,7 +28,8 @@ class RehearsalBackend(SimulatedBackend):
     """Replays trials on virtual devices. The session's clock stands still while a submitter acts.
 
     Args:
-        devices: how many devices, or a list of :class:`fluid.Device`; ``None`` for one.
+        devices: how many GPUs of speed 1 on one host, with memory enough, or a list of :class:`fluid.Device`; ``None``
+            for one.
         source: replays all trials; ``None`` for their trainables themselves.
         overheads: what packing, scaling and moves cost.
 
@@ -57,16 +63,69 @@ class RehearsalBackend(SimulatedBackend):
         super().forget(trial_id)
         self._payloads.pop(trial_id, None)
 
+    def require_replayable(self, trainable: Any) -> None:
+        """Refuses a trainable whose trials cannot be replayed.
+
+        Raises:
+            InvalidFieldError: it is one, or with a source in its place, no trainable at all.
+        """
+        if getattr(trainable, MAKE_COURSE, None) is None and not callable(getattr(trainable, "replay", None)):
+            replayable_of(trainable, self._source)
+            kind_of(trainable)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``session.json`` says of a rehearsal."""
+        return {"rehearsed": True, "overheads": asdict(self.overheads)}
+
+    @property
+    def pays_to_pack(self) -> bool:
+        """Whether it is known what packing costs, and that it is less than to take turns."""
+        return 1.0 < self.overheads.alpha < 2.0
+
+    # -- what takes time -----------------------------------------------------------------------------------
+
+    def _start_lane(self, command: StartLane) -> None:
+        seconds = self.overheads.lane_s
+        if seconds == 0.0:
+            super()._start_lane(command)
+            return
+        lane_id = command.lane_id
+        self._devices.start_lane(lane_id, command.device_ids)
+        self._timers.at(self.now() + seconds, lambda: self._lane_ready(lane_id))
+
+    def _lane_ready(self, lane_id: int) -> None:
+        if self._devices.has_lane(lane_id):  # It was not stopped as it started.
+            self._ready.append(LaneReady(self.now(), lane_id))
+
+    def _setup_seconds(self, command: StartTrial) -> float:
+        return self.overheads.start_s if command.checkpoint is None else self.overheads.restore_s
+
+    def _save(self, command: Save) -> None:
+        seconds = self.overheads.save_s
+        if seconds == 0.0:
+            super()._save(command)
+        else:
+            self._timers.at(self.now() + seconds, lambda: self._saved(command))
+
+    def _saved(self, command: Save) -> None:
+        if self._devices.has_lane(command.lane_ids[0]):
+            super()._save(command)
+
     def _truth_of(self, trial_id: str, config: Mapping[str, Any]) -> Truth:
         payload = self._payloads[trial_id].trainable
         trainable = self._trainables.get(payload.digest)
         if trainable is None:
             trainable = self._trainables[payload.digest] = pickle.loads(payload.pickled)
         make = getattr(trainable, MAKE_COURSE, None)
-        if make is not None:
-            course = make(config, self._source)
-        else:
-            course = ReplayedCourse(replayable_of(trainable, self._source), config)
+        course: Course
+        try:
+            if make is not None:
+                course = make(config, self._source)
+            else:
+                course = ReplayedCourse(replayable_of(trainable, self._source), config)
+        except BaseException as error:  # It fails the trial, as what its set-up raises in a lane.
+            course = FailedCourse(error)
         return Truth(alpha=self.overheads.alpha, beta=self.overheads.beta, course=course)
 
 
@@ -91,9 +150,9 @@ def replayable_of(trainable: Any, source: Replayable | None) -> Replayable:
 
 def _virtual_devices(devices: DeviceChoice) -> list[Device]:
     if devices is None:
-        return [Device(0)]
+        devices = 1
     if isinstance(devices, int):
-        return [Device(index) for index in range(require_integer("devices", devices, at_least=1))]
+        return [Device(index, kind="gpu") for index in range(require_integer("devices", devices, at_least=1))]
     listed = [] if isinstance(devices, str) else [device for device in devices if isinstance(device, Device)]
     if not listed:
         raise InvalidFieldError("devices", devices, "must be a number of devices, or a list of Device, in a rehearsal")

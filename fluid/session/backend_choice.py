@@ -67,6 +67,9 @@ def _make_backend(
             raise InvalidFieldError("lane_policy", lane_policy, "pass it to the backend object instead")
         return backend
     if backend == "simulated":
+        for field, value in (("process_group", process_group), ("lane_policy", lane_policy)):
+            if value is not None:
+                raise InvalidFieldError(field, value, "means nothing to trials that are replayed, not run")
         return RehearsalBackend(devices)
     policy = lane_policy or DEFAULT_POLICY
     group = process_group or DEFAULT_PROCESS_GROUP

@@ -20,9 +20,7 @@ class DrainWaits:
         hold: of the session's clock.
     """
 
-    def __init__(
-        self, handle: Callable[[Event], None], now: Callable[[], float], hold: ClockHold = NO_HOLD
-    ) -> None:
+    def __init__(self, handle: Callable[[Event], None], now: Callable[[], float], hold: ClockHold = NO_HOLD) -> None:
         self._handle, self._hold = handle, hold
         self._now = now
         #: By device; the session's where that is ``None``.

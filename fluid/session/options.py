@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid.backends.base import Backend
+from fluid.backends.virtual import ReplayingBackend
 from fluid.elastic.messages import require_process_group
 from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
@@ -71,7 +72,8 @@ class ExecutorOptions:
             InvalidFieldError: one cannot be used.
         """
         plan = plan_in_force()
-        return cls(**{**asked, **({} if plan is None else dict(plan.options))})
+        nothing = {"keep": "none", "process_group": None, "lane_policy": None}  # To trials that are replayed.
+        return cls(**{**asked, **({} if plan is None else nothing | dict(plan.options))})
 
     def __post_init__(self) -> None:
         quota = parse_bytes("checkpoint_bytes", self.checkpoint_bytes)
@@ -99,6 +101,8 @@ class ExecutorOptions:
             require_one_of("backend", self.backend, BACKENDS)
         if not isinstance(self.verbose, int) or self.verbose not in (0, 1):
             raise InvalidFieldError("verbose", self.verbose, "must be 0 or 1")
+        if self.backend == "simulated" and self.retention.how != "none":
+            raise InvalidFieldError("keep", self.keep, "trials that are replayed have no checkpoints")
         require_integer("max_failures", self.max_failures, at_least=0)
         if self.process_group is not None:
             require_process_group(self.process_group)
@@ -158,11 +162,13 @@ class ExecutorOptions:
             profile: measurements of earlier sessions; ``None`` for none.
             backend: whose GPUs may take fewer processes than the user wants to pack.
         """
-        limit = process_limit(backend)
+        limit, packed = process_limit(backend), self.most_packed
+        if self.packing == "auto" and isinstance(backend, ReplayingBackend) and not backend.pays_to_pack:
+            packed = 1  # Nothing tells what it costs: on real devices, this is measured.
         state = EngineState(
             self.plans,
             profile,
-            max_packing=bounded_packing(self.most_packed, limit),
+            max_packing=bounded_packing(packed, limit),
             max_fused=self.most_fused,
             group_policy=self.group_policy,
             fairness=self.fairness,

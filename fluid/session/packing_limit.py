@@ -7,6 +7,7 @@ import os
 from typing import NamedTuple
 
 from fluid.backends.base import Backend
+from fluid.backends.virtual import ReplayingBackend
 from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
 from fluid.gpu.nvml import describe_gpus
 
@@ -31,6 +32,8 @@ def process_limit(backend: Backend) -> ProcessLimit:
     Limits that are found only later, such as those of other nodes' GPUs, apply once a lane cannot start
     (:meth:`fluid.planning.occupancy.Occupancy.cap`).
     """
+    if isinstance(backend, ReplayingBackend):
+        return ProcessLimit()  # Its devices are none of this machine.
     hosts = {device.host for device in backend.devices() if device.kind == "gpu"}
     if not hosts:
         return ProcessLimit()

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from fluid._clock import timestamp, wall_seconds
 from fluid._clock_hold import NO_HOLD
 from fluid.backends.base import Backend
-from fluid.backends.virtual import VirtualBackend
+from fluid.backends.virtual import ReplayingBackend, VirtualBackend
 from fluid.engine.commands import Notice, TrialNotice
 from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, Tick
 from fluid.engine.requests import ReportRequest, RequestAnswered
@@ -79,7 +79,7 @@ class Pump:
         self.inboxes: dict[str, GroupInbox] = {}
         self._state, self._backend, self._folder = state, backend, folder
         #: What ``session.json`` is to say, and what it says.
-        self._facts = dict(facts)
+        self._facts = {**facts, **(backend.facts if isinstance(backend, ReplayingBackend) else {})}
         self._written: dict[str, Any] = {}
         #: Calls of inboxes that are still to be made, in order.
         self._notifications: deque[Callable[[], None]] = deque()

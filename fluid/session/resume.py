@@ -206,6 +206,8 @@ def read_session(folder: Path) -> LeftSession:
     Raises:
         InvalidFieldError: its files cannot be read.
     """
+    if read_facts(folder).get("rehearsed"):
+        raise InvalidFieldError("run_dir", str(folder), "was rehearsed: run the sweep again, from the same seed")
     try:
         return _read(folder)
     except OSError as error:

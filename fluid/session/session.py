@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fluid._clock import Clock
 from fluid.backends.base import Backend, ForkingBackend
+from fluid.backends.virtual import ReplayingBackend
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,
@@ -81,12 +82,10 @@ class Session:
         keep: Retention = NOTHING,
         goals: Goals = NO_GOALS,
     ) -> None:
-        self._state = state
-        self._backend = backend
-        self._folder = folder
+        self._state, self._backend, self._folder = state, backend, folder
         self._max_width = max_width
         self._insists_on_fusing = facts.get("packing") == "fused"
-        self._payloads = PayloadCache()
+        self._payloads = PayloadCache(backend.require_replayable if isinstance(backend, ReplayingBackend) else None)
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
         self._pump = Pump(state, backend, folder, facts, keep, goals)

@@ -15,7 +15,7 @@ from fluid.errors import InvalidFieldError, require_number
 from fluid.planning.constraints import describe
 from fluid.planning.fusion_groups import text_of
 from fluid.resources import Requires
-from fluid.trainables.trainable import can_save, is_elastic, is_fusible, profile_name
+from fluid.trainables.trainable import can_save, is_elastic, is_fusible, is_only_replayed, profile_name
 from fluid.trialgroup import Trial, TrialGroup
 
 #: A longer text, or more values in a list, is taken for data, and not for a choice among a few.
@@ -67,7 +67,7 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
         max_width: most devices, if the trial sets no bound of its own.
         keep_last: whether its newest checkpoint is to outlive the run.
     """
-    elastic = is_elastic(trial.trainable)
+    elastic = is_elastic(trial.trainable) or (trial.max_width is not None and is_only_replayed(trial.trainable))
     shares = trial.devices is not None and trial.devices < 1.0
     fusible = is_fusible(trial.trainable)
     gang = not elastic and trial.devices is not None and trial.devices >= 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,9 +86,14 @@ def payload_of(
 
 
 class PayloadCache:
-    """Pickles trials, and each of the latest trainables only once. Thread-safe."""
+    """Pickles trials, and each of the latest trainables only once. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        require: refuses trainables that cannot be used; ``None`` for those that lanes cannot run.
+    """
+
+    def __init__(self, require: Callable[[Any], None] | None = None) -> None:
+        self._require = require
         self._lock = threading.Lock()
         #: By id(); keeping the trainable with its payload keeps its id from being reused.
         self._known: OrderedDict[int, tuple[Any, TrainablePayload]] = OrderedDict()
@@ -99,7 +104,7 @@ class PayloadCache:
         """Pickles a trial: see :func:`payload_of`."""
         with self._lock:
             known = self._known.get(id(trainable))
-        made = _trainable_payload(trainable) if known is None else known[1]
+        made = _trainable_payload(trainable, self._require) if known is None else known[1]
         payload = _trial_payload(made, config, shown_config)
         with self._lock:
             self._known[id(trainable)] = (trainable, made)
@@ -120,8 +125,11 @@ def _trial_payload(
     return TrialPayload(trainable, dump_config(config), json_form(dict(shown)))
 
 
-def _trainable_payload(trainable: Any) -> TrainablePayload:
+def _trainable_payload(trainable: Any, require: Callable[[Any], None] | None = None) -> TrainablePayload:
     sent = elastic_class_of(trainable) or trainable
-    kind_of(sent)
-    pickled = dump_trainable(sent)
-    return TrainablePayload(pickled=pickled, imports=tuple(imports_of(sent)), elastic=is_elastic(sent))
+    if require is None:
+        kind_of(sent)
+    else:
+        require(sent)
+    pickled, imports = dump_trainable(sent), () if require is not None else tuple(imports_of(sent))
+    return TrainablePayload(pickled=pickled, imports=imports, elastic=is_elastic(sent))

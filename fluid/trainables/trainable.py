@@ -39,6 +39,9 @@ def kind_of(trainable: Any) -> Kind:
         InvalidFieldError: Fluid cannot run it.
         MissingDependencyError: it is a function for Ray Tune, and Ray Tune is not installed.
     """
+    if is_only_replayed(trainable):
+        reason = 'has replay() and nothing to run: it can only be rehearsed, by FluidExecutor(backend="simulated")'
+        raise InvalidFieldError("trainable", trainable, reason)
     if inspect.isclass(trainable):
         if not callable(getattr(trainable, "step", None)):
             raise InvalidFieldError("trainable", trainable, "a class needs a step() method that returns its metrics")
@@ -65,8 +68,16 @@ def kind_of(trainable: Any) -> Kind:
     return "ray_function"
 
 
+def is_only_replayed(trainable: Any) -> bool:
+    """Whether a trainable tells what its trials do, by ``replay``, and has no code that runs them."""
+    runs = callable(getattr(trainable, "step", None)) or (callable(trainable) and not inspect.isclass(trainable))
+    return not runs and callable(getattr(trainable, "replay", None))
+
+
 def can_save(trainable: Any) -> bool:
     """Whether the trials of a trainable can be saved and restored at any time, and so moved to another lane."""
+    if is_only_replayed(trainable):
+        return True
     if not inspect.isclass(trainable):
         return takes_state(trainable)
     can = all(_defines(trainable, name) for name in ("save_checkpoint", "load_checkpoint"))

@@ -1,7 +1,6 @@
 """A rehearsal's clock stands still while a submitter acts, and no wait for the session is endless."""
 
 import asyncio
-import json
 import signal
 import threading
 import time
@@ -67,8 +66,9 @@ def test_a_deadline_does_not_pass_before_the_first_trial(tmp_path):
 
 
 def test_results_are_read_while_trials_are_extended_added_and_stopped(executor):
-    handle = executor.submit_trialgroup(group(1.0, 2.0))
-    first, second = handle.group.trials
+    submitted = group(1.0, 2.0)
+    first, second = submitted
+    handle = executor.submit_trialgroup(submitted)
     seen = []
     for result in handle.results():
         seen.append((result.trial_id, result.iteration))
@@ -76,7 +76,7 @@ def test_results_are_read_while_trials_are_extended_added_and_stopped(executor):
         if seen[-1] == (first.id, 3):
             handle.extend(first.id, 2)
         if seen[-1] == (first.id, 1):
-            handle.add([fluid.Trial(Model, {"lr": 3.0}, budget=1)])
+            handle.add(fluid.Trial(Model, {"lr": 3.0}, budget=1))
         if seen[-1] == (second.id, 2):
             handle.stop(second.id)
     assert (first.id, 5) in seen
@@ -95,8 +95,9 @@ def test_waits_time_out_on_the_virtual_clock(executor):
 
 
 def test_a_wait_for_what_never_ends_is_ended_by_its_timeout(executor):
-    handle = executor.submit_trialgroup(group(1.0))
-    handle.pause(handle.group.trials[0].id)
+    submitted = group(1.0)
+    handle = executor.submit_trialgroup(submitted)
+    handle.pause(next(iter(submitted)).id)
     assert not handle.wait(timeout=1e6)
     assert now(executor) == 1e6
 
@@ -120,8 +121,9 @@ def test_two_threads_submit_and_wait(executor):
 
 
 def test_calls_are_answered(executor):
-    handle = executor.submit_trialgroup(group(1.0))
-    assert handle.call(handle.group.trials[0].id, "anything").result() is None
+    submitted = group(1.0)
+    handle = executor.submit_trialgroup(submitted)
+    assert handle.call(next(iter(submitted)).id, "anything").result() is None
     assert now(executor) <= 60.0
 
 
@@ -132,7 +134,7 @@ def test_a_listener_alone_drives_a_sweep_while_its_thread_sleeps(executor):
         def on_result(self, result):
             if result.iteration == 3 and result.config["lr"] < 4:
                 rate = result.config["lr"] + 1
-                handles[0].add([fluid.Trial(Model, {"lr": rate}, budget=3)])
+                handles[0].add(fluid.Trial(Model, {"lr": rate}, budget=3))
             elif result.iteration == 3:
                 ended.set()
 
@@ -162,7 +164,7 @@ def test_closing_while_trials_run_ends_the_waits_of_other_threads(tmp_path):
             return [ReplayedIteration({"loss": 1.0}, 1.0) for _ in iterations]
 
     executor = fluid.FluidExecutor(backend="simulated", devices=1, max_width=1, run_dir=tmp_path / "run", verbose=0)
-    handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Endless, {}, budget=10**6)]))
+    handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Endless, {}, budget=10**5)]))
 
     def wait():
         try:
@@ -186,12 +188,14 @@ def test_ctrl_c_ends_a_wait_and_the_session_closes(executor):
             time.sleep(0.002)
             return [ReplayedIteration({"loss": 1.0}, 1.0) for _ in iterations]
 
-    handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Slow, {}, budget=10**6)]))
+    handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Slow, {}, budget=10**5)]))
     threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         handle.wait()
     executor.close()
-    assert handle.status().trials.get("INTERRUPTED") == 1
+    assert not handle.done
+    with pytest.raises(FluidError, match="closed"):
+        handle.wait()
 
 
 @pytest.mark.parametrize("how", ["asha", "random"])
@@ -218,8 +222,4 @@ def sweep(run_dir, how, think):
             executor=executor,
             callbacks=[Thinks()],
         )
-    lines = [json.loads(line) for line in (run_dir / "results.jsonl").read_text().splitlines()]
-    ids = {}
-    for line in lines:
-        line["trial_id"] = ids.setdefault(line["trial_id"], len(ids))
-    return "\n".join(map(json.dumps, lines))
+    return (run_dir / "results.jsonl").read_bytes()

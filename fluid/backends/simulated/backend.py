@@ -9,15 +9,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from fluid._clock import VirtualClock
-from fluid.backends.base import ScalingLimits, Sharing
-from fluid.backends.simulated.booting import BootingDevices
-from fluid.backends.simulated.devices import VirtualDevices
+from fluid.backends.base import Sharing
+from fluid.backends.simulated.machines import VirtualMachines
 from fluid.backends.simulated.standstill import Standstill
-from fluid.backends.simulated.steps import SimulatedTrial, Truth, VirtualStep
+from fluid.backends.simulated.steps import NONE_LEFT, SimulatedTrial, Truth, VirtualStep, answer_to
+from fluid.backends.simulated.timers import Timers
 from fluid.engine.commands import (
     Call,
     Command,
@@ -41,16 +39,14 @@ from fluid.engine.events import (
     Event,
     LaneLost,
     LaneReady,
-    TrialCalled,
     TrialPaused,
     TrialReleased,
     TrialSaved,
     TrialStarted,
 )
 from fluid.engine.requests import Answer
-from fluid.errors import FluidError, require_number
+from fluid.errors import FluidError
 from fluid.keeping import Kept
-from fluid.planning.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -58,7 +54,7 @@ from fluid.trainables.payload import TrialPayload
 _SAME_INSTANT = 1e-12
 
 
-class SimulatedBackend:
+class SimulatedBackend(VirtualMachines):
     """Implements :class:`fluid.backends.base.Backend` by the runtime model.
 
     Args:
@@ -96,17 +92,14 @@ class SimulatedBackend:
         boot_s: float = 0.0,
         held: bool = False,
     ) -> None:
-        self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s, boot_s)
-        self.clock = VirtualClock()
+        super().__init__(devices, autoscale=autoscale, idle_timeout_s=idle_timeout_s, boot_s=boot_s, record=record)
         self._standstill = Standstill(self.clock, held=held)
         self.hold = self._standstill.hold
         self.resizes = 0
         self._truth = truth
         self._epsilon = epsilon
         self._saves = saves
-        self._devices = VirtualDevices(self.clock, record=record)
-        self._devices.add(devices)
-        self._booting = BootingDevices(require_number("boot_s", boot_s, at_least=0.0), self._devices.all())
+        self._timers = Timers()
         #: trial -> its config, pickled
         self._configs: dict[str, bytes] = {}
         self._trials: dict[str, SimulatedTrial] = {}
@@ -133,31 +126,6 @@ class SimulatedBackend:
         }
 
     # -- the interface of a backend --------------------------------------------------------------------------
-
-    @property
-    def segments(self) -> list[Segment]:
-        """Stretches of time in which a trial held devices, as they ended."""
-        return self._devices.segments
-
-    def devices(self) -> list[Device]:
-        """Returns the devices, in order of their index."""
-        return self._devices.all()
-
-    def add_devices(self, devices: Iterable[Device]) -> None:
-        """Adds devices, before a command names them."""
-        self._devices.add(devices)
-
-    def ask(self, devices: int) -> None:
-        """Asks for the devices that are missing to so many in all."""
-        self._booting.ask(devices - len(self._devices), self.now())
-
-    def can_give_back(self, device_id: int) -> bool:
-        """Whether a device can be given back alone: each one can."""
-        return device_id in self._devices
-
-    def give_back(self, device_id: int) -> None:
-        """Gives a device back."""
-        self._devices.remove(device_id)
 
     def now(self) -> float:
         """Returns the virtual time, seconds."""
@@ -190,7 +158,10 @@ class SimulatedBackend:
     def next_at(self) -> float:
         """When the next thing happens, seconds; infinite where nothing will."""
         self._devices.begin_steps()
-        return self.now() if self._ready else min(self._devices.next_at(), self._booting.next_at)
+        return self.now() if self._ready else self._next_at()
+
+    def _next_at(self) -> float:
+        return min(self._devices.next_at(), self._booting.next_at, self._timers.next_at)
 
     def poll(self, timeout: float | None = None) -> list[Event]:
         """Advances, by at most ``timeout`` virtual seconds, to what happens next, and returns all that happens then.
@@ -220,7 +191,7 @@ class SimulatedBackend:
             raise FluidError("this backend was closed")
 
     def _advance(self, latest: float) -> None:
-        instant = max(min(self._devices.next_at(), self._booting.next_at), self.now())
+        instant = max(self._next_at(), self.now())
         if self._standstill.end_waits(min(instant, latest)):
             return
         if instant > latest:
@@ -230,12 +201,13 @@ class SimulatedBackend:
             come = self._booting.pop(instant)
             self._devices.add(come)
             self._ready += [DeviceAdded(instant, device) for device in come]
+            self._timers.fire(instant)
             while self._devices.next_at() <= instant + _SAME_INSTANT * max(1.0, instant):
                 step = self._devices.pop()
-                if step.resize is None:
+                if step.ended is None:
                     self._end_iteration(step)
                 else:
-                    self._ready.append(step.resize)
+                    self._ready.append(step.ended)
                     self._go_on(step.trials[0])
 
     # -- commands --------------------------------------------------------------------------------------------
@@ -279,9 +251,17 @@ class SimulatedBackend:
         truth = self._truth(trial_id, {} if config is None else pickle.loads(config))
         self._trials[trial_id] = SimulatedTrial(trial_id, truth, command.lane_ids, done=done)
         self._parts[trial_id] = command.lane_ids
-        rank0, now, key = command.lane_ids[0], self.now(), truth.fusion_key
-        self._ready.append(TrialStarted(now, trial_id, rank0, iteration=done, seconds=0.0, fusion_key=key))
+        rank0, seconds, key = command.lane_ids[0], self._setup_seconds(command), truth.fusion_key
+        started = TrialStarted(self.now() + seconds, trial_id, rank0, iteration=done, seconds=seconds, fusion_key=key)
+        if seconds > 0.0:
+            self._devices.occupy(self._trials[trial_id])
+            self._devices.begin_event(self._trials[trial_id], started)
+        else:
+            self._ready.append(started)
         self._run(command)
+
+    def _setup_seconds(self, command: StartTrial) -> float:
+        return 0.0
 
     def _run(self, command: StartTrial | RunIteration) -> None:
         trial = self._trials[command.trial_id]
@@ -339,22 +319,30 @@ class SimulatedBackend:
     def _call(self, command: Call) -> None:
         trial = self._trials.get(command.trial_id)
         if trial is not None:
-            course, called = trial.truth.course, partial(TrialCalled, self.now(), command.trial_id, command.lane_ids[0])
-            result = None if course is None else course.call(command.method, command.payload)
-            self._ready.append(called(call_id=command.call_id, result=result))
+            self._ready.append(answer_to(command, trial, self.now()))
 
     # -- what happens ----------------------------------------------------------------------------------------
 
     def _end_iteration(self, step: VirtualStep) -> None:
-        for trial in step.trials:
-            trial.done += 1
-            trial.left = 0 if trial.played is not None and trial.played.finished else trial.left - 1
+        for trial in list(step.trials):
+            played = trial.played
+            trial.done += played is not NONE_LEFT and (played is None or played.failure is None)
+            trial.left = 0 if played is not None and played.finished else trial.left - 1
             self._ready.append(step.iteration_done(trial, self.now()))
-            if self._saves:
+            if played is not None and played.failure is not None:
+                self._fail(trial)
+                step.trials.remove(trial)
+            elif self._saves:
                 lane_id = trial.lanes[0]
                 self._ready.append(TrialSaved(self.now(), trial.trial_id, lane_id, self._checkpoint(trial, lane_id)))
         for trial in step.trials:
             self._go_on(trial)
+
+    def _fail(self, trial: SimulatedTrial) -> None:
+        """Takes a trial that has raised off its devices, and out of the lane of rank 0."""
+        self._devices.vacate(trial)
+        self._leave(trial.trial_id, trial.lanes[0])
+        del self._trials[trial.trial_id]
 
     def _checkpoint(self, trial: SimulatedTrial, lane_id: int, *, in_memory: bool = False) -> Checkpoint:
         return Checkpoint(trial.done, "", self._devices.host_of(lane_id), in_memory)
@@ -374,10 +362,8 @@ class SimulatedBackend:
     def _answer(self, trial: SimulatedTrial) -> None:
         """Answers what was asked of a trial while it was busy."""
         if trial.pausing is not None:
-            paused = TrialPaused(
-                self.now(), trial.trial_id, trial.lanes[0], iteration=trial.done, purpose=trial.pausing
-            )
-            trial.pausing, trial.left = None, 0
+            purpose, trial.pausing, trial.left = trial.pausing, None, 0
+            paused = TrialPaused(self.now(), trial.trial_id, trial.lanes[0], iteration=trial.done, purpose=purpose)
             self._ready.append(paused)
         if trial.stopping:
             self._release(trial.trial_id, trial.stopping)

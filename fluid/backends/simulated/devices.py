@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from fluid._clock import Clock
 from fluid.backends.simulated.steps import LaneRows, SimulatedTrial, VirtualStep, work_of
-from fluid.engine.events import ResizeDone
+from fluid.engine.events import Event, ResizeDone
 from fluid.planning.rollout import Segment
 from fluid.planning.runtime_model import stretch_of
 from fluid.resources import Device
@@ -144,10 +144,13 @@ class VirtualDevices:
 
     def begin_resize(self, trial: SimulatedTrial, seconds: float) -> None:
         """Begins a resize of a trial that holds its devices, which takes so many seconds."""
-        trial.pause = seconds
-        done = ResizeDone(self._clock.now() + seconds, trial.trial_id, seconds, trial.lanes[0])
-        trial.step = VirtualStep([trial], version=next(self._sequence), resize=done)
-        self._predict(done.at, trial.step)
+        self.begin_event(trial, ResizeDone(self._clock.now() + seconds, trial.trial_id, seconds, trial.lanes[0]))
+
+    def begin_event(self, trial: SimulatedTrial, event: Event) -> None:
+        """Begins what a trial that holds its devices does until an event."""
+        trial.pause = event.at - self._clock.now()
+        trial.step = VirtualStep([trial], version=next(self._sequence), ended=event)
+        self._predict(event.at, trial.step)
 
     def next_at(self) -> float:
         """When the next step or resize ends; infinite if none is in flight."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from fluid.engine.events import IterationDone, PausePurpose, ResizeDone
+from fluid.engine.commands import Call
+from fluid.engine.events import Event, Failure, IterationDone, PausePurpose, TrialCalled, TrialFailed
+from fluid.lane.errors import describe
 from fluid.planning.fused_rates import FusedRates
 from fluid.resources import MemoryNeed
 
@@ -19,12 +22,18 @@ class PlayedIteration(NamedTuple):
         metrics: what the trial reports, as a lane would send it.
         memory: what it needs of the device's memory; ``None`` if unknown.
         finished: whether the trial is done with it.
+        failure: why the trial fails in it; ``None`` if it does not.
     """
 
     seconds: float
     metrics: Any = None
     memory: MemoryNeed | None = None
     finished: bool = False
+    failure: Failure | None = None
+
+
+#: Of a trial that has no iteration left.
+NONE_LEFT = PlayedIteration(0.0, finished=True)
 
 
 class Course(Protocol):
@@ -118,22 +127,25 @@ class SimulatedTrial:
     def next_iteration(self) -> None:
         """Begins an iteration."""
         if self.truth.course is not None:
-            self.played = self.truth.course.play(self.done + 1)
+            try:
+                self.played = self.truth.course.play(self.done + 1) or NONE_LEFT
+            except BaseException as error:  # Also SystemExit, as in a lane: it fails the trial.
+                self.played = PlayedIteration(0.0, failure=failure_of(error))
 
 
 @dataclass(slots=True, eq=False)
 class VirtualStep:
-    """An iteration in flight, or a resize.
+    """An iteration in flight, a resize or a set-up.
 
     Attributes:
         trials: one, or several fused ones.
         version: changes whenever what was predicted for the step no longer holds; no number is used twice.
-        work: seconds of work left at width 1 and speed 1, as of ``since``; 0 for a resize.
+        work: seconds of work left at width 1 and speed 1, as of ``since``; 0 for a resize or a set-up.
         rate: work done per second.
         began: when it began, seconds.
         rows: trials that began it.
         settled: whether they are those of the lane's step before.
-        resize: what ends with it; ``None`` for an iteration.
+        ended: what is reported at its end, of a resize or a set-up; ``None`` for an iteration.
     """
 
     trials: list[SimulatedTrial]
@@ -144,11 +156,13 @@ class VirtualStep:
     began: float = 0.0
     rows: int = 1
     settled: bool = True
-    resize: ResizeDone | None = None
+    ended: Event | None = None
 
-    def iteration_done(self, trial: SimulatedTrial, now: float) -> IterationDone:
+    def iteration_done(self, trial: SimulatedTrial, now: float) -> IterationDone | TrialFailed:
         """What is reported of a trial of this step, which ends now."""
         played = trial.played
+        if played is not None and played.failure is not None:
+            return TrialFailed(now, trial.trial_id, trial.lanes[0], played.failure)
         return IterationDone(
             now,
             trial.trial_id,
@@ -202,6 +216,23 @@ class LaneRows:
             trial.turn = self.steps
         before, self.latest = self.latest, frozenset(trial.trial_id for trial in trials)
         return before == self.latest or max(len(before), len(trials)) < 2
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The failure of a trial whose course has raised, as a lane would report it."""
+    return Failure(*describe(error))
+
+
+def answer_to(call: Call, trial: SimulatedTrial, now: float) -> TrialCalled:
+    """The answer to the call of a method of a trial."""
+    answer, course = (
+        partial(TrialCalled, now, trial.trial_id, call.lane_ids[0], call_id=call.call_id),
+        trial.truth.course,
+    )
+    try:
+        return answer(result=None if course is None else course.call(call.method, call.payload))
+    except BaseException as error:
+        return answer(failure=failure_of(error))
 
 
 def work_of(trials: Sequence[SimulatedTrial]) -> float:

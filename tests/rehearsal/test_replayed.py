@@ -1,0 +1,224 @@
+"""Which trainables are replayed, how trials fail or end, and what starts, saves, packing and widening take."""
+
+import functools
+import json
+
+import pytest
+
+import fluid
+from fluid.errors import InvalidFieldError
+from fluid.rehearsal import Overheads, RehearsalPlan, ReplayedIteration, rehearsing
+
+
+def minutes(config, iterations):
+    return [ReplayedIteration({"loss": 1.0 / i}, 60.0) for i in iterations]
+
+
+class Static:
+    replay = staticmethod(minutes)
+
+
+class Stateful:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def replay(self, config, iterations):
+        return [ReplayedIteration({"loss": 1.0 / i}, self.seconds) for i in iterations]
+
+
+def train(config):
+    raise AssertionError("it is replayed, not run")
+
+
+train.replay = minutes
+
+
+class Elastic(Static):
+    fluid_elastic = True
+
+
+@pytest.fixture
+def rehearse(tmp_path):
+    """Runs trials of a trainable; returns their handle, and the session's time at the end."""
+    ran = []
+
+    def run(trainable, *, trials=1, budget=2, overheads=None, devices=1, trial=(), **options):
+        made = [fluid.Trial(trainable, {"lr": i}, budget=budget, **dict(trial)) for i in range(trials)]
+        plan = RehearsalPlan(devices=devices, overheads=Overheads() if overheads is None else overheads)
+        folder = tmp_path / f"run-{len(ran)}"
+        ran.append(folder)
+        with rehearsing(plan), fluid.FluidExecutor(run_dir=folder, verbose=0, **options) as executor:
+            handle = executor.submit_trialgroup(fluid.TrialGroup(made))
+            handle.wait()
+            return handle, executor._session.clock.now()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "trainable", [Static, Static(), Stateful(60.0), train], ids=["class", "object", "state", "def"]
+)
+def test_trainables_that_are_only_replayed(rehearse, trainable):
+    handle, end = rehearse(trainable)
+    assert [result.metrics for result in handle.results()] == [{"loss": 1.0}, {"loss": 0.5}]
+    assert end == 120.0
+
+
+@pytest.mark.parametrize("trainable", [Static, Static(), Stateful(60.0)], ids=["class", "object", "state"])
+def test_real_devices_refuse_them_at_once(tmp_path, trainable):
+    with fluid.FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
+        group = fluid.TrialGroup([fluid.Trial(trainable, budget=1)])
+        with pytest.raises(InvalidFieldError, match="it can only be rehearsed") as refused:
+            executor.submit_trialgroup(group)
+    assert refused.value.field == "trainable"
+    assert refused.value.value is trainable
+
+
+def test_what_cannot_be_replayed_is_refused_at_submission_and_the_session_goes_on(tmp_path):
+    class Runs:
+        def step(self):
+            return {"loss": 1.0}
+
+    def runs(config):
+        yield {"loss": 1.0}
+
+    with fluid.FluidExecutor(backend="simulated", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
+        handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Static, budget=1)]))
+        for trainable in (Runs, runs, functools.partial(runs)):
+            for submit in (handle.add, lambda trial: executor.submit_trialgroup(fluid.TrialGroup([trial]))):
+                with pytest.raises(InvalidFieldError, match="no method replay") as refused:
+                    submit(fluid.Trial(trainable, budget=1))
+                assert refused.value.value is trainable
+        assert handle.wait()
+
+
+class Breaks:
+    """Its third iteration raises; asked for all at once, so do those before it."""
+
+    @staticmethod
+    def replay(config, iterations):
+        if 3 in iterations:
+            raise ValueError("no table has this config")
+        return minutes(config, iterations)
+
+
+def test_an_error_of_replay_fails_the_trial_as_in_a_lane(rehearse):
+    handle, _ = rehearse(Breaks, budget=4, max_failures=0)
+    (failure,) = handle.failures.values()
+    assert failure.kind == "error"
+    assert "no table has this config" in failure.message
+    assert "in replay" in failure.traceback
+    with pytest.raises(fluid.TrialFailedError, match="no table has this config"):
+        handle.raise_failures()
+
+
+class Flaky:
+    calls = 0
+
+    @classmethod
+    def replay(cls, config, iterations):
+        cls.calls += 1
+        if cls.calls == 1:
+            raise OSError("busy")
+        return minutes(config, iterations)
+
+
+def test_a_trial_that_failed_is_tried_again(rehearse):
+    handle, end = rehearse(Flaky(), budget=2, max_failures=1)
+    assert not handle.failures
+    assert [result.iteration for result in handle.results()] == [1, 2]
+    assert end == 120.0
+
+
+WRONG = {
+    "too many": (lambda c, i: minutes(c, range(len(i) + 1)[1:] or [1]) * 3, "at most the 2 iterations"),
+    "no sequence": (lambda c, i: None, "must return a sequence"),
+    "no iterations": (lambda c, i: [(1.0, {})], "must be a ReplayedIteration"),
+    "negative": (lambda c, i: [ReplayedIteration({}, -1.0)], "seconds of iteration 1"),
+    "nan": (lambda c, i: [ReplayedIteration({}, float("nan"))], "seconds of iteration 1"),
+    "metrics": (lambda c, i: [ReplayedIteration(1.0, 1.0)], "must be a mapping"),
+    "memory": (lambda c, i: [ReplayedIteration({}, 1.0, memory_bytes=-1)], "memory_bytes of iteration 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_replay_returns_is_checked(rehearse, name):
+    function, reason = WRONG[name]
+
+    class Wrong:
+        replay = staticmethod(function)
+
+    handle, _ = rehearse(Wrong, max_failures=0)
+    (failure,) = handle.failures.values()
+    assert reason in failure.message
+
+
+@pytest.mark.parametrize(("has", "reported"), [(3, 3), (5, 5), (0, 0)])
+def test_a_trial_ends_by_itself_with_its_last_iteration(rehearse, has, reported):
+    class Ends:
+        @staticmethod
+        def replay(config, iterations):
+            return minutes(config, [i for i in iterations if i <= has])
+
+    handle, end = rehearse(Ends, budget=5)
+    assert not handle.failures
+    assert [result.iteration for result in handle.results()] == list(range(1, reported + 1))
+    assert end == 60.0 * reported
+
+
+def test_lanes_starts_and_restores_take_their_time(rehearse):
+    overheads = Overheads(lane_s=7.0, start_s=11.0, source="given")
+    _, end = rehearse(Static, budget=2, overheads=overheads)
+    assert end == pytest.approx(7.0 + 11.0 + 120.0)
+    _, end = rehearse(Static, trials=2, budget=1, overheads=overheads)  # The lane is used again.
+    assert end == pytest.approx(7.0 + 2 * (11.0 + 60.0), abs=0.1)
+
+
+def test_a_trial_that_makes_room_is_saved_and_restored(tmp_path):
+    plan = RehearsalPlan(devices=1, overheads=Overheads(save_s=5.0, restore_s=3.0))
+    with rehearsing(plan), fluid.FluidExecutor(run_dir=tmp_path / "run", verbose=0) as executor:
+        low = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Static, budget=4)], "low"))
+        assert not low.wait(timeout=90.0)
+        high = executor.submit_trialgroup(
+            fluid.TrialGroup([fluid.Trial(Static, budget=2)], "high"), priority=9.0, preempt=True
+        )
+        assert high.wait()
+        assert executor._session.clock.now() <= 120.0 + 5.0 + 120.0 + 1.0
+        assert low.wait()
+        assert [result.iteration for result in low.results()] == [1, 2, 3, 4]
+        assert executor._session.clock.now() >= 360.0
+
+
+def test_nothing_is_packed_unless_it_is_known_to_pay(rehearse):
+    assert rehearse(Static, trials=4)[1] == pytest.approx(480.0, abs=1.0)
+    handle, end = rehearse(Static, trials=4, budget=20, overheads=Overheads(alpha=1.2))
+    assert end < 0.9 * 4 * 20 * 60.0
+    assert any(result.width < 1.0 for result in handle.results())
+
+
+def test_what_says_that_it_is_elastic_is_widened(rehearse):
+    overheads = Overheads(beta=1.1, epsilon=2.0)
+    assert rehearse(Static, devices=4, budget=20, overheads=overheads)[1] == pytest.approx(1200.0, abs=1.0)
+    handle, end = rehearse(Elastic, devices=4, budget=20, overheads=overheads)
+    assert max(result.width for result in handle.results()) == 4.0
+    assert end < 900.0
+    handle, _ = rehearse(Static, devices=4, budget=20, overheads=overheads, trial={"max_width": 2})
+    assert max(result.width for result in handle.results()) == 2.0
+
+
+def test_options_that_mean_nothing_are_refused(tmp_path):
+    for field, value in (("process_group", "gloo"), ("lane_policy", "serial"), ("keep", "best")):
+        with pytest.raises(InvalidFieldError) as refused:
+            fluid.FluidExecutor(backend="simulated", devices=1, run_dir=tmp_path / field, verbose=0, **{field: value})
+        assert refused.value.field == field
+
+
+def test_the_run_folder_says_that_it_was_rehearsed_and_is_not_resumed(tmp_path, rehearse):
+    rehearse(Static, overheads=Overheads(lane_s=1.0, source="measured there"))
+    facts = json.loads((tmp_path / "run-0" / "session.json").read_text())
+    assert facts["rehearsed"] is True
+    assert facts["overheads"]["lane_s"] == 1.0
+    assert facts["overheads"]["source"] == "measured there"
+    assert facts["devices"][0]["kind"] == "gpu"
+    with pytest.raises(InvalidFieldError, match="rehears"):
+        fluid.FluidExecutor.resume(tmp_path / "run-0", backend="local", devices=1, verbose=0)
