@@ -91,6 +91,7 @@ LAYERS = (
     layer(17, "integrations.sklearn", "sklearn numpy"),
     layer(17, "integrations.joblib", "joblib"),
     layer(17, "integrations.hydra", "hydra omegaconf"),
+    layer(17, "integrations.comparing"),
     layer(3, "integrations.ax", "ax"),
     layer(3, "integrations.smac", "smac"),
     layer(16, "integrations backends"),

@@ -53,15 +53,9 @@ def folder_of(data: str | Path | None) -> Path:
 
 
 def _lcbench(task: str, folder: Path) -> Benchmark:
-    from fluid.rehearsal.yahpo import YahpoBenchmark
+    from fluid.rehearsal.yahpo import YahpoBenchmark, folder_of_scenario
 
-    return YahpoBenchmark("lcbench", task, next((each for each in _places(folder, "lcbench")), folder))
-
-
-def _places(folder: Path, scenario: str) -> list[Path]:
-    """Where in a folder a scenario of YAHPO Gym may be."""
-    places = (folder, folder / scenario, folder / "yahpo" / scenario)
-    return [place for place in places if (place / "model.onnx").is_file()]
+    return YahpoBenchmark("lcbench", task, folder_of_scenario("lcbench", folder))
 
 
 _MAKERS: dict[str, Callable[[str, Path], Benchmark]] = {"lcbench": _lcbench}

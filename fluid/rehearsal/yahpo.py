@@ -163,6 +163,28 @@ class YahpoBenchmark(Benchmark):
         ]
 
 
+def tasks_of(scenario: str, data: Path) -> list[str]:
+    """The tasks of a scenario.
+
+    Args:
+        scenario: its name.
+        data: the folder with its files, or one with a folder for it.
+
+    Raises:
+        InvalidFieldError: the scenario is unknown, or the folder has no such files.
+    """
+    if scenario not in SCENARIOS:
+        raise InvalidFieldError("scenario", scenario, f"must be one of {', '.join(SCENARIOS)}")
+    parts = _read(folder_of_scenario(scenario, data), "config_space.json")["hyperparameters"]
+    return [task for part in parts if part["name"] == SCENARIOS[scenario].task for task in part["choices"]]
+
+
+def folder_of_scenario(scenario: str, data: Path) -> Path:
+    """Where in a folder the files of a scenario are; the folder itself where they are not found."""
+    places = (data, data / scenario, data / "yahpo" / scenario)
+    return next((place for place in places if (place / "model.onnx").is_file()), data)
+
+
 def _read(folder: Path, name: str) -> Any:
     try:
         return json.loads((folder / name).read_text(encoding="utf-8"))
