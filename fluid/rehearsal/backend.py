@@ -142,7 +142,10 @@ def replayable_of(trainable: Any, source: Replayable | None) -> Replayable:
     if source is not None:
         return source
     if not callable(getattr(trainable, "replay", None)):
-        reason = "has no method replay(config, iterations); without one, rehearse it from a run folder or a benchmark"
+        reason = (
+            "cannot be rehearsed, as it has no replay(config, iterations): give it one, see fluid.rehearsal.Replayable,"
+            " or rehearse it from a run folder or a benchmark, see fluid rehearse --help"
+        )
         raise InvalidFieldError("trainable", trainable, reason)
     replayable: Replayable = trainable
     return replayable
