@@ -86,7 +86,7 @@ def test_what_cannot_be_replayed_is_refused_at_submission_and_the_session_goes_o
         handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Static, budget=1)]))
         for trainable in (Runs, runs, functools.partial(runs)):
             for submit in (handle.add, lambda trial: executor.submit_trialgroup(fluid.TrialGroup([trial]))):
-                with pytest.raises(InvalidFieldError, match="no method replay") as refused:
+                with pytest.raises(InvalidFieldError, match="has no replay") as refused:
                     submit(fluid.Trial(trainable, budget=1))
                 assert refused.value.value is trainable
         assert handle.wait()
