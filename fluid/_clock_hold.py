@@ -8,8 +8,10 @@ sweep.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock, ThreadState, thread_state
@@ -18,6 +20,8 @@ from fluid._waiting import LOOK_UP_S
 #: Seconds for which all threads that hold the clock sleep, and use next to no processor, until it is let go: they wait
 #: for something else than the session, such as another thread.
 _ASLEEP_S = 0.25
+#: The same where one of them is known to wait for the session in no other way than by the methods here.
+_STEADY_ASLEEP_S = 60.0
 #: Seconds between two looks at these threads, and how many looks in a row have to find them asleep.
 _LOOK_S, _LOOKS = 0.02, 8
 #: Most of a processor that a thread uses which only looks, every now and then, how things stand.
@@ -92,6 +96,8 @@ class VirtualClockHold(ClockHold):
         self._sleepers = _Sleepers()
         self._is_let_go = self._is_over = False
         self._nudged = False
+        #: Threads that hold the clock also while they sleep, and how many of their :meth:`keep` are open.
+        self._steady: Counter[int] = Counter()
 
     # -- the threads that submit ---------------------------------------------------------------------------
 
@@ -103,7 +109,10 @@ class VirtualClockHold(ClockHold):
         with self._lock:
             place.wakes += 1
             for each in tuple(place.waits):
-                self._end(each)
+                if each.settles:
+                    each.is_due = True
+                else:
+                    self._end(each)
 
     def let_go(self) -> None:
         with self._lock:
@@ -130,6 +139,19 @@ class VirtualClockHold(ClockHold):
 
     def future(self) -> Future[Any]:
         return _HeldFuture(self)
+
+    @contextmanager
+    def keep(self) -> Iterator[None]:
+        """Lets the calling thread hold the clock also while it sleeps, such as for a file or another process."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._steady[thread] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._steady[thread] -= 1
+                self._steady += Counter()
 
     def wait_until(
         self,
@@ -171,18 +193,45 @@ class VirtualClockHold(ClockHold):
             if begun.is_expired:
                 return condition()
 
+    def wait_settled(
+        self, condition: Callable[[], bool], place: Place, timeout: float | None = None, *, polls: bool = False
+    ) -> None:
+        """Waits until something was done for a place, and nothing more will be at that instant.
+
+        Args:
+            condition: whether something was done already, which no one has looked at.
+            place: where to wait.
+            timeout: most virtual seconds; ``None`` for no limit.
+            polls: whether the wait also ends where nothing is left to happen on the virtual clock.
+        """
+        deadline = float("inf") if timeout is None else self._clock.now() + timeout
+        with self._lock:
+            if self._is_over:
+                return
+            begun = _ClockWait(threading.get_ident(), place, deadline, polls)
+            begun.settles, begun.is_due = True, condition()
+            self._enter(begun)
+        try:
+            while not begun.signal.acquire(timeout=LOOK_UP_S):
+                pass
+        finally:
+            self._leave(begun)
+
     def _begin(self, place: Place, seen: int, deadline: float, polls: bool) -> _ClockWait | None:
         """Begins a wait; ``None`` if something was done at the place since, or the session has ended."""
         with self._lock:
             if place.wakes != seen or self._is_over:
                 return None
             begun = _ClockWait(threading.get_ident(), place, deadline, polls)
-            place.waits.append(begun)
-            self._waits[begun] = None
-            self._acting.discard(begun.thread)
-            if not self._acting or begun.may_expire:
-                self._changed.notify_all()
+            self._enter(begun)
             return begun
+
+    def _enter(self, begun: _ClockWait) -> None:
+        begun.place.waits.append(begun)
+        self._waits[begun] = None
+        self._acting.discard(begun.thread)
+        if not self._acting or begun.may_expire:
+            self._changed.notify_all()
 
     def _leave(self, begun: _ClockWait) -> None:
         """Ends a wait that an exception has ended, such as that of Ctrl-C."""
@@ -219,7 +268,8 @@ class VirtualClockHold(ClockHold):
         """Waits until no thread holds the clock, or for :meth:`nudge`; returns whether none does."""
         with self._lock:
             while self._acting and not self._nudged:
-                if self._sleepers.have_slept(self._acting):
+                limit = _ASLEEP_S if self._steady.keys().isdisjoint(self._acting) else _STEADY_ASLEEP_S
+                if self._sleepers.have_slept(self._acting, limit):
                     self._acting.clear()
                 else:
                     self._changed.wait(_LOOK_S)
@@ -229,23 +279,31 @@ class VirtualClockHold(ClockHold):
     def await_nudge(self) -> None:
         """Waits for :meth:`nudge`, or for a thread that acts or polls: nothing will happen by itself."""
         with self._lock:
-            while not (self._nudged or self._acting or any(each.may_expire for each in self._waits)):
+            while not (self._nudged or self._acting or any(each.may_expire or each.is_due for each in self._waits)):
                 self._changed.wait()
             self._nudged = False
+
+    def end_settled(self) -> bool:
+        """Ends the waits until this instant has settled; returns whether there were any."""
+        return self._end_those(lambda each: each.is_due, expired=False)
 
     def expire(self, now: float) -> bool:
         """Ends the waits whose timeout has come; returns whether there were any."""
         return self._end_those(lambda each: each.deadline <= now)
 
+    def expire_limited_polls(self) -> bool:
+        """Ends those of the polls that have a timeout; returns whether there were any."""
+        return self._end_those(lambda each: each.polls and each.deadline < float("inf"))
+
     def expire_polls(self) -> bool:
         """Ends the waits of threads that only poll, as nothing is left to happen; returns whether there were any."""
         return self._end_those(lambda each: each.polls)
 
-    def _end_those(self, is_over: Callable[[_ClockWait], bool]) -> bool:
+    def _end_those(self, is_over: Callable[[_ClockWait], bool], *, expired: bool = True) -> bool:
         with self._lock:
             over = [each for each in self._waits if is_over(each)]
             for each in over:
-                each.is_expired = True
+                each.is_expired = expired
                 self._end(each)
             return bool(over)
 
@@ -256,13 +314,15 @@ class _ClockWait:
     Attributes:
         signal: released when the wait is over.
         is_expired: whether its timeout has ended it.
+        settles: whether it ends only when nothing more happens at an instant.
+        is_due: whether it ends so at this instant.
     """
 
-    __slots__ = ("deadline", "is_expired", "place", "polls", "signal", "thread")
+    __slots__ = ("deadline", "is_due", "is_expired", "place", "polls", "settles", "signal", "thread")
 
     def __init__(self, thread: int, place: Place, deadline: float, polls: bool) -> None:
         self.thread, self.place, self.deadline, self.polls = thread, place, deadline, polls
-        self.is_expired = False
+        self.is_expired = self.settles = self.is_due = False
         self.signal = threading.Lock()
         self.signal.acquire()
 
@@ -303,14 +363,14 @@ class _Sleepers:
         #: CPU seconds that each thread had used then; ``None`` for one that had ended.
         self._used: dict[int, float | None] = {}
 
-    def have_slept(self, threads: set[int]) -> bool:
-        """Whether all of these threads have slept since some time, by all calls so far."""
+    def have_slept(self, threads: set[int], seconds: float) -> bool:
+        """Whether all of these threads have slept for so many seconds, by all calls so far."""
         now, states = self._clock.now(), {thread: thread_state(thread) for thread in threads}
         if self._since is None or any(map(self._thinks, states.items(), [now - self._since] * len(states))):
             self._since, self._looks = now, 0
             self._used = {thread: None if state is None else state.seconds for thread, state in states.items()}
         self._looks += 1
-        return self._looks >= _LOOKS and now - self._since >= _ASLEEP_S
+        return self._looks >= _LOOKS and now - self._since >= seconds
 
     def _thinks(self, known: tuple[int, ThreadState | None], seconds: float) -> bool:
         thread, state = known

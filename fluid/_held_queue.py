@@ -45,6 +45,20 @@ class HeldQueue(Generic[Item]):
         self._hold.wait_until(lambda: not self._items.empty(), self._place, limit, polls=polls)
         return self._items.get_nowait()
 
+    def get_settled(self, timeout: float | None, *, polls: bool = False) -> list[Item]:
+        """Waits for an item, and until all has happened that happens at that instant of a virtual clock.
+
+        Args:
+            timeout: seconds to wait at most, of the session's clock; ``None`` for no limit.
+            polls: whether the wait also ends where nothing is left to happen on the virtual clock.
+
+        Returns:
+            All items then; none where the wait has ended without one.
+        """
+        assert isinstance(self._hold, VirtualClockHold)
+        self._hold.wait_settled(lambda: not self._items.empty(), self._place, timeout, polls=polls)
+        return [self._items.get_nowait() for _ in range(self._items.qsize())]
+
     def empty(self) -> bool:
         """Whether there is no item."""
         return self._items.empty()

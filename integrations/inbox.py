@@ -48,6 +48,20 @@ class EventInbox(TrialListener):
         """Queues a call of ``handler`` by the owner's thread."""
         self._events.put(handler)
 
+    def deliver_settled(self, timeout: float | None, *, polls: bool = False) -> bool:
+        """Handles the events of the next instant of a virtual clock at which there are any, once all have come.
+
+        Args:
+            timeout, polls: see :meth:`HeldQueue.get_settled`.
+
+        Returns:
+            Whether there was any.
+        """
+        handlers = self._events.get_settled(timeout, polls=polls)
+        for handler in handlers:
+            handler()
+        return bool(handlers)
+
     def deliver(self, timeout: float | None = 0.0, *, polls: bool = False) -> bool:
         """Handles all queued events.
 

@@ -22,6 +22,8 @@ from fluid.trainables.trainable import kind_of
 #: The static method of a trainable of Fluid's own that makes the course of a trial of another library: it takes the
 #: trial's config and the source in place of the trainable, or ``None``.
 MAKE_COURSE = "rehearsed_course"
+#: A static method of such a trainable that takes the source, or ``None``, and refuses what cannot be replayed.
+REQUIRE_COURSE = "require_rehearsed_course"
 
 
 class RehearsalBackend(SimulatedBackend):
@@ -46,6 +48,8 @@ class RehearsalBackend(SimulatedBackend):
         self.overheads = overheads
         self._source = source
         self._payloads: dict[str, TrialPayload] = {}
+        #: Of trials that have started: one that moves goes on in its course.
+        self._truths: dict[str, Truth] = {}
         #: Trainables, unpickled, by the digest of their payload.
         self._trainables: dict[bytes, Any] = {}
 
@@ -62,6 +66,7 @@ class RehearsalBackend(SimulatedBackend):
         """Drops a trial that no command will name again."""
         super().forget(trial_id)
         self._payloads.pop(trial_id, None)
+        self._truths.pop(trial_id, None)
 
     def require_replayable(self, trainable: Any) -> None:
         """Refuses a trainable whose trials cannot be replayed.
@@ -69,7 +74,10 @@ class RehearsalBackend(SimulatedBackend):
         Raises:
             InvalidFieldError: it is one, or with a source in its place, no trainable at all.
         """
-        if getattr(trainable, MAKE_COURSE, None) is None and not callable(getattr(trainable, "replay", None)):
+        require = getattr(trainable, REQUIRE_COURSE, None)
+        if require is not None:
+            require(self._source)
+        elif getattr(trainable, MAKE_COURSE, None) is None and not callable(getattr(trainable, "replay", None)):
             replayable_of(trainable, self._source)
             kind_of(trainable)
 
@@ -113,6 +121,8 @@ class RehearsalBackend(SimulatedBackend):
             super()._save(command)
 
     def _truth_of(self, trial_id: str, config: Mapping[str, Any]) -> Truth:
+        if (known := self._truths.get(trial_id)) is not None:
+            return known
         payload = self._payloads[trial_id].trainable
         trainable = self._trainables.get(payload.digest)
         if trainable is None:
@@ -126,7 +136,9 @@ class RehearsalBackend(SimulatedBackend):
                 course = ReplayedCourse(replayable_of(trainable, self._source), config)
         except BaseException as error:  # It fails the trial, as what its set-up raises in a lane.
             course = FailedCourse(error)
-        return Truth(alpha=self.overheads.alpha, beta=self.overheads.beta, course=course)
+        truth = Truth(alpha=self.overheads.alpha, beta=self.overheads.beta, course=course)
+        self._truths[trial_id] = truth
+        return truth
 
 
 def replayable_of(trainable: Any, source: Replayable | None) -> Replayable:

@@ -32,6 +32,7 @@ from fluid.integrations.ray_tune.serialization import pickle_arguments
 from fluid.integrations.ray_tune.side_by_side import has_begun
 from fluid.integrations.ray_tune.submission import TrialSubmission
 from fluid.integrations.ray_tune.tune_trial import ActorStage, Task, TuneTrial, checkpoint_path, notify
+from fluid.integrations.ray_tune.turn_waits import TurnWaits
 from fluid.results.records import Result
 from fluid.session.results import TrialListener, TrialRequest
 
@@ -76,7 +77,8 @@ class ControllerBridge(TrialListener):
             self._interruption.attach(controller)
         self._final_saves: FinalSaves | None = None
         self._inbox = EventInbox(self, executor.session.hold)
-        self._outbox = ControllerOutbox(controller)
+        self._waits = TurnWaits(executor, controller, self._inbox)
+        self._outbox = ControllerOutbox(controller, self._waits.clock)
         self._submission = TrialSubmission(
             executor=executor,
             controller=controller,
@@ -232,10 +234,8 @@ class ControllerBridge(TrialListener):
             raise FluidError("the executor was closed while trials ran on it") from self._broken
         self._submission.process_removed()
         gathering = self._submission.submit_gathered()
-        self._inbox.deliver()
-        handed = self._hand_over()
-        if not handed and not gathering and self._inbox.deliver(timeout, polls=True):
-            handed = self._hand_over()
+        self._waits.look()
+        handed = self._hand_over() or (not gathering and self._waits.wait(timeout) and self._hand_over())
         self._submission.process_removed()
         if not handed and not gathering and not self._trials:
             handed = self._stalls.resolve()
@@ -247,7 +247,7 @@ class ControllerBridge(TrialListener):
         self._trials.clear()
         self._started.clear()
         self._number_live = 0
-        if self._interruption is None or not self._interruption.has_come:
+        if not (self._waits.are_virtual or (self._interruption and self._interruption.has_come)):
             self._await_cleanup()
 
     def _await_cleanup(self) -> None:

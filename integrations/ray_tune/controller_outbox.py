@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from fluid._clock import MonotonicClock
+from fluid._clock import Clock, MonotonicClock
 from fluid.integrations.ray_tune.private_api import watches_every_result
 from fluid.integrations.ray_tune.tune_trial import TuneTrial
 
@@ -21,14 +21,15 @@ class ControllerOutbox:
 
     Args:
         controller: Tune's.
+        clock: by which the controller's turn comes.
 
     Attributes:
         holds_results: whether results wait; callbacks do not.
     """
 
-    def __init__(self, controller: Any) -> None:
+    def __init__(self, controller: Any, clock: Clock | None = None) -> None:
         self._controller = controller
-        self._clock = MonotonicClock()
+        self._clock = clock or MonotonicClock()
         self._callbacks: deque[Callback] = deque()
         #: Trials with a result that the controller has requested, in the order in which the results came.
         self._with_result: deque[TuneTrial] = deque()

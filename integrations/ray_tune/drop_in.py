@@ -21,6 +21,7 @@ from fluid.integrations.ray_tune.side_by_side import alone_until_begun, in_use, 
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
 from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
 from fluid.integrations.ray_tune.tune_output import output_options
+from fluid.integrations.ray_tune.virtual_time import tune_time
 from fluid.session.interrupted import SweepInterrupted
 
 #: What every lane of a sweep imports.
@@ -82,7 +83,7 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **opti
     scope = executor_scope(executor)
     with in_use(run_or_experiment), scope, Interruption(executor) as interruption, alone_until_begun():
         _prepare(executor, run_or_experiment)
-        with loggers_apart(executor, callbacks) as options["callbacks"]:
+        with loggers_apart(executor, callbacks) as options["callbacks"], tune_time(executor):
             return interruption.finish(ray.tune.run(run_or_experiment, **options))
 
 
@@ -154,7 +155,7 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         scope = executor_scope(self._executor)
         with in_use(trainable), scope, Interruption(self._executor) as interruption, alone_until_begun():
             _prepare(self._executor, trainable)
-            with loggers_apart(self._executor, config.callbacks) as config.callbacks:
+            with loggers_apart(self._executor, config.callbacks) as config.callbacks, tune_time(self._executor):
                 try:
                     return interruption.finish(super().fit())
                 finally:

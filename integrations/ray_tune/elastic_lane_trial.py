@@ -12,6 +12,7 @@ from typing import Any
 from fluid.integrations.ray_tune.lane_trial import (
     RESULT,
     SAVED,
+    SPEC,
     FunctionLaneTrial,
     LaneTrial,
     LaneTrialSpec,
@@ -29,6 +30,8 @@ from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedT
 from fluid.trainables.elastic_class import elastic_class_of
 from fluid.trainables.trainable import can_save, is_fusible
 
+#: The names that :data:`fluid.rehearsal.backend.MAKE_COURSE` and its neighbour give.
+MAKE_COURSE, REQUIRE_COURSE = "rehearsed_course", "require_rehearsed_course"
 #: Counters that Tune's Trainable keeps beside the user's state.
 _COUNTERS = (
     "_episodes_total",
@@ -158,10 +161,28 @@ def runs_elastic(trainable: type) -> bool:
     return issubclass(trainable, Trainable) and can_save(trainable) and elastic_class_of(trainable) is not None
 
 
+def _rehearsed_course(cls: type[LaneTrial], config: Mapping[str, PickledArguments], source: Any) -> Any:
+    """Makes the course of a trial that is rehearsed: see :data:`fluid.rehearsal.backend.MAKE_COURSE`."""
+    from fluid.integrations.ray_tune.rehearsed_trial import rehearsed_trial  # Lanes need none of it.
+
+    shipped = cls.shipped_trainable
+    return rehearsed_trial(shipped.trainable_here(), shipped.unpickle(config[SPEC]), source)
+
+
+def _require_rehearsed_course(cls: type[LaneTrial], source: Any) -> None:
+    """Refuses a trainable that cannot be replayed."""
+    from fluid.integrations.ray_tune.rehearsed_trial import tune_replayable
+
+    tune_replayable(cls.shipped_trainable.trainable_here(), source)
+
+
 def lane_trial_for(trainable: type, shipped: ShippedTrainable) -> type[LaneTrial]:
     """Makes the class that runs the trials of a trainable of Tune in lanes."""
     base: type[LaneTrial] = LaneTrial
-    members: dict[str, Any] = {}
+    members: dict[str, Any] = {
+        MAKE_COURSE: classmethod(_rehearsed_course),
+        REQUIRE_COURSE: classmethod(_require_rehearsed_course),
+    }
     if runs_elastic(trainable):
         base = ElasticLaneTrial
         members["fluid_fusible"] = is_fusible(trainable)

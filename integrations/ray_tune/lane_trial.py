@@ -85,6 +85,7 @@ class LaneTrialSpec(NamedTuple):
         session_path: where Ray keeps this sweep's files on a machine; ``None`` in releases that do not need it.
         restore_from: the result of ``save`` from which it is restored; ``None`` for a fresh start.
         devices: how many the trial holds.
+        epoch: when the session's clock showed 0, seconds since 1970, in a rehearsal; ``None`` in others.
     """
 
     arguments: Mapping[str, Any]
@@ -92,6 +93,7 @@ class LaneTrialSpec(NamedTuple):
     session_path: str | None = None
     restore_from: Any = None
     devices: int = 1
+    epoch: float | None = None
 
 
 class LaneTrial:

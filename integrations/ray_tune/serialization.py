@@ -138,6 +138,12 @@ class ShippedTrainable:
         """Unpickles a value that was sent to the lane."""
         return self._environment.unpickle(arguments)
 
+    def trainable_here(self) -> type:
+        """The class, in a process whose environment stays as it is."""
+        if self.__wrapped__ is None:
+            self.__wrapped__ = self._environment.unpickle(self._pickled)
+        return self.__wrapped__
+
     @property
     def trainable(self) -> type:
         """The class."""

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
@@ -35,6 +34,7 @@ from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedT
 from fluid.integrations.ray_tune.sweep_search import sweep_search
 from fluid.integrations.ray_tune.trial_ids import TrialIds
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
+from fluid.integrations.ray_tune.virtual_time import clock_of, epoch_of
 from fluid.session.handle import TrialGroupHandle
 from fluid.trainables.trainable import is_elastic, is_fusible
 from fluid.trialgroup import Shown, TrialGroup, TrialState
@@ -80,7 +80,8 @@ class TrialSubmission:
         self._listener = listener
         self._budgets = Budgets(controller, scheduler)
         self._inner_needs = InnerNeeds(executor)
-        self._clock = MonotonicClock()
+        self._clock = clock_of(executor)
+        self._epoch = epoch_of(executor)
         self._environment = ActorEnvironment.of_driver()
         self._requests = ResourceRequests(executor)
         #: Tune's classes by name; to be asked for one takes Tune a millisecond.
@@ -212,13 +213,11 @@ class TrialSubmission:
         tune_trial.trains_within |= inner is not None
         grant = self._budgets.grant(trial, tune_trial.iteration + len(tune_trial.results))
         tune_trial.apply(grant._replace(iterations=tune_trial.repeats + grant.iterations))
-        tune_trial.reports_checkpoints = issubclass(lane_trial.shipped_trainable.trainable, FunctionTrainable)
+        is_function = issubclass(lane_trial.shipped_trainable.trainable, FunctionTrainable)
+        tune_trial.reports_checkpoints = is_function and self._epoch is None
+        path = session_path_of(arguments["storage"])
         spec = LaneTrialSpec(
-            arguments=arguments,
-            checkpoints=grant.checkpoints,
-            session_path=session_path_of(arguments["storage"]),
-            restore_from=tune_trial.restore_from,
-            devices=tune_trial.devices,
+            arguments, grant.checkpoints, path, tune_trial.restore_from, tune_trial.devices, self._epoch
         )
         return FluidTrial(
             lane_trial,

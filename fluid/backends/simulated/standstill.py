@@ -56,6 +56,8 @@ class Standstill:
                 self._woken.clear()
                 return True
             return False
+        if self._virtual.end_settled() or (instant == float("inf") and self._virtual.expire_limited_polls()):
+            return True
         deadline = self._virtual.next_deadline
         if deadline < instant:
             self._clock.advance_to(max(deadline, self._clock.now()))

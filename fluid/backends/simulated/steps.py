@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,8 @@ class PlayedIteration(NamedTuple):
         memory: what it needs of the device's memory; ``None`` if unknown.
         finished: whether the trial is done with it.
         failure: why the trial fails in it; ``None`` if it does not.
+        report: makes the metrics, in place of ``metrics``, when the iteration ends, of the seconds that it took and
+            the time, seconds; ``None`` if they are known before.
     """
 
     seconds: float
@@ -30,6 +32,11 @@ class PlayedIteration(NamedTuple):
     memory: MemoryNeed | None = None
     finished: bool = False
     failure: Failure | None = None
+    report: Callable[[float, float], Any] | None = None
+
+    def reported(self, seconds: float, now: float) -> Any:
+        """What the trial reports of it once it has taken so many seconds, and ends now."""
+        return self.metrics if self.report is None else self.report(seconds, now)
 
 
 #: Of a trial that has no iteration left.
@@ -169,7 +176,7 @@ class VirtualStep:
             trial.lanes[0],
             iteration=trial.done,
             seconds=now - self.began,
-            metrics=None if played is None else played.metrics,
+            metrics=None if played is None else played.reported(now - self.began, now),
             memory=None if played is None else played.memory,
             finished=played is not None and played.finished,
             rows=self.rows,
