@@ -65,7 +65,7 @@ LAYERS = (
     layer(8, "results", "pandas"),
     layer(9, "backends.simulated backends.hosts"),
     layer(10, "simulation", "numpy"),
-    layer(11, "rehearsal", "numpy onnxruntime pyarrow sklearn"),
+    layer(11, "rehearsal", "numpy onnxruntime pyarrow sklearn ConfigSpace ray"),
     layer(10, "backends.lanes"),
     layer(11, "backends.local"),
     layer(11, "backends.ray", "ray"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fluid.errors import InvalidFieldError
 from fluid.rehearsal.replayable import ReplayedIteration
+from fluid.rehearsal.spaces import Condition, active, configspace_of, suggested, tune_space_of
 from fluid.search.domains import Domain
 
 #: Configs drawn to learn what is good and what is bad on a benchmark, and how many of the best are looked at closely.
@@ -55,6 +58,7 @@ class Benchmark:
         metric: what is to be optimized.
         mode: ``"min"`` or ``"max"``.
         max_iterations: most iterations of a trial.
+        conditions: with which values of others a hyperparameter counts; where they do not hold it is left aside.
 
     Attributes:
         name: see above.
@@ -62,11 +66,20 @@ class Benchmark:
         metric: see above.
         mode: see above.
         max_iterations: see above.
+        conditions: see above.
     """
 
-    def __init__(self, name: str, space: Mapping[str, Domain], metric: str, mode: str, max_iterations: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        space: Mapping[str, Domain],
+        metric: str,
+        mode: str,
+        max_iterations: int,
+        conditions: Sequence[Condition] = (),
+    ) -> None:
         self.name, self.space, self.metric, self.mode = name, dict(space), metric, mode
-        self.max_iterations = max_iterations
+        self.max_iterations, self.conditions = max_iterations, tuple(conditions)
 
     def replay(self, config: Mapping[str, Any], iterations: range) -> Sequence[ReplayedIteration]:
         """What a trial of a config does: see :class:`fluid.rehearsal.Replayable`."""
@@ -80,6 +93,38 @@ class Benchmark:
         """What the benchmark is, in sentences for people."""
         return [f"The trials are those of the benchmark {self.name}: they are replayed, not run."]
 
+    def active(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters of a config that count: those whose conditions hold.
+
+        Raises:
+            InvalidFieldError: one of them is missing.
+        """
+        return active(config, self.space, self.conditions)
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """The space as a function of an Optuna trial, which suggests the hyperparameters that count, and no others."""
+        return suggested(trial, self.space, self.conditions)
+
+    def configspace(self, seed: int | None = None) -> Any:
+        """The space as a ``ConfigurationSpace``, conditions included, as HpBandSter takes it.
+
+        Args:
+            seed: what it samples with; ``None`` for chance.
+
+        Raises:
+            MissingDependencyError: ConfigSpace is not installed.
+        """
+        return configspace_of(self.space, self.conditions, seed)
+
+    def tune_space(self) -> dict[str, Any]:
+        """The space as Ray Tune's ``param_space``. It has no conditions: hyperparameters that do not count are sampled
+        all the same, and left aside.
+
+        Raises:
+            MissingDependencyError: Ray Tune is not installed.
+        """
+        return tune_space_of(self.space)
+
     @cached_property
     def known(self) -> ValueRange:
         """The best and the worst value of 2,000 configs drawn at random, with a fixed seed."""
@@ -87,7 +132,12 @@ class Benchmark:
         configs = [{name: domain.sample(rng) for name, domain in space.items()} for _ in range(_DRAWN)]
         last = range(self.max_iterations, self.max_iterations + 1)
         ends = [self._best_of(played) for played in self.replay_many([Curve(config, last) for config in configs])]
-        order = np.argsort(ends) if self.mode == "min" else np.argsort(ends)[::-1]
+        sign = 1.0 if self.mode == "min" else -1.0
+        order = [
+            int(index) for index in np.argsort(sign * np.array(ends), kind="stable") if not math.isnan(ends[index])
+        ]
+        if not order:
+            raise InvalidFieldError("benchmark", self.name, f"gives no value of {self.metric!r} at its last iteration")
         whole = range(1, self.max_iterations + 1)
         closely = self.replay_many([Curve(configs[index], whole) for index in order[:_CLOSELY]])
         return ValueRange(self._best_of(one for played in closely for one in played), ends[order[-1]])
@@ -103,8 +153,14 @@ class Benchmark:
         return self.known.worst
 
     def regret(self, value: float) -> float:
-        """The normalised regret of a value: 0 for the best known one, 1 for the worst; below 0 for a better one."""
+        """The normalised regret of a value: 0 for the best known one, 1 for the worst; below 0 for a better one.
+
+        The range is that between the best and the worst value known, as in papers on YAHPO Gym: the best one is that of
+        a random search, so that an algorithm which learns may well beat it.
+        """
         known = self.known
+        if known.best == known.worst:
+            return 0.0
         return (known.best - value) / (known.best - known.worst)
 
     def value_at(self, regret: float) -> float:
@@ -113,5 +169,8 @@ class Benchmark:
         return known.best - regret * (known.best - known.worst)
 
     def _best_of(self, played: Any) -> float:
-        values = [float(one.metrics[self.metric]) for one in played]
-        return min(values) if self.mode == "min" else max(values)
+        values = [float(one.metrics[self.metric]) for one in played if self.metric in one.metrics]
+        sound = [value for value in values if math.isfinite(value)]
+        if not sound:
+            return math.nan
+        return min(sound) if self.mode == "min" else max(sound)

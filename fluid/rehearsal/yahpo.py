@@ -1,17 +1,18 @@
-"""Benchmarks of YAHPO Gym: surrogates, as ONNX files, of recorded hyperparameter searches.
+"""Surrogates of YAHPO Gym: a network in ONNX tells what a trial of any config does.
 
-A scenario is a folder with ``model.onnx``, ``config_space.json`` (a ConfigSpace as JSON) and ``encoding.json`` (numbers
-of categories). For each point, the model takes a row ``x_cat`` (int32) and a row ``x_cont`` (float32, on natural
-scales), and gives a row of targets (Pfisterer et al.: YAHPO Gym, 2022).
+A scenario is a folder with ``config_space.json``, ``encoding.json`` and ``model.onnx``. The files do not say in which
+order the network takes hyperparameters and gives targets: :mod:`fluid.rehearsal.yahpo_scenarios` knows that of the
+published scenarios, and a file ``scenario.json`` in the folder tells it of others.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,141 +20,144 @@ from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal.benchmark import Benchmark, Curve
 from fluid.rehearsal.replayable import ReplayedIteration
+from fluid.rehearsal.spaces import read_configspace
+from fluid.rehearsal.yahpo_scenarios import scenario_of
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 
-with try_import("onnxruntime", extra="rehearsal") as _onnx:
+with try_import("onnxruntime", extra="rehearsal") as _imports:
     import onnxruntime
 
-#: Least seconds of an iteration: the surrogate's cumulated time now and then falls.
-_LEAST_S = 1e-3
-#: Rows of one call of the model: about a curve; more take longer per row.
+#: The task, where a scenario has no hyperparameter that names it.
+ONLY_TASK = "only"
+#: Least seconds of an iteration: the surrogate's cumulated time may fall a little from one iteration to the next.
+LEAST_SECONDS = 1e-3
+#: What stands for a category that does not count.
+_ABSENT = "#na#"
+#: Most configs whose curves are kept.
+_KEPT = 50_000
+#: Most rows that the network is given at once: about a curve; more take longer per row.
 _ROWS = 64
 
 
-@dataclass(frozen=True)
-class YahpoScenario:
-    """What the files of a scenario do not say.
+class Network(Protocol):
+    """The network of a scenario."""
 
-    Attributes:
-        task: the hyperparameter that stands for the task.
-        fidelity: the one that counts iterations.
-        targets: the model's, in order.
-        time: the target with the seconds of all iterations so far.
-        metric: the target to optimize by default.
-        mode: ``"min"`` or ``"max"``.
-        columns: the hyperparameters that are numbers, in the order in which the model takes them.
-        memory: the target with the memory, MiB; ``None`` if there is none.
+    def run(self, categories: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Its targets, one row for each row of its inputs.
+
+        Args:
+            categories: int32, of shape (rows, categorical hyperparameters).
+            numbers: float32, of shape (rows, others).
+        """
+        ...
+
+
+class OnnxNetwork:
+    """A network that onnxruntime runs, with one thread.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+        InvalidFieldError: the file is no network of YAHPO Gym.
     """
 
-    task: str
-    fidelity: str
-    targets: tuple[str, ...]
-    time: str
-    metric: str
-    mode: str
-    columns: tuple[str, ...]
-    memory: str | None = None
+    def __init__(self, path: Path) -> None:
+        _imports.check()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # Rows are few: threads only get in the way.
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has errors of its own for each way in which a file can be bad.
+            raise InvalidFieldError("model", str(path), f"cannot be read by onnxruntime: {error}") from error
+        inputs = self._session.get_inputs()
+        if len(inputs) != 2:
+            raise InvalidFieldError("model", str(path), f"must have two inputs, and has {len(inputs)}")
+        self._names = [one.name for one in inputs]
+
+    def run(self, categories: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """See :class:`Network`."""
+        output: np.ndarray = self._session.run(None, {self._names[0]: categories, self._names[1]: numbers})[0]
+        return output
 
 
-SCENARIOS = {
-    "lcbench": YahpoScenario(
-        task="OpenML_task_id",
-        fidelity="epoch",
-        targets=(
-            "time",
-            "val_accuracy",
-            "val_cross_entropy",
-            "val_balanced_accuracy",
-            "test_cross_entropy",
-            "test_balanced_accuracy",
-        ),
-        time="time",
-        metric="val_accuracy",
-        mode="max",
-        columns=(
-            "epoch",
-            "batch_size",
-            "learning_rate",
-            "momentum",
-            "weight_decay",
-            "num_layers",
-            "max_units",
-            "max_dropout",
-        ),
-    )
-}
+@dataclass(eq=False)
+class _KnownCurve:
+    """What is known of one config.
+
+    Attributes:
+        categories, numbers: the network's inputs; that of the fidelity is set as it is asked.
+        targets: rows of its outputs so far, from the first iteration on.
+        seconds: of each of these iterations.
+        elapsed: greatest cumulated time so far.
+    """
+
+    categories: tuple[int, ...]
+    numbers: tuple[float, ...]
+    targets: list[list[float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    elapsed: float = 0.0
 
 
 class YahpoBenchmark(Benchmark):
-    """One task of a scenario.
+    """One task of a scenario of YAHPO Gym.
+
+    The seconds of an iteration are the difference of the surrogate's cumulated time, and at least 0.001. Metrics have
+    the names of its targets. Where the fidelity is the share of the data (``trainsize``), a trial has 20 iterations,
+    the last of which has all of it; each costs what it adds to the time to train.
 
     Args:
         scenario: its name.
-        task: the task, such as ``"189866"``.
+        task: the task's, such as ``"189866"``.
         folder: with the scenario's files.
+        network: what predicts; ``None`` for the folder's.
 
     Raises:
-        InvalidFieldError: the scenario or the task is unknown, or the folder has no such files.
+        InvalidFieldError: the scenario or the task is unknown, or a file is missing, or is something else.
         MissingDependencyError: onnxruntime is not installed.
     """
 
-    def __init__(self, scenario: str, task: str, folder: Path) -> None:
-        _onnx.check()
-        if scenario not in SCENARIOS:
-            raise InvalidFieldError("scenario", scenario, f"must be one of {', '.join(SCENARIOS)}")
-        self._scenario = known = SCENARIOS[scenario]
-        parts = _read(folder, "config_space.json")["hyperparameters"]
-        encoding = _read(folder, "encoding.json")
-        tasks: list[str] = next((part["choices"] for part in parts if part["name"] == known.task), [])
+    def __init__(self, scenario: str, task: str, folder: Path, *, network: Network | None = None) -> None:
+        self._scenario = known = scenario_of(folder, scenario)
+        domains, constants, conditions = read_configspace(_json(folder / "config_space.json"))
+        self._fixed: dict[str, Any] = dict(constants)
+        tasks = tasks_of(scenario, folder)
         if task not in tasks:
-            raise InvalidFieldError("task", task, f"must be one of {', '.join(sorted(tasks, key=int))}")
-        fidelity = next(part for part in parts if part["name"] == known.fidelity)
-        space = {part["name"]: _domain(part) for part in parts if part["name"] not in (known.task, known.fidelity)}
-        super().__init__(f"{scenario}:{task}", space, known.metric, known.mode, int(fidelity["upper"]))
-        self._task = encoding[known.task][task]
-        #: Of the hyperparameters, and of the fidelity, in a row of what the model takes.
-        self._columns = {name: column for column, name in enumerate(known.columns)}
-        self._session = _open(folder / "model.onnx")
+            raise InvalidFieldError("task", task, f"must be one of {', '.join(tasks)}")
+        if known.instance is not None:
+            self._fixed[known.instance] = task
+        for held in known.at_most:
+            if held in domains:
+                self._fixed[held] = _last(domains[held])
+        lacking = [each for each in known.inputs if each not in domains and each not in self._fixed]
+        if lacking:
+            raise InvalidFieldError("config_space.json", str(folder), f"lacks {', '.join(lacking)}")
+        left = {*self._fixed, known.fidelity}
+        space = {each: domain for each, domain in domains.items() if each not in left}
+        #: The values of the fidelity, by iteration.
+        self._fidelity = known.steps(domains[known.fidelity])
+        counting = [each for each in conditions if each.child in space and each.parent in space]
+        name = scenario if known.instance is None else f"{scenario}:{task}"
+        if scenario != "lcbench":
+            name = f"yahpo:{name}"
+        super().__init__(name, space, known.metric, known.mode, len(self._fidelity), counting)
+        self._encoding: Mapping[str, Mapping[str, int]] = _json(folder / "encoding.json")
+        self._network = network or _network(folder / "model.onnx")
+        self._curves: dict[Any, _KnownCurve] = {}
 
     def replay_many(self, curves: Sequence[Curve]) -> list[Sequence[ReplayedIteration]]:
         """What trials do; the model is asked once for all of them."""
-        wanted = [
-            range(curve.iterations.start, min(curve.iterations.stop, self.max_iterations + 1)) for curve in curves
-        ]
-        # The iteration before the first one tells the seconds of that.
-        asked = [range(max(1, one.start - 1), one.stop) for one in wanted]
-        names, columns = list(self.space), [self._columns[name] for name in self.space]
-        rows = np.empty((sum(map(len, asked)), len(self._columns)), np.float32)
-        start = 0
-        for curve, iterations in zip(curves, asked, strict=True):
-            stop = start + len(iterations)
-            rows[start:stop, self._columns[self._scenario.fidelity]] = iterations
-            rows[start:stop, columns] = [float(curve.config[name]) for name in names]
-            start = stop
-        found = self._predict(rows)
-        result: list[Sequence[ReplayedIteration]] = []
-        start = 0
-        for one, iterations in zip(wanted, asked, strict=True):
-            part = found[start : start + len(iterations)]
-            start += len(iterations)
-            result.append(self._iterations(part, len(iterations) - len(one)))
-        return result
-
-    def _iterations(self, found: Any, before: int) -> list[ReplayedIteration]:
-        targets, clock = self._scenario.targets, self._scenario.targets.index(self._scenario.time)
-        seconds = np.maximum(np.diff(found[:, clock], prepend=0.0), _LEAST_S).tolist()
-        return [
-            ReplayedIteration(dict(zip(targets, row, strict=True)), taken)
-            for row, taken in zip(found.tolist()[before:], seconds[before:], strict=True)
-        ]
-
-    def _predict(self, rows: Any) -> Any:
-        parts = []
-        for start in range(0, len(rows), _ROWS):
-            part = rows[start : start + _ROWS]
-            given = {"x_cat": np.full((len(part), 1), self._task, np.int32), "x_cont": part}
-            parts.append(self._session.run(["output"], given)[0])
-        return np.concatenate(parts) if parts else np.empty((0, len(self._scenario.targets)), np.float32)
+        known = [self._curve(each.config) for each in curves]
+        missing: dict[int, tuple[_KnownCurve, int]] = {}
+        for curve, asked in zip(known, curves, strict=True):
+            stop = min(asked.iterations.stop - 1, self.max_iterations)
+            if stop > max(len(curve.seconds), missing.get(id(curve), (curve, 0))[1]):
+                missing[id(curve)] = (curve, stop)
+        if missing:
+            self._ask(list(missing.values()))
+        return [self._played(curve, each.iterations) for curve, each in zip(known, curves, strict=True)]
 
     def describe(self) -> list[str]:
         """What the benchmark is."""
@@ -161,6 +165,86 @@ class YahpoBenchmark(Benchmark):
             f"The trials are those of YAHPO Gym's surrogate of {self.name}: metrics and seconds per iteration are "
             "predicted, on the hardware on which the benchmark was recorded."
         ]
+
+    def _curve(self, config: Mapping[str, Any]) -> _KnownCurve:
+        counting = self.active(config) if self.conditions else config
+        try:
+            categories, numbers = self._encode(counting)
+        except KeyError as error:
+            raise InvalidFieldError("config", dict(config), f"lacks {error}") from error
+        curve = self._curves.get((categories, numbers))
+        if curve is None:
+            if len(self._curves) >= _KEPT:
+                self._curves.pop(next(iter(self._curves)))
+            curve = self._curves[categories, numbers] = _KnownCurve(categories, numbers)
+        return curve
+
+    def _encode(self, config: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The inputs of the network for a config, the fidelity being 0."""
+        spec, fixed = self._scenario, self._fixed
+        numbers = []
+        for name in spec.numbers:
+            if name == spec.fidelity:
+                numbers.append(0.0)
+            elif name in fixed or name in config or not self.conditions:
+                value = fixed[name] if name in fixed else config[name]
+                try:
+                    numbers.append(float(value))
+                except (TypeError, ValueError) as error:
+                    raise InvalidFieldError(name, value, "must be a number") from error
+            else:
+                numbers.append(0.0)  # It does not count.
+        categories = []
+        for name in spec.categories:
+            present = name in fixed or name in config or not self.conditions
+            value = (fixed[name] if name in fixed else config[name]) if present else _ABSENT
+            code = self._encoding[name].get(str(value))
+            if code is None:
+                raise InvalidFieldError(name, value, f"must be one of {sorted(self._encoding[name])}")
+            categories.append(code)
+        return tuple(categories), tuple(numbers)
+
+    def _ask(self, batch: Sequence[tuple[_KnownCurve, int]]) -> None:
+        """Adds iterations to curves, up to and including a given one."""
+        rows = sum(stop - len(curve.seconds) for curve, stop in batch)
+        spec = self._scenario
+        categories = np.empty((rows, len(spec.categories)), np.int32)
+        numbers = np.empty((rows, len(spec.numbers)), np.float32)
+        at = 0
+        column = spec.numbers.index(spec.fidelity)
+        for curve, stop in batch:
+            known = len(curve.seconds)
+            end = at + stop - known
+            categories[at:end] = curve.categories
+            numbers[at:end] = curve.numbers
+            numbers[at:end, column] = self._fidelity[known:stop]
+            at = end
+        parts = [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]
+        targets = np.concatenate([self._network.run(categories[part], numbers[part]) for part in parts])
+        if targets.shape != (rows, len(spec.targets)):
+            reason = (
+                f"gives outputs of shape {targets.shape}, and not {len(spec.targets)} targets for each of {rows} rows"
+            )
+            raise InvalidFieldError("model", self.name, reason)
+        rest, time = targets.tolist(), spec.targets.index(spec.time)
+        at = 0
+        for curve, stop in batch:
+            end = at + stop - len(curve.seconds)
+            for row in rest[at:end]:
+                elapsed = max(curve.elapsed, row[time] * spec.seconds)
+                curve.seconds.append(max(elapsed - curve.elapsed, LEAST_SECONDS))
+                curve.elapsed = elapsed
+            curve.targets += rest[at:end]
+            at = end
+
+    def _played(self, curve: _KnownCurve, iterations: range) -> list[ReplayedIteration]:
+        spec = self._scenario
+        played = []
+        for index in range(iterations.start - 1, min(iterations.stop - 1, self.max_iterations)):
+            row = curve.targets[index]
+            memory = None if spec.memory_column is None else max(row[spec.memory_column] * spec.memory_unit, 0.0)
+            played.append(ReplayedIteration(dict(zip(spec.targets, row, strict=True)), curve.seconds[index], memory))
+        return played
 
 
 def tasks_of(scenario: str, data: Path) -> list[str]:
@@ -173,37 +257,46 @@ def tasks_of(scenario: str, data: Path) -> list[str]:
     Raises:
         InvalidFieldError: the scenario is unknown, or the folder has no such files.
     """
-    if scenario not in SCENARIOS:
-        raise InvalidFieldError("scenario", scenario, f"must be one of {', '.join(SCENARIOS)}")
-    parts = _read(folder_of_scenario(scenario, data), "config_space.json")["hyperparameters"]
-    return [task for part in parts if part["name"] == SCENARIOS[scenario].task for task in part["choices"]]
+    folder = folder_of_scenario(scenario, data)
+    spec = scenario_of(folder, scenario)
+    if spec.instance is None:
+        return [ONLY_TASK]
+    domains, constants, _ = read_configspace(_json(folder / "config_space.json"))
+    domain = domains.get(spec.instance)
+    if isinstance(domain, Choice):
+        return [str(choice) for choice in domain.choices]
+    if spec.instance in constants:
+        return [str(constants[spec.instance])]
+    raise InvalidFieldError("config_space.json", str(folder), f"has no choice of {spec.instance!r}, the task")
 
 
 def folder_of_scenario(scenario: str, data: Path) -> Path:
     """Where in a folder the files of a scenario are; the folder itself where they are not found."""
-    places = (data, data / scenario, data / "yahpo" / scenario)
+    # The folder itself comes last, as it may be another scenario.
+    places = (data / scenario, data / "yahpo" / scenario)
     return next((place for place in places if (place / "model.onnx").is_file()), data)
 
 
-def _read(folder: Path, name: str) -> Any:
+def _last(domain: Domain) -> Any:
+    """The greatest value of a fidelity that is held at it."""
+    if isinstance(domain, Choice):
+        return domain.choices[-1]
+    assert isinstance(domain, FloatRange | IntRange)
+    return domain.high
+
+
+def _json(path: Path) -> Any:
     try:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidFieldError("data", str(folder), f"has no readable {name} of YAHPO Gym: {error}") from error
+        raise InvalidFieldError(
+            "data", str(path.parent), f"has no readable {path.name} of YAHPO Gym: {error}"
+        ) from error
 
 
-def _open(path: Path) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # A rehearsal has a core to itself at best.
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _domain(part: Mapping[str, Any]) -> Domain:
-    if part["type"] == "uniform_float":
-        return FloatRange(part["lower"], part["upper"], log=part["log"])
-    if part["type"] == "uniform_int":
-        return IntRange(part["lower"], part["upper"], log=part["log"])
-    if part["type"] == "categorical":
-        return Choice(tuple(part["choices"]))
-    raise InvalidFieldError(part["name"], part["type"], "is a type of hyperparameter that is not known here")
+@lru_cache(maxsize=4)
+def _network(path: Path) -> OnnxNetwork:
+    """The network of a file, read once for all tasks."""
+    if not path.is_file():
+        raise InvalidFieldError("data", str(path), "is missing: it is the network of the scenario")
+    return OnnxNetwork(path)

@@ -126,7 +126,7 @@ def _play_bohb(sweep: RehearsedSweep, executor: FluidExecutor) -> None:
         brackets += 1
     run_hpbandster(
         "BOHB",
-        benchmark.configspace(),  # type: ignore[attr-defined]
+        benchmark.configspace(),
         ReplayedTrial,
         max_budget=sweep.iterations,
         min_budget=sweep.iterations / _ETA ** (len(sizes) - 1),
@@ -151,7 +151,7 @@ def _play_pbt(sweep: RehearsedSweep, executor: FluidExecutor) -> None:
     from fluid import tune
 
     benchmark = sweep.benchmark
-    space = benchmark.tune_space()  # type: ignore[attr-defined]
+    space = benchmark.tune_space()
     interval = max(1, sweep.iterations // _PBT_INTERVAL)
     scheduler = tune.schedulers.PopulationBasedTraining(
         time_attr="training_iteration",

@@ -1,0 +1,188 @@
+"""Spaces of benchmarks: read from the files of ConfigSpace, with conditions, and written for other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fluid._imports import try_import
+from fluid.errors import InvalidFieldError
+from fluid.search.domains import Choice, Domain, FloatRange, IntRange
+
+
+class Condition(NamedTuple):
+    """A hyperparameter that counts only with some values of another one.
+
+    Attributes:
+        child: the hyperparameter.
+        parent: the other one, which must count itself.
+        values: its values with which the child counts.
+    """
+
+    child: str
+    parent: str
+    values: tuple[Any, ...]
+
+
+def read_configspace(content: Mapping[str, Any]) -> tuple[dict[str, Domain], dict[str, Any], tuple[Condition, ...]]:
+    """Reads a space from the JSON of ConfigSpace, as versions 0.4 to 0.6 wrote it.
+
+    Args:
+        content: what the file holds.
+
+    Returns:
+        The domains by name, the constants by name, and the conditions, parents before children.
+
+    Raises:
+        InvalidFieldError: a hyperparameter or a condition is of a kind that Fluid does not know.
+    """
+    domains: dict[str, Domain] = {}
+    constants: dict[str, Any] = {}
+    try:
+        for one in content["hyperparameters"]:
+            if one["type"] == "constant":
+                constants[one["name"]] = one["value"]
+            else:
+                domains[one["name"]] = _domain(one)
+        conditions = [found for one in content.get("conditions", ()) for found in _conditions(one)]
+    except (KeyError, TypeError) as error:
+        raise InvalidFieldError("config_space.json", content, f"is not a space of ConfigSpace: {error!r}") from error
+    return domains, constants, _parents_first(conditions)
+
+
+def _domain(one: Mapping[str, Any]) -> Domain:
+    kind = one["type"]
+    if kind == "uniform_float":
+        low, high, step = float(one["lower"]), float(one["upper"]), one.get("q")
+        return FloatRange(low, high, log=bool(one.get("log")) and step is None, step=step)
+    if kind == "uniform_int":
+        step = int(one.get("q") or 1)
+        return IntRange(int(one["lower"]), int(one["upper"]), log=bool(one.get("log")) and step == 1, step=step)
+    if kind == "categorical":
+        return Choice(tuple(one["choices"]))
+    if kind == "ordinal":
+        return Choice(tuple(one["sequence"]))
+    raise InvalidFieldError(f"type of {one['name']}", kind, "is of a kind that Fluid does not know")
+
+
+def _conditions(one: Mapping[str, Any]) -> list[Condition]:
+    kind = one["type"]
+    if kind == "EQ":
+        return [Condition(one["child"], one["parent"], (one["value"],))]
+    if kind == "IN":
+        return [Condition(one["child"], one["parent"], tuple(one["values"]))]
+    if kind == "AND":
+        return [found for each in one["conditions"] for found in _conditions(each)]
+    raise InvalidFieldError("condition", kind, "is of a kind that Fluid does not know: EQ, IN and AND are known")
+
+
+def _parents_first(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    left, ordered = list(conditions), list[Condition]()
+    while left:
+        children = {condition.child for condition in left}
+        ready = [condition for condition in left if condition.parent not in children]
+        if not ready:
+            raise InvalidFieldError("conditions", sorted(children), "depend on each other")
+        ordered += ready
+        left = [condition for condition in left if condition.parent in children]
+    return tuple(ordered)
+
+
+def in_order(names: Sequence[str], conditions: Sequence[Condition]) -> list[str]:
+    """The names of a space, parents before the hyperparameters that depend on them."""
+    depth = dict.fromkeys(names, 0)
+    for condition in conditions:
+        depth[condition.child] = max(depth.get(condition.child, 0), depth.get(condition.parent, 0) + 1)
+    return sorted(names, key=lambda name: depth[name])
+
+
+def active(config: Mapping[str, Any], space: Mapping[str, Domain], conditions: Sequence[Condition]) -> dict[str, Any]:
+    """The hyperparameters of a config that count.
+
+    Raises:
+        InvalidFieldError: one of them is missing.
+    """
+    idle: set[str] = set()
+    for condition in conditions:
+        if condition.parent in idle or config.get(condition.parent) not in condition.values:
+            idle.add(condition.child)
+    missing = [name for name in space if name not in idle and name not in config]
+    if missing:
+        raise InvalidFieldError("config", dict(config), f"lacks {', '.join(missing)}")
+    return {name: config[name] for name in space if name not in idle}
+
+
+def suggested(trial: Any, space: Mapping[str, Domain], conditions: Sequence[Condition]) -> dict[str, Any]:
+    """A config suggested by an Optuna trial, of the hyperparameters that count."""
+    found: dict[str, Any] = {}
+    for name in in_order(list(space), conditions):
+        if any(each.child == name and found.get(each.parent) not in each.values for each in conditions):
+            continue
+        domain = space[name]
+        if isinstance(domain, FloatRange):
+            found[name] = trial.suggest_float(name, domain.low, domain.high, log=domain.log, step=domain.step)
+        elif isinstance(domain, IntRange):
+            found[name] = trial.suggest_int(name, domain.low, domain.high, log=domain.log, step=domain.step)
+        else:
+            found[name] = trial.suggest_categorical(name, _choices(name, domain))
+    return {name: found[name] for name in space if name in found}
+
+
+def configspace_of(space: Mapping[str, Domain], conditions: Sequence[Condition], seed: int | None) -> Any:
+    """The space as ConfigSpace's ``ConfigurationSpace``.
+
+    Raises:
+        MissingDependencyError: ConfigSpace is not installed.
+    """
+    with try_import("ConfigSpace", extra="hpbandster") as imports:
+        import ConfigSpace
+    imports.check()
+    found = ConfigSpace.ConfigurationSpace(seed=seed)
+    for name, domain in space.items():
+        if isinstance(domain, FloatRange) and domain.step is None:
+            found.add(ConfigSpace.UniformFloatHyperparameter(name, domain.low, domain.high, log=domain.log))
+        elif isinstance(domain, IntRange) and domain.step == 1:
+            found.add(ConfigSpace.UniformIntegerHyperparameter(name, domain.low, domain.high, log=domain.log))
+        elif isinstance(domain, FloatRange | IntRange):
+            found.add(ConfigSpace.OrdinalHyperparameter(name, _all(domain)))
+        else:
+            found.add(ConfigSpace.CategoricalHyperparameter(name, _choices(name, domain)))
+    by_child: dict[str, list[Any]] = {}
+    for child, parent, values in conditions:
+        made = ConfigSpace.InCondition(found[child], found[parent], list(values))
+        by_child.setdefault(child, []).append(made)
+    for each in by_child.values():
+        found.add(each[0] if len(each) == 1 else ConfigSpace.AndConjunction(*each))
+    return found
+
+
+def tune_space_of(space: Mapping[str, Domain]) -> dict[str, Any]:
+    """The space as Ray Tune's ``param_space``.
+
+    Raises:
+        MissingDependencyError: Ray Tune is not installed.
+    """
+    with try_import("ray[tune]", extra="ray") as imports:
+        from ray import tune
+    imports.check()
+    found: dict[str, Any] = {}
+    for name, domain in space.items():
+        if isinstance(domain, FloatRange) and domain.step is None:
+            found[name] = (tune.loguniform if domain.log else tune.uniform)(domain.low, domain.high)
+        elif isinstance(domain, IntRange) and domain.step == 1:  # Tune leaves the upper end out.
+            found[name] = (tune.lograndint if domain.log else tune.randint)(domain.low, domain.high + 1)
+        elif isinstance(domain, FloatRange | IntRange):
+            found[name] = tune.choice(_all(domain))
+        else:
+            found[name] = tune.choice(_choices(name, domain))
+    return found
+
+
+def _all(domain: FloatRange | IntRange) -> list[Any]:
+    return [domain.at(index) for index in range(domain.size or 0)]
+
+
+def _choices(name: str, domain: Domain) -> list[Any]:
+    if not isinstance(domain, Choice):
+        raise InvalidFieldError(f"space[{name!r}]", domain, "is not a domain of fluid.search")
+    return list(domain.choices)
