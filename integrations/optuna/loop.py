@@ -24,8 +24,10 @@ from fluid.integrations.optuna import private_api
 from fluid.integrations.optuna.running import RunningTrial
 from fluid.integrations.optuna.shapes import shape_of
 from fluid.integrations.optuna.stale_trials import record_run, retry_stale_trials, this_run
+from fluid.integrations.optuna.study_time import study_time
 from fluid.integrations.optuna.work import Work
 from fluid.integrations.search_owner import new_owner
+from fluid.integrations.session_time import SessionTime
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener, TrialRequest
@@ -103,7 +105,12 @@ class OptimizeLoop(TrialListener):
         """
         arguments = self._arguments
         bar = private_api.progress_bar(arguments.show_progress_bar, arguments.n_trials, arguments.timeout)
-        with private_api.optimizing(self._study), this_run() as self._run, bar as self._progress_bar:
+        with (
+            study_time(SessionTime(self._executor)),
+            private_api.optimizing(self._study),
+            this_run() as self._run,
+            bar as self._progress_bar,
+        ):
             for number in retry_stale_trials(self._study):
                 _log.info(f"Trial {number} was left RUNNING by a run that was killed; it is failed and queued again.")
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fluid._imports import try_import
@@ -11,9 +12,11 @@ from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.optuna.loop import OptimizeArguments, OptimizeLoop
 from fluid.integrations.optuna.objective import as_trainable
+from fluid.integrations.optuna.rehearsed_objective import rehearsed
 from fluid.integrations.optuna.work import ObjectiveWork, Space, TrainableWork, Work
+from fluid.integrations.session_time import rehearsal_of
 from fluid.trainables.pickling import dump_trainable
-from fluid.trainables.trainable import kind_of
+from fluid.trainables.trainable import is_only_replayed, kind_of
 from fluid.trial_fields import IterationTimeout, require_timeout
 
 with try_import("Optuna", extra="optuna") as _imports:
@@ -130,6 +133,10 @@ def optimize(
         show_progress_bar=bool(show_progress_bar),
     )
     with executor_scope(executor) as chosen:
+        if (rehearsal := rehearsal_of(chosen)) is not None:
+            arguments = replace(arguments, work=rehearsed(work, trainable, study, rehearsal))
+        elif is_only_replayed(work.trainable):
+            kind_of(work.trainable)  # Raises.
         OptimizeLoop(study, arguments, chosen).run()
 
 
@@ -163,7 +170,7 @@ def _is_generator(function: Any) -> bool:
 
 
 def _trainable_work(study: Study, trainable: Any, space: Any, metric: Any, budget: Any) -> Work:
-    kind = kind_of(trainable)
+    kind = "replayed" if is_only_replayed(trainable) else kind_of(trainable)
     if kind in ("function", "ray_function") and next(iter(inspect.signature(trainable).parameters), None) == "trial":
         reason = (
             "takes a trial, as an objective does: leave space=, metric= and budget= out, or yield metrics of a config"

@@ -402,7 +402,7 @@ def test_no_nesting(executor: FluidExecutor) -> None:
 
 def test_the_timeout_is_for_new_trials(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock(5.0)
-    monkeypatch.setattr("fluid.integrations.optuna.loop.MonotonicClock", lambda: clock)
+    monkeypatch.setattr(executor.session, "clock", clock)
 
     def pass_time(study: Any, trial: Any) -> None:
         clock.advance_to(clock.now() + 4.0)
