@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime, tzinfo
 from typing import Any
 
+from fluid._clock import wall_seconds
 from fluid.integrations.session_time import SessionTime
 
 #: Optuna's modules that write when a trial began and ended.
@@ -31,7 +32,7 @@ class StudyDatetime:
     def now(self, tz: tzinfo | None = None) -> datetime:
         """Returns the time."""
         time = _times.get(threading.get_ident())
-        return datetime.now(tz) if time is None else datetime.fromtimestamp(time.now(), tz)
+        return datetime.fromtimestamp(wall_seconds() if time is None else time.now(), tz)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(datetime, name)
