@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.backends.simulated.steps import Course
+from fluid.backends.simulated.steps import Course, SimulatedTrial
 from fluid.engine.commands import Save, StartLane, StartTrial
 from fluid.engine.events import LaneReady
 from fluid.errors import InvalidFieldError, require_integer
@@ -120,6 +120,10 @@ class RehearsalBackend(SimulatedBackend):
         if self._devices.has_lane(command.lane_ids[0]):
             super()._save(command)
 
+    def _fail(self, trial: SimulatedTrial) -> None:
+        super()._fail(trial)
+        self._truths.pop(trial.trial_id, None)  # Tried again, it is replayed anew.
+
     def _truth_of(self, trial_id: str, config: Mapping[str, Any]) -> Truth:
         if (known := self._truths.get(trial_id)) is not None:
             return known
@@ -135,7 +139,7 @@ class RehearsalBackend(SimulatedBackend):
             else:
                 course = ReplayedCourse(replayable_of(trainable, self._source), config)
         except BaseException as error:  # It fails the trial, as what its set-up raises in a lane.
-            course = FailedCourse(error)
+            return Truth(course=FailedCourse(error))
         truth = Truth(alpha=self.overheads.alpha, beta=self.overheads.beta, course=course)
         self._truths[trial_id] = truth
         return truth

@@ -21,6 +21,7 @@ from fluid.integrations.ray_tune.logs import save_logs
 from fluid.integrations.ray_tune.private_api import TRIAL_INFO, RayActorManager, TrackedActor, Trial
 from fluid.integrations.ray_tune.resource_requests import stays_with_ray
 from fluid.integrations.ray_tune.tune_trial import Task, TuneTrial, notify
+from fluid.integrations.ray_tune.virtual_time import is_rehearsed
 
 #: Longest that a turn waits for events of the engine, in seconds, while Ray actors have to be polled too.
 _SHARED_WAIT_S = 0.01
@@ -41,6 +42,7 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
         super().__init__(resource_manager)
         if controller is not None:
             self._executor: FluidExecutor = options["executor"]
+            self._is_rehearsed = is_rehearsed(self._executor)
             self._bridge = ControllerBridge(
                 controller=controller, on_started=self._on_trial_started, on_died=self._on_trial_died, **options
             )
@@ -182,6 +184,8 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
     def get_live_actors_resources(self) -> dict[str, float]:
         """The sum of what the running trials requested."""
         total: Counter[str] = Counter()
+        if self._is_rehearsed:  # Those that run are none of this cluster's: Tune would look again how many it has.
+            return {}
         for actor, (_, acquired) in self._live_actors_to_ray_actors_resources.items():
             request = (
                 acquired.resource_request if acquired is not None else self._bridge.trial(actor).placement_group_factory
