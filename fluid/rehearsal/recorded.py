@@ -178,7 +178,8 @@ class ReplayedRun(Benchmark):
         if self._asked:
             recorded_count = sum(was_run for was_run, _ in self._asked.values())
             outside = sum(not is_inside for _, is_inside in self._asked.values())
-            lines.append(f"{recorded_count} of {len(self._asked)} configs were run before; the others are guessed")
+            rest = "" if recorded_count == len(self._asked) else "; the others are guessed"
+            lines.append(f"{recorded_count} of {len(self._asked)} configs were run before{rest}")
             if outside:
                 lines.append(f"{outside} of {len(self._asked)} configs lie outside of what was recorded")
         return lines + [note for run in self._records for note in run.notes]

@@ -27,6 +27,13 @@ from fluid.trialgroup import TrialState
 
 #: A longer text in a config is data, and tells no trials apart.
 _LONGEST_TEXT = 200
+#: What Ray Tune adds to each result by itself: in a rehearsal under Ray Tune it does so again, and elsewhere it says
+#: nothing.
+_OF_TUNE = frozenset(
+    {"timestamp", "done", "training_iteration", "trial_id", "date", "time_this_iter_s", "time_total_s", "pid"}
+    | {"hostname", "node_ip", "time_since_restore", "iterations_since_restore", "config", "checkpoint_dir_name"}
+    | {"timesteps_total", "episodes_total", "timesteps_since_restore", "should_checkpoint", "experiment_tag"}
+)
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,10 @@ def _trials(
             for part in parts:
                 for one in of_trial.get(part.trial_id, ()):  # What was repeated, after a loss, counts as it was last.
                     result = result_of(one, part)
-                    iterations[result.iteration] = RecordedIteration(result.metrics, alone.of(one, part))
+                    metrics = result.metrics
+                    if part.inner is not None:
+                        metrics = {name: value for name, value in metrics.items() if name not in _OF_TUNE}
+                    iterations[result.iteration] = RecordedIteration(metrics, alone.of(one, part))
             if iterations:
                 last = parts[-1]
                 known = [memory[part.trial_id] for part in parts if part.trial_id in memory]
