@@ -11,7 +11,7 @@ import numpy as np
 
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal.replayable import ReplayedIteration
-from fluid.rehearsal.spaces import Condition, active, configspace_of, suggested, tune_space_of
+from fluid.rehearsal.spaces import Condition, active, configspace_of, parents_first, suggested, tune_space_of
 from fluid.search.domains import Domain
 
 #: Configs drawn to learn what is good and what is bad on a benchmark, and how many of the best are looked at closely.
@@ -79,7 +79,7 @@ class Benchmark:
         conditions: Sequence[Condition] = (),
     ) -> None:
         self.name, self.space, self.metric, self.mode = name, dict(space), metric, mode
-        self.max_iterations, self.conditions = max_iterations, tuple(conditions)
+        self.max_iterations, self.conditions = max_iterations, parents_first(conditions)
 
     def replay(self, config: Mapping[str, Any], iterations: range) -> Sequence[ReplayedIteration]:
         """What a trial of a config does: see :class:`fluid.rehearsal.Replayable`."""
@@ -125,13 +125,17 @@ class Benchmark:
         """
         return tune_space_of(self.space)
 
+    def final_values(self, configs: Sequence[Mapping[str, Any]]) -> list[float]:
+        """The metric at the last iteration of each of some configs; NaN where there is none."""
+        last = range(self.max_iterations, self.max_iterations + 1)
+        return [self._best_of(played) for played in self.replay_many([Curve(config, last) for config in configs])]
+
     @cached_property
     def known(self) -> ValueRange:
         """The best and the worst value of 2,000 configs drawn at random, with a fixed seed."""
         rng, space = np.random.default_rng(_SEED), self.space
         configs = [{name: domain.sample(rng) for name, domain in space.items()} for _ in range(_DRAWN)]
-        last = range(self.max_iterations, self.max_iterations + 1)
-        ends = [self._best_of(played) for played in self.replay_many([Curve(config, last) for config in configs])]
+        ends = self.final_values(configs)
         sign = 1.0 if self.mode == "min" else -1.0
         order = [
             int(index) for index in np.argsort(sign * np.array(ends), kind="stable") if not math.isnan(ends[index])

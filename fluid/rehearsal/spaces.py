@@ -47,7 +47,7 @@ def read_configspace(content: Mapping[str, Any]) -> tuple[dict[str, Domain], dic
         conditions = [found for one in content.get("conditions", ()) for found in _conditions(one)]
     except (KeyError, TypeError) as error:
         raise InvalidFieldError("config_space.json", content, f"is not a space of ConfigSpace: {error!r}") from error
-    return domains, constants, _parents_first(conditions)
+    return domains, constants, parents_first(conditions)
 
 
 def _domain(one: Mapping[str, Any]) -> Domain:
@@ -76,7 +76,12 @@ def _conditions(one: Mapping[str, Any]) -> list[Condition]:
     raise InvalidFieldError("condition", kind, "is of a kind that Fluid does not know: EQ, IN and AND are known")
 
 
-def _parents_first(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+def parents_first(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    """The conditions in the order in which they can be looked at: those of parents before those of their children.
+
+    Raises:
+        InvalidFieldError: they depend on each other.
+    """
     left, ordered = list(conditions), list[Condition]()
     while left:
         children = {condition.child for condition in left}

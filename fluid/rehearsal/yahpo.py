@@ -206,36 +206,46 @@ class YahpoBenchmark(Benchmark):
 
     def _ask(self, batch: Sequence[tuple[_KnownCurve, int]]) -> None:
         """Adds iterations to curves, up to and including a given one."""
-        rows = sum(stop - len(curve.seconds) for curve, stop in batch)
         spec = self._scenario
+        wanted = [(curve, range(len(curve.seconds), stop)) for curve, stop in batch]
+        targets, time = self._predict(wanted).tolist(), spec.targets.index(spec.time)
+        at = 0
+        for curve, indices in wanted:
+            rows = targets[at : at + len(indices)]
+            at += len(indices)
+            for row in rows:
+                elapsed = max(curve.elapsed, row[time] * spec.seconds)
+                curve.seconds.append(max(elapsed - curve.elapsed, LEAST_SECONDS))
+                curve.elapsed = elapsed
+            curve.targets += rows
+
+    def _predict(self, wanted: Sequence[tuple[_KnownCurve, range]]) -> np.ndarray:
+        """What the network gives for some iterations, counted from 0, of some configs: a row for each."""
+        spec = self._scenario
+        rows = sum(len(indices) for _, indices in wanted)
         categories = np.empty((rows, len(spec.categories)), np.int32)
         numbers = np.empty((rows, len(spec.numbers)), np.float32)
-        at = 0
         column = spec.numbers.index(spec.fidelity)
-        for curve, stop in batch:
-            known = len(curve.seconds)
-            end = at + stop - known
-            categories[at:end] = curve.categories
-            numbers[at:end] = curve.numbers
-            numbers[at:end, column] = self._fidelity[known:stop]
+        at = 0
+        for curve, indices in wanted:
+            end = at + len(indices)
+            categories[at:end], numbers[at:end] = curve.categories, curve.numbers
+            numbers[at:end, column] = self._fidelity[indices.start : indices.stop]
             at = end
         parts = [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]
         targets = np.concatenate([self._network.run(categories[part], numbers[part]) for part in parts])
         if targets.shape != (rows, len(spec.targets)):
-            reason = (
-                f"gives outputs of shape {targets.shape}, and not {len(spec.targets)} targets for each of {rows} rows"
-            )
-            raise InvalidFieldError("model", self.name, reason)
-        rest, time = targets.tolist(), spec.targets.index(spec.time)
-        at = 0
-        for curve, stop in batch:
-            end = at + stop - len(curve.seconds)
-            for row in rest[at:end]:
-                elapsed = max(curve.elapsed, row[time] * spec.seconds)
-                curve.seconds.append(max(elapsed - curve.elapsed, LEAST_SECONDS))
-                curve.elapsed = elapsed
-            curve.targets += rest[at:end]
-            at = end
+            shape = f"outputs of shape {targets.shape}, and not {len(spec.targets)} targets for each of {rows} rows"
+            raise InvalidFieldError("model", self.name, f"gives {shape}")
+        return targets
+
+    def final_values(self, configs: Sequence[Mapping[str, Any]]) -> list[float]:
+        """The metric at the last iteration of each of some configs: a row of the network for each."""
+        last = range(self.max_iterations - 1, self.max_iterations)
+        encoded = [_KnownCurve(*self._encode(self.active(config))) for config in configs]
+        found = self._predict([(curve, last) for curve in encoded])
+        values: list[float] = found[:, self._scenario.targets.index(self.metric)].tolist()
+        return values
 
     def _played(self, curve: _KnownCurve, iterations: range) -> list[ReplayedIteration]:
         spec = self._scenario
