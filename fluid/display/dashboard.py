@@ -128,7 +128,7 @@ class _DashboardLines:
         devices = self._status.devices
         busy = sum(1 for device in devices if device.residents)
         line = Text().append("Fluid", style=_BOLD)
-        line.append(f"  {clock_time(self._status.at)}")
+        line.append(f"  {clock_time(self._status.at)}{' rehearsed' if self._status.rehearsed else ''}")
         totals: Counter[str] = Counter()
         for group in self._status.groups:
             totals.update(group.trials)

@@ -140,6 +140,7 @@ class _Content:
         heard = files.entries()
         self._changed |= self._history.extend(heard[self._heard :])
         self._heard = len(heard)
+        _note_rehearsal(files, self._session)
         _note_shared(files, self._entries, self._journal, self._done)
         lost = [note for note in self._journal.places if isinstance(note, NoteDeviceLost) and note.reason]
         files.notes += [f"Device {note.device_id} was given up: {note.reason}." for note in lost]
@@ -343,6 +344,17 @@ def _wall(session: Mapping[str, Any], done: FinishedIterations, history: RunHist
     ended = closed if is_number(closed) else history.zero + max(history.end, makespan)
     # session.json has the clock of the last session; the journal of one that was resumed began before.
     return max(0.0, ended - min(began, history.zero + history.start))
+
+
+def _note_rehearsal(files: RunFiles, session: Mapping[str, Any]) -> None:
+    """Adds a note if trials were replayed, and not run."""
+    if session.get("rehearsed"):
+        overheads = session.get("overheads")
+        source = overheads.get("source") if isinstance(overheads, Mapping) else None
+        files.notes.append(
+            "Rehearsed: trials were replayed on a virtual clock, and none was run. "
+            f"Overheads of packing, scaling and moves: {source or 'unknown'}."
+        )
 
 
 def _note_shared(

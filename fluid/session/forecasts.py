@@ -67,6 +67,7 @@ class Forecasts:
         inboxes: the groups, by id.
         in_thread: runs a function in the session's thread, and returns what it does.
         folder: gets forecasts every now and then.
+        rarely: whether fewer of them: see :class:`ForecastLog`.
 
     Attributes:
         searches: forecasts those of searches.
@@ -79,6 +80,8 @@ class Forecasts:
         inboxes: Mapping[str, GroupInbox],
         in_thread: Callable[[Callable[[], Any]], Any],
         folder: RunFolder,
+        *,
+        rarely: bool = False,
     ) -> None:
         self.searches: SearchForecaster = PlayedForecasts(state, now, inboxes)
         self._state = state
@@ -86,7 +89,7 @@ class Forecasts:
         self._inboxes = inboxes
         self._in_thread = in_thread
         self._shown: dict[str, _ShownForecast] = {}
-        ForecastLog(folder, state, self.shown, now)
+        ForecastLog(folder, state, self.shown, now, rarely=rarely)
 
     # -- from any thread -----------------------------------------------------------------------------------
 

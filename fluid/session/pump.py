@@ -354,7 +354,7 @@ class Pump:
             self._handle_all(events)
             if any(isinstance(event, LaneReady) for event in events) or self.scaling.sizing.owes_facts(begun):
                 self._write_facts()  # The backend may have given MPS up before it started the lane.
-        settled = not events and not answered and until is not None and waited >= until
+        settled = not events and not answered and until is not None and self._backend.now() >= begun + until
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):
             self._tick()
         # Only if it was due before poll() began: what lanes had reported by then is known now. It may have removed the

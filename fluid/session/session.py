@@ -93,7 +93,8 @@ class Session:
         self.clock: Clock = backend  # Of its events; a hold makes it stand still.
         self.hold = self._pump.hold
         #: Forecasts of its groups.
-        self.forecasts = Forecasts(state, backend.now, self._pump.inboxes, self._in_thread, folder)
+        rarely, inboxes = self.hold.is_virtual, self._pump.inboxes
+        self.forecasts = Forecasts(state, backend.now, inboxes, self._in_thread, folder, rarely=rarely)
         self._pump.scaling.sizing.end_on = self.forecasts.end_on
 
     @property
@@ -326,11 +327,11 @@ class Session:
 
     def _status(self) -> Status:
         groups = {inbox.group_id: inbox.facts for inbox in self.inboxes}
-        began = self._pump.began
-        at = self._backend.now() - began
+        at = self._backend.now() - (began := self._pump.began)
         asked, goal = self._pump.scaling.asked, self._pump.scaling.sizing.status(began + at)
         shown, path = self.forecasts.shown, self._folder.path
-        return status_of(self._state, groups, at, began=began, asked=asked, run_dir=path, goal=goal, forecast=shown)
+        found = status_of(self._state, groups, at, began=began, asked=asked, run_dir=path, goal=goal, forecast=shown)
+        return replace(found, rehearsed=self.hold.is_virtual)
 
     def standing(self, group_ids: Collection[str]) -> Standing:
         """How the trials of some groups stand; of a session that has ended, how they stood then."""

@@ -138,6 +138,7 @@ class Status:
         run_dir: the run folder; ``None`` if unknown.
         fused: how many fused trials are worth it, and how many times the iterations per second of one trial alone they
             do, by the same names as ``alpha``; only where fusing was measured.
+        rehearsed: whether trials are replayed, and times are virtual.
     """
 
     at: float
@@ -151,6 +152,7 @@ class Status:
     run_dir: Path | None = None
     fused: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     goal: GoalStatus | None = None
+    rehearsed: bool = False
 
 
 def _fused(profile: Profile, key: str, model: str | None) -> tuple[int, float] | None:

@@ -4,8 +4,11 @@ import functools
 import json
 
 import pytest
+from rich.console import Console
 
 import fluid
+from fluid.cli import main
+from fluid.display.dashboard import render
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal import Overheads, RehearsalPlan, ReplayedIteration, rehearsing
 
@@ -211,6 +214,22 @@ def test_options_that_mean_nothing_are_refused(tmp_path):
         with pytest.raises(InvalidFieldError) as refused:
             fluid.FluidExecutor(backend="simulated", devices=1, run_dir=tmp_path / field, verbose=0, **{field: value})
         assert refused.value.field == field
+
+
+def test_views_and_reports_say_that_it_was_rehearsed(tmp_path, capsys):
+    folder = tmp_path / "run"
+    with fluid.FluidExecutor(backend="simulated", devices=2, run_dir=folder, verbose=0) as executor:
+        handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Static, {"lr": 1}, budget=2)]))
+        assert handle.wait()
+        assert executor.status().rehearsed
+        with (console := Console(width=100)).capture() as captured:
+            console.print(render(executor.status(), 100))
+        assert " rehearsed" in captured.get().splitlines()[0]
+        assert len(handle.dataframe()) == 1
+    assert main(["report", str(folder)]) == 0
+    shown = capsys.readouterr().out.replace("\n", " ")
+    assert "Rehearsed: trials were replayed" in shown
+    assert main(["why", str(folder), next(iter(handle.states))]) == 0
 
 
 def test_the_run_folder_says_that_it_was_rehearsed_and_is_not_resumed(tmp_path, rehearse):
