@@ -119,7 +119,7 @@ class ConfigForest:
     """
 
     def __init__(self, rows: FloatArray, targets: FloatArray, scales: FloatArray, seed: int) -> None:
-        with try_import("scikit-learn", extra="sklearn") as imports:
+        with try_import("scikit-learn", extra="rehearsal") as imports:
             from sklearn.ensemble import RandomForestRegressor
         imports.check()
         forest = RandomForestRegressor(n_estimators=TREES, max_features=_SHARE, n_jobs=1, random_state=seed)

@@ -208,6 +208,8 @@ class ReplayedRun(Benchmark):
         if not math.isnan(quality.correlation):
             line += f", rank correlation {quality.correlation:.2f} at iteration {quality.iteration}"
         line += f", judged on {quality.trials} of {_trials_word(len(self._trials))} left out in turn"
+        if quality.trials < len(self._trials):
+            line += " (those that were stopped before may be further off)"
         if not math.isnan(quality.seconds):
             line += f"; their seconds within {100.0 * quality.seconds:.0f} %"
         return [line]
