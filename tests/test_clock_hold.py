@@ -232,3 +232,69 @@ def test_a_queue_takes_items_that_come_at_any_time(played):
     getter.join(20.0)
     assert got == list(range(500))
     assert queue.empty()
+
+
+def test_a_wait_until_an_instant_has_settled_ends_when_nothing_more_happens_at_it(played):
+    queue = HeldQueue[str](played.hold)
+    got: list[list[str]] = []
+    thread = threading.Thread(target=lambda: got.append(queue.get_settled(None)), daemon=True)
+    thread.start()
+    await_true(lambda: played.hold._waits)
+    queue.put("one")
+    queue.put("two")
+    assert not played.hold.expire(float("-inf"))
+    assert played.hold.await_free()  # The thread waits still, though there are items.
+    assert got == []
+    assert played.hold.end_settled()
+    thread.join(10.0)
+    assert got == [["one", "two"]]
+    assert not played.hold.end_settled()
+
+
+def test_what_came_before_such_a_wait_ends_it_too(played):
+    queue = HeldQueue[str](played.hold)
+    queue.put("one")
+    got: list[list[str]] = []
+    thread = threading.Thread(target=lambda: got.append(queue.get_settled(5.0, polls=True)), daemon=True)
+    thread.start()
+    await_true(lambda: played.hold._waits)
+    assert played.hold.end_settled()
+    thread.join(10.0)
+    assert got == [["one"]]
+
+
+def test_a_poll_with_a_timeout_ends_first_where_nothing_is_left_to_happen(played):
+    queue = HeldQueue[str](played.hold)
+    got: list[list[str]] = []
+    thread = threading.Thread(target=lambda: got.append(queue.get_settled(5.0, polls=True)), daemon=True)
+    thread.start()
+    await_true(lambda: played.hold._waits)
+    assert played.hold.next_deadline == 5.0
+    assert played.hold.expire_limited_polls()
+    thread.join(10.0)
+    assert got == [[]]
+    assert played.clock.now() == 0.0
+
+
+def test_a_thread_that_keeps_the_clock_holds_it_while_it_sleeps(played):
+    released, ended = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with played.hold.keep():
+            played.hold.take()
+            released.wait(20.0)
+        ended.wait(20.0)
+
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    await_true(lambda: played.hold._acting)
+    free: list[bool] = []
+    mover = threading.Thread(target=lambda: free.append(played.hold.await_free()), daemon=True)
+    mover.start()
+    mover.join(1.0)
+    assert free == []  # Another thread would have lost it by now.
+    released.set()
+    await_true(lambda: free)
+    assert free == [True]
+    ended.set()
+    thread.join(10.0)

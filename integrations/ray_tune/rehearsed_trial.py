@@ -130,9 +130,9 @@ class RehearsedTrial:
         if played is None:
             return None
         metrics = dict(unpack_metrics(played.metrics))
-        finished = played.finished or bool(metrics.get(DONE))
-        if finished and not self._is_function:
-            metrics[DONE] = True  # A function returns after it has reported.
+        if played.finished and not self._is_function:
+            metrics[DONE] = True
+        finished = bool(metrics.get(DONE))  # A function is found to have returned after its last report.
         report = functools.partial(self._report, iteration, metrics)
         return played._replace(metrics=None, finished=finished, report=report)
 
