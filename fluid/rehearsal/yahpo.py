@@ -8,6 +8,7 @@ published scenarios, and a file ``scenario.json`` in the folder tells it of othe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -106,7 +107,8 @@ class YahpoBenchmark(Benchmark):
 
     The seconds of an iteration are the difference of the surrogate's cumulated time, and at least 0.001. Metrics have
     the names of its targets. Where the fidelity is the share of the data (``trainsize``), a trial has 20 iterations,
-    the last of which has all of it; each costs what it adds to the time to train.
+    the last of which has all of it; each costs what it adds to the time to train. A number outside of the space, which
+    algorithms that perturb configs may ask for, counts as the nearest one inside.
 
     Args:
         scenario: its name.
@@ -187,11 +189,7 @@ class YahpoBenchmark(Benchmark):
             if name == spec.fidelity:
                 numbers.append(0.0)
             elif name in fixed or name in config or not self.conditions:
-                value = fixed[name] if name in fixed else config[name]
-                try:
-                    numbers.append(float(value))
-                except (TypeError, ValueError) as error:
-                    raise InvalidFieldError(name, value, "must be a number") from error
+                numbers.append(float(fixed[name]) if name in fixed else self._number(name, config[name]))
             else:
                 numbers.append(0.0)  # It does not count.
         categories = []
@@ -203,6 +201,19 @@ class YahpoBenchmark(Benchmark):
                 raise InvalidFieldError(name, value, f"must be one of {sorted(self._encoding[name])}")
             categories.append(code)
         return tuple(categories), tuple(numbers)
+
+    def _number(self, name: str, value: Any) -> float:
+        """A value as the network takes it: inside its domain, as the network has learnt nothing outside of it."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidFieldError(name, value, "must be a number") from error
+        if math.isnan(number):
+            raise InvalidFieldError(name, value, "must be a number")
+        domain = self.space[name]
+        if isinstance(domain, FloatRange | IntRange):
+            number = min(max(number, float(domain.low)), float(domain.high))
+        return float(round(number)) if isinstance(domain, IntRange) else number
 
     def _ask(self, batch: Sequence[tuple[_KnownCurve, int]]) -> None:
         """Adds iterations to curves, up to and including a given one."""

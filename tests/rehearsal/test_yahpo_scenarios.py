@@ -94,6 +94,12 @@ def test_seconds_never_fall_short(tmp_path: Path, network: SummingNetwork) -> No
     assert seconds == pytest.approx([10.0, yahpo.LEAST_SECONDS, 3.0])
 
 
+def test_numbers_outside_of_the_space_count_as_the_nearest(benchmark: YahpoBenchmark) -> None:
+    perturbed = benchmark.replay({**DART, "depth": 4.4, "rate_drop": 1.2}, range(1, 3))
+    assert perturbed == benchmark.replay({**DART, "depth": 4, "rate_drop": 1.0}, range(1, 3))
+    assert benchmark.replay({**DART, "depth": -3}, range(1, 3)) == benchmark.replay({**DART, "depth": 1}, range(1, 3))
+
+
 def test_tasks_have_codes_of_their_own(tmp_path: Path, network: SummingNetwork) -> None:
     folder = write_scenario(tmp_path / "small")
     YahpoBenchmark("small", "12", folder, network=network).replay(DART, range(1, 2))
@@ -111,7 +117,12 @@ def test_a_scenario_without_tasks(tmp_path: Path, network: SummingNetwork) -> No
 
 @pytest.mark.parametrize(
     ("config", "field"),
-    [({**DART, "booster": "none"}, "booster"), ({**DART, "depth": "deep"}, "depth"), ({"booster": "dart"}, "config")],
+    [
+        ({**DART, "booster": "none"}, "booster"),
+        ({**DART, "depth": "deep"}, "depth"),
+        ({**DART, "depth": float("nan")}, "depth"),
+        ({"booster": "dart"}, "config"),
+    ],
 )
 def test_values_that_mean_nothing(benchmark: YahpoBenchmark, config: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
