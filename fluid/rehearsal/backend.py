@@ -29,6 +29,12 @@ REQUIRE_COURSE = "require_rehearsed_course"
 class RehearsalBackend(SimulatedBackend):
     """Replays trials on virtual devices. The session's clock stands still while a submitter acts.
 
+    Example:
+        >>> from fluid.rehearsal import Overheads, RehearsalBackend
+        >>> backend = RehearsalBackend(4, overheads=Overheads(alpha=1.2))
+        >>> len(backend.devices()), backend.overheads.alpha
+        (4, 1.2)
+
     Args:
         devices: how many GPUs of speed 1 on one host, with memory enough, or a list of :class:`fluid.Device`; ``None``
             for one.

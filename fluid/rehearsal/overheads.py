@@ -11,6 +11,12 @@ from fluid.errors import require_number
 class Overheads:
     """The overheads of the runtime model (docs/theory.md, section 1), and the seconds of starts and moves.
 
+    Example:
+        >>> from fluid.rehearsal import Overheads
+        >>> overheads = Overheads(alpha=1.2, lane_s=8.0, source="measured on one H200")
+        >>> overheads.alpha, overheads.epsilon
+        (1.2, 0.0)
+
     Attributes:
         alpha: of two trials on one device, each takes so many times what it would take with half of a device.
         beta: of each further device of a trial.

@@ -9,6 +9,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 class ReplayedIteration(NamedTuple):
     """One iteration of a trial that is replayed.
 
+    Example:
+        >>> from fluid.rehearsal import ReplayedIteration
+        >>> one = ReplayedIteration({"loss": 0.5}, seconds=60.0)
+        >>> one.metrics["loss"], one.memory_bytes, one.spread
+        (0.5, None, 0.0)
+
     Attributes:
         metrics: what the trial reports.
         seconds: how long the iteration takes alone on one device of speed 1.
