@@ -17,6 +17,12 @@ from fluid.resources import DeviceChoice
 class RehearsalPlan:
     """How executors that are made while it is in force rehearse.
 
+    Example:
+        >>> from fluid.rehearsal import Overheads, RehearsalPlan
+        >>> plan = RehearsalPlan(devices=32, overheads=Overheads(alpha=1.2))
+        >>> plan.devices, plan.source
+        (32, None)
+
     Attributes:
         devices: as for :class:`fluid.FluidExecutor`; ``None`` for what the script asks for.
         source: replays all trials; ``None`` for their trainables themselves.
@@ -51,7 +57,24 @@ _in_force: list[RehearsalPlan] = []
 
 @contextlib.contextmanager
 def rehearsing(plan: RehearsalPlan) -> Iterator[None]:
-    """Makes all executors of this process rehearse by a plan, whatever backend they ask for."""
+    """Makes all executors of this process rehearse by a plan, whatever backend they ask for.
+
+    Example:
+        >>> import fluid
+        >>> from fluid.rehearsal import RehearsalPlan, ReplayedIteration, rehearsing
+        >>> class Source:
+        ...     def replay(self, config, iterations):
+        ...         return [ReplayedIteration({"loss": config["lr"] / i}, seconds=60.0) for i in iterations]
+        >>> def train(config):
+        ...     yield {"loss": config["lr"]}  # Takes a minute, in truth.
+        >>> with rehearsing(RehearsalPlan(devices=2, source=Source())):
+        ...     with fluid.FluidExecutor(max_width=1, verbose=0) as executor:
+        ...         group = fluid.TrialGroup([fluid.Trial(train, {"lr": lr}, budget=5) for lr in (0.1, 0.2)])
+        ...         handle = executor.submit_trialgroup(group)
+        ...         ended = handle.wait()
+        >>> handle.makespan
+        300.0
+    """
     _in_force.append(plan)
     try:
         yield
