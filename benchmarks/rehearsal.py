@@ -36,7 +36,7 @@ from measuring import machine
 from rich.console import Console
 from rich.table import Table
 
-from fluid.integrations.comparing.algorithms import RehearsedSweep
+from fluid.integrations.comparing.algorithms import BenchmarkSweep
 from fluid.planners.portfolio import Portfolio
 from fluid.rehearsal import Overheads
 from fluid.rehearsal.sources import folder_of, source_by_name
@@ -116,7 +116,7 @@ def play(cell: Cell, data: str) -> dict[str, Any]:
     benchmark = _benchmark(cell.task, data)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, _without_turns(cell.way):
-        outcome = RehearsedSweep(
+        outcome = BenchmarkSweep(
             benchmark=benchmark,
             algorithm=cell.algorithm,
             devices=cell.devices,

@@ -23,7 +23,7 @@ _PBT_INTERVAL, _PBT_POPULATION = 10, 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class RehearsedSweep:
+class BenchmarkSweep:
     """What to rehearse.
 
     Attributes:
@@ -100,7 +100,7 @@ class ReplayedTrial:
         raise NotImplementedError
 
 
-def _play_natively(sweep: RehearsedSweep, executor: FluidExecutor) -> None:
+def _play_natively(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     benchmark = sweep.benchmark
     run(
         ReplayedTrial,
@@ -116,7 +116,7 @@ def _play_natively(sweep: RehearsedSweep, executor: FluidExecutor) -> None:
     )
 
 
-def _play_bohb(sweep: RehearsedSweep, executor: FluidExecutor) -> None:
+def _play_bohb(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     from fluid.integrations.hpbandster import run as run_hpbandster
 
     benchmark, tried, brackets = sweep.benchmark, 0, 0
@@ -147,7 +147,7 @@ def _bracket_sizes(iterations: int) -> list[int]:
     return [-(-(deepest + 1) * _ETA**each // (each + 1)) for each in range(deepest, -1, -1)]
 
 
-def _play_pbt(sweep: RehearsedSweep, executor: FluidExecutor) -> None:
+def _play_pbt(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     from fluid import tune
 
     benchmark = sweep.benchmark
@@ -177,6 +177,6 @@ def _report(config: dict[str, Any]) -> None:
     raise NotImplementedError
 
 
-_PLAYERS: dict[str, Callable[[RehearsedSweep, FluidExecutor], None]] = {"bohb": _play_bohb, "pbt": _play_pbt}
+_PLAYERS: dict[str, Callable[[BenchmarkSweep, FluidExecutor], None]] = {"bohb": _play_bohb, "pbt": _play_pbt}
 #: By name: those of :func:`fluid.run`, BOHB by HpBandSter, and PBT by Ray Tune.
 ALGORITHMS = (*NATIVE, *_PLAYERS)
