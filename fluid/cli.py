@@ -15,6 +15,7 @@ from fluid._version import __version__
 from fluid.commands.doctor import add_doctor
 from fluid.commands.export import add_export
 from fluid.commands.planning import add_plan, add_simulate
+from fluid.commands.rehearse import add_rehearse, split_arguments
 from fluid.commands.report import add_report, add_why
 from fluid.commands.view import add_view
 from fluid.errors import FluidError
@@ -52,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         0
     """
-    arguments = _parser().parse_args(argv)
+    given, after = split_arguments(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(given)
+    arguments.after = after
     try:
         arguments.command(arguments)
         sys.stdout.flush()
@@ -80,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fluid", description="A hyperparameter tuning execution engine.")
     parser.add_argument("--version", action="version", version=f"fluid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (add_plan, add_simulate, add_report, add_view, add_why, add_export, add_doctor):
+    for add in (add_plan, add_simulate, add_rehearse, add_report, add_view, add_why, add_export, add_doctor):
         add(commands)
     return parser
 

@@ -18,7 +18,7 @@ from fluid._clock import MonotonicClock
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
 from fluid.loggers.logger import refuse_logger
-from fluid.rehearsal.plan import plan_in_force
+from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import Requires
 from fluid.results.folder_files import is_used
 from fluid.results.metrics import Goal, goals_of
@@ -179,7 +179,7 @@ def run(
                 raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
             # What it suggested followed from what was done by then.
             points = [trial.config for trial in earlier.trials]
-        searcher = _make_searcher(algorithm, space, goals, seed, points)
+        searcher = _make_searcher(algorithm, space, goals, seed_in_force(seed), points)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))

@@ -171,7 +171,9 @@ def outcome_of(
 
 
 def outcomes_of(run_dir: str | Path, metric: str | None = None, mode: str | None = None) -> list[SweepOutcome]:
-    """Reads what each sweep of a session took and found: one for each of its groups, in order of submission.
+    """Reads what each sweep of a session took and found, in order of submission.
+
+    Each group of a search is a sweep by itself; groups that no search submitted, such as rungs, are one sweep together.
 
     Args:
         run_dir: the run folder.
@@ -181,7 +183,10 @@ def outcomes_of(run_dir: str | Path, metric: str | None = None, mode: str | None
         InvalidFieldError: as for :func:`outcome_of`.
     """
     outcomes = _PlayedFolder(run_dir)
-    return [outcomes.outcome([group], metric, mode) for group in outcomes.groups]
+    sweeps: dict[str, list[SubmittedGroup]] = {}
+    for group in outcomes.groups:
+        sweeps.setdefault("" if group.search is None else group.group_id, []).append(group)
+    return [outcomes.outcome(groups, metric, mode) for groups in sweeps.values()]
 
 
 class _PlayedFolder:

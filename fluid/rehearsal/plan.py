@@ -31,6 +31,7 @@ class RehearsalPlan:
         folder: where run folders are made, numbered from 1 on, in place of those that the script names; ``None`` for
             what the script asks for.
         began: called with the run folder of each executor that is made.
+        seed: added to the seeds of :func:`fluid.run`, so that rehearsals of one script draw other configs.
 
     Loggers and metrics ports of executors are left out: what is rehearsed has not happened.
     """
@@ -41,6 +42,7 @@ class RehearsalPlan:
     options: tuple[tuple[str, Any], ...] = ()
     folder: Path | None = None
     began: Callable[[Path], None] | None = None
+    seed: int = 0
 
     def folder_for(self, asked: Any) -> Any:
         """Returns the run folder of a further executor that asks for one."""
@@ -85,3 +87,9 @@ def rehearsing(plan: RehearsalPlan) -> Iterator[None]:
 def plan_in_force() -> RehearsalPlan | None:
     """The innermost plan; ``None`` if there is none."""
     return _in_force[-1] if _in_force else None
+
+
+def seed_in_force(seed: int | None) -> int | None:
+    """The seed that a search is to use in place of the one it was given; ``None`` stays as it is."""
+    plan = plan_in_force()
+    return seed if plan is None or seed is None else seed + plan.seed

@@ -101,7 +101,7 @@ def _draw_curves(axes: Axes, rows: Sequence[RehearsedFigures], label: str, *, is
     ends = [trace[0][0] for row in rows for trace in (each.trace for each in row.outcomes) if trace]
     is_wide = bool(ends) and longest > 4.0 * min(row.makespan_s.median for row in rows) and min(ends) > 0.0
     for position, row in enumerate(rows):
-        first = min((each.trace[0][0] for each in row.outcomes if each.trace), default=None)
+        first = max((each.trace[0][0] for each in row.outcomes if each.trace), default=None)
         if first is None:
             continue
         last = row.makespan_s.high
@@ -114,8 +114,9 @@ def _draw_curves(axes: Axes, rows: Sequence[RehearsedFigures], label: str, *, is
         axes.step(grid / size, middle, where="post", color=shades[position], linewidth=1.9, label=printable(count))
         if len(found) > 1:
             axes.fill_between(grid / size, low, high, step="post", color=shades[position], alpha=0.16, linewidth=0.0)
-        end = row.makespan_s.median
-        axes.plot(min(end, last) / size, middle[-1], marker="o", markersize=5, color=shades[position])
+        end = min(row.makespan_s.median, last)
+        there = middle[max(0, int(np.searchsorted(grid, end, side="right")) - 1)]
+        axes.plot(end / size, there, marker="o", markersize=5, color=shades[position])
         positive = middle[np.isfinite(middle)]
         logarithmic |= bool(len(positive)) and positive.min() > 0.0 and positive.max() > _LOG_FROM * positive.min()
     if logarithmic:

@@ -43,7 +43,7 @@ def rehearsal_table(
     for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
         table.add_row(*cells, style="bold green" if knee is not None and row.devices == knee.n else "")
     lines = [Text(title, style="bold")] if title else []
-    return Group(*lines, table, Text(_note(rows), style="dim"))
+    return Group(*lines, table, Text(_note(rows, with_range=not compact), style="dim"))
 
 
 def _columns(rows: Sequence[RehearsedFigures], label: str, *, compact: bool) -> dict[str, list[str]]:
@@ -93,9 +93,9 @@ def _cell(shown: Sequence[str], *, with_range: bool) -> str:
     return f"{middle} ({low.removesuffix(unit)}-{high.removesuffix(unit)})"
 
 
-def _note(rows: Sequence[RehearsedFigures]) -> str:
+def _note(rows: Sequence[RehearsedFigures], *, with_range: bool) -> str:
     seeds = max((len(row.outcomes) for row in rows), default=0)
-    parts = [] if seeds < 2 else [f"medians over {seeds} seeds, with the least and the most"]
+    parts = [] if seeds < 2 else [f"medians over {seeds} seeds{', with the least and the most' if with_range else ''}"]
     scale = rows[0].scale if rows else None
     if scale is not None:
         metric, best = scale.goal.metric, number_of(scale.best)

@@ -104,13 +104,23 @@ def test_groups_apart(play: Callable[..., Path]) -> None:
     groups = [fluid.TrialGroup(make_trials([0.8, 0.4]), name="a"), fluid.TrialGroup(make_trials([0.2]), name="b")]
     folder = play(*groups)
     assert outcome_of(folder, "loss").makespan_s == 40.0
-    first, second = outcomes_of(folder, "loss")
+    assert outcomes_of(folder, "loss") == [outcome_of(folder, "loss")]  # No search has submitted them.
+    first, second = (outcome_of(folder, "loss", group=name) for name in "ab")
     assert (first.name, first.makespan_s, first.busy_share) == ("a", 20.0, 1.0)
     # Its start is its own submission, and of its time one of two devices is idle.
     assert (second.name, second.makespan_s, second.busy_share, second.trace[0]) == ("b", 20.0, 0.5, (10.0, 0.1 * 2))
-    assert outcome_of(folder, "loss", group="b") == second
     with pytest.raises(InvalidFieldError, match="must be one of"):
         outcome_of(folder, "loss", group="c")
+
+
+def test_each_search_is_a_sweep(tmp_path: Path) -> None:
+    space = {"lr": fluid.search.uniform(0.1, 1.0), "seconds": 10.0}
+    with fluid.FluidExecutor(backend="simulated", devices=2, run_dir=tmp_path / "run", verbose=0):
+        results = [fluid.run(Falling, space, metric="loss", samples=n, budget=3, name=f"s{n}") for n in (2, 4)]
+    found = outcomes_of(tmp_path / "run")
+    assert [(each.name, each.trials) for each in found] == [("s2", 2), ("s4", 4)]
+    assert found[0].best == outcome_of(tmp_path / "run", group="s2").best
+    assert min(result.best.value for result in results) == min(each.best or 9.0 for each in found)
 
 
 def test_starts_are_part_of_the_makespan(tmp_path: Path) -> None:

@@ -1,0 +1,298 @@
+"""``fluid rehearse``: a sweep on the real engine and a virtual clock, before it is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fluid.commands.inout import Subparsers, is_narrow, make_console
+from fluid.errors import InvalidFieldError, require_integer, require_number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fluid.commands.rehearsed_script import RehearsalRequest
+    from fluid.commands.script_rehearsals import ScriptRehearsal
+
+_DEVICES = "1,2,4,8"
+_SEEDS = 1
+_OVERHEADS = {
+    "alpha": "of two trials on one device, each takes so many times what it would take with half of a device",
+    "beta": "of each further device of a trial",
+    "epsilon": "seconds of a resize",
+    "lane_s": "seconds until a new lane is ready",
+    "start_s": "seconds until a trial is set up in a lane",
+}
+#: The name of stdout where a file is named.
+_STDOUT = "-"
+
+
+def add_rehearse(commands: Subparsers) -> None:
+    """Adds ``fluid rehearse``."""
+    text = "play a script's sweeps on a virtual clock, to choose how many devices to run them on"
+    rehearse = commands.add_parser("rehearse", help=text)
+    rehearse.add_argument("script", metavar="SCRIPT", nargs="*", help="the script, and its arguments; others after --")
+    rehearse.add_argument("-m", "--module", metavar="MODULE", help="run this module in place of a script")
+    rehearse.add_argument("--from", dest="runs", action="append", metavar="RUN", help="replay this run; repeatable")
+    rehearse.add_argument("--benchmark", metavar="NAME", help="replay this benchmark, such as lcbench:189866")
+    rehearse.add_argument("--data", metavar="DIR", help="the folder with benchmarks (default: $FLUID_BENCHMARKS)")
+    rehearse.add_argument("--devices", metavar="N,N,...", help=f"numbers of devices (default: {_DEVICES})")
+    rehearse.add_argument("--seeds", type=int, default=_SEEDS, metavar="N", help=f"of each (default: {_SEEDS})")
+    rehearse.add_argument("--planner", help="of the executors (default: the script's)")
+    rehearse.add_argument("--metric", metavar="NAME", help="judge sweeps by this metric (default: the search's)")
+    rehearse.add_argument(
+        "--mode", metavar="MODE", help="min or max (default: the search's, else by the metric's name)"
+    )
+    rehearse.add_argument("--price", type=float, metavar="USD", help="US dollars for a device-hour")
+    for name, meaning in _OVERHEADS.items():
+        option = f"--{name.replace('_', '-')}"
+        rehearse.add_argument(option, type=float, metavar="X", help=f"{meaning} (default: as the run measured)")
+    rehearse.add_argument("--jobs", type=int, metavar="N", help="rehearsals at once (default: cores less one)")
+    rehearse.add_argument("--out", metavar="FOLDER", help="for run folders and outputs (default: in ~/fluid_runs)")
+    rehearse.add_argument("--record", action="store_true", help="keep the outcomes in FOLDER/rehearsal.json")
+    rehearse.add_argument("--json", metavar="FILE", help="write the figures to this file; - for stdout")
+    rehearse.add_argument("--png", metavar="FILE", help="draw the best so far, makespan and cost to this file")
+    rehearse.add_argument("--calibrate", metavar="RUN", help="compare this real run with the rehearsal of it")
+    rehearse.add_argument("--against", metavar="OUTCOME", help="that rehearsal: rehearsal.json, or its run folder")
+    rehearse.set_defaults(command=_rehearse)
+
+
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of ``fluid``, and those after ``--``, which are the script's."""
+    given = list(argv)
+    if given[:1] != ["rehearse"] or "--" not in given:
+        return given, []
+    at = given.index("--")
+    return given[:at], given[at + 1 :]
+
+
+def _rehearse(arguments: argparse.Namespace) -> None:
+    _check(arguments)
+    if arguments.calibrate is not None:
+        from fluid.commands.calibrating import calibrate
+
+        calibrate(arguments, lambda devices: _run(arguments, [devices]))
+        return
+    rehearsal = _run(arguments, _counts(arguments.devices or _DEVICES))
+    _show(rehearsal, arguments)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuses what cannot be, before anything runs."""
+    named, module = arguments.script, arguments.module
+    if not named and module is None and arguments.against is None:
+        what = "must be named" if arguments.calibrate is None else "must be named, or the rehearsal by --against"
+        raise InvalidFieldError("script", None, what)
+    if named and module is None and not Path(named[0]).is_file():
+        raise InvalidFieldError("script", named[0], "is not a file")
+    if arguments.runs and arguments.benchmark is not None:
+        raise InvalidFieldError("benchmark", arguments.benchmark, "cannot be with --from: trials are replayed from one")
+    if arguments.data is not None and arguments.benchmark is None:
+        raise InvalidFieldError("data", arguments.data, "needs --benchmark")
+    if arguments.against is not None and arguments.calibrate is None:
+        raise InvalidFieldError("against", arguments.against, "needs --calibrate")
+    if arguments.calibrate is not None and arguments.devices is not None:
+        raise InvalidFieldError("devices", arguments.devices, "cannot be with --calibrate: they are those of the run")
+    require_integer("seeds", arguments.seeds, at_least=1, at_most=1000)
+    if arguments.jobs is not None:
+        require_integer("jobs", arguments.jobs, at_least=1)
+    if arguments.price is not None:
+        require_number("price", arguments.price, at_least=0.0)
+    if arguments.mode is not None:
+        from fluid.results.metrics import goals_of
+
+        goals_of(arguments.metric, arguments.mode)
+    if arguments.planner is not None:
+        from fluid.planners.by_name import make_planner
+
+        make_planner(arguments.planner)
+    if arguments.png:
+        from fluid.reports.gantt import check_plot
+
+        check_plot(arguments.png, "png")
+    for run in arguments.runs or ():
+        from fluid.results.run_files import RunFiles
+
+        RunFiles(run, "from")
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InvalidFieldError("devices", text, "must be numbers of devices such as 1,2,4,8") from error
+    return sorted({require_integer("devices", count, at_least=1, at_most=100_000) for count in counts})
+
+
+def _run(arguments: argparse.Namespace, counts: Sequence[int]) -> ScriptRehearsal:
+    from fluid.commands.script_rehearsals import rehearse_script
+
+    target, given = _target(arguments)
+    folder = _out_folder(arguments.out, target)
+    overheads = {name: getattr(arguments, name) for name in _OVERHEADS if getattr(arguments, name) is not None}
+    shared: dict[str, Any] = {
+        "target": target,
+        "is_module": arguments.module is not None,
+        "arguments": tuple(given),
+        "draws": arguments.seeds > 1,
+        "runs": tuple(arguments.runs or ()),
+        "benchmark": arguments.benchmark,
+        "data": arguments.data,
+        "metric": arguments.metric,
+        "mode": arguments.mode,
+        "overheads": overheads,
+        "planner": arguments.planner,
+    }
+    requests = [_request(folder, count, seed, shared) for seed in range(arguments.seeds) for count in counts]
+    # Run folders are what is kept for people, as of real runs; the longest, on the fewest devices, is in no one's way.
+    rehearsal = rehearse_script(requests, arguments.jobs or max(1, len(os.sched_getaffinity(0)) - 1))
+    rehearsal.folder = folder
+    if arguments.record:
+        content = {"format": 1, "command": shlex.join(["fluid", *sys.argv[1:]]), **_outcomes(rehearsal)}
+        (folder / "rehearsal.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return rehearsal
+
+
+def _target(arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    after = getattr(arguments, "after", [])
+    if arguments.module is not None:
+        return arguments.module, [*arguments.script, *after]
+    return arguments.script[0], [*arguments.script[1:], *after]
+
+
+def _out_folder(asked: str | None, target: str) -> Path:
+    from fluid._clock import timestamp
+
+    if asked is None:
+        home = Path(os.environ.get("FLUID_RUNS", "~/fluid_runs")).expanduser()
+        stamp = timestamp().replace(":", "").replace(" ", "-")
+        folder = home / f"rehearsal-{Path(target).stem}-{stamp}-{os.getpid()}"
+    else:
+        folder = Path(asked).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InvalidFieldError("out", str(folder), "holds something already: give a fresh folder")
+    except OSError as error:
+        raise InvalidFieldError("out", str(folder), f"cannot be used: {error.strerror}") from error
+    return folder
+
+
+def _request(folder: Path, count: int, seed: int, shared: dict[str, Any]) -> RehearsalRequest:
+    from fluid.commands.rehearsed_script import RehearsalRequest
+
+    own = folder / f"{count}-devices-seed-{seed}"
+    own.mkdir()
+    return RehearsalRequest(
+        devices=count, seed=seed, folder=str(own / "runs"), events=str(own / "events.jsonl"), **shared
+    )
+
+
+def _outcomes(rehearsal: ScriptRehearsal) -> dict[str, Any]:
+    """The outcomes in full, as ``--record`` keeps them."""
+    return {
+        "source": rehearsal.source,
+        "assumptions": rehearsal.assumptions,
+        "sweeps": [
+            {
+                "name": sweep.name,
+                "outcomes": {name: [each.as_json() for each in of_name] for name, of_name in sweep.outcomes.items()},
+            }
+            for sweep in rehearsal.sweeps
+        ],
+    }
+
+
+# --- What is shown
+
+
+def _show(rehearsal: ScriptRehearsal, arguments: argparse.Namespace) -> None:
+    if arguments.png:
+        _draw(rehearsal, arguments)
+    if arguments.json:
+        text = json.dumps(_figures(rehearsal, arguments.price), indent=2, allow_nan=False)
+        if arguments.json == _STDOUT:
+            print(text)
+            return
+        try:
+            Path(arguments.json).write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise InvalidFieldError("json", arguments.json, f"cannot be written: {error.strerror}") from error
+    _print(rehearsal, arguments, make_console())
+
+
+def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: Console) -> None:
+    from fluid.display.format import duration
+    from fluid.reports.rehearsal_figures import figures_of, knee_of
+    from fluid.reports.rehearsal_table import rehearsal_table
+
+    for sweep in rehearsal.sweeps:
+        first = next(iter(sweep.outcomes.values()))[0]
+        title = f"{sweep.name}: {first.trials} trials, rehearsed on a virtual clock"
+        compact = is_narrow(console) or (console.width < 130 and arguments.seeds > 1)
+        console.print(rehearsal_table(sweep.outcomes, title, price=arguments.price, compact=compact))
+        if first.metric is None:
+            console.print("No search says what is optimized: give --metric to see the best values, too.")
+        knee = knee_of(figures_of(sweep.outcomes))
+        if knee is not None:
+            console.print(knee.sentence("device", tried="rehearsed"), soft_wrap=True)
+            target, given = _target(arguments)
+            words = [sys.executable and "python", *(["-m"] if arguments.module else []), target, *given]
+            devices = f"{knee.n} device{'' if knee.n == 1 else 's'}"
+            console.print(
+                f"For real, on {devices}, FluidExecutor(devices={knee.n}): {shlex.join(words)}", soft_wrap=True
+            )
+        console.print()
+    console.print(f"Trials: {rehearsal.source}", soft_wrap=True)
+    for line in rehearsal.assumptions:
+        console.print(f"  {line}", soft_wrap=True)
+    speed = rehearsal.virtual_s / max(rehearsal.wall_s, 1e-9)
+    took = f"{duration(rehearsal.virtual_s)} of sweeps rehearsed in {duration(rehearsal.wall_s)}, {speed:,.0f}x"
+    console.print(f"{took}; run folders in {rehearsal.folder}", soft_wrap=True)
+    for path in filter(None, (arguments.png, arguments.json)):
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _figures(rehearsal: ScriptRehearsal, price: float | None) -> dict[str, Any]:
+    from fluid.reports.rehearsal_figures import figures_of, knee_of
+
+    sweeps = []
+    for sweep in rehearsal.sweeps:
+        figures = figures_of(sweep.outcomes, price=price)
+        knee, scale = knee_of(figures), figures[0].scale
+        sweeps.append(
+            {
+                "name": sweep.name,
+                "metric": None if scale is None else scale.goal.metric,
+                "mode": None if scale is None else scale.goal.mode,
+                "knee": None if knee is None else knee.n,
+                "rows": [each.as_json() for each in figures],
+            }
+        )
+    return {
+        "source": rehearsal.source,
+        "assumptions": rehearsal.assumptions,
+        "price_per_device_hour": price,
+        "virtual_s": rehearsal.virtual_s,
+        "wall_s": rehearsal.wall_s,
+        "results": rehearsal.results,
+        "folder": str(rehearsal.folder),
+        "sweeps": sweeps,
+    }
+
+
+def _draw(rehearsal: ScriptRehearsal, arguments: argparse.Namespace) -> None:
+    from fluid.reports.rehearsal_plot import save_rehearsal
+
+    for number, sweep in enumerate(rehearsal.sweeps, 1):
+        path = Path(arguments.png)
+        if number > 1:  # Each sweep has a picture.
+            path = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        title = f"{sweep.name}, rehearsed: {rehearsal.source}"
+        save_rehearsal(path, sweep.outcomes, title, price=arguments.price)
