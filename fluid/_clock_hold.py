@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock, ThreadState, thread_state
@@ -70,6 +70,10 @@ class ClockHold:
                 stop for that.
         """
         return bool(wait([future], timeout=timeout).done)
+
+    def keep(self) -> AbstractContextManager[None]:
+        """Lets the calling thread hold the clock also while it sleeps, such as for a file or another process."""
+        return nullcontext()
 
     def future(self) -> Future[Any]:
         """Returns a future of something that the session does: to wait for it is to wait for the session."""
@@ -142,7 +146,6 @@ class VirtualClockHold(ClockHold):
 
     @contextmanager
     def keep(self) -> Iterator[None]:
-        """Lets the calling thread hold the clock also while it sleeps, such as for a file or another process."""
         thread = threading.get_ident()
         with self._lock:
             self._steady[thread] += 1

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fluid._clock import Clock
-from fluid.backends.simulated.steps import LaneRows, SimulatedTrial, VirtualStep, work_of
-from fluid.engine.events import Event, ResizeDone
+from fluid.backends.simulated.steps import LaneRows, PlayedIteration, SimulatedTrial, VirtualStep, work_of
+from fluid.engine.events import Event, Failure, ResizeDone
 from fluid.planning.rollout import Segment
 from fluid.planning.runtime_model import stretch_of
 from fluid.resources import Device
@@ -169,12 +169,30 @@ class VirtualDevices:
         now = self._clock.now()
         for trial in trials:
             trial.next_iteration()
+            self._allocate(trial)
         step = VirtualStep(
             trials, work=work_of(trials), began=now, since=now, rows=len(trials), settled=rows.begin(trials)
         )
         for trial in trials:
             trial.step = step
         self._pace(step)
+
+    def _allocate(self, trial: SimulatedTrial) -> None:
+        """Fails the iteration that a trial begins if it needs more memory than those beside it leave."""
+        played = trial.played
+        if played is None or played.memory is None or played.failure is not None:
+            return
+        for device in self._devices_of(trial):
+            has = self._devices[device].memory_bytes
+            if has is None:
+                continue
+            others = [other.played for other in self._busy[device].values() if other is not trial]
+            held = sum([other.memory.persistent_bytes for other in others if other and other.memory])
+            if held + played.memory.peak_bytes > has:
+                message = f"out of memory: {played.memory.peak_bytes:.0f} bytes on device {device}"
+                message += f", which has {has:.0f}" + (f" and {held:.0f} of them taken" if held else "")
+                trial.played = PlayedIteration(0.0, failure=Failure("out_of_memory", message))
+                return
 
     def _devices_of(self, trial: SimulatedTrial) -> list[int]:
         return [device for lane in trial.lanes for device in self._lanes.get(lane, ())]

@@ -1,0 +1,89 @@
+"""``fluid.run`` rehearsed: all algorithms, budgets on the virtual clock, slow searchers, memory that is too small."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fluid
+from fluid.rehearsal import ReplayedIteration
+from fluid.search import AskTell, loguniform
+
+SPACE = {"lr": loguniform(1e-4, 1e-1)}
+
+
+class Model:
+    """Learns best at a rate of 0.003; larger rates take longer and need more memory."""
+
+    @staticmethod
+    def replay(config: Any, iterations: range) -> list[ReplayedIteration]:
+        floor, seconds = abs(math.log10(config["lr"]) + 2.5), 10.0 * (1.0 + 10.0 * config["lr"])
+        memory = 1e9 * (1.0 + 10.0 * config["lr"])
+        return [ReplayedIteration({"loss": floor + 1.0 / i}, seconds, memory) for i in iterations]
+
+
+def rehearse(folder: Path, devices: Any = 4, **options: Any) -> Any:
+    given = {"metric": "loss", "mode": "min", "samples": 16, "budget": 9, "seed": 1, **options}
+    with fluid.FluidExecutor(backend="simulated", devices=devices, run_dir=folder, verbose=0) as executor:
+        result = fluid.run(Model, given.pop("space", SPACE), executor=executor, **given)
+        return result, executor.session.clock.now()
+
+
+def table(result: Any) -> list[tuple[Any, ...]]:
+    return [
+        (trial.state, trial.config["lr"], [(one.iteration, one.metrics["loss"], one.seconds) for one in trial.results])
+        for trial in result.trials
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "hyperband", "sha", "random", "tpe"])
+def test_the_same_seed_gives_the_same_sweep(algorithm: str, tmp_path: Path) -> None:
+    if algorithm == "tpe":
+        pytest.importorskip("optuna")
+    begun = time.monotonic()
+    first, end = rehearse(tmp_path / "first", algorithm=algorithm)
+    second, same_end = rehearse(tmp_path / "second", algorithm=algorithm)
+    assert table(first) == table(second) and end == same_end
+    assert 2.0 * (time.monotonic() - begun) < end
+    assert len(first.trials) == 16 and first.best.value < 1.5
+
+
+def test_a_time_budget_is_virtual(tmp_path: Path) -> None:
+    result, end = rehearse(tmp_path, algorithm="random", samples=1000, time_budget_s=600.0)
+    assert 600.0 <= end < 650.0
+    assert 4 < sum(trial.state == "DONE" for trial in result.trials) < 400
+
+
+def thinking(pause: float, told: list[Any]) -> AskTell:
+    """A searcher that takes its time, and notes what it is told."""
+    configs = ({"lr": 0.1 / number} for number in range(1, 11))
+
+    def ask() -> Any:
+        time.sleep(pause)
+        return next(configs, None)
+
+    return AskTell(ask, lambda config, value: told.append((config, value)))
+
+
+def test_a_searcher_that_thinks_takes_no_virtual_time(tmp_path: Path) -> None:
+    found, told = [], list[list[Any]]()
+    for name, pause in (("slow", 0.02), ("quick", 0.0)):
+        told.append([])
+        searcher = thinking(pause, told[-1])
+        played = rehearse(tmp_path / name, algorithm="full", space=None, searcher=searcher, samples=None)
+        found.append((table(played[0]), played[1]))
+    assert found[0] == found[1] and told[0] == told[1] and len(told[0]) == 10
+
+
+@pytest.mark.parametrize("on_oom", ["worst", "fail"])
+def test_trials_that_need_more_memory_than_there_is_run_out_of_it(on_oom: str, tmp_path: Path) -> None:
+    devices = [fluid.Device(index, kind="gpu", memory_bytes=1.3e9) for index in range(2)]
+    result, _ = rehearse(tmp_path, devices=devices, algorithm="random", on_oom=on_oom, max_concurrent=2)
+    failed = [trial for trial in result.trials if trial.state == "FAILED"]
+    assert 0 < len(failed) < 16
+    assert {trial.config["lr"] > 0.03 for trial in failed} == {True}
+    assert {trial.failure.kind for trial in failed} == {"out_of_memory"}
