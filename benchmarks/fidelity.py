@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))  # benchmarks/ has a native_sweep, too.
 
 import native_sweep
 from tuning.scales import SCALES

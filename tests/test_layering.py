@@ -313,13 +313,14 @@ def check_backends(imports: Imports) -> list[str]:
 
 
 def check_integrations(imports: Imports) -> list[str]:
-    """Only fluid.tune reaches up to the integrations, and only inside a function."""
+    """Only fluid.tune and fluid.commands.comparing reach up to the integrations, and only inside a function."""
     return [
         f"{module}:{imported.line} imports {imported.target}; only fluid.tune may, in a function"
         for module, found in imports.items()
         if not is_in(module, "fluid.integrations")
         for imported in found
-        if is_in(imported.target, "fluid.integrations") and (module, imported.when) != ("fluid.tune", "lazy")
+        if is_in(imported.target, "fluid.integrations")
+        and (module not in ("fluid.tune", "fluid.commands.comparing") or imported.when == "load")
     ]
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fluid.commands.script_rehearsals import ScriptRehearsal
 
 _DEVICES = "1,2,4,8"
+#: Of algorithms that are compared.
+_COMPARED_ON = "8"
 _SEEDS = 1
 _OVERHEADS = {
     "alpha": "of two trials on one device, each takes so many times what it would take with half of a device",
@@ -42,6 +44,10 @@ def add_rehearse(commands: Subparsers) -> None:
     rehearse.add_argument("--from", dest="runs", action="append", metavar="RUN", help="replay this run; repeatable")
     rehearse.add_argument("--benchmark", metavar="NAME", help="replay this benchmark, such as lcbench:189866")
     rehearse.add_argument("--data", metavar="DIR", help="the folder with benchmarks (default: $FLUID_BENCHMARKS)")
+    text = "compare these algorithms on the benchmark, such as random,asha,hyperband,tpe,bohb,pbt"
+    rehearse.add_argument("--algorithms", metavar="NAME,NAME,...", help=text)
+    rehearse.add_argument("--samples", type=int, metavar="N", help="configs of each of their sweeps (default: 64)")
+    rehearse.add_argument("--budget", type=int, metavar="N", help="most iterations of their trials (default: all)")
     rehearse.add_argument("--devices", metavar="N,N,...", help=f"numbers of devices (default: {_DEVICES})")
     rehearse.add_argument("--seeds", type=int, default=_SEEDS, metavar="N", help=f"of each (default: {_SEEDS})")
     rehearse.add_argument("--planner", help="of the executors (default: the script's)")
@@ -79,14 +85,37 @@ def _rehearse(arguments: argparse.Namespace) -> None:
 
         calibrate(arguments, lambda devices: _run(arguments, [devices]))
         return
+    if _compares(arguments):
+        from fluid.commands.comparing import compare_algorithms
+
+        counts = _counts(arguments.devices or _COMPARED_ON)
+        folder = _out_folder(arguments.out, arguments.benchmark.replace(":", "-").replace("/", "-"))
+        compare_algorithms(arguments, counts, _given_overheads(arguments), folder, _jobs(arguments))
+        return
     rehearsal = _run(arguments, _counts(arguments.devices or _DEVICES))
     _show(rehearsal, arguments)
+
+
+def _compares(arguments: argparse.Namespace) -> bool:
+    """Whether algorithms are to be compared on a benchmark, without a script."""
+    return arguments.benchmark is not None and not arguments.script and arguments.module is None
+
+
+def _given_overheads(arguments: argparse.Namespace) -> dict[str, float]:
+    return {name: getattr(arguments, name) for name in _OVERHEADS if getattr(arguments, name) is not None}
+
+
+def _jobs(arguments: argparse.Namespace) -> int:
+    return arguments.jobs or max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuses what cannot be, before anything runs."""
     named, module = arguments.script, arguments.module
-    if not named and module is None and arguments.against is None:
+    for option in ("algorithms", "samples", "budget"):
+        if getattr(arguments, option) is not None and not _compares(arguments):
+            raise InvalidFieldError(option, getattr(arguments, option), "needs --benchmark, and no script")
+    if not named and module is None and arguments.against is None and not _compares(arguments):
         what = "must be named" if arguments.calibrate is None else "must be named, or the rehearsal by --against"
         raise InvalidFieldError("script", None, what)
     if named and module is None and not Path(named[0]).is_file():
@@ -135,7 +164,7 @@ def _run(arguments: argparse.Namespace, counts: Sequence[int]) -> ScriptRehearsa
 
     target, given = _target(arguments)
     folder = _out_folder(arguments.out, target)
-    overheads = {name: getattr(arguments, name) for name in _OVERHEADS if getattr(arguments, name) is not None}
+    overheads = _given_overheads(arguments)
     shared: dict[str, Any] = {
         "target": target,
         "is_module": arguments.module is not None,
@@ -151,7 +180,7 @@ def _run(arguments: argparse.Namespace, counts: Sequence[int]) -> ScriptRehearsa
     }
     requests = [_request(folder, count, seed, shared) for seed in range(arguments.seeds) for count in counts]
     # Run folders are what is kept for people, as of real runs; the longest, on the fewest devices, is in no one's way.
-    rehearsal = rehearse_script(requests, arguments.jobs or max(1, len(os.sched_getaffinity(0)) - 1))
+    rehearsal = rehearse_script(requests, _jobs(arguments))
     rehearsal.folder = folder
     if arguments.record:
         content = {"format": 1, "command": shlex.join(["fluid", *sys.argv[1:]]), **_outcomes(rehearsal)}

@@ -1,0 +1,141 @@
+"""``fluid rehearse --benchmark NAME --algorithms ...``: algorithms compared on a benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from fluid.commands.inout import is_narrow, make_console
+from fluid.display.format import duration
+from fluid.errors import InvalidFieldError
+from fluid.rehearsal.overheads import Overheads
+from fluid.reports.rehearsal_figures import ValueScale, figures_of
+from fluid.reports.rehearsal_table import rehearsal_table
+from fluid.results.metrics import Goal
+
+if TYPE_CHECKING:
+    from fluid.integrations.comparing.compare import Comparison, ComparisonRequest
+
+_ALGORITHMS, _SAMPLES = "random,asha,hyperband", 64
+
+
+def compare_algorithms(
+    arguments: argparse.Namespace, devices: list[int], overheads: Mapping[str, float], folder: Path, jobs: int
+) -> None:
+    """Compares algorithms as the command line says, and shows what came of it.
+
+    Args:
+        arguments: of the command.
+        devices: numbers of devices.
+        overheads: those that are given.
+        folder: for run folders and outputs.
+        jobs: processes at once.
+    """
+    from fluid.integrations.comparing.compare import ComparisonRequest, compare
+
+    given: dict[str, Any] = dict(overheads)
+    if given:
+        given["source"] = "given; what is not given costs nothing"
+    request = ComparisonRequest(
+        benchmark=arguments.benchmark,
+        data=arguments.data,
+        algorithms=tuple(part.strip() for part in (arguments.algorithms or _ALGORITHMS).split(",")),
+        devices=devices,
+        seeds=arguments.seeds,
+        samples=_SAMPLES if arguments.samples is None else arguments.samples,
+        budget=arguments.budget,
+        overheads=Overheads(**given),
+        options={} if arguments.planner is None else {"planner": arguments.planner},
+    )
+    comparison = compare(request, folder, jobs=jobs, progress=_progress)
+    if not comparison.outcomes:
+        raise InvalidFieldError("algorithms", arguments.algorithms, "; ".join(comparison.problems.values()))
+    benchmark = request.source
+    scale = ValueScale(Goal(benchmark.metric, benchmark.mode == "min"), benchmark.best_known, benchmark.worst_known)
+    title = f"{benchmark.name}: {request.samples} trials, rehearsed on a virtual clock"
+    if arguments.png:
+        from fluid.reports.rehearsal_plot import save_rehearsal
+
+        save_rehearsal(arguments.png, comparison.outcomes, title, label="algorithm", scale=scale, price=arguments.price)
+    if arguments.record:
+        content = {name: [each.as_json() for each in of_row] for name, of_row in comparison.outcomes.items()}
+        (folder / "rehearsal.json").write_text(json.dumps({"format": 1, "outcomes": content}, indent=1))
+    if arguments.json:
+        text = json.dumps(_figures(request, comparison, scale, arguments.price), indent=2, allow_nan=False)
+        if arguments.json == "-":
+            print(text)
+            return
+        try:
+            Path(arguments.json).write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise InvalidFieldError("json", arguments.json, f"cannot be written: {error.strerror}") from error
+    console = make_console()
+    compact = is_narrow(console) or (console.width < 130 and arguments.seeds > 1)
+    table = rehearsal_table(
+        comparison.outcomes, title, label="algorithm", scale=scale, price=arguments.price, compact=compact
+    )
+    console.print(table)
+    for line in (_advice(comparison, scale), *_assumptions(request, comparison)):
+        console.print(line, soft_wrap=True)
+    speed = comparison.virtual_s / max(comparison.wall_s, 1e-9)
+    took = f"{duration(comparison.virtual_s)} of sweeps rehearsed in {duration(comparison.wall_s)}, {speed:,.0f}x"
+    console.print(f"{took}; run folders in {folder}", soft_wrap=True)
+    for path in filter(None, (arguments.png, arguments.json)):
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text} ", end="", file=sys.stderr, flush=True)
+
+
+def _advice(comparison: Comparison, scale: ValueScale) -> str:
+    """Which algorithm to take, with odds over seeds."""
+    from fluid.integrations.comparing.compare import TARGET
+
+    value = scale.within(TARGET)
+    firsts = comparison.firsts(value)
+    best = max(firsts, key=lambda name: firsts[name], default="")
+    if not best or firsts[best] == 0.0:
+        regrets = {
+            name: median(scale.regret(each.best) for each in of_row if each.best is not None)
+            for name, of_row in comparison.outcomes.items()
+            if any(each.best is not None for each in of_row)
+        }
+        least = min(regrets, key=lambda name: regrets[name])
+        return f"None comes to {TARGET:.0%} regret; {least} comes nearest, to {regrets[least]:.0%}."
+    seeds = max(len(of_row) for of_row in comparison.outcomes.values())
+    return f"{best} is the first at {TARGET:.0%} regret in {firsts[best]:.0%} of {seeds} seeds."
+
+
+def _assumptions(request: ComparisonRequest, comparison: Comparison) -> list[str]:
+    return [
+        *(f"{name} was not rehearsed: {problem}" for name, problem in comparison.problems.items()),
+        *request.source.describe(),
+        f"Packing, scaling and moves: {request.overheads.source}.",
+    ]
+
+
+def _figures(
+    request: ComparisonRequest, comparison: Comparison, scale: ValueScale, price: float | None
+) -> dict[str, Any]:
+    rows = figures_of(comparison.outcomes, scale=scale, price=price)
+    return {
+        "source": request.source.name,
+        "assumptions": _assumptions(request, comparison),
+        "metric": scale.goal.metric,
+        "mode": request.source.mode,
+        "best_known": scale.best,
+        "worst_known": scale.worst,
+        "price_per_device_hour": price,
+        "first_at_target": comparison.firsts(scale.within(0.05)),
+        "virtual_s": comparison.virtual_s,
+        "wall_s": comparison.wall_s,
+        "problems": comparison.problems,
+        "rows": [each.as_json() for each in rows],
+    }

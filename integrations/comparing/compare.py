@@ -1,0 +1,176 @@
+"""Algorithms compared on a benchmark: each is rehearsed with several seeds, in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fluid._clock import MonotonicClock
+from fluid.errors import InvalidFieldError, MissingDependencyError, require_one_of
+from fluid.integrations.comparing.algorithms import ALGORITHMS, BenchmarkSweep
+from fluid.rehearsal.benchmark import Benchmark
+from fluid.rehearsal.outcome import SweepOutcome
+from fluid.rehearsal.overheads import FREE, Overheads
+from fluid.rehearsal.sources import source_by_name
+
+#: Of the normalised regret to which algorithms are timed.
+TARGET = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRequest:
+    """What to compare.
+
+    Attributes:
+        benchmark: the name of the benchmark.
+        data: the folder with its files; ``None`` for ``$FLUID_BENCHMARKS``.
+        algorithms: names of :data:`ALGORITHMS`.
+        devices: numbers of devices.
+        seeds: how many of each.
+        samples: configs of a sweep.
+        budget: most iterations of a trial; ``None`` for all that the benchmark has.
+        overheads: what packing, scaling and moves cost.
+        options: of the executors.
+
+    Raises:
+        InvalidFieldError: one of them cannot be used.
+        MissingDependencyError: the benchmark needs a package that is not installed.
+    """
+
+    benchmark: str
+    data: str | None = None
+    algorithms: Sequence[str] = ("random", "asha", "hyperband")
+    devices: Sequence[int] = (8,)
+    seeds: int = 1
+    samples: int = 64
+    budget: int | None = None
+    overheads: Overheads = FREE
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for algorithm in self.algorithms:
+            require_one_of("algorithms", algorithm, ALGORITHMS)
+        if not self.algorithms:
+            raise InvalidFieldError("algorithms", self.algorithms, "must not be empty")
+        self.sweep(self.algorithms[0], self.devices[0], 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "source"}  # Each process opens its own.
+
+    @cached_property
+    def source(self) -> Benchmark:
+        """The benchmark itself."""
+        return source_by_name(self.benchmark, self.data)
+
+    def sweep(self, algorithm: str, devices: int, seed: int) -> BenchmarkSweep:
+        """One of the sweeps."""
+        return BenchmarkSweep(
+            benchmark=self.source,
+            algorithm=algorithm,
+            devices=devices,
+            samples=self.samples,
+            budget=self.budget,
+            seed=seed,
+            overheads=self.overheads,
+            options=self.options,
+        )
+
+    def name_of(self, algorithm: str, devices: int) -> str:
+        """What a row of the comparison is called."""
+        return algorithm if len(self.devices) == 1 else f"{algorithm} on {devices}"
+
+
+@dataclass
+class Comparison:
+    """What came of it.
+
+    Attributes:
+        outcomes: by row, one for each seed that did not fail.
+        problems: why a row's sweeps could not be played, by row.
+        wall_s: seconds that all took.
+    """
+
+    outcomes: dict[str, list[SweepOutcome]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+    @property
+    def virtual_s(self) -> float:
+        """Seconds that the sweeps would have taken."""
+        return sum(outcome.makespan_s for of_row in self.outcomes.values() for outcome in of_row)
+
+    def firsts(self, value: float) -> dict[str, float]:
+        """The share of seeds in which each row is the first to reach a value; equal ones share it."""
+        rows = {name: list(of_row) for name, of_row in self.outcomes.items() if of_row}
+        seeds = min(map(len, rows.values()), default=0)
+        won = dict.fromkeys(rows, 0.0)
+        for seed in range(seeds):
+            times = {name: of_row[seed].seconds_to(value) for name, of_row in rows.items()}
+            known = {name: at for name, at in times.items() if at is not None}
+            first = [name for name, at in known.items() if at == min(known.values())]
+            for name in first:
+                won[name] += 1.0 / len(first) / seeds
+        return won
+
+
+def compare(request: ComparisonRequest, folder: Path, *, jobs: int = 1, progress: Callable[[str], None]) -> Comparison:
+    """Rehearses all sweeps of a comparison.
+
+    Args:
+        request: what to compare.
+        folder: for run folders, and a log of what libraries print.
+        jobs: processes at once.
+        progress: told, in words, how far it is.
+    """
+    began, clock = MonotonicClock().now(), MonotonicClock()
+    cells = [
+        (algorithm, devices, seed)
+        for algorithm in request.algorithms
+        for devices in request.devices
+        for seed in range(request.seeds)
+    ]
+    comparison = Comparison()
+    found: dict[tuple[str, int, int], SweepOutcome] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(jobs, len(cells)), mp_context=context, initializer=_log_to, initargs=(str(folder / "log.txt"),)
+    ) as pool:
+        waiting = {pool.submit(_play, request, cell, folder / "-".join(map(str, cell))): cell for cell in cells}
+        try:
+            for future in as_completed(waiting):
+                cell = waiting[future]
+                name = request.name_of(cell[0], cell[1])
+                try:
+                    found[cell] = future.result()
+                except MissingDependencyError as error:
+                    comparison.problems[name] = str(error)
+                except Exception as error:
+                    comparison.problems[name] = f"{type(error).__name__}: {error}; see {folder / 'log.txt'}"
+                done = len(found) + len(comparison.problems)
+                progress(f"{done} of {len(cells)} sweeps rehearsed")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    for cell in cells:
+        if cell in found:
+            comparison.outcomes.setdefault(request.name_of(cell[0], cell[1]), []).append(found[cell])
+    comparison.wall_s = clock.now() - began
+    return comparison
+
+
+def _play(request: ComparisonRequest, cell: tuple[str, int, int], run_dir: Path) -> SweepOutcome:
+    return request.sweep(*cell).play(run_dir)
+
+
+def _log_to(path: str) -> None:
+    """Sends what libraries print to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.close(file)

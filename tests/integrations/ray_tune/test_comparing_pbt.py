@@ -1,0 +1,25 @@
+"""PBT by Ray Tune on a benchmark, as ``fluid rehearse --algorithms pbt`` plays it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fluid.integrations.comparing.algorithms import BenchmarkSweep
+from fluid.rehearsal.sources import source_by_name
+
+pytest.importorskip("onnxruntime")
+DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not (DATA / "yahpo" / "lcbench").is_dir(), reason="needs YAHPO Gym's LCBench"),
+]
+
+
+def test_pbt(cluster: str, tmp_path: Path) -> None:
+    benchmark = source_by_name("lcbench:3945", DATA)
+    found = BenchmarkSweep(benchmark=benchmark, algorithm="pbt", devices=8, budget=20).play(tmp_path / "run")
+    assert found.trials >= 16 and found.best is not None
+    assert {trial.iterations for trial in found.played} == {20}

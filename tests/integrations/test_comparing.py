@@ -1,0 +1,94 @@
+"""Algorithms compared on a benchmark, by the library and by the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fluid.cli import main
+from fluid.errors import InvalidFieldError
+from fluid.integrations.comparing.algorithms import BenchmarkSweep
+from fluid.integrations.comparing.compare import Comparison, ComparisonRequest
+from fluid.rehearsal.outcome import SweepOutcome
+from fluid.rehearsal.overheads import Overheads
+from fluid.rehearsal.sources import source_by_name
+
+pytest.importorskip("onnxruntime")
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+NAME = "lcbench:3945"
+pytestmark = pytest.mark.skipif(not (DATA / "yahpo" / "lcbench").is_dir(), reason="needs YAHPO Gym's LCBench")
+
+
+def sweep(algorithm: str, **options: object) -> BenchmarkSweep:
+    given = {"devices": 4, "samples": 9, "budget": 9, "overheads": Overheads(alpha=1.3, beta=1.3), **options}
+    return BenchmarkSweep(benchmark=source_by_name(NAME, DATA), algorithm=algorithm, **given)
+
+
+@pytest.mark.parametrize("algorithm", ["random", "asha", "hyperband", "sha"])
+def test_native_algorithms(algorithm: str, tmp_path: Path) -> None:
+    first, again = (sweep(algorithm).play(tmp_path / name) for name in ("first", "again"))
+    assert first.as_json() == again.as_json()
+    assert first.trials == 9 and first.devices == 4 and first.metric == "val_accuracy"
+    assert max(trial.iterations for trial in first.played) == 9
+    other = sweep(algorithm, seed=1).play(tmp_path / "other")
+    assert other.trace != first.trace
+
+
+def test_bohb(tmp_path: Path) -> None:
+    pytest.importorskip("hpbandster")
+    found = sweep("bohb").play(tmp_path / "run")
+    assert found.trials >= 9 and found.best is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("algorithm", "best"), ("devices", 0), ("samples", 0), ("budget", 0), ("budget", 53)]
+)
+def test_bad_sweeps_are_refused(field: str, value: object) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        sweep(**{"algorithm": "random", field: value})
+    assert caught.value.field == field
+
+
+def test_who_is_first() -> None:
+    def outcome(at: float | None) -> SweepOutcome:
+        trace = ((1.0, 5.0),) if at is None else ((1.0, 5.0), (at, 1.0))
+        facts = {"makespan_s": 99.0, "device_hours": 1.0, "busy_share": 1.0, "results": 1, "trials": 1, "devices": 1}
+        return SweepOutcome(trace=trace, metric="loss", mode="min", **facts)
+
+    found = Comparison({"a": [outcome(2.0), outcome(None)], "b": [outcome(2.0), outcome(9.0)], "c": []})
+    assert found.firsts(1.0) == {"a": 0.25, "b": 0.75}
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["rehearse", "--benchmark", NAME, "--data", str(DATA), "--samples", "6", "--budget", "3"]
+    options = ["--seeds", "2", "--price", "2", "--jobs", "1", "--out", str(tmp_path / "out")]
+    main([*words, *options, "--algorithms", "random,asha", "--json", str(tmp_path / "f.json"), "--record"])
+    said = capsys.readouterr().out
+    assert "regret" in said and "asha" in said and "surrogate of lcbench:3945" in said
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["random", "asha"]
+    assert all(len(row["seeds"]) == 2 for row in found["rows"])
+    assert set(json.loads((tmp_path / "out" / "rehearsal.json").read_text())["outcomes"]) == {"random", "asha"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--benchmark", NAME, "--algorithms", "best"], "algorithms"),
+        (["--benchmark", NAME, "--samples", "0"], "samples"),
+        (["--benchmark", "lcbench:1"], "task"),
+        (["--algorithms", "asha"], "--benchmark"),
+    ],
+)
+def test_bad_words(options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", str(DATA)] if "--benchmark" in options else []
+    assert main(["rehearse", *options, *data, "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_request_takes_its_algorithms_at_once() -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        ComparisonRequest(benchmark=NAME, data=str(DATA), algorithms=())
+    assert caught.value.field == "algorithms"
