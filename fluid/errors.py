@@ -8,6 +8,8 @@ from collections.abc import Collection
 
 #: Most characters of a value in an error.
 _LONGEST_VALUE = 500
+#: A float holds all whole numbers up to this one exactly.
+_EXACT = 2**53
 
 
 class FluidError(Exception):
@@ -78,7 +80,9 @@ class MissingDependencyError(FluidError, ImportError):
 
 def require_number(field: str, value: object, *, at_least: float, finite: bool = True) -> float:
     """Returns ``value`` as a float, or raises :class:`InvalidFieldError` naming ``field``."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's scalars are Real too
+    if type(value) is not float and (
+        isinstance(value, bool) or not isinstance(value, numbers.Real)  # numpy's scalars are Real too
+    ):
         raise InvalidFieldError(field, value, "must be a number")
     try:
         number = float(value)
@@ -95,12 +99,13 @@ def require_number(field: str, value: object, *, at_least: float, finite: bool =
 
 def require_integer(field: str, value: object, *, at_least: int, at_most: int | None = None) -> int:
     """Returns ``value`` as an int (``3.0`` counts as 3), or raises :class:`InvalidFieldError`."""
+    if type(value) is int and at_least <= value <= (_EXACT if at_most is None else at_most):
+        return value  # What nearly all callers give; the engine asks several times for each iteration.
     number = require_number(field, value, at_least=at_least)
     if number != int(number):
         raise InvalidFieldError(field, value, "must be a whole number")
     if at_most is not None and number > at_most:
         raise InvalidFieldError(field, value, f"must be at most {at_most}")
-    # A float holds whole numbers exactly up to 2^53 only.
     return int(value) if isinstance(value, numbers.Integral) else int(number)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd
@@ -97,6 +98,8 @@ _TOLD: dict[str, type] = {
         *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, NoteKeptWidth, TrialNotKept, *RETIREMENTS),
     )
 }
+#: Values that JSON holds as they are.
+_PLAIN = (str, int, float, type(None))
 #: What is written, by the name in ``what``.
 _WRITTEN: dict[str, type] = {
     kind.__name__: kind
@@ -131,11 +134,18 @@ def _entry(item: Any) -> Entry:
 
 def _as_json(value: Any) -> Any:
     # dataclasses.asdict copies every value, which takes twice as long.
+    if isinstance(value, _PLAIN):
+        return value
     if isinstance(value, tuple):
         return [_as_json(part) for part in value]
-    if not is_dataclass(value):
-        return value
-    return {item.name: _as_json(getattr(value, item.name)) for item in fields(value)}
+    names = _names_of(type(value))
+    return value if names is None else {name: _as_json(getattr(value, name)) for name in names}
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...] | None:
+    """The names of a dataclass's fields; ``None`` of any other class."""
+    return tuple(item.name for item in fields(kind)) if is_dataclass(kind) else None
 
 
 # -- reading --------------------------------------------------------------------------------------------------

@@ -58,11 +58,15 @@ class Bucket:
     streak: int = 0
     #: Times the bucket was restarted.
     restarts: int = 0
+    #: The estimate, once it was asked for; ``None`` after each observation.
+    _estimate: float | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def estimate(self) -> float:
         """The low median, in seconds: of two observations the faster, as the first may include a warm-up."""
-        return statistics.median_low(self.seconds)
+        if self._estimate is None:
+            self._estimate = statistics.median_low(self.seconds)
+        return self._estimate
 
     @property
     def measured(self) -> bool:
@@ -72,6 +76,7 @@ class Bucket:
     def add(self, seconds: float, window: int) -> bool:
         """Adds one observation; returns whether the bucket restarts."""
         side = self._side(seconds)
+        self._estimate = None
         self.streak = self.streak + side if self.streak * side > 0 else side
         self.seconds = [*self.seconds, seconds][-window:]
         if abs(self.streak) < DRIFT_STREAK:

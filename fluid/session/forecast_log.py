@@ -14,8 +14,6 @@ from fluid.session.run_folder import RunFolder
 _log = logging.getLogger(__name__)
 #: Seconds between two writings: so large a share of the time since the first event, within these bounds.
 _SHARE, _LEAST_S, _MOST_S = 0.02, 1.0, 30.0
-#: The share on a virtual clock.
-_RARE_SHARE = 0.2
 #: Groups that are forecast at most, the newest ones.
 _MOST_GROUPS = 8
 
@@ -31,7 +29,6 @@ class ForecastLog:
         state: the engine.
         shown: the forecast of a group, by its id; ``None`` if too little was measured.
         now: the time, seconds on the clock of the events.
-        rarely: whether to write fewer, as on a virtual clock a forecast takes longer than what happens.
     """
 
     def __init__(
@@ -40,10 +37,7 @@ class ForecastLog:
         state: EngineState,
         shown: Callable[[str], Forecast | None],
         now: Callable[[], float],
-        *,
-        rarely: bool = False,
     ) -> None:
-        self._share, self._most_s = (_RARE_SHARE, float("inf")) if rarely else (_SHARE, _MOST_S)
         self._folder = folder
         self._state = state
         self._shown = shown
@@ -58,7 +52,7 @@ class ForecastLog:
             self._began = self._next_at = now
         if now < self._next_at:
             return
-        self._next_at = now + min(max(self._share * (now - self._began), _LEAST_S), self._most_s)
+        self._next_at = now + min(max(_SHARE * (now - self._began), _LEAST_S), _MOST_S)
         groups = [group_id for group_id, group in self._state.groups.items() if group.open][-_MOST_GROUPS:]
         try:
             self._write(now, groups)

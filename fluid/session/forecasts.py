@@ -66,8 +66,8 @@ class Forecasts:
         now: the time of its events, seconds.
         inboxes: the groups, by id.
         in_thread: runs a function in the session's thread, and returns what it does.
-        folder: gets forecasts every now and then.
-        rarely: whether fewer of them: see :class:`ForecastLog`.
+        folder: gets forecasts every now and then; ``None`` for none but those that are asked for, as on a virtual clock,
+            where a forecast takes longer than what it forecasts.
 
     Attributes:
         searches: forecasts those of searches.
@@ -79,9 +79,7 @@ class Forecasts:
         now: Callable[[], float],
         inboxes: Mapping[str, GroupInbox],
         in_thread: Callable[[Callable[[], Any]], Any],
-        folder: RunFolder,
-        *,
-        rarely: bool = False,
+        folder: RunFolder | None,
     ) -> None:
         self.searches: SearchForecaster = PlayedForecasts(state, now, inboxes)
         self._state = state
@@ -89,7 +87,8 @@ class Forecasts:
         self._inboxes = inboxes
         self._in_thread = in_thread
         self._shown: dict[str, _ShownForecast] = {}
-        ForecastLog(folder, state, self.shown, now, rarely=rarely)
+        if folder is not None:
+            ForecastLog(folder, state, self.shown, now)
 
     # -- from any thread -----------------------------------------------------------------------------------
 

@@ -93,8 +93,8 @@ class Session:
         self.clock: Clock = backend  # Of its events; a hold makes it stand still.
         self.hold = self._pump.hold
         #: Forecasts of its groups.
-        rarely, inboxes = self.hold.is_virtual, self._pump.inboxes
-        self.forecasts = Forecasts(state, backend.now, inboxes, self._in_thread, folder, rarely=rarely)
+        logged = None if self.hold.is_virtual else folder
+        self.forecasts = Forecasts(state, backend.now, self._pump.inboxes, self._in_thread, logged)
         self._pump.scaling.sizing.end_on = self.forecasts.end_on
 
     @property
