@@ -66,8 +66,8 @@ class Forecasts:
         now: the time of its events, seconds.
         inboxes: the groups, by id.
         in_thread: runs a function in the session's thread, and returns what it does.
-        folder: gets forecasts every now and then; ``None`` for none but those that are asked for, as on a virtual clock,
-            where a forecast takes longer than what it forecasts.
+        folder: gets forecasts every now and then. ``None`` for none but those that are asked for: on a virtual clock, a
+            forecast takes longer than what it forecasts.
 
     Attributes:
         searches: forecasts those of searches.
