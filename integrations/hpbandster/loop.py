@@ -18,6 +18,7 @@ from fluid.integrations.hpbandster.optimizers import BracketState, Job, SeededRa
 from fluid.integrations.hpbandster.trials import TrialFactory
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.search_owner import new_owner
+from fluid.integrations.session_time import SessionTime
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
@@ -76,9 +77,12 @@ class OptimizerLoop(TrialListener):
         #: Jobs that have ended and are not registered yet.
         self._ended: list[Any] = []
         self._inbox = EventInbox(self, executor.session.hold)
+        #: By which jobs are timed.
+        self._time = SessionTime(executor)
+        state.begin_at(self._time.now())
         #: Its groups, one per stage, are scheduled as one.
         self._owner = new_owner("hpbandster")
-        self._recorder = _Recorder(self._runs, self._inbox)
+        self._recorder = _Recorder(self._runs, self._inbox, self._time)
 
     def run(self, brackets: int) -> Any:
         """Runs a number of brackets and returns HpBandSter's result."""
@@ -118,7 +122,7 @@ class OptimizerLoop(TrialListener):
             jobs = []
             for config_id, config, budget in self._state.next_runs():
                 job = Job(config_id, config=config, budget=budget)
-                job.time_it("submitted")
+                job.timestamps["submitted"] = self._time.now()
                 jobs.append(job)
             return jobs
 
@@ -213,19 +217,21 @@ class _Recorder(TrialListener):
     Args:
         runs: what the loop runs, by trial id.
         inbox: the loop's.
+        time: by which jobs are timed.
     """
 
     #: HpBandSter logs them.
     tells_failures = True
 
-    def __init__(self, runs: Mapping[str, _ConfigurationRun], inbox: EventInbox) -> None:
+    def __init__(self, runs: Mapping[str, _ConfigurationRun], inbox: EventInbox, time: SessionTime) -> None:
         self._runs = runs
         self._inbox = inbox
+        self._time = time
 
     def on_start(self, trial_id: str) -> None:
         run = self._runs.get(trial_id)
         if run is not None:
-            run.job.time_it("started")
+            run.job.timestamps["started"] = self._time.now()
 
     def on_result(self, result: Result) -> None:
         run = self._runs.get(result.trial_id)
@@ -235,7 +241,7 @@ class _Recorder(TrialListener):
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         run = self._runs.get(trial_id)
         if run is not None:
-            run.job.time_it("finished")
+            run.job.timestamps["finished"] = self._time.now()
             run.job.timestamps.setdefault("started", run.job.timestamps["submitted"])
         self._inbox.on_end(trial_id, state, failure)
 

@@ -92,6 +92,10 @@ class BracketState(Master):  # type: ignore[misc]
         self.time_ref = clock.timestamps["began"]
         self.config = {"time_ref": self.time_ref}
 
+    def begin_at(self, seconds: float) -> None:
+        """Says when the run begins, seconds since 1970."""
+        self.time_ref = self.config["time_ref"] = seconds
+
     def begin_bracket(self) -> None:
         """Begins the next bracket of Successive Halving."""
         kwargs = {"result_logger": self.result_logger}

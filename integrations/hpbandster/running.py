@@ -10,7 +10,9 @@ from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.hpbandster.loop import OptimizerLoop
 from fluid.integrations.hpbandster.optimizers import SeededRandom, Worker, make, quiet
 from fluid.integrations.hpbandster.trials import TrainableTrials, TrialFactory, WorkerTrials
-from fluid.trainables.trainable import kind_of
+from fluid.integrations.hpbandster.worker_course import RehearsedWorker
+from fluid.integrations.session_time import rehearsal_of
+from fluid.trainables.trainable import is_only_replayed, kind_of
 
 
 def run(
@@ -39,7 +41,9 @@ def run(
             name of one of the three.
         configspace: a ``ConfigSpace.ConfigurationSpace``.
         trainable: any trainable of Fluid, whose budget is a number of iterations; or a subclass of HpBandSter's
-            ``Worker``, whose ``compute`` is called once for each budget of a configuration.
+            ``Worker``, whose ``compute`` is called once for each budget of a configuration. To be rehearsed, a worker
+            has a static or class method ``replay(config, budget)``, which returns a
+            :class:`fluid.rehearsal.ReplayedIteration` of what ``compute`` returns, and its seconds.
         max_budget: the largest budget. With a trainable, budgets are rounded to whole iterations.
         min_budget: the smallest budget.
         eta: 1 in ``eta`` configurations continues, to a budget ``eta`` times as large; at least 2.
@@ -81,7 +85,8 @@ def run(
     """
     is_worker = isinstance(trainable, type) and issubclass(trainable, Worker)
     if not is_worker:
-        kind_of(trainable)
+        if not is_only_replayed(trainable):
+            kind_of(trainable)
     elif metric != "loss":
         raise InvalidFieldError("metric", metric, "must be loss for a worker")
     elif mode != "min":
@@ -106,5 +111,9 @@ def run(
     else:
         trials = TrainableTrials(trainable, metric, mode, resume)
     with executor_scope(executor) as chosen:
+        if (rehearsal := rehearsal_of(chosen)) is not None:
+            rehearsal.require_replayable(RehearsedWorker(trainable) if is_worker else trainable)
+        elif is_only_replayed(trainable):
+            kind_of(trainable)  # Raises.
         loop = OptimizerLoop(state=state, trials=trials, executor=chosen, random=random, synchronous=synchronous)
         return loop.run(brackets)

@@ -43,6 +43,13 @@ class WorkerTrial:
         self._calls += 1
         return {"loss": result["loss"], "info": result.get("info")}
 
+    @staticmethod
+    def rehearsed_course(config: dict[str, Any], source: Any) -> Any:
+        """Makes the course of a trial that is rehearsed: see :data:`fluid.rehearsal.backend.MAKE_COURSE`."""
+        from fluid.integrations.hpbandster.worker_course import course_of  # Lanes need none of it.
+
+        return course_of(config, source)
+
     def save_checkpoint(self, folder: str) -> None:
         (Path(folder) / "calls.json").write_text(json.dumps(self._calls))
 
