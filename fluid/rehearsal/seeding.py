@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,3 +20,21 @@ def seed_draws(seed: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def seeded_draws(seed: int) -> Iterator[None]:
+    """Seeds numpy's global generator and Python's; at the end, both go on from where they were.
+
+    Args:
+        seed: at least 0.
+    """
+    python = sys.modules["random"]
+    before = np.random.get_state(), python.getstate()
+    np.random.seed(seed)
+    python.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before[0])
+        python.setstate(before[1])

@@ -13,6 +13,7 @@ from fluid.rehearsal.benchmark import Benchmark
 from fluid.rehearsal.outcome import SweepOutcome, outcome_of
 from fluid.rehearsal.overheads import FREE, Overheads
 from fluid.rehearsal.plan import RehearsalPlan, rehearsing
+from fluid.rehearsal.seeding import seeded_draws
 from fluid.sweep import run
 from fluid.sweeping.algorithms import ALGORITHMS as NATIVE
 
@@ -20,6 +21,9 @@ from fluid.sweeping.algorithms import ALGORITHMS as NATIVE
 _ETA = 3
 #: Iterations between two exploits of PBT, as a share of the budget, and the size of its population.
 _PBT_INTERVAL, _PBT_POPULATION = 10, 16
+#: HpBandSter rounds the logarithm of the ratio of its budgets down, so that it would leave a rung out where that is just
+#: below a whole number. The largest budget is so much larger; Fluid rounds budgets to whole iterations.
+_ABOVE = 1.0 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +132,7 @@ def _play_bohb(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
         "BOHB",
         benchmark.configspace(),
         ReplayedTrial,
-        max_budget=sweep.iterations,
+        max_budget=sweep.iterations * _ABOVE,
         min_budget=sweep.iterations / _ETA ** (len(sizes) - 1),
         eta=_ETA,
         n_iterations=brackets,
@@ -140,15 +144,16 @@ def _play_bohb(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
 
 
 def _bracket_sizes(iterations: int) -> list[int]:
-    """Configs that the brackets of Hyperband begin with, in order."""
+    """Configs that the brackets of HpBandSter begin with, in order."""
     deepest = 0
     while _ETA ** (deepest + 1) <= iterations:
         deepest += 1
-    return [-(-(deepest + 1) * _ETA**each // (each + 1)) for each in range(deepest, -1, -1)]
+    return [(deepest + 1) // (each + 1) * _ETA**each for each in range(deepest, -1, -1)]
 
 
 def _play_pbt(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
     from fluid import tune
+    from fluid.integrations.ray_tune.side_by_side import start_ray
 
     benchmark = sweep.benchmark
     space = benchmark.tune_space()
@@ -160,16 +165,18 @@ def _play_pbt(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
         perturbation_interval=interval,
         hyperparam_mutations=space,
     )
-    tune.run(
-        _report,
-        config=space,
-        num_samples=_PBT_POPULATION,
-        scheduler=scheduler,
-        stop={"training_iteration": sweep.iterations},
-        storage_path=str(executor.run_dir / "tune"),
-        verbose=0,
-        executor=executor,
-    )
+    start_ray()  # Before the seed is set: Ray draws random numbers as it starts.
+    with seeded_draws(sweep.seed):  # Tune draws configs, and PBT what it perturbs, from the global generators.
+        tune.run(
+            _report,
+            config=space,
+            num_samples=_PBT_POPULATION,
+            scheduler=scheduler,
+            stop={"training_iteration": sweep.iterations},
+            storage_path=str(executor.run_dir / "tune"),
+            verbose=0,
+            executor=executor,
+        )
 
 
 def _report(config: dict[str, Any]) -> None:

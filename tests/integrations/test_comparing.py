@@ -42,6 +42,14 @@ def test_bohb(tmp_path: Path) -> None:
     assert found.trials >= 9 and found.best is not None
 
 
+def test_bohb_tries_all_configs_whatever_the_budget(tmp_path: Path) -> None:
+    """HpBandSter by itself rounds the number of rungs between 20 / 9 and 20 iterations down to 2."""
+    pytest.importorskip("hpbandster")
+    found = sweep("bohb", budget=20, samples=16).play(tmp_path / "run")
+    assert found.trials == 9 + 3 + 3 + 9  # Configs that each bracket begins with; three have 15, which are too few.
+    assert {trial.iterations for trial in found.played} == {2, 7, 20}
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("algorithm", "best"), ("devices", 0), ("samples", 0), ("budget", 0), ("budget", 53)]
 )

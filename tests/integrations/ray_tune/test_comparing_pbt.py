@@ -20,6 +20,11 @@ pytestmark = [
 
 def test_pbt(cluster: str, tmp_path: Path) -> None:
     benchmark = source_by_name("lcbench:3945", DATA)
-    found = BenchmarkSweep(benchmark=benchmark, algorithm="pbt", devices=8, budget=20).play(tmp_path / "run")
+    found, again, other = (
+        BenchmarkSweep(benchmark=benchmark, algorithm="pbt", devices=8, budget=10, seed=seed).play(tmp_path / name)
+        for name, seed in (("run", 0), ("again", 0), ("other", 1))
+    )
     assert found.trials >= 16 and found.best is not None
-    assert {trial.iterations for trial in found.played} == {20}
+    assert {trial.iterations for trial in found.played} == {10}
+    assert (again.trace, again.makespan_s) == (found.trace, found.makespan_s)
+    assert other.trace != found.trace
