@@ -21,8 +21,8 @@ from fluid.sweeping.algorithms import ALGORITHMS as NATIVE
 _ETA = 3
 #: Iterations between two exploits of PBT, as a share of the budget, and the size of its population.
 _PBT_INTERVAL, _PBT_POPULATION = 10, 16
-#: HpBandSter rounds the logarithm of the ratio of its budgets down, so that it would leave a rung out where that is just
-#: below a whole number. The largest budget is so much larger; Fluid rounds budgets to whole iterations.
+#: HpBandSter rounds the logarithm of the ratio of its budgets down, and would leave a rung out where that is just below
+#: a whole number. So the largest budget is larger by this factor; Fluid rounds budgets to whole iterations.
 _ABOVE = 1.0 + 1e-9
 
 
