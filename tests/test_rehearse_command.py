@@ -124,6 +124,8 @@ def test_a_sweep_on_several_numbers_of_devices(script: Callable[[str], str], tmp
     (calibration,) = json.loads(capsys.readouterr().out)["calibrations"]
     assert calibration["same_decisions"] == 1.0
     assert all(figure["error"] == 0.0 for figure in calibration["figures"].values() if figure["real"])
+    assert main(["rehearse", "--calibrate", run, "--against", "out", "--json", "none/a.json"]) == 2
+    assert "json='none/a.json': cannot be written: No such file" in capsys.readouterr().err
     assert main(["rehearse", "--calibrate", run, "--against", "out/rehearsal.json"]) == 0
     assert "Decisions: 12 of 12 trials reached the same iteration (100 %)" in capsys.readouterr().out
 
@@ -190,6 +192,8 @@ def test_a_script_that_fails(script: Callable[[str], str], capsys: Captured) -> 
         (["sweep.py", "--out", "."], "holds something already"),
         (["--calibrate", "none", "--against", "none"], "does not exist"),
         (["sweep.py", "--calibrate", "none", "--devices", "2"], "they are those of the run"),
+        (["sweep.py", "--calibrate", "none", "--png", "a.png"], "png='a.png': cannot be with --calibrate"),
+        (["sweep.py", "--calibrate", "none", "--price", "2"], "price=2.0: cannot be with --calibrate"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_runs(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluid.commands.inout import make_console
+from fluid.commands.inout import make_console, write_json
 from fluid.errors import InvalidFieldError
 
 if TYPE_CHECKING:
@@ -36,13 +36,9 @@ def calibrate(arguments: argparse.Namespace, rehearse: Callable[[int], ScriptReh
     else:
         predicted = [sweep.outcomes[str(devices)][0] for sweep in rehearse(devices).sweeps]
     pairs = [Calibration.of(one, other) for one, other in _paired(predicted, real)]
-    if arguments.json:
-        content = {"calibrations": [{"name": each.real.name, **calibration_as_json(each)} for each in pairs]}
-        text = json.dumps(content, indent=2, allow_nan=False)
-        if arguments.json == "-":
-            print(text)
-            return
-        Path(arguments.json).write_text(f"{text}\n", encoding="utf-8")
+    content = {"calibrations": [{"name": each.real.name, **calibration_as_json(each)} for each in pairs]}
+    if arguments.json and write_json(content, arguments.json):
+        return
     console = make_console()
     for each in pairs:
         title = f"{each.real.name}: {arguments.calibrate} beside its rehearsal"

@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from fluid.commands.inout import is_narrow, make_console
+from fluid.commands.inout import is_narrow, make_console, write_json
 from fluid.display.format import duration
 from fluid.errors import InvalidFieldError
-from fluid.rehearsal.overheads import Overheads
 from fluid.reports.rehearsal_figures import ValueScale, figures_of
 from fluid.reports.rehearsal_table import rehearsal_table
 from fluid.results.metrics import Goal
@@ -32,15 +31,12 @@ def compare_algorithms(
     Args:
         arguments: of the command.
         devices: numbers of devices.
-        overheads: those that are given.
+        overheads: those that are given, by name.
         folder: for run folders and outputs.
         jobs: processes at once.
     """
     from fluid.integrations.comparing.compare import ComparisonRequest, compare
 
-    given: dict[str, Any] = dict(overheads)
-    if given:
-        given["source"] = "given; what is not given costs nothing"
     request = ComparisonRequest(
         benchmark=arguments.benchmark,
         data=arguments.data,
@@ -49,7 +45,7 @@ def compare_algorithms(
         seeds=arguments.seeds,
         samples=_SAMPLES if arguments.samples is None else arguments.samples,
         budget=arguments.budget,
-        overheads=Overheads(**given),
+        given=overheads,
         options={} if arguments.planner is None else {"planner": arguments.planner},
     )
     comparison = compare(request, folder, jobs=jobs, progress=_progress)
@@ -65,15 +61,8 @@ def compare_algorithms(
     if arguments.record:
         content = {name: [each.as_json() for each in of_row] for name, of_row in comparison.outcomes.items()}
         (folder / "rehearsal.json").write_text(json.dumps({"format": 1, "outcomes": content}, indent=1))
-    if arguments.json:
-        text = json.dumps(_figures(request, comparison, scale, arguments.price), indent=2, allow_nan=False)
-        if arguments.json == "-":
-            print(text)
-            return
-        try:
-            Path(arguments.json).write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            raise InvalidFieldError("json", arguments.json, f"cannot be written: {error.strerror}") from error
+    if arguments.json and write_json(_figures(request, comparison, scale, arguments.price), arguments.json):
+        return
     console = make_console()
     compact = is_narrow(console) or (console.width < 130 and arguments.seeds > 1)
     table = rehearsal_table(
@@ -99,18 +88,24 @@ def _advice(comparison: Comparison, scale: ValueScale) -> str:
     from fluid.integrations.comparing.compare import TARGET
 
     value = scale.within(TARGET)
-    firsts = comparison.firsts(value)
-    best = max(firsts, key=lambda name: firsts[name], default="")
-    if not best or firsts[best] == 0.0:
+    firsts, seeds = comparison.firsts(value), comparison.common_seeds
+    most = max(firsts.values(), default=0.0)
+    if not seeds:
+        return "No seed was rehearsed with all of them, so that they cannot be compared."
+    if most == 0.0:
         regrets = {
             name: median(scale.regret(each.best) for each in of_row if each.best is not None)
             for name, of_row in comparison.outcomes.items()
             if any(each.best is not None for each in of_row)
         }
+        if not regrets:
+            return f"No trial has reported a value of {scale.goal.metric}."
         least = min(regrets, key=lambda name: regrets[name])
         return f"None comes to {TARGET:.0%} regret; {least} comes nearest, to {regrets[least]:.0%}."
-    seeds = max(len(of_row) for of_row in comparison.outcomes.values())
-    return f"{best} is the first at {TARGET:.0%} regret in {firsts[best]:.0%} of {seeds} seeds."
+    best = [name for name, share in firsts.items() if share == most]
+    verb = "is" if len(best) == 1 else "are each"
+    said = f"{' and '.join(best)} {verb} the first at {TARGET:.0%} regret"
+    return f"{said}." if len(seeds) == 1 else f"{said} in {most:.0%} of {len(seeds)} seeds."
 
 
 def _assumptions(request: ComparisonRequest, comparison: Comparison) -> list[str]:
@@ -124,6 +119,8 @@ def _assumptions(request: ComparisonRequest, comparison: Comparison) -> list[str
 def _figures(
     request: ComparisonRequest, comparison: Comparison, scale: ValueScale, price: float | None
 ) -> dict[str, Any]:
+    from fluid.integrations.comparing.compare import TARGET
+
     rows = figures_of(comparison.outcomes, scale=scale, price=price)
     return {
         "source": request.source.name,
@@ -133,7 +130,7 @@ def _figures(
         "best_known": scale.best,
         "worst_known": scale.worst,
         "price_per_device_hour": price,
-        "first_at_target": comparison.firsts(scale.within(0.05)),
+        "first_at_target": comparison.firsts(scale.within(TARGET)),
         "virtual_s": comparison.virtual_s,
         "wall_s": comparison.wall_s,
         "problems": comparison.problems,

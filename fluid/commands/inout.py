@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fluid.errors import InvalidFieldError
@@ -45,6 +46,26 @@ def read_object(path: str) -> dict[str, Any]:
 def print_json(data: dict[str, Any]) -> None:
     """Prints an object, which has neither NaN nor infinity, as JSON."""
     print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def write_json(data: dict[str, Any], path: str) -> bool:
+    """Writes an object, which has neither NaN nor infinity, to a file, or prints it if the path is ``-``.
+
+    Returns:
+        Whether it was printed, so that nothing else is to be.
+
+    Raises:
+        InvalidFieldError: the file, which ``--json`` names, cannot be written.
+    """
+    if path == "-":
+        print_json(data)
+        return True
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        Path(path).write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidFieldError("json", path, f"cannot be written: {error.strerror}") from error
+    return False
 
 
 def make_console() -> Console:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fluid.commands.inout import Subparsers, is_narrow, make_console
+from fluid.commands.inout import Subparsers, is_narrow, make_console, write_json
 from fluid.errors import InvalidFieldError, require_integer, require_number
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ _OVERHEADS = {
     "lane_s": "seconds until a new lane is ready",
     "start_s": "seconds until a trial is set up in a lane",
 }
-#: The name of stdout where a file is named.
-_STDOUT = "-"
 
 
 def add_rehearse(commands: Subparsers) -> None:
@@ -98,7 +96,8 @@ def _rehearse(arguments: argparse.Namespace) -> None:
 
 def _compares(arguments: argparse.Namespace) -> bool:
     """Whether algorithms are to be compared on a benchmark, without a script."""
-    return arguments.benchmark is not None and not arguments.script and arguments.module is None
+    is_alone = not arguments.script and arguments.module is None and arguments.calibrate is None
+    return arguments.benchmark is not None and is_alone
 
 
 def _given_overheads(arguments: argparse.Namespace) -> dict[str, float]:
@@ -115,6 +114,13 @@ def _check(arguments: argparse.Namespace) -> None:
     for option in ("algorithms", "samples", "budget"):
         if getattr(arguments, option) is not None and not _compares(arguments):
             raise InvalidFieldError(option, getattr(arguments, option), "needs --benchmark, and no script")
+    for option in ("metric", "mode"):
+        if getattr(arguments, option) is not None and _compares(arguments):
+            reason = "needs a script: without one, algorithms are compared by the metric of the benchmark"
+            raise InvalidFieldError(option, getattr(arguments, option), reason)
+    for option in ("png", "price"):
+        if getattr(arguments, option) is not None and arguments.calibrate is not None:
+            raise InvalidFieldError(option, getattr(arguments, option), "cannot be with --calibrate")
     if not named and module is None and arguments.against is None and not _compares(arguments):
         what = "must be named" if arguments.calibrate is None else "must be named, or the rehearsal by --against"
         raise InvalidFieldError("script", None, what)
@@ -244,15 +250,8 @@ def _outcomes(rehearsal: ScriptRehearsal) -> dict[str, Any]:
 def _show(rehearsal: ScriptRehearsal, arguments: argparse.Namespace) -> None:
     if arguments.png:
         _draw(rehearsal, arguments)
-    if arguments.json:
-        text = json.dumps(_figures(rehearsal, arguments.price), indent=2, allow_nan=False)
-        if arguments.json == _STDOUT:
-            print(text)
-            return
-        try:
-            Path(arguments.json).write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            raise InvalidFieldError("json", arguments.json, f"cannot be written: {error.strerror}") from error
+    if arguments.json and write_json(_figures(rehearsal, arguments.price), arguments.json):
+        return
     _print(rehearsal, arguments, make_console())
 
 
@@ -272,7 +271,7 @@ def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: C
         if knee is not None:
             console.print(knee.sentence("device", tried="rehearsed"), soft_wrap=True)
             target, given = _target(arguments)
-            words = [sys.executable and "python", *(["-m"] if arguments.module else []), target, *given]
+            words = ["python", *(["-m"] if arguments.module else []), target, *given]
             devices = f"{knee.n} device{'' if knee.n == 1 else 's'}"
             console.print(
                 f"For real, on {devices}, FluidExecutor(devices={knee.n}): {shlex.join(words)}", soft_wrap=True

@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +104,7 @@ class RehearsalRequest:
         from fluid.rehearsal.overheads import FREE, Overheads
 
         measured = getattr(source, "overheads", None)
-        known = measured if isinstance(measured, Overheads) else FREE
-        if not self.overheads:
-            return known
-        given = ", ".join(f"{name} {value:g}" for name, value in self.overheads.items())
-        rest = "" if known is FREE else f"; others {known.source}"
-        return replace(known, **dict(self.overheads), source=f"given: {given}{rest}")
+        return (measured if isinstance(measured, Overheads) else FREE).with_given(self.overheads)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from fluid.errors import require_number
 
@@ -44,6 +45,26 @@ class Overheads:
             require_number(name, getattr(self, name), at_least=1.0)
         for name in ("epsilon", "lane_s", "start_s", "save_s", "restore_s"):
             require_number(name, getattr(self, name), at_least=0.0)
+
+    def with_given(self, given: Mapping[str, float]) -> Overheads:
+        """The same with some that a user gives in place of these.
+
+        Example:
+            >>> from fluid.rehearsal import Overheads
+            >>> Overheads(lane_s=8.0, source="measured on one H200").with_given({"alpha": 1.2}).source
+            'given: alpha 1.2; others measured on one H200'
+
+        Args:
+            given: by name.
+
+        Raises:
+            InvalidFieldError: one of them cannot be used.
+        """
+        if not given:
+            return self
+        told = ", ".join(f"{name} {value:g}" for name, value in given.items())
+        rest = "" if self == FREE else f"; others {self.source}"
+        return replace(self, **dict(given), source=f"given: {told}{rest}")
 
 
 #: Nothing costs anything.

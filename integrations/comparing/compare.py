@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -35,11 +38,11 @@ class ComparisonRequest:
         seeds: how many of each.
         samples: configs of a sweep.
         budget: most iterations of a trial; ``None`` for all that the benchmark has.
-        overheads: what packing, scaling and moves cost.
+        given: overheads by name; the others are those that the benchmark has measured, if it is a run, else none.
         options: of the executors.
 
     Raises:
-        InvalidFieldError: one of them cannot be used.
+        InvalidFieldError: one of them cannot be used, or no value of the metric is known of the benchmark.
         MissingDependencyError: the benchmark needs a package that is not installed.
     """
 
@@ -50,7 +53,7 @@ class ComparisonRequest:
     seeds: int = 1
     samples: int = 64
     budget: int | None = None
-    overheads: Overheads = FREE
+    given: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,6 +62,9 @@ class ComparisonRequest:
         if not self.algorithms:
             raise InvalidFieldError("algorithms", self.algorithms, "must not be empty")
         self.sweep(self.algorithms[0], self.devices[0], 0)
+        if math.isnan(self.source.best_known):
+            reason = f"{self.source.name} has no value of {self.source.metric!r}, by which algorithms are compared"
+            raise InvalidFieldError("benchmark", self.benchmark, reason)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "source"}  # Each process opens its own.
@@ -67,6 +73,12 @@ class ComparisonRequest:
     def source(self) -> Benchmark:
         """The benchmark itself."""
         return source_by_name(self.benchmark, self.data)
+
+    @cached_property
+    def overheads(self) -> Overheads:
+        """What packing, scaling and moves cost."""
+        measured = getattr(self.source, "overheads", None)
+        return (measured if isinstance(measured, Overheads) else FREE).with_given(self.given)
 
     def sweep(self, algorithm: str, devices: int, seed: int) -> BenchmarkSweep:
         """One of the sweeps."""
@@ -92,30 +104,46 @@ class Comparison:
 
     Attributes:
         outcomes: by row, one for each seed that did not fail.
-        problems: why a row's sweeps could not be played, by row.
+        problems: why sweeps could not be played, by row, or by row and seed.
         wall_s: seconds that all took.
+        seeds: of the outcomes, by row; a row that is left out has those from 0 on.
     """
 
     outcomes: dict[str, list[SweepOutcome]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     wall_s: float = 0.0
+    seeds: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def virtual_s(self) -> float:
         """Seconds that the sweeps would have taken."""
         return sum(outcome.makespan_s for of_row in self.outcomes.values() for outcome in of_row)
 
+    @property
+    def common_seeds(self) -> list[int]:
+        """The seeds that all rows with outcomes have: by these, rows can be compared."""
+        known = [set(of_row) for of_row in self._by_seed.values()]
+        return sorted(set.intersection(*known)) if known else []
+
+    @property
+    def _by_seed(self) -> dict[str, dict[int, SweepOutcome]]:
+        """The outcomes by row and seed."""
+        return {
+            name: dict(zip(self.seeds.get(name, range(len(of_row))), of_row, strict=True))
+            for name, of_row in self.outcomes.items()
+            if of_row
+        }
+
     def firsts(self, value: float) -> dict[str, float]:
-        """The share of seeds in which each row is the first to reach a value; equal ones share it."""
-        rows = {name: list(of_row) for name, of_row in self.outcomes.items() if of_row}
-        seeds = min(map(len, rows.values()), default=0)
+        """The share of the common seeds in which each row is the first to reach a value; equal ones share it."""
+        rows, seeds = self._by_seed, self.common_seeds
         won = dict.fromkeys(rows, 0.0)
-        for seed in range(seeds):
+        for seed in seeds:
             times = {name: of_row[seed].seconds_to(value) for name, of_row in rows.items()}
             known = {name: at for name, at in times.items() if at is not None}
             first = [name for name, at in known.items() if at == min(known.values())]
             for name in first:
-                won[name] += 1.0 / len(first) / seeds
+                won[name] += 1.0 / len(first) / len(seeds)
         return won
 
 
@@ -143,7 +171,7 @@ def compare(request: ComparisonRequest, folder: Path, *, jobs: int = 1, progress
     ) as pool:
         waiting = {pool.submit(_play, request, cell, folder / "-".join(map(str, cell))): cell for cell in cells}
         try:
-            for future in as_completed(waiting):
+            for done, future in enumerate(as_completed(waiting), 1):
                 cell = waiting[future]
                 name = request.name_of(cell[0], cell[1])
                 try:
@@ -151,21 +179,28 @@ def compare(request: ComparisonRequest, folder: Path, *, jobs: int = 1, progress
                 except MissingDependencyError as error:
                     comparison.problems[name] = str(error)
                 except Exception as error:
+                    if request.seeds > 1:
+                        name = f"{name} with seed {cell[2]}"
                     comparison.problems[name] = f"{type(error).__name__}: {error}; see {folder / 'log.txt'}"
-                done = len(found) + len(comparison.problems)
                 progress(f"{done} of {len(cells)} sweeps rehearsed")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     for cell in cells:
         if cell in found:
-            comparison.outcomes.setdefault(request.name_of(cell[0], cell[1]), []).append(found[cell])
+            name = request.name_of(cell[0], cell[1])
+            comparison.outcomes.setdefault(name, []).append(found[cell])
+            comparison.seeds.setdefault(name, []).append(cell[2])
     comparison.wall_s = clock.now() - began
     return comparison
 
 
 def _play(request: ComparisonRequest, cell: tuple[str, int, int], run_dir: Path) -> SweepOutcome:
-    return request.sweep(*cell).play(run_dir)
+    try:
+        return request.sweep(*cell).play(run_dir)
+    except Exception:
+        traceback.print_exc(file=sys.stderr)  # To the log, which the message of the problem names.
+        raise
 
 
 def _log_to(path: str) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import fluid
 from fluid.cli import main
 from fluid.errors import InvalidFieldError
 from fluid.integrations.comparing.algorithms import BenchmarkSweep
-from fluid.integrations.comparing.compare import Comparison, ComparisonRequest
+from fluid.integrations.comparing.compare import Comparison, ComparisonRequest, compare
 from fluid.rehearsal.outcome import SweepOutcome
 from fluid.rehearsal.overheads import Overheads
 from fluid.rehearsal.sources import source_by_name
+from tests.rehearsal import recorded_sweeps
 
 pytest.importorskip("onnxruntime")
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -67,6 +70,11 @@ def test_who_is_first() -> None:
 
     found = Comparison({"a": [outcome(2.0), outcome(None)], "b": [outcome(2.0), outcome(9.0)], "c": []})
     assert found.firsts(1.0) == {"a": 0.25, "b": 0.75}
+    # A seed that failed in one row is left out, and does not move others: b is first with seed 1, a with seed 2.
+    rows = {"a": [outcome(2.0), outcome(2.0)], "b": [outcome(9.0), outcome(1.0), outcome(9.0)]}
+    found = Comparison(rows, seeds={"a": [1, 2], "b": [0, 1, 2]})
+    assert found.common_seeds == [1, 2]
+    assert found.firsts(1.0) == {"a": 0.5, "b": 0.5}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,12 +96,54 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--benchmark", NAME, "--samples", "0"], "samples"),
         (["--benchmark", "lcbench:1"], "task"),
         (["--algorithms", "asha"], "--benchmark"),
+        (["--benchmark", NAME, "--metric", "val_cross_entropy"], "metric='val_cross_entropy': needs a script"),
+        (["--benchmark", NAME, "--calibrate", "run"], "must be named, or the rehearsal by --against"),
+        (["--benchmark", NAME, "--alpha", "0.5"], "alpha=0.5"),
     ],
 )
 def test_bad_words(options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = ["--data", str(DATA)] if "--benchmark" in options else []
     assert main(["rehearse", *options, *data, "--out", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_own_run_is_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the overheads that the run has measured, but for those that are given."""
+    recorded_sweeps.sweep(tmp_path / "run", overheads=Overheads(lane_s=7.0, start_s=3.0), samples=12)
+    words = ["rehearse", "--benchmark", f"run:{tmp_path / 'run'}", "--algorithms", "random", "--samples", "4"]
+    words += ["--jobs", "1", "--json", "-", "--start-s", "2"]
+    assert main([*words, "--devices", "2", "--out", str(tmp_path / "out")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (said,) = [line for line in found["assumptions"] if line.startswith("Packing")]
+    assert "given: start_s 2; others measured in" in said and "the start of a lane 7 s" in said
+    facts = json.loads((tmp_path / "out" / "random-2-0" / "session.json").read_text())
+    assert (facts["overheads"]["lane_s"], facts["overheads"]["start_s"]) == (7.0, 2.0)
+
+
+def test_a_run_without_the_metric_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def train(config: object) -> Iterator[dict[str, float]]:
+        yield {"loss": float("nan")}
+
+    with fluid.FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
+        executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(train, {"lr": 0.1})])).wait()
+    words = ["rehearse", "--benchmark", f"run:{tmp_path / 'run'}", "--algorithms", "random"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    assert "has no value of 'loss', by which algorithms are compared" in capsys.readouterr().err
+
+
+def test_a_sweep_that_fails_is_told_with_its_seed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    request = ComparisonRequest(benchmark=NAME, data=str(DATA), algorithms=("random",), samples=3, budget=2, seeds=2)
+    out.mkdir()
+    (out / "random-8-1").mkdir()
+    (out / "random-8-1" / "journal.jsonl").write_text("{}")  # Another session's folder, which is refused.
+    said: list[str] = []
+    found = compare(request, out, progress=said.append)
+    assert said[-1] == "2 of 2 sweeps rehearsed"
+    (problem,) = found.problems.items()
+    assert problem[0] == "random with seed 1" and "holds a session already" in problem[1]
+    assert "Traceback" in (out / "log.txt").read_text()
+    assert found.seeds == {"random": [0]} and len(found.outcomes["random"]) == 1
 
 
 def test_a_request_takes_its_algorithms_at_once() -> None:
