@@ -32,10 +32,12 @@ class ReplayedCourse:
 
     def prepare(self, iterations: range) -> None:
         """Asks for iterations that are about to be played."""
-        missing = [iteration for iteration in iterations if iteration not in self._known]
-        if not missing or self._last is not None or self._error is not None:
+        stop = iterations.stop if self._last is None else min(iterations.stop, self._last + 1)
+        # Those played before are forgotten, and asked for again where a trial repeats them.
+        missing = [iteration for iteration in range(iterations.start, stop) if iteration not in self._known]
+        if not missing or self._error is not None:
             return
-        asked = range(missing[0], iterations.stop)
+        asked = range(missing[0], stop)
         try:
             played = _checked(self._source.replay(self._config, asked), asked)
         except BaseException as error:  # Raised where the iteration is played: those before it are not to blame.

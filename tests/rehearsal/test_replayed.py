@@ -241,3 +241,25 @@ def test_the_run_folder_says_that_it_was_rehearsed_and_is_not_resumed(tmp_path, 
     assert facts["devices"][0]["kind"] == "gpu"
     with pytest.raises(InvalidFieldError, match="rehears"):
         fluid.FluidExecutor.resume(tmp_path / "run-0", backend="local", devices=1, verbose=0)
+
+
+class EndsWithTheFifth:
+    """Has five iterations, of which it tells when it is asked for more."""
+
+    @staticmethod
+    def replay(config, iterations):
+        return minutes(config, [i for i in iterations if i <= 5])
+
+
+def test_a_trial_that_lost_its_device_repeats_its_iterations_and_ends_where_it_did(tmp_path):
+    with fluid.FluidExecutor(
+        backend="simulated", devices=2, max_width=1, run_dir=tmp_path / "run", verbose=0
+    ) as executor:
+        handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(EndsWithTheFifth, budget=9)]))
+        for result in handle.results():
+            if result.iteration == 2:
+                executor.session.remove_device(result.device_ids[0])
+                break
+        assert handle.wait()
+        assert not handle.failures
+        assert [result.iteration for result in handle.results()][-5:] == [1, 2, 3, 4, 5]
