@@ -117,33 +117,70 @@ def active(config: Mapping[str, Any], space: Mapping[str, Domain], conditions: S
     return {name: config[name] for name in space if name not in idle}
 
 
-def suggested(trial: Any, space: Mapping[str, Domain], conditions: Sequence[Condition]) -> dict[str, Any]:
+def flat_domains(space: Mapping[str, Any], above: str = "") -> dict[str, Domain]:
+    """The domains of a space whose parts may be nested or constants, by name; nested names are joined by dots.
+
+    Args:
+        space: such as one made of a recorded run, whose configs are matched by these names.
+        above: what names begin with.
+    """
+    found: dict[str, Domain] = {}
+    for name, part in space.items():
+        if isinstance(part, Mapping):
+            found.update(flat_domains(part, f"{above}{name}."))
+        elif isinstance(part, FloatRange | IntRange | Choice):
+            found[f"{above}{name}"] = part
+    return found
+
+
+def _filled(space: Mapping[str, Any], values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """A config: the constants of a space, and values by the names of :func:`flat_domains`; what has none is left out.
+
+    Args:
+        space: the space.
+        values: of its domains.
+        above: what names begin with.
+    """
+    found: dict[str, Any] = {}
+    for name, part in space.items():
+        if isinstance(part, Mapping):
+            found[name] = _filled(part, values, f"{above}{name}.")
+        elif not isinstance(part, FloatRange | IntRange | Choice):
+            found[name] = part
+        elif f"{above}{name}" in values:
+            found[name] = values[f"{above}{name}"]
+    return found
+
+
+def suggested(trial: Any, space: Mapping[str, Any], conditions: Sequence[Condition]) -> dict[str, Any]:
     """A config suggested by an Optuna trial, of the hyperparameters that count."""
     found: dict[str, Any] = {}
-    for name in in_order(list(space), conditions):
+    domains = flat_domains(space)
+    for name in in_order(list(domains), conditions):
         if any(each.child == name and found.get(each.parent) not in each.values for each in conditions):
             continue
-        domain = space[name]
+        domain = domains[name]
         if isinstance(domain, FloatRange):
             found[name] = trial.suggest_float(name, domain.low, domain.high, log=domain.log, step=domain.step)
         elif isinstance(domain, IntRange):
             found[name] = trial.suggest_int(name, domain.low, domain.high, log=domain.log, step=domain.step)
         else:
-            found[name] = trial.suggest_categorical(name, _choices(name, domain))
-    return {name: found[name] for name in space if name in found}
+            found[name] = trial.suggest_categorical(name, _choices(domain))
+    return _filled(space, found)
 
 
-def configspace_of(space: Mapping[str, Domain], conditions: Sequence[Condition], seed: int | None) -> Any:
-    """The space as ConfigSpace's ``ConfigurationSpace``.
+def configspace_of(space: Mapping[str, Any], conditions: Sequence[Condition], seed: int | None) -> Any:
+    """The space as ConfigSpace's ``ConfigurationSpace``, which has no constants and no nesting: :func:`flat_domains`.
 
     Raises:
+        InvalidFieldError: a choice is of a kind that ConfigSpace does not take.
         MissingDependencyError: ConfigSpace is not installed.
     """
     with try_import("ConfigSpace", extra="hpbandster") as imports:
         import ConfigSpace
     imports.check()
     found = ConfigSpace.ConfigurationSpace(seed=seed)
-    for name, domain in space.items():
+    for name, domain in flat_domains(space).items():
         if isinstance(domain, FloatRange) and domain.step is None:
             found.add(ConfigSpace.UniformFloatHyperparameter(name, domain.low, domain.high, log=domain.log))
         elif isinstance(domain, IntRange) and domain.step == 1:
@@ -151,7 +188,7 @@ def configspace_of(space: Mapping[str, Domain], conditions: Sequence[Condition],
         elif isinstance(domain, FloatRange | IntRange):
             found.add(ConfigSpace.OrdinalHyperparameter(name, _all(domain)))
         else:
-            found.add(ConfigSpace.CategoricalHyperparameter(name, _choices(name, domain)))
+            found.add(ConfigSpace.CategoricalHyperparameter(name, _hashable_choices(name, domain)))
     by_child: dict[str, list[Any]] = {}
     for child, parent, values in conditions:
         made = ConfigSpace.InCondition(found[child], found[parent], list(values))
@@ -161,8 +198,8 @@ def configspace_of(space: Mapping[str, Domain], conditions: Sequence[Condition],
     return found
 
 
-def tune_space_of(space: Mapping[str, Domain]) -> dict[str, Any]:
-    """The space as Ray Tune's ``param_space``.
+def tune_space_of(space: Mapping[str, Any]) -> dict[str, Any]:
+    """The space as Ray Tune's ``param_space``, constants and nested parts included.
 
     Raises:
         MissingDependencyError: Ray Tune is not installed.
@@ -172,14 +209,16 @@ def tune_space_of(space: Mapping[str, Domain]) -> dict[str, Any]:
     imports.check()
     found: dict[str, Any] = {}
     for name, domain in space.items():
-        if isinstance(domain, FloatRange) and domain.step is None:
+        if isinstance(domain, Mapping):
+            found[name] = tune_space_of(domain)
+        elif isinstance(domain, FloatRange) and domain.step is None:
             found[name] = (tune.loguniform if domain.log else tune.uniform)(domain.low, domain.high)
         elif isinstance(domain, IntRange) and domain.step == 1:  # Tune leaves the upper end out.
             found[name] = (tune.lograndint if domain.log else tune.randint)(domain.low, domain.high + 1)
         elif isinstance(domain, FloatRange | IntRange):
             found[name] = tune.choice(_all(domain))
         else:
-            found[name] = tune.choice(_choices(name, domain))
+            found[name] = tune.choice(_choices(domain)) if isinstance(domain, Choice) else domain
     return found
 
 
@@ -187,7 +226,17 @@ def _all(domain: FloatRange | IntRange) -> list[Any]:
     return [domain.at(index) for index in range(domain.size or 0)]
 
 
-def _choices(name: str, domain: Domain) -> list[Any]:
-    if not isinstance(domain, Choice):
-        raise InvalidFieldError(f"space[{name!r}]", domain, "is not a domain of fluid.search")
+def _choices(domain: Domain) -> list[Any]:
+    assert isinstance(domain, Choice)
     return list(domain.choices)
+
+
+def _hashable_choices(name: str, domain: Domain) -> list[Any]:
+    """Its choices, lists as tuples, which a recorded run takes for the same."""
+    found = [tuple(value) if isinstance(value, list) else value for value in _choices(domain)]
+    for value in found:
+        try:
+            hash(value)
+        except TypeError as error:
+            raise InvalidFieldError(f"space[{name!r}]", value, "cannot be a choice of ConfigSpace") from error
+    return found

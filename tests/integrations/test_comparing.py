@@ -120,6 +120,14 @@ def test_an_own_run_is_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (facts["overheads"]["lane_s"], facts["overheads"]["start_s"]) == (7.0, 2.0)
 
 
+def test_bohb_on_an_own_run(tmp_path: Path) -> None:
+    pytest.importorskip("hpbandster")
+    recorded_sweeps.sweep(tmp_path / "run", samples=12, algorithm="random")  # Its configs have a constant.
+    benchmark = source_by_name(f"run:{tmp_path / 'run'}")
+    found = BenchmarkSweep(benchmark=benchmark, algorithm="bohb", devices=4, samples=9, budget=9).play(tmp_path / "own")
+    assert found.trials == 9 and found.best is not None
+
+
 def test_a_run_without_the_metric_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def train(config: object) -> Iterator[dict[str, float]]:
         yield {"loss": float("nan")}

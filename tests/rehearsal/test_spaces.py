@@ -129,6 +129,42 @@ def test_tune(benchmark: Benchmark) -> None:
     assert max(config["depth"] for config in drawn) > 8 and {config["width"] for config in drawn} == {8, 16, 24, 32}
 
 
+#: As one's own run has it: nested, with constants, and with lists to choose from.
+NESTED: dict[str, Any] = {
+    "optimizer": {"lr": FloatRange(0.1, 1.0, log=True), "name": "adam"},
+    "layers": Choice(([32], [64, 64], None)),
+    "data": "small",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical")  # Optuna says so of lists.
+def test_nested_spaces_with_constants() -> None:
+    optuna = pytest.importorskip("optuna")
+    nested = Benchmark("nested", NESTED, "loss", "min", 4)
+    trial = optuna.trial.FixedTrial({"optimizer.lr": 0.5, "layers": [32]})
+    assert nested.suggest(trial) == {"optimizer": {"lr": 0.5, "name": "adam"}, "layers": [32], "data": "small"}
+
+
+def test_nested_spaces_for_configspace() -> None:
+    pytest.importorskip("ConfigSpace")
+    nested = Benchmark("nested", NESTED, "loss", "min", 4)
+    sampled = [dict(one) for one in nested.configspace(seed=1).sample_configuration(30)]
+    assert all(set(config) == {"optimizer.lr", "layers"} for config in sampled)
+    assert {config["layers"] for config in sampled} == {(32,), (64, 64), None}
+    odd = Benchmark("odd", {"model": Choice(({"depth": 1}, None))}, "loss", "min", 4)
+    with pytest.raises(InvalidFieldError, match="cannot be a choice of ConfigSpace"):
+        odd.configspace()
+
+
+@pytest.mark.ray
+def test_nested_spaces_for_tune() -> None:
+    pytest.importorskip("ray.tune")
+    space = Benchmark("nested", NESTED, "loss", "min", 4).tune_space()
+    assert 0.1 <= space["optimizer"]["lr"].sample() <= 1.0
+    assert (space["optimizer"]["name"], space["data"]) == ("adam", "small")
+    assert space["layers"].categories == [[32], [64, 64], None]
+
+
 def test_the_values_known(benchmark: Benchmark) -> None:
     assert 0.0 <= benchmark.best_known < 1e-6
     assert 0.05 < benchmark.worst_known <= 0.0625  # Those without a value do not count.
