@@ -172,6 +172,39 @@ def test_a_script_that_fails(script: Callable[[str], str], capsys: Captured) -> 
     assert "output.log" in said
 
 
+@pytest.mark.parametrize("last", ["result.best.load_checkpoint()", "open(result.best.checkpoint)"])
+def test_a_script_that_loads_a_checkpoint_behind_its_sweep(
+    script: Callable[[str], str], capsys: Captured, last: str
+) -> None:
+    assert main(["rehearse", script(f"{SWEEP}\n{last}\n"), "--devices", "1,2", "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [row["seeds"][0]["trials"] for row in figures["sweeps"][0]["rows"]] == [8, 8]
+    assert "sweep.py failed after its sweeps on 1 device: " in figures["assumptions"][-1]
+    assert "a rehearsal leaves no checkpoints" in figures["assumptions"][-1]
+
+
+@pytest.mark.parametrize(
+    ("script_text", "said"),
+    [
+        (SWEEP.replace('metric="loss"', 'metric="error"'), "metric"),  # Raised within the sweep.
+        (SWEEP.replace('"loss": config["lr"] / i', '"loss": config["rate"] / i'), "SweepFailedError"),
+        (
+            GROUPS.replace(".wait()", "; next(iter(handle.results())); raise ValueError('mid')").replace(
+                "executor.submit", "handle = executor.submit"
+            ),
+            "ValueError: mid",
+        ),
+    ],
+    ids=["no such metric", "all trials failed", "broken off"],
+)
+def test_a_script_that_fails_in_a_sweep(
+    script: Callable[[str], str], capsys: Captured, script_text: str, said: str
+) -> None:
+    refused = refusal(capsys, script(script_text), "--devices", "1")
+    assert "sweep.py on 1 device failed with exit status 1" in refused
+    assert said in refused
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -147,7 +148,7 @@ def _rehearse(request: RehearsalRequest, tell: Any) -> int:
     )
     seed_draws(request.seed)
     os.environ[SEED_VARIABLE] = str(request.seed)
-    status = 0
+    status, failure = 0, None
     try:
         with rehearsing(plan):
             _run(request)
@@ -155,16 +156,28 @@ def _rehearse(request: RehearsalRequest, tell: Any) -> int:
         status = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
         if isinstance(exit.code, str):
             print(exit.code, file=sys.stderr)
+    except Exception as error:
+        if not _is_outside_of_sweeps(error):
+            raise
+        traceback.print_exc()
+        status, failure = 1, f"{type(error).__name__}: {error}"
     describe = getattr(source, "describe", None)
     lines = describe() if callable(describe) else []
     tell(
         ended=True,
+        failure=failure,
         source="the trainable itself" if source is None else str(getattr(source, "name", None) or source),
         told=[lines] if isinstance(lines, str) else list(map(str, lines)),
         overheads=asdict(overheads),
         has_tune="ray.tune" in sys.modules,
     )
     return status
+
+
+def _is_outside_of_sweeps(error: Exception) -> bool:
+    """Whether the script raised an error by itself, or as it read results, and not Fluid while it ran a sweep."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return all(name.startswith("fluid.results.") for name in modules if name.startswith("fluid."))
 
 
 def _run(request: RehearsalRequest) -> None:

@@ -22,6 +22,7 @@ from fluid.commands.rehearsed_script import RehearsalRequest
 from fluid.display.format import duration
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.rehearsal.outcome import SweepOutcome, outcomes_of
+from fluid.trialgroup import TrialState
 
 #: Seconds between two looks at the processes.
 _LOOK_S = 0.1
@@ -31,6 +32,8 @@ _GRACE_S = 3.0
 _TAIL = 8192
 #: Lines of a script's output that are shown of one that failed.
 _MOST_LINES = 15
+#: States of trials whose sweep has not been broken off.
+_ENDED = frozenset({TrialState.DONE.value, TrialState.STOPPED.value, TrialState.FAILED.value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,8 @@ class _Started:
                 f"its trials cannot be replayed: {told['error']}; give --from RUN or --benchmark NAME, or the "
                 "trainable a method replay(config, iterations)",
             )
+        if self.failure is not None and self._have_sweeps_ended():
+            return
         if self.status != 0 or ended is None:
             said = f": {told['error']}" if told is not None else ""
             self._show_output()
@@ -150,6 +155,19 @@ class _Started:
                 f"{what} has made no FluidExecutor, so there is nothing to rehearse: only sweeps that Fluid runs can "
                 f"be; a plain ray.tune.run, Optuna study or loop has run for real{tune}; its output is in {self.log}"
             )
+
+    @property
+    def failure(self) -> str | None:
+        """What the script itself has raised, where that was not within a sweep."""
+        return next((event["failure"] for event in self.events() if "ended" in event), None)
+
+    def _have_sweeps_ended(self) -> bool:
+        """Whether the script failed only behind its sweeps, as where it loads a checkpoint: a rehearsal leaves none."""
+        try:
+            outcomes = self.outcomes()
+        except FluidError:
+            return False
+        return all(trial.state in _ENDED for outcome in outcomes for trial in outcome.played)
 
     def _show_output(self) -> None:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -230,11 +248,17 @@ def _gathered(done: Sequence[_Started], wall_s: float) -> ScriptRehearsal:
             if position == len(sweeps):
                 sweeps.append(RehearsedSweep(name=outcome.name))
             sweeps[position].outcomes.setdefault(str(each.request.devices), []).append(outcome)
+    failed = [
+        f"{each.request.target} failed after its sweeps on {_devices(each.request.devices)}: {each.failure}; "
+        f"a rehearsal leaves no checkpoints; its output is in {each.log}"
+        for each in done
+        if each.failure is not None
+    ]
     told = [next(event for event in each.events() if "ended" in event) for each in done]
     return ScriptRehearsal(
         sweeps=sweeps,
         source=str(told[0]["source"]),
-        assumptions=[*told[0]["told"], f"overheads: {told[0]['overheads']['source']}"],
+        assumptions=[*told[0]["told"], f"overheads: {told[0]['overheads']['source']}", *failed[:1]],
         virtual_s=sum(outcome.makespan_s for outcome in every),
         wall_s=wall_s,
         results=sum(outcome.results for outcome in every),
