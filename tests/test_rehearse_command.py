@@ -100,7 +100,7 @@ def test_a_sweep_on_several_numbers_of_devices(script: Callable[[str], str], tmp
     assert "Knee: adding devices pays up to 4." in printed
     assert "For real, on 4 devices, FluidExecutor(devices=4): python sweep.py 12" in printed
     assert "Trials: the trainable itself" in printed
-    assert "overheads: none: packing, scaling and moves cost nothing" in printed
+    assert "overheads: none: scaling and moves cost nothing; trials are not packed" in printed
     assert not (tmp_path / "never").exists()  # Nothing was run for real.
     figures = json.loads((tmp_path / "a.json").read_text())
     (sweep,) = figures["sweeps"]
@@ -151,6 +151,7 @@ def test_an_earlier_run_replays_its_trials(script: Callable[[str], str], tmp_pat
     figures = json.loads(capsys.readouterr().out)
     assert figures["sweeps"][0]["rows"][0]["best"]["median"] == 1.0
     assert any("epsilon 3" in line and "given" in line for line in figures["assumptions"])
+    assert figures["source"] == f"run folder {tmp_path / 'runs' / '1'}"
     assert any("9 trials" in line for line in figures["assumptions"])  # What the source tells of itself.
 
 
@@ -240,14 +241,22 @@ def test_an_overhead_that_cannot_be(script: Callable[[str], str], capsys: Captur
     assert "alpha=0.5" in refusal(capsys, script(SWEEP), "--alpha", "0.5")
 
 
-@pytest.mark.parametrize("content", ["{}", "[1]", "no JSON"])
-def test_against_something_else(script: Callable[[str], str], tmp_path: Path, capsys: Captured, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        *((text, "is not what fluid rehearse --record wrote") for text in ("{}", "[1]", "no JSON")),
+        ('{"format": 1, "outcomes": {}}', "compares algorithms on a benchmark: give the rehearsal of a script"),
+    ],
+)
+def test_against_something_else(
+    script: Callable[[str], str], tmp_path: Path, capsys: Captured, content: str, why: str
+) -> None:
     plan = RehearsalPlan(devices=1, source=_Source(), folder=tmp_path / "runs")
     with rehearsing(plan), fluid.FluidExecutor(verbose=0) as executor:
         executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(_never, {})])).wait()
     (tmp_path / "other.json").write_text(content)
     said = refusal(capsys, "--calibrate", str(tmp_path / "runs" / "1"), "--against", str(tmp_path / "other.json"))
-    assert "is not what fluid rehearse --record wrote" in said
+    assert why in said
 
 
 class _Source:

@@ -64,11 +64,14 @@ def _read(path: str, devices: int, arguments: argparse.Namespace) -> list[SweepO
         return outcomes_of(path, arguments.metric, arguments.mode)
     file = Path(path) / "rehearsal.json" if Path(path).is_dir() else Path(path)
     try:
-        sweeps = json.loads(file.read_text(encoding="utf-8"))["sweeps"]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        sweeps = None if "outcomes" in content else content["sweeps"]
     except OSError as error:
         raise InvalidFieldError("against", path, f"cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidFieldError("against", path, "is not what fluid rehearse --record wrote") from error
+    if sweeps is None:
+        raise InvalidFieldError("against", path, "compares algorithms on a benchmark: give the rehearsal of a script")
     known = sorted({int(count) for sweep in sweeps for count in sweep["outcomes"]})
     if devices not in known:
         counts = ", ".join(map(str, known))

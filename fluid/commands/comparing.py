@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fluid.commands.inout import is_narrow, make_console, write_json
-from fluid.display.format import duration
+from fluid.display.format import duration, number, percent
 from fluid.errors import InvalidFieldError
 from fluid.reports.rehearsal_figures import ValueScale, figures_of
 from fluid.reports.rehearsal_table import rehearsal_table
@@ -72,7 +72,7 @@ def compare_algorithms(
     for line in (_advice(comparison, scale), *_assumptions(request, comparison)):
         console.print(line, soft_wrap=True)
     speed = comparison.virtual_s / max(comparison.wall_s, 1e-9)
-    took = f"{duration(comparison.virtual_s)} of sweeps rehearsed in {duration(comparison.wall_s)}, {speed:,.0f}x"
+    took = f"{duration(comparison.virtual_s)} of sweeps rehearsed in {duration(comparison.wall_s)}, {number(speed)}x"
     console.print(f"{took}; run folders in {folder}", soft_wrap=True)
     for path in filter(None, (arguments.png, arguments.json)):
         console.print(f"wrote {path}", soft_wrap=True)
@@ -101,18 +101,18 @@ def _advice(comparison: Comparison, scale: ValueScale) -> str:
         if not regrets:
             return f"No trial has reported a value of {scale.goal.metric}."
         least = min(regrets, key=lambda name: regrets[name])
-        return f"None comes to {TARGET:.0%} regret; {least} comes nearest, to {regrets[least]:.0%}."
+        return f"None comes to {percent(TARGET)} regret; {least} comes nearest, to {percent(regrets[least])}."
     best = [name for name, share in firsts.items() if share == most]
     verb = "is" if len(best) == 1 else "are each"
-    said = f"{' and '.join(best)} {verb} the first at {TARGET:.0%} regret"
-    return f"{said}." if len(seeds) == 1 else f"{said} in {most:.0%} of {len(seeds)} seeds."
+    said = f"{' and '.join(best)} {verb} the first at {percent(TARGET)} regret"
+    return f"{said}." if len(seeds) == 1 else f"{said} in {percent(most)} of {len(seeds)} seeds."
 
 
 def _assumptions(request: ComparisonRequest, comparison: Comparison) -> list[str]:
     return [
         *(f"{name} was not rehearsed: {problem}" for name, problem in comparison.problems.items()),
         *request.source.describe(),
-        f"Packing, scaling and moves: {request.overheads.source}.",
+        f"overheads: {request.overheads.source}",
     ]
 
 

@@ -25,8 +25,8 @@ _DEVICES = "1,2,4,8"
 _COMPARED_ON = "8"
 _SEEDS = 1
 _OVERHEADS = {
-    "alpha": "of two trials on one device, each takes so many times what it would take with half of a device",
-    "beta": "of each further device of a trial",
+    "alpha": "packing: each of two trials on one device takes so many times as long as alone; at 1, none are packed",
+    "beta": "scaling: on two devices, a trial takes so many times half as long as on one",
     "epsilon": "seconds of a resize",
     "lane_s": "seconds until a new lane is ready",
     "start_s": "seconds until a trial is set up in a lane",
@@ -56,7 +56,7 @@ def add_rehearse(commands: Subparsers) -> None:
     rehearse.add_argument("--price", type=float, metavar="USD", help="US dollars for a device-hour")
     for name, meaning in _OVERHEADS.items():
         option = f"--{name.replace('_', '-')}"
-        rehearse.add_argument(option, type=float, metavar="X", help=f"{meaning} (default: as the run measured)")
+        rehearse.add_argument(option, type=float, metavar="X", help=f"{meaning} (default: as --from measured)")
     rehearse.add_argument("--jobs", type=int, metavar="N", help="rehearsals at once (default: cores less one)")
     rehearse.add_argument("--out", metavar="FOLDER", help="for run folders and outputs (default: in ~/fluid_runs)")
     rehearse.add_argument("--record", action="store_true", help="keep the outcomes in FOLDER/rehearsal.json")
@@ -256,7 +256,7 @@ def _show(rehearsal: ScriptRehearsal, arguments: argparse.Namespace) -> None:
 
 
 def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: Console) -> None:
-    from fluid.display.format import duration
+    from fluid.display.format import duration, number
     from fluid.reports.rehearsal_figures import figures_of, knee_of
     from fluid.reports.rehearsal_table import rehearsal_table
 
@@ -281,7 +281,7 @@ def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: C
     for line in rehearsal.assumptions:
         console.print(f"  {line}", soft_wrap=True)
     speed = rehearsal.virtual_s / max(rehearsal.wall_s, 1e-9)
-    took = f"{duration(rehearsal.virtual_s)} of sweeps rehearsed in {duration(rehearsal.wall_s)}, {speed:,.0f}x"
+    took = f"{duration(rehearsal.virtual_s)} of sweeps rehearsed in {duration(rehearsal.wall_s)}, {number(speed)}x"
     console.print(f"{took}; run folders in {rehearsal.folder}", soft_wrap=True)
     for path in filter(None, (arguments.png, arguments.json)):
         console.print(f"wrote {path}", soft_wrap=True)

@@ -166,12 +166,21 @@ def _rehearse(request: RehearsalRequest, tell: Any) -> int:
     tell(
         ended=True,
         failure=failure,
-        source="the trainable itself" if source is None else str(getattr(source, "name", None) or source),
+        source=_name_of(source, request.runs),
         told=[lines] if isinstance(lines, str) else list(map(str, lines)),
         overheads=asdict(overheads),
         has_tune="ray.tune" in sys.modules,
     )
     return status
+
+
+def _name_of(source: Replayable | None, runs: Sequence[str]) -> str:
+    """What replays the trials, in a few words."""
+    if source is None:
+        return "the trainable itself"
+    if runs:
+        return f"run folder{'s' if len(runs) > 1 else ''} {', '.join(runs)}"
+    return str(getattr(source, "name", None) or source)
 
 
 def _is_outside_of_sweeps(error: Exception) -> bool:

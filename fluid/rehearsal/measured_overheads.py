@@ -12,7 +12,7 @@ from fluid.planning.measurements import Bucket
 from fluid.planning.overhead_fit import bounded_exp, slope, weighted_median
 from fluid.planning.profile import Profile
 from fluid.planning.runtime_model import residents_at
-from fluid.rehearsal.overheads import Overheads
+from fluid.rehearsal.overheads import UNPACKED, Overheads
 from fluid.results.iterations import ReportedIteration, reported_lines
 from fluid.results.run_files import RunFiles
 
@@ -26,6 +26,8 @@ _NAMES = {
     "save_s": "saving",
     "restore_s": "restoring",
 }
+#: Alpha where packing was measured to cost nothing: 1 says that it is not known what it costs.
+_LEAST_ALPHA = 1.001
 
 
 class _Placed(NamedTuple):
@@ -36,7 +38,8 @@ class _Placed(NamedTuple):
 
 
 def overheads_of(run: str | Path | Profile) -> Overheads:
-    """Returns the overheads that a run, or a profile, has measured; what was not measured costs nothing.
+    """Returns the overheads that a run, or a profile, has measured; what was not measured costs nothing, and where
+    alpha was not, nothing is packed.
 
     Packing and scaling are told by trials that ran at several widths, each compared with itself; where there are none,
     by the profile, with the median over its keys, each counted as often as it was observed. Resizes are those of the
@@ -86,11 +89,15 @@ def overheads_in(
         reported: the finished iterations.
     """
     found = {**_of_profile(profile), **_of_iterations(reported), **_of_journal(entries)}
+    if "alpha" in found:
+        found["alpha"] = max(_LEAST_ALPHA, found["alpha"])
     told = [f"{_NAMES[name]} {_shown(name, found[name])}" for name in _NAMES if name in found]
-    assumed = [_NAMES[name] for name in _NAMES if name not in found]
+    assumed = [_NAMES[name] for name in _NAMES if name not in found and name != "alpha"]
     source = f"measured in {where}{f' on {date}' if date else ''}: {', '.join(told)}" if told else f"from {where}"
     if assumed:
         source += f"; not measured there, and taken to cost nothing: {', '.join(assumed)}"
+    if "alpha" not in found:
+        source += f"; {UNPACKED}"
     return Overheads(**found, source=source)
 
 

@@ -7,6 +7,11 @@ from dataclasses import dataclass, replace
 
 from fluid.errors import require_number
 
+#: What each overhead is where it costs nothing.
+_COSTS = {"alpha": 1.0, "beta": 1.0, "epsilon": 0.0, "lane_s": 0.0, "start_s": 0.0, "save_s": 0.0, "restore_s": 0.0}
+#: Said where alpha is 1.
+UNPACKED = "trials are not packed, as it is not known what that costs"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Overheads:
@@ -17,15 +22,19 @@ class Overheads:
         >>> overheads = Overheads(alpha=1.2, lane_s=8.0, source="measured on one H200")
         >>> overheads.alpha, overheads.epsilon
         (1.2, 0.0)
+        >>> Overheads(alpha=1.2, lane_s=8.0).source
+        'given: alpha 1.2, lane_s 8; all else costs nothing'
 
     Attributes:
-        alpha: of two trials on one device, each takes so many times what it would take with half of a device.
-        beta: of each further device of a trial.
+        alpha: each of two trials on one device takes so many times as long as alone, and each of p trials
+            ``alpha**(p - 1)`` times. At 1, the default, trials are not packed, as it is not known what that costs.
+        beta: on two devices, a trial takes so many times half as long as on one, and on w devices
+            ``beta**(w - 1) / w`` times as long.
         epsilon: seconds of a resize.
         lane_s: seconds until a new lane is ready.
         start_s: seconds until a trial is set up in a lane.
         save_s, restore_s: seconds to save a trial, and to go on from what was saved.
-        source: where these come from, in words, for people.
+        source: where these come from, in words, for people; empty, the default, for what is given here.
 
     Raises:
         InvalidFieldError: one of them cannot be used.
@@ -38,13 +47,21 @@ class Overheads:
     start_s: float = 0.0
     save_s: float = 0.0
     restore_s: float = 0.0
-    source: str = "none: packing, scaling and moves cost nothing"
+    source: str = ""
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
             require_number(name, getattr(self, name), at_least=1.0)
         for name in ("epsilon", "lane_s", "start_s", "save_s", "restore_s"):
             require_number(name, getattr(self, name), at_least=0.0)
+        if not self.source:
+            object.__setattr__(self, "source", self._given())
+
+    def _given(self) -> str:
+        """What is given, in words."""
+        given = [f"{name} {getattr(self, name):g}" for name in _COSTS if getattr(self, name) != _COSTS[name]]
+        told = f"given: {', '.join(given)}; all else costs nothing" if given else "none: scaling and moves cost nothing"
+        return told if self.alpha > 1.0 else f"{told}; {UNPACKED}"
 
     def with_given(self, given: Mapping[str, float]) -> Overheads:
         """The same with some that a user gives in place of these.
@@ -62,9 +79,10 @@ class Overheads:
         """
         if not given:
             return self
+        if self == FREE:
+            return Overheads(**given)
         told = ", ".join(f"{name} {value:g}" for name, value in given.items())
-        rest = "" if self == FREE else f"; others {self.source}"
-        return replace(self, **dict(given), source=f"given: {told}{rest}")
+        return replace(self, **dict(given), source=f"given: {told}; others {self.source}")
 
 
 #: Nothing costs anything.

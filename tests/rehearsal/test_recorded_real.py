@@ -40,7 +40,7 @@ def test_a_real_run_is_rehearsed(tmp_path: Path) -> None:
     assert overheads.lane_s > 0.0
     assert overheads.start_s > 0.0
     assert "measured in" in overheads.source
-    assert "not measured there, and taken to cost nothing: alpha (packing), beta (more devices)" in overheads.source
+    assert "not measured there, and taken to cost nothing: beta (more devices)" in overheads.source
     with rehearsing(RehearsalPlan(source=source)):
         rehearsed = sweep(tmp_path / "rehearsed")
     first, second = (
@@ -66,4 +66,16 @@ def test_overheads_of_a_profile() -> None:
     assert (found.alpha, found.beta, found.epsilon) == pytest.approx((1.1, 1.1, 3.0))
     assert found.source.startswith("measured in a profile: alpha (packing) 1.1, beta (more devices) 1.1, epsilon (a r")
     assert found.source.endswith("taken to cost nothing: the start of a lane, the set-up of a trial, saving, restoring")
-    assert overheads_of(Profile()).alpha == 1.0
+
+
+def test_packing_that_was_measured_to_cost_nothing_is_not_unknown() -> None:
+    profile = Profile()
+    for _ in range(5):
+        profile.observe("a", seconds=2.0)
+        profile.observe("a", seconds=2.0, co_residents=2)
+    found = overheads_of(profile)
+    assert 1.0 < found.alpha < 1.01
+    assert "packed" not in found.source
+    nothing = overheads_of(Profile())
+    assert nothing.alpha == 1.0
+    assert nothing.source.endswith("; trials are not packed, as it is not known what that costs")

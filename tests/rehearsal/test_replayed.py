@@ -197,6 +197,9 @@ def test_nothing_is_packed_unless_it_is_known_to_pay(rehearse):
     handle, end = rehearse(Static, trials=4, budget=20, overheads=Overheads(alpha=1.2))
     assert end < 0.9 * 4 * 20 * 60.0
     assert any(result.width < 1.0 for result in handle.results())
+    assert "packed" not in Overheads(alpha=1.2).source
+    for unknown in (Overheads(), Overheads(beta=1.3)):
+        assert unknown.source.endswith("; trials are not packed, as it is not known what that costs")
 
 
 def test_what_says_that_it_is_elastic_is_widened(rehearse):
