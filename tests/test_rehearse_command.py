@@ -195,8 +195,9 @@ def test_a_script_that_loads_a_checkpoint_behind_its_sweep(
             ),
             "ValueError: mid",
         ),
+        (f"{SWEEP}\nraise fluid.FluidError('from a future')", "from a future"),  # Raised by another thread of Fluid's.
     ],
-    ids=["no such metric", "all trials failed", "broken off"],
+    ids=["no such metric", "all trials failed", "broken off", "error of another thread"],
 )
 def test_a_script_that_fails_in_a_sweep(
     script: Callable[[str], str], capsys: Captured, script_text: str, said: str

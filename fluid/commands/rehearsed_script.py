@@ -186,7 +186,9 @@ def _name_of(source: Replayable | None, runs: Sequence[str]) -> str:
 def _is_outside_of_sweeps(error: Exception) -> bool:
     """Whether the script raised an error by itself, or as it read results, and not Fluid while it ran a sweep."""
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return all(name.startswith("fluid.results.") for name in modules if name.startswith("fluid."))
+    ours = [name for name in modules if name.startswith("fluid.")]
+    # An error of Fluid's in which it does not appear was raised in another thread.
+    return all(name.startswith("fluid.results.") for name in ours) and (bool(ours) or not isinstance(error, FluidError))
 
 
 def _run(request: RehearsalRequest) -> None:

@@ -137,12 +137,10 @@ class _Started:
         told = next((event for event in events if "error" in event), None)
         ended = next((event for event in events if "ended" in event), None)
         if told is not None and told.get("field") == "trainable":
-            raise InvalidFieldError(
-                "trainable",
-                self.request.target,
-                f"its trials cannot be replayed: {told['error']}; give --from RUN or --benchmark NAME, or the "
-                "trainable a method replay(config, iterations)",
-            )
+            hint = "; give --from RUN or --benchmark NAME, or the trainable a method replay(config, iterations)"
+            has_source = self.request.runs or self.request.benchmark is not None
+            reason = f"its trials cannot be replayed: {told['error']}{'' if has_source else hint}"
+            raise InvalidFieldError("trainable", self.request.target, reason)
         if self.failure is not None and self._have_sweeps_ended():
             return
         if self.status != 0 or ended is None:
