@@ -345,6 +345,22 @@ def test_simulate_sizes_devices_for_a_budget(file: Any, capsys: Captured) -> Non
     assert enough["first"]["within_budget"] is True and enough["sized"][0]["met"] == 1.0
 
 
+def test_simulate_says_what_a_budget_allows(file: Any, capsys: Captured) -> None:
+    path = file(small_scenario(c=1, d=1))
+
+    def said(*options: str) -> str:
+        assert main(["simulate", path, "--price", "3.6", "--seeds", "1", *options]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    poor = said("--budget", "0.01", "--deadline", "4m")
+    assert "cannot be met with 90 % within the budget, by what is known at the start; begins on 1 GPU" in poor
+    assert "Budget $0.01: does not suffice; at the start $" in poor
+    assert "Budget $9.00: suffices; at the start $" in said("--budget", "9")
+    unknown = said("--budget", "9", "--deadline", "4m", "--unmeasured")
+    assert "nothing is known at the start; it is measured on" in unknown
+    assert "Budget $9.00: whether it suffices is not known at the start." in unknown
+
+
 def test_simulate_plots(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "asha.png"
     answer(capsys, "simulate", ASHA, "--planner", "dynamic", "--plot", str(path))

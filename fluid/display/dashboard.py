@@ -237,7 +237,7 @@ class _DashboardLines:
         goal = self._status.goal
         if goal is None or not goal.text:
             return []
-        style = _BAD if goal.meets is False else _DIM
+        style = _BAD if goal.is_missed else _DIM
         return list(_wrapped("goal  ", goal.text.split("; "), self._width, _MOST_SILENT, style))
 
     def _given_up_lines(self) -> list[Text]:

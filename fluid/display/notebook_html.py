@@ -55,7 +55,7 @@ def status_html(
     silent = ", ".join(f"{trial} for {clock_time(seconds)}" for trial, seconds in status.silent[:5])
     warning = f"<div style='color:#d55e00'>no result from {escape(silent)}</div>" if silent else ""
     if status.goal is not None and status.goal.text:
-        colour = "#d55e00" if status.goal.meets is False else "inherit"
+        colour = "#d55e00" if status.goal.is_missed else "inherit"
         warning += f"<div style='color:{colour}'>{escape(status.goal.text)}</div>"
     lost = "; ".join(f"device {index} is given up: {why}" for index, why in status.given_up)
     warning += f"<div style='color:#d55e00'>{escape(lost)}</div>" if lost else ""

@@ -82,12 +82,20 @@ def size_text(comparison: SizeComparison, unit: str, most: int) -> Text:
             )
         elif first.meets:
             text.append(f"begins on {count(first.devices, unit)}, by what is known at the start.\n")
+        elif first.meets is False:
+            text.append(
+                f"cannot be met with {percent(goals.odds)} within the budget, by what is known at the start; begins on "
+                f"{count(first.devices, unit)}.\n"
+            )
         else:
-            text.append(f"nothing is known at the start; {count(first.devices, unit)} measure first.\n")
+            text.append(f"nothing is known at the start; it is measured on {count(first.devices, unit)} first.\n")
     if goals.budget_usd is not None:
         text.append(f"Budget {dollars(goals.budget_usd)}: ", style="bold")
-        expected = "" if first.cost_usd is None else f"; at the start {dollars(first.cost_usd)} are expected"
-        text.append(("does not suffice" if first.within_budget is False else "suffices") + expected + ".\n")
+        if first.cost_usd is None or first.within_budget is None:
+            text.append("whether it suffices is not known at the start.\n")
+        else:
+            verdict = "suffices" if first.within_budget else "does not suffice"
+            text.append(f"{verdict}; at the start {dollars(first.cost_usd)} are expected.\n")
     for row in comparison.sized:
         text.append(f"{_name(row).capitalize()}: ", style="bold")
         text.append(_verdict(row, comparison, unit) + "\n")

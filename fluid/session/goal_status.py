@@ -19,6 +19,8 @@ class GoalStatus:
         earliest_s: seconds from now by which all would end with these odds, if the deadline cannot be met.
         device_seconds: seconds for which devices were held so far, added up over the devices.
         spent_usd, budget_usd: US dollars spent and to spend at most; ``None`` if unknown.
+        missing_usd: US dollars by which the expected cost of what is left exceeds what the budget has left; ``None``
+            while the budget suffices, or without one.
     """
 
     deadline_s: float | None = None
@@ -29,6 +31,12 @@ class GoalStatus:
     device_seconds: float = 0.0
     spent_usd: float | None = None
     budget_usd: float | None = None
+    missing_usd: float | None = None
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the deadline cannot be met, or the budget does not suffice."""
+        return self.meets is False or self.missing_usd is not None
 
     @property
     def text(self) -> str:
@@ -45,4 +53,6 @@ class GoalStatus:
         if self.spent_usd is not None:
             limit = "" if self.budget_usd is None else f" of ${self.budget_usd:.2f}"
             parts.append(f"${self.spent_usd:.2f}{limit} spent")
+        if self.missing_usd is not None:
+            parts.append(f"the budget does not suffice: ${self.missing_usd:.2f} more are expected to be needed")
         return "; ".join(parts)

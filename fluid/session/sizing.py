@@ -46,8 +46,11 @@ _SAVE_MARGIN, _SAVE_MORE_S, _SAVE_SHARE = 1.25, 0.5, 0.25
 _FACTS_S = 30.0
 #: Seconds by which the time to save may come early.
 _SOON_S = 0.05
-#: A deadline that cannot be met is told of again if the earliest end has moved by so large a share of the deadline.
+#: A deadline that cannot be met is told of again if the earliest end has moved by so large a share of the deadline, and
+#: a budget that does not suffice if the expected cost has moved by so large a share of the budget.
 _TOLD_AGAIN = 0.25
+#: A budget is said not to suffice if so large a share of it is missing, as expected costs have errors.
+_MISSING = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +115,8 @@ class DeviceSizing:
         self._idle_since: float | None = None
         #: The deadline and the earliest end that the user was warned of; ``None`` while it can be met.
         self._warned: tuple[DeadlineInForce, float] | None = None
+        #: US dollars that were missing when the user was last warned of the budget; ``None`` while it suffices.
+        self._warned_usd: float | None = None
         self._is_over = False
         self._told_at = began
 
@@ -162,6 +167,7 @@ class DeviceSizing:
             device_seconds=held,
             spent_usd=self._goals.cost(held),
             budget_usd=self._goals.budget_usd,
+            missing_usd=self._warned_usd,
         )
 
     @property
@@ -249,6 +255,7 @@ class DeviceSizing:
         self._took_s = self._backend.now() - now
         if groups:
             self._tell(sizing, now)
+            self._tell_costs(sizing, spent)
         self.held.hold(sizing.devices, interrupts=sizing.interrupts)
         if before is None or before.devices != sizing.devices:
             odds = "" if sizing.odds is None else f"; the deadline is met with {sizing.odds:.0%}"
@@ -283,6 +290,24 @@ class DeviceSizing:
             "the deadline in %s cannot be met with %s: on %d devices, the most that there are, all ends in %s",
             *(format_duration(max(0.0, due.at - now)), odds, self.held.most, format_duration(sizing.earliest_s)),
         )
+
+    def _tell_costs(self, sizing: Sizing, spent_device_s: float) -> None:
+        """Warns the user at once if the budget does not suffice."""
+        budget, spent = self._goals.budget_usd, self._goals.cost(spent_device_s)
+        if budget is None or spent is None or sizing.cost_usd is None or self._is_over:
+            return
+        left, warned = max(0.0, budget - spent), self._warned_usd
+        missing = sizing.cost_usd - left
+        if missing <= 0.0:
+            if warned is not None:
+                _log.warning("the budget of $%.2f suffices after all", budget)
+            self._warned_usd = None
+        elif missing > _MISSING * budget and (warned is None or abs(missing - warned) >= _TOLD_AGAIN * budget):
+            self._warned_usd = missing
+            _log.warning(
+                "the budget of $%.2f does not suffice: what is left is expected to cost $%.2f, and $%.2f are left",
+                *(budget, sizing.cost_usd, left),
+            )
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fluid import Device, FluidExecutor, LimitReachedError, Trial, TrialGroup
+from fluid import Device, FluidExecutor, LimitReachedError, Result, Trial, TrialGroup, TrialListener
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.session.goal_status import GoalStatus
@@ -141,6 +141,32 @@ def test_the_session_ends_when_the_money_is_spent(tmp_path: Path) -> None:
         FluidExecutor.resume(tmp_path / "run", backend=Watched(4), packing="off", verbose=0)
 
 
+def test_a_budget_that_does_not_suffice_is_told_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "fluid.session")
+    seen: list[GoalStatus | None] = []
+
+    class Looks(TrialListener):
+        def on_result(self, result: Result) -> None:
+            seen.append(made.status().goal)
+
+    with executor(tmp_path, Watched(4), deadline="10h", budget_usd=1.0, price_per_device_hour=3.6) as made:
+        handle = made.submit_trialgroup(group(*[10.0] * 20), listener=Looks())  # $2.00 of work
+        with pytest.raises(LimitReachedError, match="is spent"):
+            handle.wait(timeout=PATIENCE)
+    told = [record.getMessage() for record in caplog.records if "does not suffice" in record.getMessage()]
+    pattern = r"budget of \$1\.00 does not suffice: .* cost \$([\d.]+), and \$([\d.]+) are left"
+    cost, left = map(float, re.findall(pattern, told[0])[0])
+    assert 1.5 < cost < 3.0 and 0.8 < left <= 1.0, "long before the money is spent"
+    assert len(told) <= 3, "not at each decision"
+    warned = [goal for goal in seen if goal is not None and goal.missing_usd is not None]
+    assert warned and warned[0].is_missed and "the budget does not suffice: $" in warned[0].text
+    caplog.clear()
+    with executor(tmp_path / "enough", Watched(4), budget_usd=9.0, price_per_device_hour=3.6) as made:
+        assert made.submit_trialgroup(group(*[10.0] * 20), listener=Looks()).wait(timeout=PATIENCE)
+    assert seen[-1] is not None and seen[-1].missing_usd is None and not seen[-1].is_missed
+    assert "suffice" not in caplog.text
+
+
 def test_what_is_left_of_the_goals_of_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluid.session.goals_left.wall_seconds", lambda: 1000.0)
 
@@ -180,6 +206,10 @@ def test_a_goal_in_a_line() -> None:
     assert missed.text == "deadline in 1 h cannot be met: the earliest end is in 1 h 30 min; 8 devices needed"
     met = GoalStatus(deadline_s=90.0, devices=1, odds=0.95, meets=True, spent_usd=1.0)
     assert met.text == "deadline in 1 min 30 s, met with 95%; 1 device needed; $1.00 spent"
+    assert missed.is_missed and not met.is_missed
+    poor = GoalStatus(spent_usd=1.0, budget_usd=2.0, missing_usd=0.5)
+    assert poor.text == "$1.00 of $2.00 spent; the budget does not suffice: $0.50 more are expected to be needed"
+    assert poor.is_missed
 
 
 def test_a_trial_that_takes_several_devices_keeps_them_and_gets_parked_ones_back(tmp_path: Path) -> None:
