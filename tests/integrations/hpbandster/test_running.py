@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 pytest.importorskip("hpbandster")
 import numpy as np
 
-from fluid import FluidExecutor
+from fluid import FluidExecutor, Forecast, SearchShape
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.integrations.hpbandster import run
 from fluid.integrations.hpbandster.optimizers import BY_NAME, Job, Master, Worker, quiet
@@ -229,6 +230,51 @@ def test_the_next_iteration_begins_when_the_last_is_complete_or_when_devices_are
     heard = recorder.heard
     last_result, next_config = len(heard) - 1 - heard[::-1].index(("result", 0)), heard.index(("config", 1))
     assert (next_config > last_result) == synchronous
+
+
+class SlowDescent(Descent):
+    """A descent whose steps take a while."""
+
+    def step(self) -> dict[str, Any]:
+        time.sleep(0.05)
+        return super().step()
+
+
+def test_a_bracket_is_forecast_while_it_runs(
+    space: Any, executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[SearchShape | None] = []
+    submit = executor.submit_trialgroup
+
+    def spy(group: Any, **options: Any) -> Any:
+        shapes.append(group.search.shape)
+        return submit(group, **options)
+
+    forecasts: list[Forecast] = []
+    has_ended = threading.Event()
+
+    def ask() -> None:
+        while not has_ended.wait(0.02):
+            handles = executor.handles
+            forecast = handles[-1].forecast() if handles else None
+            if forecast is not None and forecast.seconds[0.5] > 0.0:
+                forecasts.append(forecast)
+
+    monkeypatch.setattr(executor, "submit_trialgroup", spy)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        run("HyperBand", space, SlowDescent, synchronous=True, executor=executor, **BUDGETS)
+    finally:
+        has_ended.set()
+        asking.join()
+    assert [(shape.rungs, shape.brackets) for shape in shapes if shape is not None] == [
+        ((1, 3, 9), ((9, 3, 1),)),
+        ((3, 9), ((3, 1),)),
+        ((9,), ((3,),)),
+    ]
+    # A bracket takes less than a second on an idle machine.
+    assert forecasts and all(0.0 < forecast.seconds[0.5] < 20.0 for forecast in forecasts)
 
 
 def test_trials_lead_to_the_stages_after_theirs(
