@@ -34,3 +34,18 @@ class LimitReachedError(FluidError):
     def saved(self) -> int:
         """Number of trials that had not ended and are saved."""
         return max(0, self.unfinished - len(self.unsaved))
+
+
+def ended_early(error: BaseException, otherwise: str) -> FluidError:
+    """The error for those who use a session that has ended, or wait for it.
+
+    Args:
+        error: what ended the session.
+        otherwise: what is to be said before that, where it was no limit.
+
+    Returns:
+        Where a limit was reached, an error that says so, too: each caller gets one of its own.
+    """
+    if isinstance(error, LimitReachedError):
+        return LimitReachedError(error.reason, error.run_dir, unfinished=error.unfinished, unsaved=error.unsaved)
+    return FluidError(f"{otherwise}: {error}")

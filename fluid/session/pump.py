@@ -35,7 +35,7 @@ from fluid.session.device_scaling import DeviceScaling
 from fluid.session.drain_waits import DrainWaits
 from fluid.session.inbox import GroupInbox
 from fluid.session.keeper import Keeper
-from fluid.session.limit_reached import LimitReachedError
+from fluid.session.limit_reached import LimitReachedError, ended_early
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
@@ -189,8 +189,7 @@ class Pump:
 
     def _closed_error(self) -> FluidError:
         error = self._broken or self._limit
-        why = "" if error is None else f": {error}"
-        return FluidError(f"the executor is closed{why}")
+        return FluidError("the executor is closed") if error is None else ended_early(error, "the executor is closed")
 
     # -- in the pump's thread ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
-from fluid.session.limit_reached import LimitReachedError
+from fluid.session.limit_reached import ended_early
 from fluid.trainables.driver_link import RequestRefusedError, dump_message, dump_refusal
 
 
@@ -213,6 +213,4 @@ def broken_off(group: str, error: BaseException) -> FluidError:
         group: its name.
         error: what ended the session.
     """
-    if isinstance(error, LimitReachedError):
-        return LimitReachedError(error.reason, error.run_dir, unfinished=error.unfinished, unsaved=error.unsaved)
-    return FluidError(f"group {group!r} did not end: {error}")
+    return ended_early(error, f"group {group!r} did not end")

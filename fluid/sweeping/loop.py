@@ -160,6 +160,8 @@ class SweepLoop(TrialListener):
         try:
             piece()
             self._end_refused()
+        except LimitReachedError as error:  # As it takes no further trials; :meth:`on_broken` is about to be called.
+            self._break_off(error.reason)
         except Exception as error:
             self._fail(error)
 

@@ -21,6 +21,7 @@ from fluid.integrations.search_owner import new_owner
 from fluid.integrations.session_time import SessionTime
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
+from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialListener
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
@@ -208,7 +209,7 @@ class OptimizerLoop(TrialListener):
         self._ended.append(run.job)
 
     def on_broken(self, error: BaseException) -> None:
-        raise FluidError("the executor was closed while trials ran on it") from error
+        raise ended_early(error, "the executor ended before the optimizer") from error
 
 
 class _Recorder(TrialListener):

@@ -21,6 +21,7 @@ from fluid.integrations.inbox import EventInbox
 from fluid.integrations.lane_traceback import LaneTraceback
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
+from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
@@ -162,7 +163,7 @@ class _JobBatch(TrialListener):
             self._take(trial_id, lost)
 
     def on_broken(self, error: BaseException) -> None:
-        self._error = FluidError(f"the executor ended while jobs ran: {error}")
+        self._error = ended_early(error, "the executor ended while jobs ran")
         self._error.__cause__ = error
 
     def _take(self, trial_id: str, done: Any) -> None:

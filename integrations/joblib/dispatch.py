@@ -23,6 +23,7 @@ from fluid.integrations.joblib.worker import TaskError, work
 from fluid.integrations.lane_traceback import LaneTraceback
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
+from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
 from fluid.trialgroup import Trial, TrialGroup
 
@@ -253,7 +254,7 @@ class Workers(TrialListener):
             self._fail(FluidError(f"the workers of {self._name} were stopped"))
 
     def on_broken(self, error: BaseException) -> None:
-        broken = FluidError(f"the executor ended while tasks ran: {error}")
+        broken = ended_early(error, "the executor ended while tasks ran")
         broken.__cause__ = error
         self._fail(broken)
 

@@ -30,6 +30,7 @@ from fluid.integrations.search_owner import new_owner
 from fluid.integrations.session_time import SessionTime
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
+from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trial_fields import IterationTimeout
@@ -252,7 +253,7 @@ class OptimizeLoop(TrialListener):
 
     def on_broken(self, error: BaseException) -> None:
         if self._live:
-            raise FluidError(f"the executor ended before the study: {error}") from error
+            raise ended_early(error, "the executor ended before the study") from error
 
     def _finish(self, trial_id: str) -> None:
         """Tells the study how a trial ended and calls the callbacks; keeps an error that ends the run."""

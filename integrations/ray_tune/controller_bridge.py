@@ -34,6 +34,7 @@ from fluid.integrations.ray_tune.submission import TrialSubmission
 from fluid.integrations.ray_tune.tune_trial import ActorStage, Task, TuneTrial, checkpoint_path, notify
 from fluid.integrations.ray_tune.turn_waits import TurnWaits
 from fluid.results.records import Result
+from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialListener, TrialRequest
 
 #: Most live trials that the controller is told of, or more where more can run at once. Its loggers keep files open for
@@ -231,7 +232,7 @@ class ControllerBridge(TrialListener):
         if self._interruption is not None and self._interruption.deadline_s is not None:
             self._save_and_end(self._interruption, self._interruption.deadline_s)
         if self._broken is not None:
-            raise FluidError("the executor was closed while trials ran on it") from self._broken
+            raise ended_early(self._broken, "the executor ended before the sweep") from self._broken
         self._submission.process_removed()
         gathering = self._submission.submit_gathered()
         self._waits.look()

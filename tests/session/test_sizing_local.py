@@ -16,6 +16,7 @@ from fluid.backends.base import ScalableBackend
 from fluid.backends.local.backend import LocalBackend
 from fluid.errors import InvalidFieldError
 from fluid.search import uniform
+from fluid.session.handle import TrialGroupHandle
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
@@ -143,6 +144,21 @@ def test_a_sweep_of_its_own_is_unfinished_at_its_deadline_and_goes_on(
     assert second.state == "DONE" and all(trial.iteration == 40 for trial in second.trials)
     for trial in second.trials:
         assert [result.iteration for result in trial.results] == list(range(1, 41))
+
+
+def test_a_trial_that_is_suggested_as_the_deadline_comes_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(self: TrialGroupHandle, *trials: Trial) -> None:
+        raise LimitReachedError("the deadline of 8 s has come", tmp_path, unfinished=1)
+
+    monkeypatch.setattr(TrialGroupHandle, "add", add)  # What it does once the session has ended.
+    space = {"seconds": uniform(0.001, 0.002)}
+    with FluidExecutor("local", 1, max_packing=1, run_dir=tmp_path / "run", verbose=0) as made:
+        result = fluid.run(
+            *(train, space), metric="total", mode="max", algorithm="tpe", samples=50, budget=2, executor=made
+        )
+    assert result.notes == ("The sweep ended early: the deadline of 8 s has come.",) and result.state == "UNFINISHED"
 
 
 @pytest.mark.parametrize("value", ["tomorrow", -1, 0, float("nan"), True])

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("hpbandster")
 import numpy as np
 
-from fluid import FluidExecutor, Forecast, SearchShape
+from fluid import FluidExecutor, Forecast, LimitReachedError, SearchShape
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.integrations.hpbandster import run
 from fluid.integrations.hpbandster.optimizers import BY_NAME, Job, Master, Worker, quiet
@@ -275,6 +275,14 @@ def test_a_bracket_is_forecast_while_it_runs(
     ]
     # A bracket takes less than a second on an idle machine.
     assert forecasts and all(0.0 < forecast.seconds[0.5] < 20.0 for forecast in forecasts)
+
+
+def test_a_deadline_ends_the_optimizer_with_an_error_of_its_own(space: Any, tmp_path: Path) -> None:
+    with (
+        FluidExecutor("local", 2, run_dir=tmp_path, verbose=0, deadline=2.0) as own,
+        pytest.raises(LimitReachedError, match="the deadline of 2 s has come"),
+    ):
+        run("HyperBand", space, SlowDescent, min_budget=300, max_budget=2700, n_iterations=1, executor=own)
 
 
 def test_trials_lead_to_the_stages_after_theirs(

@@ -14,6 +14,7 @@ from fluid._clock import VirtualClock
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import IN_FORCE, FluidExecutor
 from fluid.integrations.optuna import optimize
+from fluid.session.limit_reached import LimitReachedError
 from fluid.session.results import TrialFailedError
 
 optuna = pytest.importorskip("optuna")
@@ -249,6 +250,16 @@ def test_an_executor_that_is_closed_meanwhile_fails_what_runs(tmp_path: Path) ->
         study.pruner = Closing()
         with pytest.raises(FluidError, match="executor"):
             run(study, own, train_for_ever, budget=500_000)
+    assert states(study) == ["FAIL", "FAIL"]
+
+
+def test_a_deadline_ends_the_study_with_an_error_of_its_own(tmp_path: Path) -> None:
+    study = enqueued(5.0, 6.0)
+    with (
+        FluidExecutor(backend="local", devices=2, run_dir=tmp_path, verbose=0, deadline=2.0) as own,
+        pytest.raises(LimitReachedError, match="the deadline of 2 s has come"),
+    ):
+        run(study, own, train_for_ever, budget=500_000)
     assert states(study) == ["FAIL", "FAIL"]
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 from ray.tune import CheckpointConfig
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
 
-from fluid import tune
+from fluid import FluidExecutor, LimitReachedError, tune
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -308,3 +308,12 @@ def test_an_interrupted_driver_leaves_no_process_and_a_sweep_that_goes_on(
     driver.wait(PATIENCE)
     assert processes.have_ended(within=PATIENCE)
     assert_goes_on(tmp_path, executor if goes_on_with == "fluid" else None)
+
+
+def test_a_deadline_ends_the_sweep_with_an_error_of_its_own(cluster: str, tmp_path: Path) -> None:
+    options = {"config": {"x": tune.grid_search(RATES), "seconds": 0.05}, "stop": {"training_iteration": 4000}}
+    with (
+        FluidExecutor("local", 2, run_dir=tmp_path / "run", verbose=0, deadline=4.0) as own,
+        pytest.raises(LimitReachedError, match="the deadline of 4 s has come"),
+    ):
+        sweep(Climber, tmp_path / "sweep", own, options)
