@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fluid.session.interrupted import SweepInterrupted
     from fluid.session.limit_reached import LimitReachedError
     from fluid.session.results import CallFailedError, TrialFailedError, TrialListener
+    from fluid.shared_data.loading import shared
     from fluid.static_fluid import StaticFluid
     from fluid.sweep import run
     from fluid.sweeping.plan import SweepFailedError
@@ -78,6 +79,7 @@ _HOME = {
     "load": "fluid.results.loading",
     "report": "fluid.trainables.reporting",
     "run": "fluid.sweep",
+    "shared": "fluid.shared_data.loading",
     "submit_trialgroup": "fluid.executor",
 }
 
@@ -121,6 +123,7 @@ __all__ = [
     "load",
     "report",
     "run",
+    "shared",
     "submit_trialgroup",
 ]
 

@@ -59,6 +59,7 @@ LAYERS = (
     layer(4, "static_fluid", "numpy"),
     layer(5, "dynamic_fluid", "numpy"),
     layer(6, "planners", "numpy"),
+    layer(6, "shared_data", "cloudpickle torch"),
     layer(7, "engine", "numpy"),
     layer(8, "backends.base backends.retention"),
     layer(9, "backends.virtual"),

@@ -36,7 +36,7 @@ class LaneOptions(NamedTuple):
         idle_save_after: an idle trial is checkpointed earlier, so that another lane can continue it at once, if its
             iterations take at least this many seconds, and at least ``save_ratio`` times what its last save took.
         policy: which trial runs next if several have iterations left; see :mod:`fluid.lane.policy`.
-        payload_folders: where the lane's host keeps payloads; see :class:`KeptPayload`.
+        payload_folders: where the lane's host keeps payloads; see :class:`KeptPayload`; also for shared data.
         environment: variables that make the lane a client of MPS, whose clients on a GPU fail together; else empty.
         variables: environment variables that tell code in the lane about its device.
         bounded: whether the device's memory is limited and so must be measured on a CPU, too.
@@ -45,6 +45,7 @@ class LaneOptions(NamedTuple):
         program: ``module:function`` to call with the connection in place of a lane; empty for a lane.
         echo: whether the lane's own output receives what trials print, too, for the driver to show.
         launched_at: when its host launched it, on the machine's clock, seconds.
+        reserved_bytes: of host memory, which another program may take, as Ray's object store.
     """
 
     lane_id: int
@@ -70,6 +71,7 @@ class LaneOptions(NamedTuple):
     program: str = ""
     echo: bool = False
     launched_at: float = -math.inf
+    reserved_bytes: float = 0.0
 
 
 class Membership(NamedTuple):

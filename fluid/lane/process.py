@@ -11,12 +11,14 @@ from fluid.lane.channel import Connection
 from fluid.lane.messages import LaneOptions
 from fluid.lane.serve import serve
 from fluid.lane.stack_dump import dump_stacks_at_signal
+from fluid.trainables.shared_place import SharedPlace, set_shared_place
 
 
 def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
     """Runs a lane, and ends this process."""
     faulthandler.enable()
     dump_stacks_at_signal(options.run_folder, options.lane_id)
+    set_shared_place(SharedPlace(options.payload_folders, options.reserved_bytes))
     serve(connection, options, _end_with_group)
     os._exit(0)
 

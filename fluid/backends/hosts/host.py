@@ -332,6 +332,7 @@ class Host:
             session_folder=self._settings.session.run_folder,
             echo=self._output is not None,
             launched_at=self._clock.now(),
+            reserved_bytes=self._settings.reserved_bytes,
         )
         if self._output is not None:
             self._output.follow(lane_id)
