@@ -52,23 +52,22 @@ def write_shared(descriptor: int, pickled: Pickled) -> None:
         written = part.offset + part.length
 
 
-def read_shared(path: str) -> Any:
+def read_shared(descriptor: int) -> Any:
     """Maps a file, and unpickles its value.
 
     Arrays and tables are views of memory that all processes share and none can write to. PyTorch has no read-only
     tensors: the pages of one that a process writes to become that process's own.
 
-    Raises:
-        FileNotFoundError: there is no such file.
+    Args:
+        descriptor: of the file, open for reading; may be closed afterwards.
     """
-    with open(path, "rb") as file:
-        shared = memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
-        length = int.from_bytes(shared[:_LENGTH_BYTES], "little")
-        parts = [_Part(*part) for part in json.loads(bytes(shared[_LENGTH_BYTES : _LENGTH_BYTES + length]))]
-        private = shared
-        if any(part.is_writable for part in parts):
-            flags = mmap.MAP_PRIVATE | _NO_RESERVE
-            private = memoryview(mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    shared = memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+    length = int.from_bytes(shared[:_LENGTH_BYTES], "little")
+    parts = [_Part(*part) for part in json.loads(bytes(shared[_LENGTH_BYTES : _LENGTH_BYTES + length]))]
+    private = shared
+    if any(part.is_writable for part in parts):
+        flags = mmap.MAP_PRIVATE | _NO_RESERVE
+        private = memoryview(mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     begin = _aligned(_LENGTH_BYTES + length)
     pickled, *buffers = (
         (private if part.is_writable else shared)[begin + part.offset : begin + part.offset + part.length]

@@ -36,8 +36,14 @@ class SharedStore:
     def read(self, key: str) -> tuple[Any] | None:
         """Returns a value, in a tuple; ``None`` if it is not there."""
         for folder in self._folders:
-            with suppress(FileNotFoundError):
-                return (read_shared(os.path.join(folder, key)),)
+            try:
+                descriptor = os.open(os.path.join(folder, key), os.O_RDONLY)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            try:
+                return (read_shared(descriptor),)
+            finally:
+                os.close(descriptor)
         return None
 
     @contextmanager
