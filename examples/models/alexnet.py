@@ -11,6 +11,7 @@ from models.data import Split, load_cifar10
 from models.trial import FIXED, generator_for, now, plain, shrunk
 from torch import nn
 
+import fluid
 from fluid.fused import SGD, Dropout, FusedTrainable, TensorData
 
 BATCH_SIZE = 64
@@ -111,8 +112,7 @@ class Cifar10(FusedTrainable):
         return SGD(lr=float(config["lr"]), momentum=float(config["momentum"]))
 
     def data(self, config: dict[str, Any], seed: int) -> Augmented:
-        images = load_cifar10(config[FIXED]["data"], config[FIXED]["images"])
-        train, validation = _tensors(images.train), _tensors(images.validation)
+        train, validation = fluid.shared(load_tensors, config[FIXED]["data"], config[FIXED]["images"])
         return Augmented(train, validation, batch_size=BATCH_SIZE, evaluation_batch_size=_AT_ONCE, seed=seed)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -125,6 +125,12 @@ class Cifar10(FusedTrainable):
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         return {**means, **now()}
+
+
+def load_tensors(folder: str, count: int | None) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Returns images and labels for training, and held-out ones; see :func:`models.data.load_cifar10`."""
+    images = load_cifar10(folder, count)
+    return _tensors(images.train), _tensors(images.validation)
 
 
 def _tensors(split: Split) -> tuple[torch.Tensor, torch.Tensor]:

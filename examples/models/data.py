@@ -1,12 +1,12 @@
 """The data sets of the examples, as NumPy arrays and words, from a folder of files.
 
 ``CIFAR10``, ``MNIST`` and ``WIKITEXT2`` name the files they can be read from, in the order in which they are searched
-for, and download them if no folder is given. Trials that run in one process share the data in memory.
+for, and download them if no folder is given. Trials load the data through ``fluid.shared``, so that all trials on a
+machine have them in memory once; that is why no function here keeps what it returns.
 """
 
 from __future__ import annotations
 
-import functools
 import gzip
 import os
 import pickle
@@ -94,7 +94,6 @@ class Images(NamedTuple):
     validation: Split
 
 
-@functools.cache
 def load_cifar10(folder: str, count: int | None = None) -> Images:
     """Returns CIFAR-10 without its test images; one image in ten is held out.
 
@@ -134,7 +133,6 @@ def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return batch[b"data"].reshape(-1, 3, 32, 32), np.asarray(batch[b"labels"])
 
 
-@functools.cache
 def load_mnist(folder: str) -> Split:
     """Returns handwritten digits ``(n, 1, 28, 28)``: the training images, or the part of MNIST in the folder."""
     packed = Path(folder) / "mnist-10k.npz"
@@ -176,7 +174,6 @@ class Words(NamedTuple):
     vocabulary: int
 
 
-@functools.cache
 def load_wikitext2(folder: str, count: int | None = None, vocabulary: int | None = None) -> Words:
     """Returns WikiText-2; the test text replaces a missing training text.
 

@@ -19,6 +19,7 @@ from models.trial import FIXED, generator_for, now, shrunk
 from torch import nn
 from torch.func import functional_call
 
+import fluid
 from fluid.fused import Adam, FusedTrainable, TensorData
 
 #: Random numbers per generated image, and maps of the layer next to them.
@@ -121,6 +122,11 @@ def load_classifier(path: str, device: str) -> nn.Module:
     return model.eval().requires_grad_(False).to(device)
 
 
+def load_digits(folder: str) -> torch.Tensor:
+    """Returns the digits as bytes ``(n, 1, 28, 28)``; see :func:`models.data.load_mnist`."""
+    return _images(load_mnist(folder).images)
+
+
 def _images(digits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(digits.copy())
 
@@ -166,7 +172,7 @@ class Dcgan(FusedTrainable):
 
     def data(self, config: dict[str, Any], seed: int) -> WithNoise:
         fixed = config[FIXED]
-        digits = _images(load_mnist(fixed["data"]).images)
+        digits = fluid.shared(load_digits, fixed["data"])
         # All trials score images of the same random numbers, at every iteration.
         scored = torch.randn(fixed["scored"], _LATENT, 1, 1, generator=generator_for(digits.device, 0))
         return WithNoise(

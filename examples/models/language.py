@@ -12,6 +12,7 @@ from models.data import load_wikitext2
 from models.trial import FIXED, now, plain, shrunk
 from torch import nn
 
+import fluid
 from fluid.elastic import ElasticTrainable
 
 #: Columns of the validation text.
@@ -71,13 +72,13 @@ class LanguageModel(ElasticTrainable):
         torch.manual_seed(config["seed"])
         self.config = config = plain(config)
         fixed = config[FIXED]
-        words = load_wikitext2(fixed["data"], fixed["words"], fixed["vocabulary"])
-        self.text = self._columns(words.train, config["batch"])
-        self.validation = self._columns(words.validation, _VALIDATION_COLUMNS)
+        train, validation, vocabulary = fluid.shared(load_texts, fixed["data"], fixed["words"], fixed["vocabulary"])
+        self.text = self._columns(train, config["batch"])
+        self.validation = self._columns(validation, _VALIDATION_COLUMNS)
         self.hidden: Any = None
         self.model = Recurrent(
             config["model"],
-            words.vocabulary,
+            vocabulary,
             shrunk(config["emsize"], fixed),
             shrunk(config["nhid"], fixed),
             config["nlayers"],
@@ -132,16 +133,22 @@ class LanguageModel(ElasticTrainable):
         self.model.train()
         return _bounded(means.result()["loss"])
 
-    def _columns(self, words: Any, columns: int) -> torch.Tensor:
-        """Returns the text in ``columns`` columns, one after another, without the remainder."""
+    def _columns(self, words: torch.Tensor, columns: int) -> torch.Tensor:
+        """Returns the text in ``columns`` columns, one after another, without the remainder; a view on the CPU."""
         length = len(words) // columns
-        return torch.from_numpy(words[: length * columns]).view(columns, length).t().contiguous().to(self.device)
+        return words[: length * columns].view(columns, length).t().to(self.device)
 
     def _chunks(self, text: torch.Tensor) -> Any:
         """Yields this device's columns of some rows of the text, and the words that follow them."""
         for start in range(0, len(text) - 1, self.config["bptt"]):
             end = min(start + self.config["bptt"], len(text) - 1)
             yield self.shard(text[start:end], dim=1), self.shard(text[start + 1 : end + 1], dim=1)
+
+
+def load_texts(folder: str, count: int | None, vocabulary: int | None) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Returns the training text, the validation text and the size of the vocabulary: ``load_wikitext2`` as tensors."""
+    words = load_wikitext2(folder, count, vocabulary)
+    return torch.from_numpy(words.train), torch.from_numpy(words.validation), words.vocabulary
 
 
 def _detached(hidden: Any) -> Any:
