@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
 from typing import Any
 
 from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd
@@ -100,6 +99,8 @@ _TOLD: dict[str, type] = {
 }
 #: Values that JSON holds as they are.
 _PLAIN = (str, int, float, type(None))
+#: The names of the fields of dataclasses that were written; ``None`` of other classes.
+_FIELDS: dict[type, tuple[str, ...] | None] = {}
 #: What is written, by the name in ``what``.
 _WRITTEN: dict[str, type] = {
     kind.__name__: kind
@@ -138,14 +139,11 @@ def _as_json(value: Any) -> Any:
         return value
     if isinstance(value, tuple):
         return [_as_json(part) for part in value]
-    names = _names_of(type(value))
+    kind: type = type(value)
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(item.name for item in fields(kind)) if is_dataclass(kind) else None
+    names = _FIELDS[kind]
     return value if names is None else {name: _as_json(getattr(value, name)) for name in names}
-
-
-@cache
-def _names_of(kind: type) -> tuple[str, ...] | None:
-    """The names of a dataclass's fields; ``None`` of any other class."""
-    return tuple(item.name for item in fields(kind)) if is_dataclass(kind) else None
 
 
 # -- reading --------------------------------------------------------------------------------------------------
