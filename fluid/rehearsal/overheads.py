@@ -80,7 +80,7 @@ class Overheads:
         if not given:
             return self
         if self == FREE:
-            return Overheads(**given)
+            return replace(self, **dict(given), source="")
         told = ", ".join(f"{name} {value:g}" for name, value in given.items())
         return replace(self, **dict(given), source=f"given: {told}; others {self.source}")
 
