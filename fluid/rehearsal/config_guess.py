@@ -86,7 +86,7 @@ class ConfigGuess:
 
         Args:
             texts: of its values, by name.
-            draw: from 0 to 1, which of the trees speaks; ``None`` for the median of all.
+            draw: from 0 to 1, by which of the trees the guess is drawn; ``None`` for the median of all.
         """
         nearest = self.columns.nearest(texts)
         found = self._cohorts.predict(tuple(texts.items()))
@@ -98,7 +98,12 @@ class ConfigGuess:
         if self.by_forest:
             of_trees = self._forest.predict(self.columns.row(texts)).reshape(-1, *shape)
             spread = self._factor * _half_range(of_trees[:, 0, :])
-            values = np.median(of_trees, axis=0) if draw is None else of_trees[int(draw * len(of_trees))]
+            values = np.median(of_trees, axis=0)
+            if draw is not None:
+                # Trees differ by less or more than guesses are off. So that draws are as uncertain as the spread says,
+                # they are as much nearer to the median, or further from it, but within what was recorded.
+                further = values + self._factor * (of_trees[int(draw * len(of_trees))] - values)
+                values = np.clip(further, *self._recorded_range)
         else:
             every = np.array([metric.values for metric in self._table.metrics]).reshape(shape[0], -1, shape[1])
             chosen = nearest if draw is None else int(draw * len(self._trials))
@@ -148,6 +153,12 @@ class ConfigGuess:
                 guessed[row] = np.median(of_trees[:, :points], axis=0)
                 spread[row] = _half_range(of_trees[:, :points])
         return guessed, spread
+
+    @cached_property
+    def _recorded_range(self) -> tuple[FloatArray, FloatArray]:
+        """(metrics, points) the least and the greatest values."""
+        values = np.array([metric.values for metric in self._table.metrics])
+        return values.min(axis=1), values.max(axis=1)
 
     @cached_property
     def _factor(self) -> float:

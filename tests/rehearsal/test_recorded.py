@@ -135,6 +135,14 @@ def test_draws_differ_by_seed_as_much_as_the_guess_is_uncertain(run: Path, sourc
     assert recorded(run, noise=5).replay(config, WHOLE) == recorded(run, noise=5).replay(config, WHOLE)
     middle = source.replay(config, WHOLE)[0]
     assert abs(np.median(drawn) - middle.metrics["loss"]) <= 2.0 * middle.spread
+    # Draws of 60 configs: half of the range of 80 % of them is the spread.
+    sources = [recorded(run, noise=seed) for seed in range(20)]
+    shares = []
+    for other in others(60):
+        values = [losses(each.replay(other, WHOLE))[0] for each in sources]
+        low, high = np.quantile(values, (0.1, 0.9))
+        shares.append(0.5 * (high - low) / source.replay(other, WHOLE)[0].spread)
+    assert np.median(shares) == pytest.approx(1.0, abs=0.15)
     known = fluid.load(run).trials[0]
     assert recorded(run, noise=1).replay(known.config, range(1, 2))[0].metrics == known.results[0].metrics
 
