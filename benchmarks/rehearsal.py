@@ -256,14 +256,16 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
         caption="\n".join(NOTES),
         caption_justify="left",
     )
-    columns = ("to 5 % regret", "reach", "to 1 %", "reach", "makespan", "device-hours")
+    columns = ("to 5 %", "reach", "to 1 %", "reach", "makespan", "device-hours")
     for column in ("way", "algorithm", "devices", "pairs", *columns):
-        drawn.add_column(column, justify="left" if column in ("way", "algorithm") else "right")
+        drawn.add_column(column, justify="left" if column in ("way", "algorithm") else "right", no_wrap=True)
     for row in rows:
         figures = [row[name] for name in ("to_0.05", "to_0.01", "makespan_s", "device_hours")]
         shown = ["-" if figure is None else f"{figure:.2f}" for figure in figures]
         for place, regret in ((1, "0.05"), (3, "0.01")):
-            shown.insert(place, f"{row[f'reached_{regret}']:.0%}, {row[f'reached_portfolio_{regret}']:.0%}")
+            shown.insert(
+                place, f"{100 * row[f'reached_{regret}']:.0f}, {100 * row[f'reached_portfolio_{regret}']:.0f} %"
+            )
         drawn.add_row(row["way"], _marked(row), str(row["devices"]), str(row["pairs"]), *shown)
     return drawn
 

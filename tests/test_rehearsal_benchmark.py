@@ -80,7 +80,7 @@ def test_times_are_compared_where_both_sweeps_reach_the_target(benchmark: Any) -
     console = Console(width=140, file=io.StringIO())
     console.print(benchmark.table_of(list(rows.values())))
     text = console.file.getvalue()
-    assert "tpe *" in text and "asha *" not in text and "50%, 100%" in text
+    assert "tpe *" in text and "asha *" not in text and "50, 100 %" in text
     assert "makespans and device-hours compare sweeps of other configs" in " ".join(text.split())
 
 

@@ -129,6 +129,9 @@ class ReplayedRun(Benchmark):
         self._end = last[(len(last) - 1) // 2] if 2 * len(last) > len(self._trials) - self._stopped else None
         self._courses: dict[tuple[tuple[str, str], ...], _ConfigCourse] = {}
         self._asked: dict[tuple[tuple[str, str], ...], tuple[bool, bool]] = {}
+        #: Names in the configs asked for that no recorded config has, and the furthest iteration replayed.
+        self._unknown: dict[str, None] = {}
+        self._furthest = 0
 
     def __repr__(self) -> str:
         return f"<ReplayedRun {self.name!r}: {len(self._trials)} trials>"
@@ -155,7 +158,10 @@ class ReplayedRun(Benchmark):
             if len(self._courses) >= _MOST_KEPT:
                 self._courses.clear()
             course = self._courses[key] = self._course(texts, key)
-        return course.iterations(iterations)
+        played = course.iterations(iterations)
+        if played:
+            self._furthest = max(self._furthest, iterations.start + len(played) - 1)
+        return played
 
     def replay_many(self, curves: Sequence[Curve]) -> list[Sequence[ReplayedIteration]]:
         """The same for several trials, in order."""
@@ -182,6 +188,13 @@ class ReplayedRun(Benchmark):
             lines.append(f"{recorded_count} of {len(self._asked)} configs were run before{rest}")
             if outside:
                 lines.append(f"{outside} of {len(self._asked)} configs lie outside of what was recorded")
+            if self._unknown:
+                lines.append(f"no recorded config has {', '.join(self._unknown)}: taken to have no effect")
+            if self._furthest > self.max_iterations:
+                lines.append(
+                    f"iterations up to {self._furthest} were rehearsed; from {self.max_iterations} on, the last one"
+                    " recorded, metrics stay as they are"
+                )
         return lines + [note for run in self._records for note in run.notes]
 
     @cached_property
@@ -216,6 +229,7 @@ class ReplayedRun(Benchmark):
 
     def _course(self, texts: Mapping[str, str], key: tuple[tuple[str, str], ...]) -> _ConfigCourse:
         columns = self._guess.columns
+        self._unknown.update(dict.fromkeys(name for name in texts if name not in self._names))
         place = columns.key(texts)
         row = None if place is None else self._rows.get(place)
         self._asked[key] = (row is not None, columns.is_inside(texts))
@@ -224,6 +238,11 @@ class ReplayedRun(Benchmark):
         draw = None if self._noise is None else _share(f"{self._noise} {key}")
         guessed = self._guess.curves(texts, draw)
         return _GuessedCourse(self._table, self._trials, guessed, self._first_share, self._end)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """Those of all that recorded configs have."""
+        return frozenset(name for trial in self._trials for name in trial.texts)
 
     @cached_property
     def _first_share(self) -> float:

@@ -185,6 +185,19 @@ def test_it_tells_how_well_it_guesses_and_what_lay_outside(run: Path) -> None:
     ]
 
 
+def test_it_tells_what_the_recording_does_not_have(run: Path) -> None:
+    source = recorded(run)
+    config = fluid.load(run).trials[0].config
+    known = source.replay(config, WHOLE)
+    assert not any("stay as they are" in line or "no effect" in line for line in source.describe())
+    further = source.replay({**config, "decay": 0.1, "model": {"depth": 3}}, range(27, 31))
+    assert [one.metrics["loss"] for one in further] == [pytest.approx(known[-1].metrics["loss"])] * 4
+    assert source.describe()[-2:] == [
+        "no recorded config has decay, model.depth: taken to have no effect",
+        "iterations up to 30 were rehearsed; from 27 on, the last one recorded, metrics stay as they are",
+    ]
+
+
 def test_a_guess_is_fast(source: ReplayedRun) -> None:
     source.replay(others(1)[0], WHOLE)
     configs = others(100, seed=9)
