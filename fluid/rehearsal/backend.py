@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -178,7 +178,7 @@ def _virtual_devices(devices: DeviceChoice) -> list[Device]:
         devices = 1
     if isinstance(devices, int):
         return [Device(index, kind="gpu") for index in range(require_integer("devices", devices, at_least=1))]
-    listed = [] if isinstance(devices, str) else [device for device in devices if isinstance(device, Device)]
-    if not listed:
+    listed = list(devices) if isinstance(devices, Iterable) and not isinstance(devices, str) else []
+    if not listed or not all(isinstance(device, Device) for device in listed):
         raise InvalidFieldError("devices", devices, "must be a number of devices, or a list of Device, in a rehearsal")
-    return listed
+    return [device for device in listed if isinstance(device, Device)]

@@ -105,7 +105,8 @@ class ConfigGuess:
                 further = values + self._factor * (of_trees[int(draw * len(of_trees))] - values)
                 values = np.clip(further, *self._recorded_range)
         else:
-            every = np.array([metric.values for metric in self._table.metrics]).reshape(shape[0], -1, shape[1])
+            every = np.array([metric.values for metric in self._table.metrics])
+            every = every.reshape(shape[0], len(self._trials), shape[1])
             chosen = nearest if draw is None else int(draw * len(self._trials))
             values = every[:, chosen, :]
             spread = _half_range(every[0]) if len(every) else np.zeros(shape[1])

@@ -209,8 +209,10 @@ class ReplayedRun(Benchmark):
     def _quality_lines(self) -> list[str]:
         what = "/".join(self._table.metrics[0].path) if self._table.metrics else "metrics"
         if not self._guess.by_forest:
-            few = f"only {_trials_word(len(self._trials))}" if len(self._trials) < FOR_FOREST else "no config differs"
-            return [f"{few}: a config that was not run is taken to do as the nearest one that was"]
+            why = "no config differs" if self._table.metrics else "no metric is a number"
+            if len(self._trials) < FOR_FOREST:
+                why = f"only {_trials_word(len(self._trials))}"
+            return [f"{why}: a config that was not run is taken to do as the nearest one that was"]
         try:
             quality = self._guess.quality
         except FluidError as error:

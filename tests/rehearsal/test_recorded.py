@@ -226,6 +226,29 @@ def test_it_is_a_benchmark(run: Path) -> None:
     assert source.space["lr"].log
 
 
+@pytest.mark.parametrize("number", [2, 9])
+def test_a_run_that_reported_no_number(number: int, tmp_path: Path) -> None:
+    """Such as one that diverged at once: seconds are replayed, and metrics that are no numbers."""
+
+    def train(config: dict[str, Any]) -> Any:
+        yield {}
+
+    def replay(config: dict[str, Any], iterations: range) -> list[ReplayedIteration]:
+        return [ReplayedIteration({"loss": float("nan"), "name": "a"}, 2.0) for _ in iterations]
+
+    train.replay = replay  # type: ignore[attr-defined]
+    trials = [fluid.Trial(train, {"lr": 0.1 * each}, budget=3) for each in range(1, number + 1)]
+    with fluid.FluidExecutor(backend="simulated", devices=2, run_dir=tmp_path / "run", verbose=0) as executor:
+        executor.submit_trialgroup(fluid.TrialGroup(trials)).wait()
+    source = recorded(tmp_path / "run", metric="loss")
+    (one,) = source.replay({"lr": 0.15}, range(2, 3))
+    assert (one.metrics, one.spread) == ({"name": "a"}, 0.0)
+    assert one.seconds == pytest.approx(2.0)
+    why = "only 2 trials" if number == 2 else "no metric is a number"
+    assert any(line.startswith(f"{why}: a config that was not run") for line in source.describe())
+    assert np.isnan(source.best_known)
+
+
 def test_several_folders_are_one_source(run: Path, tmp_path: Path) -> None:
     sweep(tmp_path / "more", samples=5, algorithm="random")
     both = recorded([run, tmp_path / "more"])

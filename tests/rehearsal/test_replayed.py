@@ -10,7 +10,8 @@ import fluid
 from fluid.cli import main
 from fluid.display.dashboard import render
 from fluid.errors import InvalidFieldError
-from fluid.rehearsal import Overheads, RehearsalPlan, ReplayedIteration, rehearsing
+from fluid.rehearsal import Overheads, RehearsalBackend, RehearsalPlan, ReplayedIteration, rehearsing
+from fluid.resources import Device
 
 
 def minutes(config, iterations):
@@ -210,6 +211,13 @@ def test_what_says_that_it_is_elastic_is_widened(rehearse):
     assert end < 900.0
     handle, _ = rehearse(Static, devices=4, budget=20, overheads=overheads, trial={"max_width": 2})
     assert max(result.width for result in handle.results()) == 2.0
+
+
+@pytest.mark.parametrize("devices", [2.5, "auto", [], [0, 1], [Device(0), "1"], True, 0])
+def test_devices_that_cannot_be_rehearsed(devices):
+    with pytest.raises(InvalidFieldError) as refused:
+        RehearsalBackend(devices)
+    assert refused.value.field == "devices"
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path):
