@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from fluid.display.format import percent
 
@@ -17,12 +16,14 @@ class Knee:
     """Where adding devices ceases to pay.
 
     A step from one number of devices to the next pays if the makespan falls by at least half of what perfect scaling
-    would save, ``makespan x (1 - before/after)``. The knee is the number that the last such step leads to.
+    would save, ``makespan x (1 - before/after)``. The knee is the number that the last such step leads to. A number
+    with which it takes no less time than with fewer devices, as a search may by chance, is passed over: the next step
+    counts from the fewer.
 
     Attributes:
         n: the number of devices.
         makespan: seconds with it.
-        before: the next smaller number, and seconds with that; ``None`` if no step paid.
+        before: the number from which the step to it counts, and seconds with that; ``None`` if no step paid.
         most: the largest number that was tried.
         tried: how many numbers were.
     """
@@ -43,9 +44,12 @@ class Knee:
             2
         """
         (n, makespan), before = makespans[0], None
-        for (fewer, longer), (more, shorter) in pairwise(makespans):
+        fewer, longer = makespans[0]
+        for more, shorter in makespans[1:]:
             if longer - shorter >= _WORTHWHILE_SHARE * longer * (1.0 - fewer / more):
                 n, makespan, before = more, shorter, (fewer, longer)
+            if shorter < longer:
+                fewer, longer = more, shorter
         return cls(n, makespan, before, makespans[-1][0], len(makespans))
 
     def sentence(self, unit: str, tried: str = "simulated") -> str:

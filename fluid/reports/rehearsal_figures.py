@@ -91,12 +91,15 @@ class RehearsedFigures:
         outcomes: one for each seed.
         scale: what values are worth; ``None`` if no value is known.
         price: US dollars for a device-hour; ``None`` if unknown.
+        of_seeds: the scale of each seed, where the best value is that which any way found with the same seed; empty
+            where all seeds have one.
     """
 
     name: str
     outcomes: tuple[SweepOutcome, ...]
     scale: ValueScale | None
     price: float | None = None
+    of_seeds: tuple[ValueScale | None, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -141,8 +144,13 @@ class RehearsedFigures:
         """Seconds until the best so far was so near to the target; ``None`` if no value is known."""
         if self.scale is None:
             return None
-        value = self.scale.within(share)
-        return self._spread([outcome.seconds_to(value) for outcome in self.outcomes])
+        scales = self.of_seeds or [self.scale] * len(self.outcomes)
+        return self._spread(
+            [
+                None if scale is None else outcome.seconds_to(scale.within(share))
+                for outcome, scale in zip(self.outcomes, scales, strict=True)
+            ]
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The figures in JSON, with those of each seed."""
@@ -188,11 +196,20 @@ def figures_of(
 
     Args:
         outcomes: those of each way, one for each seed, by name; a way without outcomes is left out.
-        scale: the best and worst values that are known; ``None`` for the best that any of them found.
+        scale: the best and worst values that are known; ``None`` for the best that any of them found. If each way has
+            the same number of seeds, times are then to the best that was found with the same seed: other seeds have
+            other configs, of which the best may be far better.
         price: US dollars for a device-hour; ``None`` if unknown.
     """
     known = ValueScale.found_in(outcomes) if scale is None else scale
-    return [RehearsedFigures(name, tuple(each), known, price) for name, each in outcomes.items() if each]
+    numbers = {len(each) for each in outcomes.values() if each}
+    of_seeds: tuple[ValueScale | None, ...] = ()
+    if scale is None and len(numbers) == 1 and numbers != {1}:
+        of_seeds = tuple(
+            ValueScale.found_in({name: [each[seed]] for name, each in outcomes.items() if each})
+            for seed in range(*numbers)
+        )
+    return [RehearsedFigures(name, tuple(each), known, price, of_seeds) for name, each in outcomes.items() if each]
 
 
 def knee_of(figures: Sequence[RehearsedFigures]) -> Knee | None:

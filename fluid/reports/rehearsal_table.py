@@ -102,5 +102,6 @@ def _note(rows: Sequence[RehearsedFigures], *, with_range: bool) -> str:
         if scale.is_regret:
             parts.append(f"regret: 0 at the best known {metric}, {best}, and 1 at the worst; to 5 %: until it is 0.05")
         else:
-            parts.append(f"to 5 %: until {metric} is within 5 % of the best found by any, {best}")
+            found = "of the same seed" if rows[0].of_seeds else "of all"
+            parts.append(f"to 5 %: until {metric} is within 5 % of the best {found}; the best of all is {best}")
     return "; ".join(parts)

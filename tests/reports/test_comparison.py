@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from fluid.reports.comparison import advice_text, advise, as_json, comparison_table, sweep_table
+from fluid.reports.knee import Knee
 from fluid.resources import Cluster
 from fluid.simulation.simulation_result import SimulationResult
 
@@ -78,6 +79,15 @@ def test_the_knee_is_the_end_of_the_last_step_that_pays() -> None:
     assert "knee      4 GPUs: 35 s, 0.0389 GPU-hours" in text
     assert "adding GPUs pays up to 4. The step from 2 to 4 shortens the makespan by 31 %" in text
     assert "Each step beyond saves less" in text
+
+
+def test_a_number_that_took_longer_than_fewer_is_passed_over() -> None:
+    found = Knee.of([(1, 100.0), (2, 50.0), (4, 90.0), (8, 48.0)])
+    assert (found.n, found.before) == (2, (1, 100.0))  # From 4 to 8 devices alone, it would seem to pay.
+    found = Knee.of([(1, 100.0), (2, 50.0), (4, 90.0), (8, 25.0)])
+    assert (found.n, found.before) == (8, (2, 50.0))
+    assert "The step from 2 to 8 shortens the makespan by 50 %" in found.sentence("device")
+    assert Knee.of([(1, 0.0), (2, 0.0)]).sentence("device")  # Nothing was run.
 
 
 def test_half_of_perfect_is_enough_to_pay() -> None:
