@@ -19,7 +19,7 @@ from fluid.integrations.ray_tune.errors import as_task_error
 from fluid.integrations.ray_tune.loggers import flush_loggers
 from fluid.integrations.ray_tune.logs import save_logs
 from fluid.integrations.ray_tune.private_api import TRIAL_INFO, RayActorManager, TrackedActor, Trial
-from fluid.integrations.ray_tune.resource_requests import stays_with_ray
+from fluid.integrations.ray_tune.resource_requests import refusal, stays_with_ray
 from fluid.integrations.ray_tune.tune_trial import Task, TuneTrial, notify
 from fluid.integrations.ray_tune.virtual_time import is_rehearsed
 
@@ -64,9 +64,16 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
         on_stop: Callable[[TrackedActor], None] | None = None,
         on_error: Callable[[TrackedActor, Exception], None] | None = None,
     ) -> TrackedActor:
-        """Adds a trial; ``on_start`` is called once it runs."""
+        """Adds a trial; ``on_start`` is called once it runs.
+
+        Raises:
+            InvalidFieldError: it would run on Ray, for real, in a rehearsal.
+        """
         callbacks: dict[str, Any] = {"on_start": on_start, "on_stop": on_stop, "on_error": on_error}
         if stays_with_ray(resource_request):
+            if self._is_rehearsed:
+                reason = "has several bundles, whose trials run on Ray itself and cannot be rehearsed: request one bundle"
+                raise refusal(resource_request.required_resources, reason)
             return super().add_actor(cls, kwargs, resource_request, **callbacks)
         actor = TrackedActor(uuid.uuid4().int, **callbacks)
         self._bridge.add(actor, self._trials[kwargs["config"][TRIAL_INFO].trial_id], kwargs)

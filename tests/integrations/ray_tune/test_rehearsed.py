@@ -275,6 +275,16 @@ def test_a_trainable_that_cannot_be_replayed_is_refused(rehearse: Rehearse) -> N
         rehearse(other, 1)
 
 
+def test_trials_that_would_run_on_ray_itself_are_refused(rehearse: Rehearse) -> None:
+    def other(config: dict[str, Any]) -> None:
+        raise AssertionError("a rehearsal runs no code of trials")
+
+    other.replay = curve  # type: ignore[attr-defined]
+    bundles = tune.with_resources(other, tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}]))
+    with pytest.raises(InvalidFieldError, match=r"several bundles.*cannot be rehearsed"):
+        rehearse(bundles, 1)
+
+
 def test_the_clocks_of_tune_are_put_back(rehearse: Rehearse) -> None:
     import importlib
 
