@@ -43,6 +43,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from datetime import date
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,7 +195,7 @@ def play_all(wanted: Sequence[Cell], data: str, path: Path, *, jobs: int, minute
         if file.tell() and not path.read_bytes().endswith(b"\n"):
             file.write("\n")
         waiting = iter(todo)
-        running = {pool.submit(play, cell, data): cell for cell, _ in zip(waiting, range(2 * jobs), strict=False)}
+        running = {pool.submit(play, cell, data): cell for cell in islice(waiting, 2 * jobs)}
         done = 0
         while running:
             future = next(as_completed(running))
