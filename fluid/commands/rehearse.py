@@ -105,7 +105,9 @@ def _given_overheads(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _jobs(arguments: argparse.Namespace) -> int:
-    return arguments.jobs or max(1, len(os.sched_getaffinity(0)) - 1)
+    from fluid.resources import available_cores
+
+    return arguments.jobs or max(1, len(available_cores()) - 1)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -185,7 +187,7 @@ def _run(arguments: argparse.Namespace, counts: Sequence[int]) -> ScriptRehearsa
         "planner": arguments.planner,
     }
     requests = [_request(folder, count, seed, shared) for seed in range(arguments.seeds) for count in counts]
-    # Run folders are what is kept for people, as of real runs; the longest, on the fewest devices, is in no one's way.
+    # The first one, on the fewest devices, runs alone: it shows whether the script can be rehearsed at all.
     rehearsal = rehearse_script(requests, _jobs(arguments))
     rehearsal.folder = folder
     if arguments.record:

@@ -42,7 +42,8 @@ class ValueRange(NamedTuple):
     """The values of the metric that a benchmark is known to give.
 
     Attributes:
-        best, worst: of configs drawn at random, of each the best value in all of its iterations.
+        best: the best value at any iteration, of the configs that are known.
+        worst: the worst value of a config that is run to its end.
     """
 
     best: float
@@ -132,7 +133,10 @@ class Benchmark:
 
     @cached_property
     def known(self) -> ValueRange:
-        """The best and the worst value of 2,000 configs drawn at random, with a fixed seed."""
+        """The best and the worst value of 2,000 configs drawn at random, with a fixed seed.
+
+        The best is looked for in all iterations of the 50 configs that end best.
+        """
         rng, space = np.random.default_rng(_SEED), self.space
         configs = [{name: domain.sample(rng) for name, domain in space.items()} for _ in range(_DRAWN)]
         ends = self.final_values(configs)
