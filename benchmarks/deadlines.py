@@ -169,15 +169,20 @@ def main() -> int:
 
 
 def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """How often the deadline was met, and what was paid beside fixed numbers: in all, and in the mean of factors."""
-    ratios, totals = {}, {}
+    """How often the deadline was met, and what was paid beside fixed numbers: in all, and in the mean of factors.
+
+    The least that can be paid, beside these, is the work itself.
+    """
+    ratios, totals, least = {}, {}, {}
     for shape in dict.fromkeys(case["shape"] for case in cases):
         own = [case for case in cases if case["shape"] == shape]
         ratios[shape] = round(fmean(case["cost_ratio"] for case in own), 3)
         paid = sum(case["fixed_device_hours"] for case in own)
         totals[shape] = round(sum(case["device_hours"] for case in own) / paid, 3)
+        least[shape] = round(sum(case["work_device_hours"] for case in own) / paid, 3)
     met, sweeps = sum(case["met"] for case in cases), sum(case["sweeps"] for case in cases)
-    return {"met": met, "sweeps": sweeps, "cost_ratio_in_all": totals, "cost_ratio_mean": ratios}
+    found = {"cost_ratio_in_all": totals, "least_cost_ratio_in_all": least, "cost_ratio_mean": ratios}
+    return {"met": met, "sweeps": sweeps, **found}
 
 
 if __name__ == "__main__":

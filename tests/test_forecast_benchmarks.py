@@ -24,6 +24,7 @@ def test_deadlines_are_met_at_little_more_than_the_work(monkeypatch: pytest.Monk
     figures = deadlines.summary([case, {**case, "device_hours": 0.0, "met": 1}])
     assert (figures["met"], figures["sweeps"]) == (3, 4)
     assert figures["cost_ratio_in_all"]["successive_halving"] == pytest.approx(case["cost_ratio"] / 2, abs=0.002)
+    assert figures["least_cost_ratio_in_all"]["successive_halving"] == case["least_cost_ratio"]
 
 
 def test_forecasts_of_groups_are_compared_with_their_ends() -> None:
