@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from fluid.errors import FluidError, InvalidFieldError
@@ -96,19 +98,28 @@ def _obtain(key: str, loader: Callable[..., object], args: tuple[object, ...]) -
         return _load(loader, args)
     store = SharedStore(place)
     found = store.read(key)
-    if found is not None:
-        return found[0]
-    with store.turn(key):
-        found = store.read(key)
-        if found is not None:
-            return found[0]
-        value = _load(loader, args)
-        if store.write(key, _dump(loader, value)):
-            found = store.read(key)
-        if found is None:
-            _log.warning("there is no space to share what %r returned: each lane loads it", loader)
-            return value
+    if found is None:
+        with store.turn(key):
+            found = store.read(key) or _share(key, loader, args, store)
     return found[0]
+
+
+def _share(key: str, loader: Callable[..., object], args: tuple[object, ...], store: SharedStore) -> tuple[object]:
+    """Calls the loader, and returns the file's copy of the result, or the result itself if there is no space."""
+    value = _load(loader, args)
+    found = store.read(key) if store.write(key, _dump(loader, value)) else None
+    if found is None:
+        _log.warning("there is no space to share what %r returned: each lane loads it", loader)
+        return (value,)
+    del value
+    _give_memory_back()
+    return found
+
+
+def _give_memory_back() -> None:
+    """Returns to the system what the loader has freed, of which glibc's malloc may keep blocks of up to 32 MiB."""
+    with suppress(OSError, AttributeError):  # Another C library.
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _load(loader: Callable[..., object], args: tuple[object, ...]) -> object:

@@ -141,6 +141,21 @@ def reporting_to_fluid(config: dict[str, Any]) -> None:
         fluid.report({"step": steps}, save)
 
 
+def load_shared(folder: str) -> list[int]:
+    """Notes that it was called."""
+    with open(Path(folder, "loads"), "a") as file:
+        file.write("load\n")
+    return [1, 2, 3]
+
+
+def sharing(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Uses the data that trials of a host share; ``folder`` is that of the session."""
+    data = fluid.shared(load_shared, config["folder"])
+    while True:
+        time.sleep(config["seconds"])
+        yield {"step": sum(data)}
+
+
 FORMS: dict[str, Any] = {
     "class": Sleeper,
     "state": stateful,
@@ -687,3 +702,22 @@ def test_decisions_come_in_the_same_order_as_simulated(kind: str, tmp_path: Path
     simulated = decisions("simulated")
     assert [trial_id for kind, trial_id in simulated if kind == "start"][:2] == ["a", "b"]
     assert decisions(kind) == simulated
+
+
+def test_data_are_loaded_once_per_host(session: Session, tmp_path: Path) -> None:
+    if not session.is_real:
+        pytest.skip("trials of the simulated backend run no code")
+    (notes := tmp_path / "notes").mkdir()
+    session.submit("warm", a=(1, 0.01), b=(1, 0.01))
+    session.warm_up()
+    trials = [f"t{number}" for number in range(6)]
+    for trial_id in trials:
+        session.backend.register(trial_id, payload_of(sharing, {"seconds": 0.05, "folder": str(notes)}))
+    specs = tuple(TrialSpec(trial_id, 1, can_save=False) for trial_id in trials)
+    session.tell(GroupSubmitted(session.backend.now(), "g", specs))
+    session.run_to_the_end()
+    started = [command for command in session.commands if isinstance(command, StartTrial)]
+    assert len({command.lane_ids[0] for command in started if command.trial_id in trials}) == 2
+    hosts = {device.host for device in session.backend.devices()}
+    assert (notes / "loads").read_text().split() == ["load"] * len(hosts)
+    assert set(session.ends().values()) == {"DONE"}
