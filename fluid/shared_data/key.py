@@ -72,14 +72,15 @@ def _pickled_digest(field: str, value: Any) -> bytes:
         raise InvalidFieldError(field, value, f"cannot be pickled: {message_of(error)}") from error
     digest = hashlib.sha256()
     #: For each place of the pickle's memo, the string or bytes there, or the number of the other object.
-    memo: list[Any] = []
-    others, last = 0, None
+    memo: dict[Any, Any] = {}
+    others = 0
+    last: Any = None
     for opcode, argument, _ in pickletools.genops(file.getvalue()):
         if opcode.name == "FRAME":
             continue
         if opcode.name == "MEMOIZE":
             is_value = isinstance(last, (str, bytes))
-            memo.append(last if is_value else others)
+            memo[len(memo)] = last if is_value else others
             others += not is_value
             continue
         if opcode.name in _GETS:
