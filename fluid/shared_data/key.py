@@ -89,7 +89,7 @@ def _pickled_digest(field: str, value: Any) -> bytes:
         else:
             last = argument
             named = "VALUE" if isinstance(last, (str, bytes)) else opcode.name
-        part = last if isinstance(last, bytes) else repr(last).encode()
+        part = last if isinstance(last, (bytes, bytearray)) else repr(last).encode()
         digest.update(f"{named} {type(last).__name__} {len(part)} ".encode() + part)
     return digest.digest()
 
