@@ -11,7 +11,15 @@ import numpy as np
 
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal.replayable import ReplayedIteration
-from fluid.rehearsal.spaces import Condition, active, configspace_of, parents_first, suggested, tune_space_of
+from fluid.rehearsal.spaces import (
+    Condition,
+    active,
+    configspace_of,
+    parents_first,
+    suggested,
+    tune_mutations_of,
+    tune_space_of,
+)
 from fluid.search.domains import Domain
 
 #: Configs drawn to learn what is good and what is bad on a benchmark, and how many of the best are looked at closely.
@@ -125,6 +133,14 @@ class Benchmark:
             MissingDependencyError: Ray Tune is not installed.
         """
         return tune_space_of(self.space)
+
+    def tune_mutations(self) -> dict[str, Any]:
+        """What PBT may change in configs of the space, as ``hyperparam_mutations`` of Ray Tune's.
+
+        Raises:
+            MissingDependencyError: Ray Tune is not installed.
+        """
+        return tune_mutations_of(self.space)
 
     def final_values(self, configs: Sequence[Mapping[str, Any]]) -> list[float]:
         """The metric at the last iteration of each of some configs; NaN where there is none."""

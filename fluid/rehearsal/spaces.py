@@ -222,6 +222,28 @@ def tune_space_of(space: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def tune_mutations_of(space: Mapping[str, Any]) -> dict[str, Any]:
+    """What Ray Tune's PBT may change in configs of the space, as its ``hyperparam_mutations``: no constants.
+
+    Values to choose from are lists, of which PBT takes a neighbour; those of its own domains it multiplies.
+
+    Raises:
+        MissingDependencyError: Ray Tune is not installed.
+    """
+    drawn = tune_space_of(space)
+    found: dict[str, Any] = {}
+    for name, domain in space.items():
+        if isinstance(domain, Mapping):
+            if nested := tune_mutations_of(domain):
+                found[name] = nested
+        elif isinstance(domain, Choice):
+            found[name] = _choices(domain)
+        elif isinstance(domain, FloatRange | IntRange):
+            whole = None if isinstance(domain, FloatRange) else 1
+            found[name] = drawn[name] if domain.step == whole else _all(domain)
+    return found
+
+
 def _all(domain: FloatRange | IntRange) -> list[Any]:
     return [domain.at(index) for index in range(domain.size or 0)]
 

@@ -163,7 +163,7 @@ def _play_pbt(sweep: BenchmarkSweep, executor: FluidExecutor) -> None:
         metric=benchmark.metric,
         mode=benchmark.mode,
         perturbation_interval=interval,
-        hyperparam_mutations=space,
+        hyperparam_mutations=benchmark.tune_mutations(),
     )
     start_ray()  # Before the seed is set: Ray draws random numbers as it starts.
     with seeded_draws(sweep.seed):  # Tune draws configs, and PBT what it perturbs, from the global generators.

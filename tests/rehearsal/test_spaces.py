@@ -165,6 +165,17 @@ def test_nested_spaces_for_tune() -> None:
     assert space["layers"].categories == [[32], [64, 64], None]
 
 
+@pytest.mark.ray
+def test_what_pbt_may_change(benchmark: Benchmark) -> None:
+    pytest.importorskip("ray.tune")
+    nested = Benchmark("nested", {**NESTED, "run": {"name": "a"}}, "loss", "min", 4).tune_mutations()
+    assert set(nested) == {"optimizer", "layers"} and set(nested["optimizer"]) == {"lr"}
+    found = benchmark.tune_mutations()
+    assert (found["kind"], found["width"]) == (["tree", "linear", "none"], [8, 16, 24, 32])
+    assert found["share"] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert 1 <= found["depth"].sample() <= 16 and 0.0 <= found["rate"].sample() <= 1.0
+
+
 def test_the_values_known(benchmark: Benchmark) -> None:
     assert 0.0 <= benchmark.best_known < 1e-6
     assert 0.05 < benchmark.worst_known <= 0.0625  # Those without a value do not count.

@@ -8,6 +8,7 @@ import pytest
 
 from fluid.integrations.comparing.algorithms import BenchmarkSweep
 from fluid.rehearsal.sources import source_by_name
+from tests.rehearsal import recorded_sweeps
 
 pytest.importorskip("onnxruntime")
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
@@ -16,6 +17,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not (DATA / "yahpo" / "lcbench").is_dir(), reason="needs YAHPO Gym's LCBench"),
 ]
+
+
+def test_pbt_on_an_own_run(cluster: str, tmp_path: Path) -> None:
+    recorded_sweeps.sweep(tmp_path / "run", samples=12, algorithm="random")  # Its configs have a constant.
+    benchmark = source_by_name(f"run:{tmp_path / 'run'}")
+    found = BenchmarkSweep(benchmark=benchmark, algorithm="pbt", devices=8, budget=9).play(tmp_path / "own")
+    assert found.best is not None and {trial.iterations for trial in found.played} == {9}
+    assert {trial.config["fixed"] for trial in found.played} == {3}
 
 
 def test_pbt(cluster: str, tmp_path: Path) -> None:
