@@ -75,6 +75,17 @@ class SimulatedBackend(VirtualMachines):
 
     Raises:
         InvalidFieldError: a limit of scaling, or ``boot_s``, cannot be used.
+
+    Example:
+        >>> from fluid import Device
+        >>> from fluid.backends.simulated import SimulatedBackend, Truth
+        >>> from fluid.engine.commands import StartLane, StartTrial
+        >>> backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
+        >>> backend.execute([StartLane(lane_id=0, device_id=0), StartTrial("a", (0,), iterations=1)])
+        >>> [type(event).__name__ for event in backend.poll()]
+        ['LaneReady', 'TrialStarted']
+        >>> [event.at for event in backend.poll()]
+        [2.0]
     """
 
     sharing = Sharing("timeslice")
