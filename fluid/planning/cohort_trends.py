@@ -23,6 +23,9 @@ _GOOD = 0.02
 _SHARED = 8
 #: What is reserved lies above a trend by at least so many standard deviations.
 _DEVIATIONS_ABOVE = 3.0
+#: How far above it trials were is asked of those that should need at least this share of what the trial in question
+#: should need, or of so many of the largest: the memory of a small process differs by a larger share of it.
+_SHARE_ASKED, _LEAST_ASKED = 0.5, 20
 
 
 #: Places of the targets among the logarithms of a trial.
@@ -43,15 +46,14 @@ class Trends:
         table = table_of(features, [node.split for node in root.walk() if node.split is not None], trials)
         #: Of seconds, and of persistent and ephemeral bytes.
         self._trends: list[Trend | None] = []
-        #: How far above the trend a further trial may be, as a logarithm.
-        self._above: list[float] = []
+        self._errors: list[_ErrorsAbove | None] = []
         for target in (_SECONDS, *_PARTS):
             values = root.logarithms_or_nan(target)
             trend = fit_trend(table, values)
             if trend is not None and not _pays(trend, target, values, root, place):
                 trend = None
             self._trends.append(trend)
-            self._above.append(0.0 if trend is None else _largest_error(trend))
+            self._errors.append(None if trend is None else _ErrorsAbove(trend))
         #: Standard deviation of the logarithm of a trial's seconds over the trend, by node.
         self._sigma: dict[str, float] = {}
         seconds = self._trends[0]
@@ -79,8 +81,8 @@ class Trends:
     def memory(self, values: Mapping[str, str], nodes: Sequence[CohortNode]) -> tuple[float | None, MemoryNeed | None]:
         """A config's typical peak bytes, and the reservation; ``None`` if unknown.
 
-        The reservation is what the trends say, and on top of that as much as trials were above them; the largest parts
-        of the cohort where there is no trend; with a margin.
+        The reservation is what the trends say, and on top of that as much as trials of that size or larger ones were
+        above them; the largest parts of the cohort where there is no trend; with a margin.
         """
         node = next((node for node in reversed(nodes) if node.largest is not None), None)
         if node is None or node.largest is None:
@@ -89,11 +91,11 @@ class Trends:
         largest = [node.largest.persistent_bytes, node.largest.ephemeral_bytes]
         typical = [medians[target] for target in _PARTS]
         is_trend = False
-        for part, (trend, above) in enumerate(zip(self._trends[1:], self._above[1:], strict=True)):
+        for part, (trend, errors) in enumerate(zip(self._trends[1:], self._errors[1:], strict=True)):
             place = None if trend is None else trend.predict(values)
-            if place is not None:
+            if place is not None and errors is not None:
                 is_trend, typical[part] = True, math.exp(place)
-                largest[part] = math.exp(place + above)
+                largest[part] = math.exp(place + errors.most(place))
         need = MemoryNeed(MARGIN * largest[0], MARGIN * largest[1])
         return sum(typical) if is_trend else medians[_PEAK], need
 
@@ -103,10 +105,32 @@ def _known(values: FloatArray) -> FloatArray:
     return known
 
 
-def _largest_error(trend: Trend) -> float:
-    """How far above a trend a further trial may be, as a logarithm."""
-    errors = _known(trend.left_out)
-    return max(_DEVIATIONS_ABOVE * robust_deviation(errors), float(errors.max()))
+class _ErrorsAbove:
+    """How far above a trend trials of a size were, as logarithms.
+
+    Args:
+        trend: of bytes.
+    """
+
+    def __init__(self, trend: Trend) -> None:
+        fitted, errors = _known(trend.fitted), _known(trend.left_out)
+        order = np.argsort(-fitted, kind="stable")
+        #: Of each trial, the largest first: the logarithm of its bytes by the trend, negated, and its error.
+        self._negated, self._errors = -fitted[order], errors[order]
+        self._most: dict[int, float] = {}
+
+    def most(self, place: float) -> float:
+        """How far above the trend a further trial may be.
+
+        Args:
+            place: the logarithm of its bytes by the trend.
+        """
+        asked = int(np.searchsorted(self._negated, -(place + math.log(_SHARE_ASKED)), side="right"))
+        asked = min(len(self._errors), max(asked, _LEAST_ASKED))
+        if asked not in self._most:
+            errors = self._errors[:asked]
+            self._most[asked] = max(_DEVIATIONS_ABOVE * robust_deviation(errors), float(errors.max()))
+        return self._most[asked]
 
 
 def _pays(trend: Trend, target: int, values: FloatArray, root: CohortNode, place: Mapping[str, int]) -> bool:

@@ -149,6 +149,21 @@ def test_no_reservation_is_below_what_a_trial_of_that_config_needed(seed: int) -
         assert said.persistent_bytes >= need.persistent_bytes and said.ephemeral_bytes >= need.ephemeral_bytes
 
 
+def test_noise_in_the_memory_of_small_trials_does_not_count_for_large_ones() -> None:
+    """Of a process of 1 MB the allocator's share differs by half, of one of 1 GB by nothing to speak of."""
+    rng, tree = np.random.default_rng(5), CohortTree()
+    for number in range(80):
+        size = 2 ** int(rng.integers(0, 11))
+        need = MemoryNeed(1e6 * size + 1e6 * abs(rng.standard_normal()), 0.0)
+        tree.learn(f"t{number}", texts_of({"size": size}), need=need)
+    small, large = (tree.predict(texts_of({"size": size})) for size in (1, 1024))
+    assert small.need is not None and large.need is not None and small.typical_bytes and large.typical_bytes
+    assert small.need.peak_bytes > 1.3 * small.typical_bytes
+    assert 1.024e9 < large.need.peak_bytes < 1.35 * 1.024e9
+    unlearnt = tree.predict(texts_of({"size": 1500})).need
+    assert unlearnt is not None and unlearnt.peak_bytes > 1.5e9, "larger ones than were measured"
+
+
 def test_few_trials_give_a_median_and_a_wide_spread() -> None:
     tree, sigmas = CohortTree(), []
     for number, seconds in enumerate((2.0, 2.2, 1.9, 2.1, 2.0, 2.05)):
