@@ -3,7 +3,7 @@
     python benchmarks/admission.py [--part choice,sweeps,cost] [--cases 300] [--seeds 10] [--quick] [--json FILE]
 
 choice: trials of 1 to 40 GB wait for one or two empty devices of 80 GB, of which trials may fill 90 %. The gain per
-second of those that are chosen, over that of the best choice there is (branch and bound), is measured beside that of
+second of those that are chosen, over that of the best choice there is (dynamic programming), is measured beside that of
 queue order, longest first, and that of taking the greatest gain per byte, both of which skip what does not fit.
 
 sweeps: groups of trials of 1 to 40 GB, even or skewed to small ones, on simulated devices of 80 GB (one case: of 80 and
@@ -31,6 +31,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -56,36 +57,25 @@ WATERMARK = 0.9
 
 
 def best_gain(candidates: Sequence[Candidate], rooms: Sequence[DeviceRoom]) -> float:
-    """The greatest gain per second of any choice, by branch and bound over the fractional knapsack."""
-    ordered = sorted(candidates, key=lambda one: -one.gain / one.need)
-    free, slots, best = [room.free for room in rooms], [room.slots for room in rooms], 0.0
+    """The greatest gain per second of any choice, by dynamic programming over the bytes and slots of all devices.
 
-    def bound(position: int, gain: float) -> float:
-        room, places = sum(free), sum(slots)
-        for one in ordered[position:]:
-            if places == 0 or room <= 0.0:
-                break
-            share = min(1.0, room / one.need)
-            gain, room, places = gain + share * one.gain, room - share * one.need, places - 1
-        return gain
-
-    def search(position: int, gain: float) -> None:
-        nonlocal best
-        best = max(best, gain)
-        if position == len(ordered) or bound(position, gain) <= best + 1e-12:
-            return
-        one, tried = ordered[position], set()
-        for device in range(len(free)):
-            alike = free[device], slots[device]
-            if one.need <= free[device] and slots[device] > 0 and alike not in tried:
-                tried.add(alike)
-                free[device], slots[device] = free[device] - one.need, slots[device] - 1
-                search(position + 1, gain + one.gain)
-                free[device], slots[device] = alike
-        search(position + 1, gain)
-
-    search(0, 0.0)
-    return best
+    Args:
+        candidates: trials that need whole numbers of bytes.
+        rooms: at most two or three devices of few bytes, as the table has a cell for each combination of what is left.
+    """
+    sizes = [size for room in rooms for size in (int(room.free) + 1, room.slots + 1)]
+    #: The greatest gain of the trials so far that use at most so many bytes and slots of each device.
+    gains = np.zeros(sizes)
+    for one in candidates:
+        without, need = gains.copy(), int(one.need)
+        for device, room in enumerate(rooms):
+            if need > room.free or not room.slots:
+                continue
+            before, after = [slice(None)] * gains.ndim, [slice(None)] * gains.ndim
+            before[2 * device : 2 * device + 2] = slice(None, sizes[2 * device] - need), slice(None, -1)
+            after[2 * device : 2 * device + 2] = slice(need, None), slice(1, None)
+            np.maximum(gains[tuple(after)], without[tuple(before)] + one.gain, out=gains[tuple(after)])
+    return float(gains.max())
 
 
 def first_fit(candidates: Iterable[Candidate], rooms: Sequence[DeviceRoom]) -> float:

@@ -20,7 +20,7 @@ def test_all_parts_run_and_fluid_ends_no_group_later(tmp_path: Path) -> None:
     admission.main(["--quick", "--json", str(written)])
     found = json.loads(written.read_text())
     ratios = found["choice"]["ratios"]
-    assert ratios["fluid"]["mean"] >= 0.97 and ratios["fluid"]["mean"] >= ratios["greedy"]["mean"]
+    assert ratios["fluid"]["worst"] >= 0.95 and ratios["fluid"]["mean"] >= ratios["greedy"]["mean"]
     assert ratios["queue order"]["mean"] < 0.6
     (sweep,) = found["sweeps"].values()
     assert sweep["queue order"]["makespan"] == sweep["queue order"]["mean_end"] == 1.0
@@ -34,6 +34,10 @@ def test_the_best_choice_is_found() -> None:
     assert admission.best_gain(candidates, [DeviceRoom(0, 72.0, 8)]) == 10.0
     assert admission.best_gain(candidates, [DeviceRoom(0, 72.0, 1)]) == 6.0
     assert admission.best_gain(candidates, [DeviceRoom(0, 72.0, 8), DeviceRoom(1, 72.0, 8)]) == 17.0
+    # With one slot the one of most gain is best, though two others gain more per byte.
+    candidates = [Candidate(0, 8.0, 6.0), Candidate(1, 7.0, 1.0), Candidate(2, 4.0, 1.0)]
+    assert admission.best_gain(candidates, [DeviceRoom(0, 9.0, 1)]) == 8.0
+    assert admission.best_gain(candidates, [DeviceRoom(0, 6.0, 2), DeviceRoom(1, 0.0, 3)]) == 11.0
 
 
 def test_a_sweep_runs_all_of_its_groups() -> None:

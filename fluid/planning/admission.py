@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, chain, combinations
 from typing import NamedTuple
 
 #: Memory is scarce where running and waiting trials want more than this share of what trials may fill (Andes).
@@ -22,6 +23,10 @@ LATE_ALONE = 0.4
 _PRICES = (1.0, 0.5, 0.0)
 #: Most exchanges that improve a choice: each takes microseconds for each trial chosen.
 _MOST_EXCHANGES = 32
+#: Pairs are made of so many trials, those of most gain, and for at most so many devices: this takes time for each, and
+#: among more devices single exchanges find nearly as much.
+_MOST_PAIRED = 64
+_FEW_DEVICES = 8
 
 
 class Candidate(NamedTuple):
@@ -121,7 +126,7 @@ def admit(
     """Chooses the trials that start.
 
     Greedy by gain per byte, skipping what does not fit, and by gain with bytes at lower prices. Each is improved by
-    exchanging up to two chosen trials for one that is worth more; the best one counts.
+    exchanging up to two chosen trials for one that is worth more; the best one also by exchanging them for two others.
 
     Args:
         candidates: trials that wait.
@@ -145,7 +150,9 @@ def admit(
     by_gain = sorted(candidates, key=lambda trial: (-trial.gain, trial.need))
     for choice in choices:
         choice.improve(by_gain, fixed)
-    return max(choices, key=lambda choice: choice.gain).device_of
+    best = max(choices, key=lambda choice: choice.gain)
+    best.improve_by_pairs(by_gain, fixed)
+    return best.device_of
 
 
 def _worth(trial: Candidate, price: float) -> float:
@@ -190,6 +197,32 @@ class _Admission:
             for trial in by_gain:
                 self.add(trial)
 
+    def improve_by_pairs(self, by_gain: Sequence[Candidate], fixed: set[int]) -> None:
+        """Exchanges up to two chosen trials of a device, but for the fixed ones, for two others that are worth more."""
+        for _ in range(_MOST_EXCHANGES if len(self.free) <= _FEW_DEVICES else 0):
+            others = [trial for trial in by_gain if trial.row not in self.device_of][:_MOST_PAIRED]
+            if not any(self._exchange_for_pair(device, others, fixed) for device in self.free):
+                return
+            self.improve(by_gain, fixed)
+
+    def _exchange_for_pair(self, device: int, others: Sequence[Candidate], fixed: set[int]) -> bool:
+        there = [self.chosen[row] for row, at in self.device_of.items() if at == device and row not in fixed]
+        pairs = _Pairs([trial for trial in others if _may(trial, device)])
+        most, best, leaving = 0.0, tuple[Candidate, ...](), tuple[Candidate, ...]()
+        for out in chain(combinations(there, 1), combinations(there, 2)):
+            if self.slots[device] + len(out) < 2:
+                continue
+            lost = sum(trial.gain for trial in out)
+            pair = pairs.best(self.free[device] + sum(trial.need for trial in out))
+            gained = sum(trial.gain for trial in pair)
+            if gained > lost * (1.0 + 1e-9) and gained - lost > most:
+                most, best, leaving = gained - lost, pair, out
+        for trial in leaving:
+            self._take_out(trial)
+        for trial in best:
+            self._put(trial, device)
+        return bool(best)
+
     def _exchange(self, trial: Candidate, fixed: set[int]) -> bool:
         best: tuple[Candidate, ...] = ()
         least, at = trial.gain * (1.0 - 1e-9), -1
@@ -225,6 +258,27 @@ class _Admission:
         self.free[device] += trial.need
         self.slots[device] += 1
         self.gain -= trial.gain
+
+
+class _Pairs:
+    """Pairs of trials, by the bytes that they need together."""
+
+    def __init__(self, trials: Sequence[Candidate]) -> None:
+        self._by_need = sorted(trials, key=lambda trial: (trial.need, -trial.gain))
+        #: The trial of most gain among the first 1, 2, ... of these.
+        self._most = list(accumulate(self._by_need, lambda one, other: other if other.gain > one.gain else one))
+
+    def best(self, room: float) -> tuple[Candidate, ...]:
+        """The two trials of most gain that need at most so many bytes; empty if no two do."""
+        found, gain, fitting = tuple[Candidate, ...](), -math.inf, 0
+        for position in range(len(self._by_need) - 1, 0, -1):
+            one = self._by_need[position]
+            while fitting < position and self._by_need[fitting].need + one.need <= room:
+                fitting += 1
+            other = self._most[min(fitting, position) - 1] if fitting else None
+            if other is not None and other.gain + one.gain > gain:
+                found, gain = (other, one), other.gain + one.gain
+        return found
 
 
 def _may(trial: Candidate, device: int) -> bool:
