@@ -83,10 +83,13 @@ def thread_state(identifier: int) -> ThreadState | None:
         identifier: its ``threading.Thread.ident``.
     """
     native = next((thread.native_id for thread in threading.enumerate() if thread.ident == identifier), None)
+    if native is None:
+        return None
     try:
         with open(f"/proc/self/task/{native}/stat", encoding="utf-8") as file:
             state = file.read().rpartition(")")[2].split()[0]
-        seconds = time.clock_gettime(time.pthread_getcpuclockid(identifier)) if native is not None else 0.0
+        # The clock that pthread_getcpuclockid() finds, which must not be called for a thread that may have ended.
+        seconds = time.clock_gettime((~native << 3) | 6)
     except OSError:
         return None
     return ThreadState(seconds, sleeps=state == "S")

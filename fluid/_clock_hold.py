@@ -7,6 +7,7 @@ sweep.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from fluid._clock import Clock, MonotonicClock, ThreadState, thread_state
+from fluid._clock import Clock
+from fluid._sleepers import LOOK_S, Sleepers
 from fluid._waiting import LOOK_UP_S
 
 #: Seconds for which all threads that hold the clock sleep, and use next to no processor, until it is let go: they wait
@@ -22,10 +24,7 @@ from fluid._waiting import LOOK_UP_S
 _ASLEEP_S = 0.25
 #: The same where one of them is known to wait for the session in no other way than by the methods here.
 _STEADY_ASLEEP_S = 60.0
-#: Seconds between two looks at these threads, and how many looks in a row have to find them asleep.
-_LOOK_S, _LOOKS = 0.02, 8
-#: Most of a processor that a thread uses which only looks, every now and then, how things stand.
-_IDLE_SHARE = 0.05
+_log = logging.getLogger("fluid.session")
 
 
 class Place:
@@ -97,26 +96,44 @@ class VirtualClockHold(ClockHold):
         self._acting: set[int] = set()
         #: Those that wait, in order.
         self._waits: dict[_ClockWait, None] = {}
-        self._sleepers = _Sleepers()
+        self._sleepers = Sleepers()
+        #: Threads that no longer hold the clock as they slept, and its time then.
+        self._strayed: dict[int, float] = {}
         self._is_let_go = self._is_over = False
-        self._nudged = False
+        self._nudged = self._is_idle = self._has_warned = False
+        #: The thread that moves the clock, while it does something else than wait for those that act.
+        self._mover: int | None = None
         #: Threads that hold the clock also while they sleep, and how many of their :meth:`keep` are open.
         self._steady: Counter[int] = Counter()
 
     # -- the threads that submit ---------------------------------------------------------------------------
 
     def take(self) -> None:
+        thread = threading.get_ident()
         with self._lock:
-            self._hold_for(threading.get_ident())
+            strayed_at = self._strayed.pop(thread, None)
+            moves = not (self._acting or self._is_idle or self._is_let_go)
+            warns = strayed_at is not None and moves and self._clock.now() > strayed_at and not self._has_warned
+            self._has_warned |= warns
+            self._hold_for(thread)
+        if warns:
+            text = "%s has waited for something else than this session, and the clock of the rehearsal went on: when it"
+            text += " asks for something depends on how fast this machine is; decide in a listener, or read results()"
+            _log.warning(text, threading.current_thread().name)
 
     def wake(self, place: Place) -> None:
         with self._lock:
             place.wakes += 1
+            # A thread is woken once all is done that the one which moves the clock does at a time: what it finds then
+            # does not depend on which of the two is faster.
+            is_mover = self._mover == threading.get_ident()
             for each in tuple(place.waits):
-                if each.settles:
+                if each.settles or is_mover:
                     each.is_due = True
                 else:
                     self._end(each)
+            if not is_mover:
+                self._changed.notify_all()
 
     def let_go(self) -> None:
         with self._lock:
@@ -270,25 +287,33 @@ class VirtualClockHold(ClockHold):
     def await_free(self) -> bool:
         """Waits until no thread holds the clock, or for :meth:`nudge`; returns whether none does."""
         with self._lock:
+            self._mover = None
+            for each in [each for each in self._waits if each.is_due and not each.settles]:
+                self._end(each)
             while self._acting and not self._nudged:
                 limit = _ASLEEP_S if self._steady.keys().isdisjoint(self._acting) else _STEADY_ASLEEP_S
-                if self._sleepers.have_slept(self._acting, limit):
+                ended, have_slept = self._sleepers.look(self._acting, limit)
+                self._acting -= ended
+                if have_slept:
+                    self._strayed.update(dict.fromkeys(self._acting, self._clock.now()))
                     self._acting.clear()
-                else:
-                    self._changed.wait(_LOOK_S)
+                elif self._acting:
+                    self._changed.wait(LOOK_S)
             nudged, self._nudged = self._nudged, False
+            self._mover = threading.get_ident()
             return not self._acting and not nudged
 
     def await_nudge(self) -> None:
         """Waits for :meth:`nudge`, or for a thread that acts or polls: nothing will happen by itself."""
         with self._lock:
+            self._is_idle = True
             while not (self._nudged or self._acting or any(each.may_expire or each.is_due for each in self._waits)):
                 self._changed.wait()
-            self._nudged = False
+            self._nudged = self._is_idle = False
 
     def end_settled(self) -> bool:
         """Ends the waits until this instant has settled; returns whether there were any."""
-        return self._end_those(lambda each: each.is_due, expired=False)
+        return self._end_those(lambda each: each.is_due and each.settles, expired=False)
 
     def expire(self, now: float) -> bool:
         """Ends the waits whose timeout has come; returns whether there were any."""
@@ -318,7 +343,8 @@ class _ClockWait:
         signal: released when the wait is over.
         is_expired: whether its timeout has ended it.
         settles: whether it ends only when nothing more happens at an instant.
-        is_due: whether it ends so at this instant.
+        is_due: whether something was done for it: it ends when the thread that moves the clock is through with what it
+            does, or, if it settles, when nothing more happens at this instant.
     """
 
     __slots__ = ("deadline", "is_due", "is_expired", "place", "polls", "settles", "signal", "thread")
@@ -350,37 +376,6 @@ class _HeldFuture(Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._hold.wait_until(self.done, self.place, timeout)
         return super().exception(0.0)
-
-
-class _Sleepers:
-    """Tells threads that sleep, and so wait for something else, from those that think."""
-
-    def __init__(self) -> None:
-        self._clock = MonotonicClock()
-        self.restart()
-
-    def restart(self) -> None:
-        """A thread acts that did not, or asks for something: it thinks until it was seen to sleep."""
-        self._since: float | None = None
-        self._looks = 0
-        #: CPU seconds that each thread had used then; ``None`` for one that had ended.
-        self._used: dict[int, float | None] = {}
-
-    def have_slept(self, threads: set[int], seconds: float) -> bool:
-        """Whether all of these threads have slept for so many seconds, by all calls so far."""
-        now, states = self._clock.now(), {thread: thread_state(thread) for thread in threads}
-        if self._since is None or any(map(self._thinks, states.items(), [now - self._since] * len(states))):
-            self._since, self._looks = now, 0
-            self._used = {thread: None if state is None else state.seconds for thread, state in states.items()}
-        self._looks += 1
-        return self._looks >= _LOOKS and now - self._since >= seconds
-
-    def _thinks(self, known: tuple[int, ThreadState | None], seconds: float) -> bool:
-        thread, state = known
-        if state is None:
-            return False
-        before = self._used.get(thread)
-        return not state.sleeps or before is None or state.seconds - before > _IDLE_SHARE * max(seconds, _LOOK_S)
 
 
 #: Of every session on a real clock.

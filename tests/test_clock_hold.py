@@ -112,10 +112,49 @@ def test_the_woken_thread_acts_at_once(played):
     played.wait("one", condition)
     assert played.hold.await_free()
     done.append(True)
-    played.hold.wake(played.place)
+    in_another_thread(lambda: played.hold.wake(played.place))
     assert played.hold._acting == {played.threads[0].ident}  # Before that thread has run at all.
     gate.release()
     await_true(lambda: bool(played.ended))
+
+
+def in_another_thread(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(10.0)
+
+
+def test_what_the_mover_of_the_clock_does_wakes_a_thread_once_it_is_through(played):
+    done: list[bool] = []
+    played.wait("one", lambda: bool(done))
+    assert played.hold.await_free()
+    done.append(True)
+    played.hold.wake(played.place)
+    assert not played.hold._acting
+    assert played.hold._waits  # That thread waits still: the mover may do more for it.
+    assert played.hold.await_free()  # Once it has acted, and waits again.
+    assert played.ended == [("one", True)]
+
+
+def test_a_thread_that_waits_until_an_instant_has_settled_is_seen_where_nothing_is_left_to_happen(played):
+    queue = HeldQueue[str](played.hold)
+    got: list[list[str]] = []
+    thread = threading.Thread(target=lambda: got.append(queue.get_settled(None)), daemon=True)
+    thread.start()
+    await_true(lambda: played.hold._waits)
+
+    def move() -> None:
+        assert played.hold.await_free()
+        played.hold.await_nudge()
+        played.hold.end_settled()
+
+    mover = threading.Thread(target=move, daemon=True)
+    mover.start()
+    await_true(lambda: played.hold._is_idle)
+    queue.put("one")  # By a thread that is neither of the two.
+    mover.join(20.0)
+    thread.join(20.0)
+    assert got == [["one"]]
 
 
 def test_waits_expire_in_order_of_their_deadlines(played):
@@ -189,12 +228,41 @@ def test_one_that_looks_now_and_then_how_things_stand_lets_go_too(played):
     over.set()
 
 
-def test_a_thread_that_has_ended_lets_go(played):
-    thread = threading.Thread(target=played.hold.take)
-    thread.start()
-    thread.join()
+def test_a_thread_that_has_ended_lets_go_at_once(played, monkeypatch):
+    monkeypatch.setattr("fluid._clock_hold._ASLEEP_S", float("inf"))
+    in_another_thread(played.hold.take)
     assert played.hold._acting
     assert played.hold.await_free()
+
+
+@pytest.mark.parametrize("others", ["none", "act", "idle"])
+def test_the_user_is_warned_of_a_thread_that_acts_while_the_clock_goes_on(played, monkeypatch, caplog, others):
+    monkeypatch.setattr("fluid._clock_hold._ASLEEP_S", 0.0)
+    come, over = threading.Event(), threading.Event()
+
+    def act() -> None:
+        played.hold.take()
+        come.wait(20.0)
+        played.hold.take()
+        over.wait(20.0)
+
+    thread = threading.Thread(target=act, name="submitter", daemon=True)
+    thread.start()
+    await_true(lambda: played.hold._acting)
+    assert played.hold.await_free()  # It sleeps.
+    played.clock.advance_to(1.0)
+    if others == "act":
+        played.hold.take()
+    elif others == "idle":
+        threading.Thread(target=played.hold.await_nudge, daemon=True).start()
+        await_true(lambda: played.hold._is_idle)
+    come.set()
+    await_true(lambda: thread.ident in played.hold._acting)
+    over.set()
+    thread.join(20.0)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (others == "none")
+    assert all(text.startswith("submitter has waited for something else than this session") for text in told)
 
 
 def test_waits_last_until_the_session_has_ended_though_it_closes(played):
@@ -206,6 +274,7 @@ def test_waits_last_until_the_session_has_ended_though_it_closes(played):
     assert not played.ended
     broken.append(True)
     played.hold.wake(played.place)
+    assert played.hold.await_free()
     await_true(lambda: played.ended == [("one", True)])
     played.hold.end()
     assert not played.hold.wait_until(lambda: False, Place())
@@ -214,7 +283,13 @@ def test_waits_last_until_the_session_has_ended_though_it_closes(played):
 def test_futures_are_waited_for_as_the_session_is(played):
     future = played.hold.future()
     played.hold.take()
-    threading.Thread(target=lambda: (played.hold.await_free(), future.set_result(3)), daemon=True).start()
+
+    def move() -> None:
+        played.hold.await_free()
+        future.set_result(3)
+        played.hold.await_free()
+
+    threading.Thread(target=move, daemon=True).start()
     assert future.result() == 3
     other = played.hold.future()
     threading.Thread(target=lambda: played.hold.await_free() and played.hold.expire(9.0), daemon=True).start()

@@ -43,7 +43,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 LAYERS = (
     layer(0, "errors _version _experimental"),
     layer(1, "_clock _imports keeping resources search_shape trial_fields"),
-    layer(2, "_waiting trialgroup"),
+    layer(2, "_waiting _sleepers trialgroup"),
     layer(3, "_clock_hold"),
     layer(4, "_held_queue"),
     layer(2, "trainables", "cloudpickle ray"),
@@ -105,6 +105,7 @@ LOOSE = (
         "_clock",
         "_imports",
         "_waiting",
+        "_sleepers",
         "_clock_hold",
         "_held_queue",
         "_experimental",

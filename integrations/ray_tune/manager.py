@@ -72,7 +72,7 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
         callbacks: dict[str, Any] = {"on_start": on_start, "on_stop": on_stop, "on_error": on_error}
         if stays_with_ray(resource_request):
             if self._is_rehearsed:
-                reason = "has several bundles, whose trials run on Ray and cannot be rehearsed: request one bundle"
+                reason = "are several bundles, whose trials run on Ray and cannot be rehearsed: request one bundle"
                 raise refusal(resource_request.required_resources, reason)
             return super().add_actor(cls, kwargs, resource_request, **callbacks)
         actor = TrackedActor(uuid.uuid4().int, **callbacks)

@@ -9,7 +9,7 @@ import pytest
 
 import fluid
 from fluid.errors import FluidError
-from fluid.rehearsal import ReplayedIteration
+from fluid.rehearsal import Overheads, RehearsalBackend, ReplayedIteration
 from fluid.search import uniform
 
 
@@ -196,6 +196,37 @@ def test_ctrl_c_ends_a_wait_and_the_session_closes(executor):
     assert not handle.done
     with pytest.raises(FluidError, match="closed"):
         handle.wait()
+
+
+def test_a_thread_finds_all_that_has_happened_at_an_instant(executor):
+    class Slow(fluid.TrialListener):
+        def on_result(self, result):
+            time.sleep(0.2)  # Meanwhile, the thread that waits for the first group could run.
+
+    first = executor.submit_trialgroup(group(1.0, budget=1))
+    second = executor.submit_trialgroup(group(1.0, budget=1), Slow())
+    third = executor.submit_trialgroup(group(1.0, budget=1))
+    assert first.wait()
+    assert (second.done, third.done) == (True, False)
+    assert now(executor) == 60.0
+    assert third.wait()
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_look_at_how_things_stand_changes_nothing(tmp_path, looks):
+    class Elastic(Model):
+        fluid_elastic = True
+
+    def journal(folder, times):
+        backend = RehearsalBackend(2, overheads=Overheads(beta=1.1, epsilon=2.0))
+        trials = [fluid.Trial(Elastic, {}, budget=budget, trial_id=f"of-{budget}") for budget in (2, 20)]
+        with fluid.FluidExecutor(backend=backend, run_dir=folder, verbose=0) as executor:
+            for _ in executor.submit_trialgroup(fluid.TrialGroup(trials)).results():
+                for _ in range(times):
+                    executor.status()
+        return (folder / "journal.jsonl").read_bytes()
+
+    assert journal(tmp_path / "looks", looks) == journal(tmp_path / "none", 0)
 
 
 @pytest.mark.parametrize("how", ["asha", "random"])

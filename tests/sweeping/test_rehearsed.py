@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,18 @@ class Model:
         return [ReplayedIteration({"loss": floor + 1.0 / i}, seconds, memory) for i in iterations]
 
 
+class Even:
+    """Each iteration takes a minute, so that trials end together."""
+
+    @staticmethod
+    def replay(config: Any, iterations: range) -> list[ReplayedIteration]:
+        return [ReplayedIteration({"loss": config["lr"] + 1.0 / i}, 60.0) for i in iterations]
+
+
 def rehearse(folder: Path, devices: Any = 4, **options: Any) -> Any:
     given = {"metric": "loss", "mode": "min", "samples": 16, "budget": 9, "seed": 1, **options}
     with fluid.FluidExecutor(backend="simulated", devices=devices, run_dir=folder, verbose=0) as executor:
-        result = fluid.run(Model, given.pop("space", SPACE), executor=executor, **given)
+        result = fluid.run(given.pop("trainable", Model), given.pop("space", SPACE), executor=executor, **given)
         return result, executor.session.clock.now()
 
 
@@ -77,6 +86,23 @@ def test_a_searcher_that_thinks_takes_no_virtual_time(tmp_path: Path) -> None:
         played = rehearse(tmp_path / name, algorithm="full", space=None, searcher=searcher, samples=None)
         found.append((table(played[0]), played[1]))
     assert found[0] == found[1] and told[0] == told[1] and len(told[0]) == 10
+
+
+def test_trials_that_end_at_one_instant_are_told_of_in_the_same_order(tmp_path: Path) -> None:
+    def played(number: int, pause: float, interval: float) -> Any:
+        told: list[Any] = []
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(interval)
+        try:
+            searcher = thinking(pause, told)
+            folder, space = tmp_path / str(number), None
+            result, end = rehearse(folder, trainable=Even, space=space, searcher=searcher, samples=None, budget=3)
+            return table(result), told, end
+        finally:
+            sys.setswitchinterval(usual)
+
+    first, *rest = [played(number, 0.002 * (number % 2), 10.0 ** -(2 + number)) for number in range(5)]
+    assert rest == [first] * 4
 
 
 @pytest.mark.parametrize("on_oom", ["worst", "fail"])
