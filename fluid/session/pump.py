@@ -353,9 +353,7 @@ class Pump:
             self._handle_all(events)
             if any(isinstance(event, LaneReady) for event in events) or self.scaling.sizing.owes_facts(begun):
                 self._write_facts()  # The backend may have given MPS up before it started the lane.
-        # Whether a call was answered in this turn or in the one before depends on how fast its thread is: on a virtual
-        # clock, that thread has waited for the session by now.
-        quiet = not events and (not answered or self.hold.is_virtual)
+        quiet = not events and (not answered or self.hold.is_virtual)  # There, the caller waits by now.
         settled = quiet and until is not None and self._backend.now() >= begun + until
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):
             self._tick()
