@@ -260,13 +260,18 @@ class _Admission:
         self.gain -= trial.gain
 
 
+def _more(one: Candidate, other: Candidate) -> Candidate:
+    """The trial of more gain; of equal ones, the first."""
+    return other if other.gain > one.gain else one
+
+
 class _Pairs:
     """Pairs of trials, by the bytes that they need together."""
 
     def __init__(self, trials: Sequence[Candidate]) -> None:
         self._by_need = sorted(trials, key=lambda trial: (trial.need, -trial.gain))
         #: The trial of most gain among the first 1, 2, ... of these.
-        self._most = list(accumulate(self._by_need, lambda one, other: other if other.gain > one.gain else one))
+        self._most: list[Candidate] = list(accumulate(self._by_need, _more))
 
     def best(self, room: float) -> tuple[Candidate, ...]:
         """The two trials of most gain that need at most so many bytes; empty if no two do."""
