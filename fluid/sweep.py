@@ -209,10 +209,14 @@ def run(
     )
     given = _checked_executor(executor, run_dir, loggers, metrics_port)
     monitors: dict[str, Any] = {"loggers": loggers, "metrics_port": metrics_port}
-    if limit_s is not None and given is None and executor_in_force() is None:
-        monitors["deadline"] = max(_LEAST_S, limit_s - (_CLOCK.now() - called))
-    elif limit_s is not None:
-        plan = replace(plan, deadline_s=max(_LEAST_S, limit_s - (_CLOCK.now() - called)))
+    if limit_s is not None:
+        used = given or executor_in_force()
+        rehearsed = plan_in_force() is not None if used is None else used.session.hold.is_virtual
+        left_s = max(_LEAST_S, limit_s - (0.0 if rehearsed else _CLOCK.now() - called))
+        if used is None:
+            monitors["deadline"] = left_s
+        else:
+            plan = replace(plan, deadline_s=left_s)
     searcher.begin([goal.metric for goal in goals], [goal.mode for goal in goals])
     farewell: list[str] = []
     try:
@@ -251,17 +255,15 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None,
         if stays_open and heard in (None, signal.SIGINT):
             loop.trials.abandon()  # Others may use the executor further.
     result = _result(loop, executor.run_dir)
+    counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
+    resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
+    resume = "" if executor.session.hold.is_virtual else resume  # A rehearsal begins anew.
     if heard is not None:
-        counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
-        call = f"fluid.load({str(result.run_dir)!r}) has what there is"
-        if not stays_open:
-            call += f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
+        call = f"fluid.load({str(result.run_dir)!r}) has what there is{'' if stays_open else resume}"
         farewell.append(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}")
         raise SweepInterrupted(128 + heard, result, loop.trials.unfinished)
     if loop.trials.unfinished and loop.reason is not None:
-        call = f"fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
-        counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
-        farewell.append(f"fluid: {loop.reason}: {counted}; {call}")
+        farewell.append(f"fluid: {loop.reason}: {counted}{resume}")
     _raise_if_all_failed(result)
     if len(loop.plan.goals) == 1:
         try:

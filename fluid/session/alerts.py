@@ -27,10 +27,13 @@ class Alerts:
         state: the engine.
         folder: the run folder.
         inboxes: the groups, by id.
+        resumable: whether the session can be resumed; one that is rehearsed cannot.
     """
 
-    def __init__(self, state: EngineState, folder: Path, inboxes: Mapping[str, GroupInbox]) -> None:
-        self._state = state
+    def __init__(
+        self, state: EngineState, folder: Path, inboxes: Mapping[str, GroupInbox], *, resumable: bool = True
+    ) -> None:
+        self._state, self._resumable = state, resumable
         self._folder = str(folder)
         self._inboxes = inboxes
         #: (group, kind, class of the exception) of the failures that were told.
@@ -60,7 +63,8 @@ class Alerts:
         dropped = sum(self._is_open(trial.state) for trial in state.trials.values())
         if dropped and not state.drained:
             trials = "1 trial that had not ended was" if dropped == 1 else f"{dropped} trials that had not ended were"
-            _log.warning("%s dropped; FluidExecutor.resume(%r) goes on with the session", trials, self._folder)
+            further = f"; FluidExecutor.resume({self._folder!r}) goes on with the session" if self._resumable else ""
+            _log.warning("%s dropped%s", trials, further)
         for group_id, group in state.groups.items():
             states = [state.trials[trial_id].state for trial_id in group.trial_ids]
             failed = states.count(TrialState.FAILED) + group.past[TrialState.FAILED.value]

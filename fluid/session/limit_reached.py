@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fluid.errors import FluidError
 
@@ -22,13 +23,23 @@ class LimitReachedError(FluidError):
         run_dir: the run folder.
         unfinished: number of trials that had not ended.
         unsaved: ids of those among them whose newest iterations are not saved.
+        rehearsed: whether the session was rehearsed, and so cannot be resumed.
     """
 
-    def __init__(self, reason: str, run_dir: str | Path, *, unfinished: int, unsaved: Sequence[str] = ()) -> None:
-        self.reason, self.run_dir = reason, str(run_dir)
+    def __init__(
+        self,
+        reason: str,
+        run_dir: str | Path,
+        *,
+        unfinished: int,
+        unsaved: Sequence[str] = (),
+        rehearsed: bool = False,
+    ) -> None:
+        self.reason, self.run_dir, self.rehearsed = reason, str(run_dir), rehearsed
         self.unfinished, self.unsaved = unfinished, tuple(unsaved)
         saved = f"{self.saved} of {unfinished} unfinished trials are saved"
-        super().__init__(f"{reason}: {saved}; FluidExecutor.resume({self.run_dir!r}) goes on")
+        resume = "" if rehearsed else f"; FluidExecutor.resume({self.run_dir!r}) goes on"
+        super().__init__(f"{reason}: {saved}{resume}")
 
     @property
     def saved(self) -> int:
@@ -47,5 +58,6 @@ def ended_early(error: BaseException, otherwise: str) -> FluidError:
         Where a limit was reached, an error that says so, too: each caller gets one of its own.
     """
     if isinstance(error, LimitReachedError):
-        return LimitReachedError(error.reason, error.run_dir, unfinished=error.unfinished, unsaved=error.unsaved)
+        left: Any = {"unfinished": error.unfinished, "unsaved": error.unsaved, "rehearsed": error.rehearsed}
+        return LimitReachedError(error.reason, error.run_dir, **left)
     return FluidError(f"{otherwise}: {error}")

@@ -101,7 +101,7 @@ class ExecutorOptions:
             require_one_of("backend", self.backend, BACKENDS)
         if not isinstance(self.verbose, int) or self.verbose not in (0, 1):
             raise InvalidFieldError("verbose", self.verbose, "must be 0 or 1")
-        if self.backend == "simulated" and self.retention.how != "none":
+        if (self.backend == "simulated" or isinstance(self.backend, ReplayingBackend)) and self.retention.how != "none":
             raise InvalidFieldError("keep", self.keep, "trials that are replayed have no checkpoints")
         require_integer("max_failures", self.max_failures, at_least=0)
         if self.process_group is not None:

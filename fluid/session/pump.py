@@ -90,7 +90,7 @@ class Pump:
         self.hold.take()  # A deadline must not pass before the first trials are submitted.
         self._drains = DrainWaits(self.handle, backend.now, self.hold)
         self._departures = Departures(self._group_of, self.hold)
-        self._alerts = Alerts(state, folder.path, self.inboxes)
+        self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self.began = backend.now()
         self._facts["clock"] = {"at": self.began, "time": timestamp()}
@@ -323,9 +323,8 @@ class Pump:
         def saved(answer: Future[tuple[str, ...]]) -> None:
             if answer.exception() is None:
                 unfinished = sum(group.open for group in self._state.groups.values())
-                self._limit = LimitReachedError(
-                    reason, self._folder.path, unfinished=unfinished, unsaved=answer.result()
-                )
+                left: Any = {"unfinished": unfinished, "unsaved": answer.result(), "rehearsed": self.hold.is_virtual}
+                self._limit = LimitReachedError(reason, self._folder.path, **left)
                 _log.warning("%s", self._limit)
                 self._closing = True
 

@@ -8,6 +8,8 @@ from fluid.session.session import Session
 
 def save_all(session: Session, deadline_s: float) -> str:
     """Saves all trials; returns a line that says how many, and how to go on."""
+    if session.hold.is_virtual:
+        return ""  # A rehearsal has nothing to save, and begins anew.
     try:
         unsaved, unfinished = len(session.drain(None, deadline_s)), session.unfinished
     except FluidError:

@@ -46,6 +46,7 @@ def study_time(time: SessionTime) -> Iterator[None]:
         return
     thread = threading.get_ident()
     with _lock:
+        outer = _times.get(thread)  # Of a study whose callback optimizes another one.
         _times[thread] = time
         loaded = [sys.modules[name] for name in MODULES if name in sys.modules]
         for module in loaded:
@@ -56,6 +57,9 @@ def study_time(time: SessionTime) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            del _times[thread]  # A study is not optimized within another one's callback.
+            if outer is None:
+                del _times[thread]
+            else:
+                _times[thread] = outer
             while _changed and not _times:
                 _changed.pop().datetime = datetime

@@ -96,10 +96,10 @@ def tune_time(executor: FluidExecutor) -> Iterator[None]:
         return
     thread = threading.get_ident()
     with _lock:
-        outer = _sweeps.get(thread)
-        _sweeps[thread] = SweepTime(executor)
         if not _before:
             _put_in_place()
+        outer = _sweeps.get(thread)
+        _sweeps[thread] = SweepTime(executor)
     try:
         with hold.keep():  # The controller waits for the processes of its loggers, too.
             yield
@@ -135,8 +135,7 @@ def clock_of(executor: FluidExecutor) -> Clock:
 
 def _put_in_place() -> None:
     shim = TuneTime()
-    for name in MODULES:
-        module = importlib.import_module(name)
+    for module in [importlib.import_module(name) for name in MODULES]:  # If one is missing, none is changed.
         if getattr(module, "time", None) is _REAL:
             _before[module] = module.time
             module.time = shim  # type: ignore[attr-defined]

@@ -225,6 +225,17 @@ def test_options_that_mean_nothing_are_refused(tmp_path):
         with pytest.raises(InvalidFieldError) as refused:
             fluid.FluidExecutor(backend="simulated", devices=1, run_dir=tmp_path / field, verbose=0, **{field: value})
         assert refused.value.field == field
+    with pytest.raises(InvalidFieldError, match="have no checkpoints"):
+        fluid.FluidExecutor(backend=RehearsalBackend(1), run_dir=tmp_path / "object", verbose=0, keep="last")
+
+
+def test_what_ends_early_is_not_said_to_go_on(tmp_path, rehearse, caplog):
+    with fluid.FluidExecutor(backend="simulated", devices=1, run_dir=tmp_path / "closed", verbose=0) as executor:
+        executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(Static, budget=5)])).wait(timeout=90.0)
+    with pytest.raises(fluid.LimitReachedError, match="the deadline of 2 min 30 s has come") as ended:
+        rehearse(Static, budget=5, deadline=150.0)
+    assert "1 trial that had not ended was dropped" in caplog.text
+    assert "resume" not in caplog.text + str(ended.value)
 
 
 def test_views_and_reports_say_that_it_was_rehearsed(tmp_path, capsys):

@@ -67,6 +67,22 @@ def test_a_time_budget_is_virtual(tmp_path: Path) -> None:
     assert 4 < sum(trial.state == "DONE" for trial in result.trials) < 400
 
 
+def test_a_deadline_is_virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late:
+        """A machine on which each step takes two minutes."""
+
+        at = 0.0
+
+        def now(self) -> float:
+            self.at += 120.0
+            return self.at
+
+    monkeypatch.setattr("fluid.sweep._CLOCK", Late())
+    result, end = rehearse(tmp_path, trainable=Even, algorithm="random", samples=1000, deadline=605.0)
+    assert end == 540.0  # Another iteration might end too late.
+    assert result.notes == ("The sweep ended early: the deadline of 10 min 5 s has come.",)
+
+
 def thinking(pause: float, told: list[Any]) -> AskTell:
     """A searcher that takes its time, and notes what it is told."""
     configs = ({"lr": 0.1 / number} for number in range(1, 11))

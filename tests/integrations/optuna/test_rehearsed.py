@@ -215,3 +215,16 @@ def test_what_cannot_be_replayed_is_refused_at_the_call(tmp_path: Path) -> None:
         with pytest.raises(InvalidFieldError, match="suggests while it trains"):
             rehearse(study, returned, **nothing)
     assert len(study.trials) == 2
+
+
+def test_a_callback_may_optimize_another_study() -> None:
+    inner = study_of("random", "none", study_name="inner")
+
+    def optimize_another(study: Any, trial: Any) -> None:
+        if trial.number == 0:
+            rehearse(inner, devices=1, n_trials=1)
+
+    study = study_of("random", "none")
+    rehearse(study, devices=1, n_trials=2, callbacks=[optimize_another])
+    for trial in (*study.trials, *inner.trials):
+        assert trial.duration == timedelta(seconds=BUDGET * (60.0 + 7.0 * trial.params["width"]))
