@@ -73,6 +73,10 @@ class Bucket:
         """Whether the estimate is reliable. After a restart it is: its observations agree."""
         return len(self.seconds) >= MIN_OBSERVATIONS or self.restarts > 0
 
+    def to_json(self) -> dict[str, Any]:
+        """What profiles save of it."""
+        return {"seconds": list(self.seconds), "streak": self.streak, "restarts": self.restarts}
+
     def add(self, seconds: float, window: int) -> bool:
         """Adds one observation; returns whether the bucket restarts."""
         side = self._side(seconds)
@@ -269,8 +273,8 @@ def key_to_json(known: KeyProfile) -> dict[str, object]:
     return {
         "memory": None if known.memory is None else asdict(known.memory),
         "busy": known.busy,
-        "buckets": [{"co_residents": p, "width": w, **asdict(bucket)} for (p, w), bucket in known.buckets.items()],
-        "fused": [{"co_residents": p, "rows": k, **asdict(bucket)} for (p, k), bucket in known.fused.items()],
+        "buckets": [{"co_residents": p, "width": w, **bucket.to_json()} for (p, w), bucket in known.buckets.items()],
+        "fused": [{"co_residents": p, "rows": k, **bucket.to_json()} for (p, k), bucket in known.fused.items()],
     }
 
 

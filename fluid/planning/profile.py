@@ -16,7 +16,6 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
@@ -327,7 +326,7 @@ class Profile:
             "format": FORMAT,
             "window": self.window,
             "threshold": self.threshold,
-            "resizes": asdict(self._resizes),
+            "resizes": self._resizes.to_json(),
             "finds_cohorts": self.finds_cohorts,
             "cohorts": {key: tree.to_json() for key, tree in self.cohorts.items()},
             "keys": {

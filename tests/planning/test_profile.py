@@ -567,6 +567,15 @@ def test_a_round_trip_learns_on_alike(before: Any, after: Any, window: int, thre
     assert learnt(copy) == learnt(profile)
 
 
+def test_what_was_asked_of_a_profile_is_not_saved() -> None:
+    profile = Profile()
+    for _ in range(5):
+        profile.observe("net", seconds=2.0)
+    before = profile.to_json()
+    assert profile.seconds_per_iteration("net") == 2.0
+    assert profile.to_json() == before == Profile.from_json(before).to_json()
+
+
 def test_what_to_json_returns_is_a_copy() -> None:
     profile = profile_of([1.0, 1.1])
     before = learnt(profile)
