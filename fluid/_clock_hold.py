@@ -24,6 +24,8 @@ from fluid._waiting import LOOK_UP_S
 _ASLEEP_S = 0.25
 #: The same where one of them is known to wait for the session in no other way than by the methods here.
 _STEADY_ASLEEP_S = 60.0
+#: Looks, ten seconds, after which a thread for which something was done does not wait for the mover of the clock.
+_PATIENT_LOOKS = 20
 _log = logging.getLogger("fluid.session")
 
 
@@ -204,8 +206,7 @@ class VirtualClockHold(ClockHold):
             if unlocked is not None:
                 unlocked.release()
             try:
-                while not begun.signal.acquire(timeout=LOOK_UP_S):
-                    pass
+                self._sleep(begun)
             finally:
                 self._leave(begun)
                 if unlocked is not None:
@@ -232,10 +233,17 @@ class VirtualClockHold(ClockHold):
             begun.settles, begun.is_due = True, condition()
             self._enter(begun)
         try:
-            while not begun.signal.acquire(timeout=LOOK_UP_S):
-                pass
+            self._sleep(begun)
         finally:
             self._leave(begun)
+
+    def _sleep(self, begun: _ClockWait) -> None:
+        """Sleeps until a wait is over, in short waits, so that the main thread hears signals."""
+        looks = 0
+        while not begun.signal.acquire(timeout=LOOK_UP_S):
+            looks += begun.is_due and not begun.settles
+            if looks >= _PATIENT_LOOKS:
+                self._leave(begun)  # A listener, in the thread that moves the clock, may wait for this thread.
 
     def _begin(self, place: Place, seen: int, deadline: float, polls: bool) -> _ClockWait | None:
         """Begins a wait; ``None`` if something was done at the place since, or the session has ended."""

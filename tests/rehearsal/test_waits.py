@@ -212,6 +212,22 @@ def test_a_thread_finds_all_that_has_happened_at_an_instant(executor):
     assert third.wait()
 
 
+def test_a_listener_may_wait_for_a_thread_that_waits_for_results(executor, monkeypatch):
+    monkeypatch.setattr("fluid._clock_hold.LOOK_UP_S", 0.01)
+    seen, found = threading.Event(), []
+
+    class Waits(fluid.TrialListener):
+        def on_result(self, result):
+            found.append(seen.wait(20.0))
+
+    first = executor.submit_trialgroup(group(1.0, budget=1))
+    second = executor.submit_trialgroup(group(1.0, budget=1), Waits())
+    for _ in first.results():
+        seen.set()
+    assert second.wait()
+    assert found == [True]
+
+
 @pytest.mark.parametrize("looks", [1, 2])
 def test_a_look_at_how_things_stand_changes_nothing(tmp_path, looks):
     class Elastic(Model):
