@@ -18,6 +18,7 @@ from typing import Any
 from fluid._clock import Clock
 from fluid._sleepers import LOOK_S, Sleepers
 from fluid._waiting import LOOK_UP_S
+from fluid.errors import FluidError
 
 #: Seconds for which all threads that hold the clock sleep, and use next to no processor, until it is let go: they wait
 #: for something else than the session, such as another thread.
@@ -192,7 +193,14 @@ class VirtualClockHold(ClockHold):
             timeout: most virtual seconds; ``None`` for no limit.
             polls: whether the wait also ends where nothing is left to happen on the virtual clock.
             unlocked: held by the caller while the condition is evaluated, and not while it waits.
+
+        Raises:
+            FluidError: the thread that moves the clock would wait without end, as in a listener.
         """
+        if self._mover == threading.get_ident() and not condition():
+            if timeout is None:
+                raise FluidError("a listener cannot wait for its own session: wait in another thread")
+            return False  # No time passes in a listener.
         deadline = float("inf") if timeout is None else self._clock.now() + timeout
         while True:
             seen = place.wakes  # Before the condition is looked at: what is done from then on ends the wait at once.

@@ -212,6 +212,23 @@ def test_a_thread_finds_all_that_has_happened_at_an_instant(executor):
     assert third.wait()
 
 
+def test_a_listener_cannot_wait_for_its_own_session(executor):
+    found = []
+
+    class Waits(fluid.TrialListener):
+        def on_result(self, result):
+            found.append([handle.wait(timeout=0.0), handle.wait(timeout=9.0)])
+            with pytest.raises(FluidError, match="listener cannot wait"):
+                handle.wait()
+            with pytest.raises(FluidError, match="listener cannot wait"):
+                handle.call(result.trial_id, "anything").result()
+            found.append(now(executor))
+
+    handle = executor.submit_trialgroup(group(1.0, budget=2), Waits())
+    assert handle.wait()
+    assert found == [[False, False], 60.0, [False, False], 120.0]
+
+
 def test_a_listener_may_wait_for_a_thread_that_waits_for_results(executor, monkeypatch):
     monkeypatch.setattr("fluid._clock_hold.LOOK_UP_S", 0.01)
     seen, found = threading.Event(), []
