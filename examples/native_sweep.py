@@ -101,12 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> fluid.SweepResult:
     add("--time-budget", type=float, metavar="S", help="seconds after which the sweep ends (default: none)")
     add("--seed", type=int, default=0, metavar="S", help="seed of all random numbers (default 0)")
     add("--devices", type=int, metavar="N", help="how many GPUs or CPU cores to use (default all)")
+    add("--max-fused", type=int, metavar="N", help="most trials that train as one batched model; 1 for none")
     add("--run-dir", metavar="DIR", help="folder for results (default: a new one in ~/fluid_runs)")
     options = parser.parse_args(arguments)
     task, scale = TASKS[options.workload], SCALES[options.workload][options.scale]
     folder = task.data.locate(options.data)
     fixed = {"data": folder, **scale.fixed, **task.prepare(folder)}
-    with fluid.FluidExecutor(devices=options.devices, run_dir=options.run_dir, keep="best:1"):
+    how = {} if options.max_fused is None else {"max_fused": options.max_fused}
+    with fluid.FluidExecutor(devices=options.devices, run_dir=options.run_dir, keep="best:1", **how):
         result = fluid.run(
             task.trainable,
             {**task.space, "seed": options.seed, FIXED: fixed},
