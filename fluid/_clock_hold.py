@@ -197,7 +197,7 @@ class VirtualClockHold(ClockHold):
         Raises:
             FluidError: the thread that moves the clock would wait without end, as in a listener.
         """
-        if self._mover == threading.get_ident() and not condition():
+        if self._mover == threading.get_ident() and not (self._is_over or condition()):
             if timeout is None:
                 raise FluidError("a listener cannot wait for its own session: wait in another thread")
             return False  # No time passes in a listener.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 
-from fluid._clock import Clock, MonotonicClock, VirtualClock
+from fluid._clock import Clock, MonotonicClock, VirtualClock, thread_seconds, thread_state
 from fluid.errors import InvalidFieldError
 
 
@@ -47,3 +48,24 @@ def test_going_back_says_what_time_it_is() -> None:
 def test_virtual_clock_refuses_a_bad_start(start: float) -> None:
     with pytest.raises(InvalidFieldError, match="start"):
         VirtualClock(start=start)
+
+
+def test_what_a_thread_does_is_told_until_it_has_ended() -> None:
+    before, here = thread_seconds(), thread_state(threading.get_ident())
+    assert here is not None
+    assert not here.sleeps
+    assert before <= here.seconds <= thread_seconds()
+    asleep, over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (asleep.set(), over.wait(20.0)))
+    thread.start()
+    asleep.wait(20.0)
+    assert thread.ident is not None
+    for _ in range(10_000):
+        there = thread_state(thread.ident)
+        assert there is not None
+        if there.sleeps:
+            break
+    assert there.sleeps
+    over.set()
+    thread.join()
+    assert thread_state(thread.ident) is None
