@@ -31,6 +31,7 @@ from fluid.simulation.playing import play
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.search_now import SearchNow, shape_of
 from fluid.simulation.simulate import _Simulation
+from fluid.simulation.sweeps import Sweep
 from fluid.simulation.workloads import GroupRequest
 from fluid.trialgroup import Search, TrialState
 
@@ -106,27 +107,27 @@ class WatchedSweep(_Simulation):
             now = self._backend.now()
             self.seen.append((now, search_now(self._state, _GROUP, self._search, now)))
 
-    def _submit(self, groups: list[GroupRequest]) -> None:
+    def _submit(self, sweep: Sweep, groups: list[GroupRequest]) -> None:
         ended, self._ended_now = self._ended_now, set()
-        super()._submit(groups)
+        super()._submit(sweep, groups)
         if self._shape.algorithm == "halving":
             for group in groups:
                 members = {request.trial for request in group.requests}
                 before = self._in_rung.get(group.bracket, set())
                 self._in_rung[group.bracket] = members
-                self._let_go(before - members if members <= before else set())
+                self._let_go(sweep, before - members if members <= before else set())
         elif self._search.extends:
-            self._let_go(ended - {request.trial for group in groups for request in group.requests})
+            self._let_go(sweep, ended - {request.trial for group in groups for request in group.requests})
 
-    def _end(self, end: Any) -> tuple[int, bool]:
-        trial, stopped = super()._end(end)
+    def _end(self, end: Any) -> tuple[Sweep, int, bool]:
+        sweep, trial, stopped = super()._end(end)
         self._ended_now.add(trial)
-        return trial, stopped
+        return sweep, trial, stopped
 
-    def _let_go(self, trials: Iterable[int]) -> None:
+    def _let_go(self, sweep: Sweep, trials: Iterable[int]) -> None:
         events = []
         for trial in sorted(trials):
-            record = self._state.trials.get(self._id_of(trial))
+            record = self._state.trials.get(self._id_of(sweep, trial))
             if record is not None and record.state is TrialState.DONE:
                 events.append(StopRequested(self._backend.now(), record.trial_id, outcome=TrialState.STOPPED))
         if events:
