@@ -156,25 +156,34 @@ def _observations(known: Mapping[str, Any], axis: str) -> int:
 
 
 def _of_journal(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds beside iterations; entries of other versions that lack a field are passed over."""
+    """Seconds beside iterations; entries of other versions that lack a field are passed over.
+
+    What the first set-up in a lane takes beyond the usual one, such as to import PyTorch and to load the data, is part
+    of the lane's start: no later trial pays it.
+    """
     seconds: dict[str, list[float]] = {}
     placed: dict[str, _Placed] = {}
     used: set[int] = set()
+    #: Of the first trial of each lane: from when it was placed until it was set up, and its set-up alone.
+    firsts: list[tuple[float, float]] = []
     for entry in entries:
         what = entry.get("what")
         if what == "NotePlaced":
             placed[str(entry.get("trial_id"))] = _Placed(_number(entry, "at"), tuple(entry.get("lane_ids") or ()))
         elif what == "TrialStarted":
             took = _number(entry, "seconds")
-            seconds.setdefault("restore_s" if entry.get("iteration") else "start_s", []).append(took)
             one = placed.pop(str(entry.get("trial_id")), None)
-            if one is not None and not used.intersection(one.lanes):
-                # The first trial of a lane waits for it to start.
-                seconds.setdefault("lane_s", []).append(_number(entry, "at") - one.at - took)
+            if one is not None and not used.intersection(one.lanes) and not entry.get("iteration"):
+                firsts.append((_number(entry, "at") - one.at, took))
+            else:
+                seconds.setdefault("restore_s" if entry.get("iteration") else "start_s", []).append(took)
             used.update(() if one is None else one.lanes)
         elif what == "TrialSaved":
             seconds.setdefault("save_s", []).append(_number(entry, "seconds"))
     medians = {name: _median(values) for name, values in seconds.items()}
+    if firsts:
+        usual = medians.setdefault("start_s", _median([took for _, took in firsts]))
+        medians["lane_s"] = _median([until - usual for until, _ in firsts])
     return {name: max(0.0, value) for name, value in medians.items() if math.isfinite(value)}
 
 

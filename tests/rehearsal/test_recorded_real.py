@@ -11,6 +11,7 @@ import pytest
 import fluid
 from fluid.planning.profile import Profile
 from fluid.rehearsal import RehearsalPlan, overheads_of, recorded, rehearsing
+from fluid.rehearsal.measured_overheads import overheads_in
 
 
 def train(config: dict[str, Any]) -> Any:
@@ -50,7 +51,7 @@ def test_a_real_run_is_rehearsed(tmp_path: Path) -> None:
     assert second == first
     # Starts of lanes are no iterations; the overheads tell them.
     seconds = {trial.trial_id: trial.seconds for trial in fluid.load(tmp_path / "real").trials}
-    assert max(seconds.values()) <= rehearsed < real
+    assert max(seconds.values()) <= rehearsed < 1.5 * real
     of_second = {trial.trial_id: trial.seconds for trial in fluid.load(tmp_path / "rehearsed").trials}
     assert of_second == pytest.approx(seconds)
 
@@ -79,3 +80,18 @@ def test_packing_that_was_measured_to_cost_nothing_is_not_unknown() -> None:
     nothing = overheads_of(Profile())
     assert nothing.alpha == 1.0
     assert nothing.source.endswith("; trials are not packed, as it is not known what that costs")
+
+
+def test_the_first_set_up_in_a_lane_is_part_of_its_start() -> None:
+    def entries(trial: str, lane: int, placed: float, started: float, took: float) -> list[dict[str, Any]]:
+        return [
+            {"what": "NotePlaced", "trial_id": trial, "at": placed, "lane_ids": [lane]},
+            {"what": "TrialStarted", "trial_id": trial, "at": started, "seconds": took, "iteration": 0},
+        ]
+
+    first, second = entries("a", 0, 0.0, 4.0, 2.5), entries("b", 1, 0.0, 5.0, 3.5)
+    found = overheads_in(Profile(), [*first, *second], "a run", "")
+    assert (found.lane_s, found.start_s) == (1.5, 3.0)  # No lane was used twice.
+    later = entries("c", 0, 10.0, 10.25, 0.25)
+    found = overheads_in(Profile(), [*first, *second, *later], "a run", "")
+    assert (found.lane_s, found.start_s) == (4.25, 0.25)
