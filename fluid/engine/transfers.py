@@ -98,6 +98,8 @@ class Transfers:
             seconds = core.estimates.seconds_left(trial)
             if there is not None:
                 net = gain + core.estimates.seconds_gained_on(trial, there)
+            elif not core.shares.outranks(coming.owner, trial.owner):
+                continue  # An owner with less work left would wait behind others, too, which its loss leaves out.
             else:
                 leaves = OwnerEnd(core.shares.demands[trial.owner], held[trial.owner])
                 stall = core.estimates.of_key(trial).interruption

@@ -223,6 +223,23 @@ def test_a_trial_that_may_run_elsewhere_leaves_a_scarce_device_for_one_that_cann
     assert (device_of(hand, "general"), device_of(hand, "needs big")) == (1, 0)
 
 
+def test_no_trial_is_paused_for_an_owner_with_more_work_left_even_on_a_scarce_device() -> None:
+    hand = unlike("big", "small", "small", group_policy="irs")
+    hand.submit("general", budget=20, terms=ANN)
+    hand.started("general")
+    assert device_of(hand, "general") == 0
+    hand.submit("general 2", "general 3", budget=20, terms=ANN)
+    hand.submit("needs big", budget=100, requires=BIG, terms=BOB)
+    for name in ("general 2", "general 3"):
+        hand.started(name)
+    hand.tick()
+    # Ann would end 20 seconds later, on one device, for 20 seconds that Bob's 100 would end earlier.
+    assert not any(isinstance(each, Pause) for each in hand.log)
+    end(hand, "general 3")
+    hand.tick()
+    assert hand.states()["general"] == "RESIZING", "to an idle device it goes"
+
+
 def test_a_trial_of_an_owner_with_much_work_is_paused_for_one_with_little() -> None:
     hand = single(2, group_policy="irs")
     hand.submit(*"abcdef", budget=100, terms=ANN)
