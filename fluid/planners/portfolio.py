@@ -67,13 +67,19 @@ class Portfolio(Planner):
         self.simulate_up_to = require_integer("simulate_up_to", simulate_up_to, at_least=0)
 
     def arrange(self, instance: Instance) -> Arrangement:
-        """Returns the best candidate, whose resizes are then refined; ties go to the one listed first."""
-        best = self._best(instance)
-        return best if isinstance(best.replanner, KeepWidths) else replace(best, replanner=Refined(best.replanner))
+        """Returns the best candidate, the first of equal ones. Its resizes are refined, unless it ends later so."""
+        best, makespan = self._best(instance)
+        if isinstance(best.replanner, KeepWidths):
+            return best
+        refined, latest = replace(best, replanner=Refined(best.replanner)), makespan * (1.0 + TOLERANCE)
+        if makespan < math.inf and roll_out(instance, refined, give_up_after=latest).now > latest:
+            return best
+        return refined
 
-    def _best(self, instance: Instance) -> Arrangement:
+    def _best(self, instance: Instance) -> tuple[Arrangement, float]:
+        """The best candidate, and its makespan in seconds: infinite where candidates are too many to be simulated."""
         if _rollout_size(instance) > self.simulate_up_to:
-            return min(candidates(instance), key=lambda candidate: nominal_makespan(instance, candidate))
+            return min(candidates(instance), key=lambda candidate: nominal_makespan(instance, candidate)), math.inf
         best: Arrangement | None = None
         shortest = math.inf
         for candidate in candidates(instance):
@@ -81,7 +87,7 @@ class Portfolio(Planner):
             if best is None or makespan < shortest * (1.0 - TOLERANCE):
                 best, shortest = candidate, makespan
         assert best is not None
-        return best
+        return best, shortest
 
     def join_alike(self, kinds: Instance, counts: IntArray, idle: int) -> FloatArray | None:
         """Returns :func:`fluid.planning.proportional_share.packed_widths`."""

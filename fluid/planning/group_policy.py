@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from fluid.planning.device_allocation import EligibleSet, allocate
 
+#: Most by which fairness weighs: beyond, floats end.
+_MOST = 1e100
+
 GROUP_POLICIES = ("irs", "srsf", "fifo")
 DEFAULT_GROUP_POLICY = "irs"
 
@@ -80,8 +83,8 @@ def plan_groups(policy: str, jobs: Sequence[Job], devices: Sequence[float], fair
         order = sorted(arrivals, key=lambda owner: (arrivals[owner], owner))
     else:
         if fairness:
-            ratios = {job.owner: _ratio(*reversed(_fair_times(job, len(demands)))) for job in jobs}
-            demands = {owner: demand * ratios[owner] ** fairness for owner, demand in demands.items()}
+            times = {job.owner: _fair_times(job, len(demands)) for job in jobs}
+            demands = {owner: demand * _power(*times[owner][::-1], fairness) for owner, demand in demands.items()}
         order = sorted(demands, key=lambda owner: (demands[owner], arrivals[owner], owner))
     ranks = {owner: rank for rank, owner in enumerate(order)}
     if policy != "irs":
@@ -107,9 +110,15 @@ def _sets(jobs: Sequence[Job], owners: int, fairness: float) -> list[EligibleSet
                 (fair, used), (more_fair, more_used) = times[job.eligible], _fair_times(job, owners)
                 times[job.eligible] = fair + more_fair, used + more_used
         for eligible, (fair, used) in times.items():
-            waiting[eligible] *= _ratio(fair, used) ** fairness
+            waiting[eligible] *= _power(fair, used, fairness)
     return [EligibleSet(eligible, queue) for eligible, queue in waiting.items()]
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0.0 else 1.0
+def _power(part: float, whole: float, exponent: float) -> float:
+    """(part / whole) ** exponent, at most ``_MOST``; 1 if there is no whole."""
+    if whole <= 0.0:
+        return 1.0
+    try:
+        return min(_MOST, float((part / whole) ** exponent))
+    except OverflowError:
+        return _MOST

@@ -114,7 +114,7 @@ def test_an_own_run_is_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture
     words += ["--jobs", "1", "--json", "-", "--start-s", "2"]
     assert main([*words, "--devices", "2", "--out", str(tmp_path / "out")]) == 0
     found = json.loads(capsys.readouterr().out)
-    (said,) = [line for line in found["assumptions"] if line.startswith("Packing")]
+    (said,) = [line for line in found["assumptions"] if line.startswith("overheads: ")]
     assert "given: start_s 2; others measured in" in said and "the start of a lane 7 s" in said
     facts = json.loads((tmp_path / "out" / "random-2-0" / "session.json").read_text())
     assert (facts["overheads"]["lane_s"], facts["overheads"]["start_s"]) == (7.0, 2.0)

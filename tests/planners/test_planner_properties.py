@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from planning_helpers import CLOSE, UNEQUAL, Case, cases, makespan, plan, planner_names, started
 
@@ -41,6 +41,18 @@ def test_no_planner_beats_the_lower_bound_with_many_alike_trials(case: Case, nam
     assert malleable_lower_bound(case.instance) <= makespan(name, case.instance) * (1 + CLOSE)
 
 
+@example(  # Its resizes, refined, would end later than those of another candidate.
+    case=Case(
+        heights=(3.0, 9.25, 1.25, 0.25, 8.5, 7.0, 5.5, 4.0, 2.75, 10.25),
+        speeds=(0.5, 1.0, 1.0, 2.0, 2.0, 4.0),
+        alpha=(1.0,) * 10,
+        beta=(1.0,) * 10,
+        c=(4, 1, 2, 3, 1, 2, 3, 1, 3, 1),
+        d=(3, 1, 1, 1, 1, 2, 1, 1, 1, 1),
+        priority=(0.0,) * 10,
+        epsilon=0.1,
+    )
+)
 @given(case=anything)
 def test_the_portfolio_is_no_worse_than_any_other_planner(case: Case) -> None:
     instance = case.instance

@@ -5,7 +5,7 @@ import time
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fluid.planning.group_policy import GROUP_POLICIES, Job, plan_groups
@@ -55,6 +55,7 @@ def test_scarce_devices_first_ends_jobs_sooner_on_average(policy: str, ends: lis
     assert check_ins(policy) == ends  # Mean 11.0 under SRSF, 9.33 under IRS.
 
 
+@example([Job(0, 1, 0.0, 0, 0.0, 0.0, 0.0), Job(0, 2, 0.0, 1, 0.0, 11.0, 7.5e-154)], [0.0] * 6, 2.0)  # Tiny times.
 @given(JOBS, DEVICES, FAIRNESS)
 def test_shares_are_disjoint_and_cover_every_kind_that_a_job_can_use(
     jobs: list[Job], devices: list[float], fairness: float
