@@ -1,6 +1,6 @@
 """Mean completion of many groups on unlike devices, by group policy: the real engine on simulated devices.
 
-    python benchmarks/groups.py [--seeds N] [--workloads even,small] [--jobs N] [--out benchmarks/results/groups.json]
+    python benchmarks/groups.py [--seeds N] [--workloads even,small] [--pauses] [--jobs N] [--out FILE]
 
 50 groups of independent trials, of one device each, arrive by a Poisson process, 30 minutes apart on average. There are
 32 devices of 4 kinds: 8 plain ones, 8 with much compute, 8 with much memory, and 8 with both. A group requires nothing
@@ -11,6 +11,9 @@ with fewer or more trials at once (low, high).
 
 Policies differ only where groups queue. So the seconds of an iteration are scaled, in each session, such that the
 groups want :data:`LOAD` times as many device-seconds as all devices have until the last arrival.
+
+Trials run from start to end on one device. With --pauses they may pause, and go on elsewhere: the same sessions run
+with the default planner, each iteration is :data:`PIECES` shorter ones, and a pause costs :data:`PAUSE_S` seconds.
 
 A group's fair time is M times what it takes alone on all devices that it may use, M being the mean number of groups
 that are open while it is, itself included.
@@ -28,6 +31,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
+from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
@@ -45,6 +49,9 @@ GROUPS = 50
 BETWEEN_S = 1800.0
 #: Device time wanted until the last arrival, over that which there is.
 LOAD = 2.0
+#: With pauses: iterations for one without, and seconds that a pause costs.
+PIECES = 10
+PAUSE_S = 60.0
 CLASSES = {
     "general": None,
     "compute": Requires(tags=("compute",)),
@@ -131,9 +138,20 @@ def scenario(workload: str, seed: int, groups: int = GROUPS) -> Scenario:
     )
 
 
-def run(session: Scenario) -> SimulationResult:
-    """Runs a session; trials of one device each need no planner of widths."""
-    return simulate(session, make_planner("fifo", c=1, d=1))
+def with_pauses(session: Scenario) -> Scenario:
+    """The same session, of shorter iterations between which trials may pause."""
+    runtimes = session.runtimes
+    return replace(
+        session,
+        runtimes=replace(runtimes, seconds_per_iteration=runtimes.seconds_per_iteration / PIECES),
+        epsilon=PAUSE_S,
+        workloads=tuple(replace(each, max_iterations=PIECES * each.max_iterations) for each in session.workloads),
+    )
+
+
+def run(session: Scenario, *, pauses: bool = False) -> SimulationResult:
+    """Runs a session; trials of one device each need no planner of widths, and the one that never pauses does."""
+    return simulate(session, make_planner("portfolio" if pauses else "fifo", c=1, d=1))
 
 
 def fair_ratios(session: Scenario, result: SimulationResult) -> list[float]:
@@ -150,17 +168,18 @@ def fair_ratios(session: Scenario, result: SimulationResult) -> list[float]:
     return ratios
 
 
-def measure(case: tuple[str, int, int]) -> dict[str, Any]:
+def measure(case: tuple[str, int, int, bool]) -> dict[str, Any]:
     """The mean completions of a session under each policy, in hours, and what is fair of them.
 
     Args:
-        case: workload, seed, and number of groups.
+        case: workload, seed, number of groups, and whether trials may pause.
     """
-    workload, seed, groups = case
+    workload, seed, groups, pauses = case
     session = scenario(workload, seed, groups)
+    session = with_pauses(session) if pauses else session
     figures: dict[str, Any] = {"workload": workload, "seed": seed}
     for name, (policy, fairness) in RUNS.items():
-        result = run(replace(session, group_policy=policy, fairness=fairness))
+        result = run(replace(session, group_policy=policy, fairness=fairness), pauses=pauses)
         ratios = fair_ratios(session, result)
         figures[name] = {
             "mean_h": result.mean_completion / 3600.0,
@@ -226,7 +245,7 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def results(cases: list[tuple[str, int, int]], jobs: int) -> Iterator[dict[str, Any]]:
+def results(cases: list[tuple[str, int, int, bool]], jobs: int) -> Iterator[dict[str, Any]]:
     """Measures sessions side by side; each as it ends, in order."""
     if jobs == 1:
         yield from map(measure, cases)
@@ -235,20 +254,32 @@ def results(cases: list[tuple[str, int, int]], jobs: int) -> Iterator[dict[str, 
         yield from pool.map(measure, cases)
 
 
+def write(path: Path, found: dict[str, Any], *, pauses: bool) -> None:
+    """Writes the figures of one way of running; those of the other stay."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if pauses:
+        found = {**before, "pauses": found}
+    elif "pauses" in before:
+        found["pauses"] = before["pauses"]
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Runs the sessions, prints a line for each, and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="sessions of each workload (default: 20)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which, with commas (default: all)")
     parser.add_argument("--groups", type=int, default=GROUPS, help=f"in each session (default: {GROUPS})")
+    parser.add_argument("--pauses", action="store_true", help="let trials pause, with the default planner")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    parser.add_argument("--out", help="JSON file")
+    parser.add_argument("--out", help="JSON file; with --pauses its entry 'pauses' is replaced")
     arguments = parser.parse_args()
     workloads = arguments.workloads.split(",")
     if unknown := set(workloads) - set(WORKLOADS):
         parser.error(f"--workloads: {', '.join(unknown)} are none of {', '.join(WORKLOADS)}")
     begun, load, cases = time.perf_counter(), os.getloadavg()[0], []
-    sessions = [(name, seed, arguments.groups) for seed in range(arguments.seeds) for name in workloads]
+    how = arguments.groups, arguments.pauses
+    sessions = [(name, seed, *how) for seed in range(arguments.seeds) for name in workloads]
     for case in results(sessions, arguments.jobs):
         cases.append(case)
         means = ", ".join(f"{name} {case[name]['mean_h']:6.2f} h" for name in RUNS)
@@ -263,8 +294,7 @@ def main() -> int:
             "seconds": round(time.perf_counter() - begun),
             "load": round(load, 1),
         }
-        with open(arguments.out, "w", encoding="utf-8") as file:
-            file.write(json.dumps({**about, **figures, "cases": cases}, indent=1) + "\n")
+        write(Path(arguments.out), {**about, **figures, "cases": cases}, pauses=arguments.pauses)
     return 0
 
 

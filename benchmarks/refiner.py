@@ -233,6 +233,7 @@ def measure(seed: int, *, late: bool) -> dict[str, float]:
 def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """The figures of some cases."""
     ratios = np.array([row["makespan"] for row in rows])
+    resized = np.array([row["makespan"] for row in rows if row["resizes_unrefined"]])
     predicted, realised, size = (math.fsum(row[name] for row in rows) for name in ("predicted", "realised", "size"))
     return {
         "cases": len(rows),
@@ -244,6 +245,9 @@ def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
         "worst": float(ratios.max()),
         "best": float(ratios.min()),
         "where_changed": float(np.exp(np.log(ratios[ratios < 1 - 1e-6]).mean())) if (ratios < 1 - 1e-6).any() else 1.0,
+        # The refiner has something to refine only where there are resizes without it.
+        "resized": len(resized),
+        "where_resized": float(np.exp(np.log(resized).mean())) if len(resized) else 1.0,
         "mean_end": float(np.exp(np.mean([math.log(row["mean_end"]) for row in rows]))),
         "resizes_unrefined": float(np.mean([row["resizes_unrefined"] for row in rows])),
         "resizes": float(np.mean([row["resizes"] for row in rows])),
@@ -256,8 +260,8 @@ def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 def table(console: Console, title: str, rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
     """Prints and returns the figures by what a resize costs."""
     shown = Table(title=title)
-    heads = ("a resize takes", "cases", "makespan", "shorter", "longer", "worst", "best", "mean end", "resizes", "bias")
-    for column in heads:
+    heads = ("a resize takes", "cases", "makespan", "resized", "shorter", "longer", "worst", "best", "mean end")
+    for column in (*heads, "resizes", "bias"):
         shown.add_column(column, justify="right")
     bounds = {
         "nothing": (-1.0, 0.0),
@@ -275,6 +279,7 @@ def table(console: Console, title: str, rows: Sequence[dict[str, float]]) -> dic
             name,
             f"{figures['cases']}",
             f"{figures['makespan']:.4f}",
+            f"{figures['where_resized']:.4f} of {figures['resized']}",
             f"{figures['shorter']}",
             f"{figures['longer']} ({figures['longer_by_more_than_an_iteration']})",
             f"{figures['worst']:.3f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,35 @@ if (_BENCHMARKS := str(Path(__file__).resolve().parents[1] / "benchmarks")) not 
 import groups
 
 
-def test_a_session_runs_under_all_policies() -> None:
-    case = groups.measure(("even", 0, 8))
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_session_runs_under_all_policies(pauses: bool) -> None:
+    case = groups.measure(("even", 0, 8, pauses))
     for name in groups.RUNS:
         assert case[name]["mean_h"] > 0.0 and 0.0 < case[name]["busy"] <= 1.0
         assert 0.0 <= case[name]["within_fair"] <= 1.0
     found = groups.summary([case])
     assert found["srsf_over_irs"] == pytest.approx(case["srsf"]["mean_h"] / case["irs"]["mean_h"], abs=1e-3)
     assert found["sessions"] == 1 and list(found["by_workload"]) == ["even"]
+
+
+def test_with_pauses_groups_want_the_same_and_end_sooner() -> None:
+    session = groups.scenario("high", 0, 20)
+    shorter = groups.with_pauses(session)
+    for one, other in zip(session.workloads, shorter.workloads, strict=True):
+        assert (one.trials, one.at, one.requires) == (other.trials, other.at, other.requires)
+        assert other.max_iterations * shorter.runtimes.seconds_per_iteration == pytest.approx(
+            one.max_iterations * session.runtimes.seconds_per_iteration
+        )
+    longer, paused = (replace(each, group_policy="srsf") for each in (session, shorter))
+    assert groups.run(paused, pauses=True).mean_completion < groups.run(longer).mean_completion
+
+
+def test_the_figures_of_one_way_leave_those_of_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "groups.json"
+    groups.write(path, {"sessions": 1}, pauses=False)
+    groups.write(path, {"sessions": 2}, pauses=True)
+    groups.write(path, {"sessions": 3}, pauses=False)
+    assert json.loads(path.read_text()) == {"sessions": 3, "pauses": {"sessions": 2}}
 
 
 def test_a_group_alone_is_fair() -> None:

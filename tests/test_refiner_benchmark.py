@@ -25,6 +25,7 @@ def test_refined_resizes_end_a_group_no_later_by_more_than_an_iteration(tmp_path
     found = figures["group"]["all"]
     assert found["cases"] == 10
     assert found["longer_by_more_than_an_iteration"] == 0
+    assert 0 < found["resized"] <= 10 and found["where_resized"] <= found["makespan"] <= 1.0
     assert found["resizes"] < found["resizes_unrefined"]
     assert figures["group"]["nothing"]["makespan"] == 1.0, "a resize that takes no time is made as ever"
     assert abs(found["bias"]) < 0.1
