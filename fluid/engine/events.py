@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
+from fluid.engine.restores import Restoring
 from fluid.engine.trial_spec import TrialSpec
 from fluid.keeping import Kept
 from fluid.resources import Device, MemoryNeed
@@ -39,8 +40,8 @@ class Failure:
 
     Attributes:
         kind: ``"error"`` (it raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (no result in time, twice),
-            ``"not_saved"`` (it was to leave a lane, and there was no space to save it), ``"no_device"`` (none is left
-            that could run it), ``"device"`` (it raised, and its device answers no more), or ``"stopped"`` for a call.
+            ``"not_saved"`` (no space to save it as it left a lane), ``"no_device"`` (none is left that could run it),
+            ``"device"`` (it raised, and its device answers no more), or ``"stopped"`` for a call.
         message, traceback: one line for people, and the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.
     """
@@ -259,6 +260,7 @@ class TrialStarted(Event):
         iteration: iterations it has done; 0 if it was set up afresh.
         seconds: that this took.
         fusion_key: equal for trials that can train in one step; ``None`` if it cannot.
+        restoring: from where it was restored, if it was and that was measured.
     """
 
     trial_id: str
@@ -267,6 +269,7 @@ class TrialStarted(Event):
     iteration: int
     seconds: float
     fusion_key: str | None = None
+    restoring: Restoring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,10 +302,8 @@ class IterationDone(Event):
 class PausePurpose(Enum):
     """Why the engine pauses a running trial."""
 
-    #: The trial goes on later, here or elsewhere.
-    PREEMPT = "PREEMPT"
-    #: A Resize follows at once.
-    RESIZE = "RESIZE"
+    PREEMPT = "PREEMPT"  #: The trial goes on later, here or elsewhere.
+    RESIZE = "RESIZE"  #: A Resize follows at once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +357,7 @@ class ResizeDone(Event):
 
     Attributes:
         seconds: without progress: one measurement of epsilon.
-        lane_id: the new rank 0; ``None`` if the backend itself makes sure that the event is not out of date.
+        lane_id: the new rank 0; ``None`` if the backend makes sure that the event is not out of date.
     """
 
     trial_id: str
@@ -378,8 +379,7 @@ class TrialCalled(Event):
     """A method of a trial was called; the trial is as the method left it, even if that raised.
 
     Attributes:
-        result: the pickled return value.
-        failure: what the method raised; ``None`` if it returned.
+        result, failure: the pickled return value; what the method raised, ``None`` if it returned.
     """
 
     trial_id: str
