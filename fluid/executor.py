@@ -66,9 +66,11 @@ class FluidExecutor(SessionDoor):
             ``"cuda:1"``, ``"cpu"`` or a list of :class:`Device`; ``None``, the default, or ``"all"`` for all.
         planner: ``"portfolio"``, the default, ``"dynamic"``, ``"static"`` or ``"fifo"``.
         packing: how trials share a device. ``"fused"``: those of one shape train as one batched model.
-            ``"timeslice"``: in processes that take turns on a GPU; ``"mps"``: side by side, by NVIDIA MPS. ``"auto"``,
-            the default: what is measured to pay. ``"off"``: they do not (``docs/gpu_sharing.md``, ``docs/fused.md``).
-        max_packing: most trials with a process of their own on one device; ``None``, the default, for 4.
+            ``"lane"``: in one process, where they run an iteration each in turn (``docs/lanes.md``). ``"timeslice"``:
+            in processes that take turns on a GPU; ``"mps"``: side by side, by NVIDIA MPS. ``"auto"``, the default: what
+            is measured to pay. ``"off"``: they do not (``docs/gpu_sharing.md``, ``docs/fused.md``).
+        max_packing: most trials with a process of their own on one device; ``None``, the default, for 4. With
+            ``packing="lane"``, most trials that take turns on one, by default 64.
         max_width: most devices for one trial; ``None``, the default, for 8. Trials that are not elastic take one.
         max_fused: most trials in one fused pack; 64 by default. 1 switches fusing off.
         max_failures: times that a failed trial is tried again; 2 by default, 0 for never.
@@ -80,7 +82,10 @@ class FluidExecutor(SessionDoor):
             the default, for a new one in ``$FLUID_RUNS``, or in ``~/fluid_runs`` if that is not set.
         verbose: 1, the default, for live progress on a terminal and what trials print; 0 for neither.
         lane_policy: which of several trials in it a lane runs next: ``"longest_first"``, the default, the one with the
-            longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least.
+            longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. With the last two,
+            many trials of a device take turns in its lanes, also with ``packing="auto"`` (``docs/lanes.md``).
+        rounds: whether all trials advance together, an iteration each in turn, so that they can be compared early;
+            ``False`` by default.
         keep: which checkpoints outlive the session: ``"none"``, the default; ``"last"``, the newest of each trial;
             ``"best:k"``, those of the k best trials of each group by the metric of its search (``docs/results.md``).
         checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
@@ -125,6 +130,7 @@ class FluidExecutor(SessionDoor):
         run_dir: str | Path | None = None,
         verbose: int = 1,
         lane_policy: str | None = None,
+        rounds: bool = False,
         keep: str = "none",
         checkpoint_bytes: int | str | None = None,
         deadline: float | str | None = None,
@@ -151,6 +157,7 @@ class FluidExecutor(SessionDoor):
             process_group=process_group,
             verbose=verbose,
             lane_policy=lane_policy,
+            rounds=rounds,
             keep=keep,
             checkpoint_bytes=checkpoint_bytes,
             deadline=deadline,

@@ -116,7 +116,8 @@ class Allocations:
         for row in (trial.row,) if move is None else (trial.row, move.old_devices_row):
             if trial.fusion_group is not None:
                 groups[row] = trial.fusion_group
-                rows = self._estimates.of_key(trial).fusing.rows
+                estimate = self._estimates.of_key(trial)
+                rows = estimate.turns if trial.takes_turns else estimate.fusing.rows
                 self._occupancy.groups.rows[trial.fusion_group] = rows
             else:
                 groups.pop(row, None)

@@ -7,8 +7,9 @@ may be called more than once, but not before the trial has repeated what had bee
 
 from __future__ import annotations
 
+from fluid.engine.claims import Claims
 from fluid.engine.commands import Call
-from fluid.engine.core import Claims, SessionState
+from fluid.engine.core import SessionState
 from fluid.engine.events import CallRequested, Failure, TrialCalled
 from fluid.engine.records import PendingCall, Stage, TrialRecord
 from fluid.trialgroup import TrialState

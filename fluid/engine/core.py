@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable
 from dataclasses import dataclass, field
 
 from fluid.engine.allocations import Allocations
@@ -47,28 +46,6 @@ class EngineError(FluidError):
     """An event that the engine cannot explain: a fault of Fluid or of a backend. Carries the trial's story."""
 
 
-class Claims:
-    """The ids that requests of one call of the engine claim, so that no two of them claim the same.
-
-    Attributes:
-        fitting: memory needs and constraints that were found to fit on the devices, which the call has not changed yet.
-    """
-
-    def __init__(self) -> None:
-        self.fitting: set[Hashable] = set()
-        self._claimed: set[tuple[str, Hashable]] = set()
-
-    def claim(self, field_name: str, value: Hashable, *taken: Container[Hashable]) -> None:
-        """Claims an id.
-
-        Raises:
-            InvalidFieldError: it is taken, or was claimed before.
-        """
-        if (field_name, value) in self._claimed or any(value in ids for ids in taken):
-            raise InvalidFieldError(field_name, value, "is taken in this session")
-        self._claimed.add((field_name, value))
-
-
 @dataclass
 class SessionState:
     """The state of a session, and the steps that all transitions are made of.
@@ -85,6 +62,8 @@ class SessionState:
         shares: ranks the owners whose trials are open, and shares the devices out among them.
         urgent: the groups for whose trials others are paused.
         drained: whether the session was told to drain, so that no trial starts any more.
+        in_rounds: whether trials advance together, an iteration each in turn.
+        stepwise: whether lanes are told to run one iteration at a time, as others wait for their turn.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
     """
@@ -117,6 +96,8 @@ class SessionState:
     strikes: DeviceStrikes = field(default_factory=DeviceStrikes)
     urgent: list[GroupRecord] = field(default_factory=list)
     drained: bool = False
+    in_rounds: bool = False
+    stepwise: bool = False
     changed: bool = False
     now: float = 0.0
 
@@ -285,9 +266,13 @@ class SessionState:
         self.arrivals.pop(trial.row, None)
         self.scheduling.withdraw(trial)
 
+    def limit_of(self, trial: TrialRecord) -> int:
+        """Iteration up to which a trial's lanes may be told to run now."""
+        return min(trial.limit, trial.progress.done + 1) if self.stepwise else trial.limit
+
     def top_up(self, trial: TrialRecord) -> None:
         """Tells the lanes of a running trial about iterations that they were not told about yet."""
-        progress, limit = trial.progress, trial.limit
+        progress, limit = trial.progress, self.limit_of(trial)
         if progress.granted >= limit or trial.placement.preemption is not None:
             return
         move = trial.placement.move

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fluid.engine.claims import Claims
 from fluid.engine.commands import Persist
-from fluid.engine.core import Claims, SessionState
+from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, DeviceDraining, DeviceLost, SessionDraining, TrialSaved
 from fluid.engine.lane_record import LaneRecord
 from fluid.engine.lifecycle import Lifecycle

@@ -32,6 +32,7 @@ class Estimates:
         max_packing: most processes on one device, whatever the profile says; 1 switches packing them off.
         max_fused: most trials fused on one device; 1 switches fusing off.
         insists_on_fusing: whether trials that can be fused are, though it was not measured to pay.
+        turns: most trials on one device that take turns in its lanes; 1 if each is to have a lane of its own.
         max_width: most devices for one trial.
     """
 
@@ -45,7 +46,9 @@ class Estimates:
         max_width: int,
         max_fused: int = 1,
         insists_on_fusing: bool = False,
+        turns: int = 1,
     ) -> None:
+        self.turns = turns
         self._profile = profile
         self._occupancy = occupancy
         self._table = table
@@ -86,9 +89,10 @@ class Estimates:
                 if self._fusible[key] != key:
                     estimate.inherited = self.on_model(self._fusible[key], model).memory
                 estimate.fusing.begin(self._max_fused, self._max_packing, insists=self._insists_on_fusing)
-                estimate.packing = estimate.fusing.rows
+                estimate.processes = estimate.packing = estimate.fusing.rows
             if key in self._whole:
                 estimate.inherit(self.on_model(self._whole[key], model))
+            estimate.begin_turns(self.turns, is_bounded=self._occupancy.memory.is_bounded)
             by_model[model] = estimate
             self.update(estimate)
         return estimate
@@ -393,7 +397,3 @@ class Estimates:
         """Device memory that the trial's state takes between iterations; 0 if unknown."""
         need = self.need(trial)
         return need.persistent_bytes if need is not None else 0.0
-
-    def most_usable(self) -> float:
-        """Bytes that trials may fill on the device with the most memory."""
-        return self._needs.most_usable()

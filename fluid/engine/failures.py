@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
+from fluid.engine.claims import Claims
 from fluid.engine.commands import NoteDeviceLost
-from fluid.engine.core import Claims, SessionState
+from fluid.engine.core import SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
 from fluid.engine.lane_losses import LaneLosses
 from fluid.engine.lane_record import Killing, LaneRecord

@@ -1,12 +1,13 @@
-"""Fused trials: trials of one group share a lane, which trains them in one step.
+"""Which trials share a lane: fused ones, which it trains in one step, and those that take turns there.
 
-Trials are of a group if their fusion keys are expected to be equal, by their profile key and those fields of the config
-that were seen to decide (:class:`fluid.planning.fusion_groups.FusionGroups`). The group becomes the trial's profile
-key, as trials of another shape take other times.
+Trials are fused that are of one group: their fusion keys are expected to be equal, by their profile key and those
+fields of the config that were seen to decide (:class:`fluid.planning.fusion_groups.FusionGroups`). The group becomes
+the trial's profile key, as trials of another shape take other times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 from fluid.engine.allocations import Allocations
@@ -18,7 +19,9 @@ from fluid.engine.lanes import Fusion, Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
+from fluid.engine.turns import Joining, Turns
 from fluid.planning.fusion_groups import FusionGroups
+from fluid.planning.sharing_groups import TURNS
 from fluid.trialgroup import TrialState
 
 
@@ -47,16 +50,24 @@ class Fusing:
         estimates: how many trials are to be fused.
         allocations: keeps trials of different groups on different devices.
         measuring: learns from steps.
+        turns: has the trials that take turns.
     """
 
     def __init__(
-        self, trials: Trials, lanes: Lanes, estimates: Estimates, allocations: Allocations, measuring: Measuring
+        self,
+        trials: Trials,
+        lanes: Lanes,
+        estimates: Estimates,
+        allocations: Allocations,
+        measuring: Measuring,
+        turns: Turns,
     ) -> None:
         self._all = trials
         self._lanes = lanes
         self._estimates = estimates
         self._allocations = allocations
         self._measuring = measuring
+        self._turns = turns
         self._groups = FusionGroups()
         #: submitted profile key -> row -> trial that can be fused.
         self._trials: dict[str, dict[int, TrialRecord]] = {}
@@ -66,7 +77,9 @@ class Fusing:
     # -- groups --------------------------------------------------------------------------------------------
 
     def admit(self, trial: TrialRecord) -> None:
-        """Finds the group of a new trial, if it can be fused; one that asks for a share of a device has that alone."""
+        """Finds the group of a new trial, if it is to share a lane; one that asks for a share of a device has none."""
+        if self._turns.takes(trial):
+            trial.fusion_group = TURNS
         if not trial.spec.fusible or trial.spec.devices is not None or not self._estimates.fuses:
             return
         key = self._submitted[trial.row] = trial.spec.profile_key
@@ -109,7 +122,10 @@ class Fusing:
     def _book(self, trial: TrialRecord) -> None:
         """Books with which trials a trial shares a lane: with those of its group, until fusing them is over."""
         key = trial.spec.profile_key
-        trial.fusion_group = None if self._estimates.fusing_is_over(key) else key
+        if self._estimates.fusing_is_over(key):
+            trial.fusion_group = TURNS if self._turns.takes(trial) else None
+        else:
+            trial.fusion_group = key
         if not trial.state.holds_devices:
             return
         self._allocations.update_group(trial)
@@ -118,10 +134,12 @@ class Fusing:
             if lane is not None and len(lane.holders) == 1:
                 lane.fusion_group = trial.fusion_group
 
-    def of(self, trial: TrialRecord) -> Fusion | None:
-        """With which trials a trial may share a lane; ``None`` for none."""
+    def of(self, trial: TrialRecord, devices: Sequence[int]) -> Fusion | Joining | None:
+        """With which trials a trial may share a lane of the devices that it was given; ``None`` for none."""
         if trial.fusion_group is None:
             return None
+        if trial.takes_turns:
+            return self._turns.lane_for(trial, devices[0]) if len(devices) == 1 else None
         return Fusion(trial.fusion_group, self._estimates.of_key(trial).fusing.rows)
 
     # -- rows ----------------------------------------------------------------------------------------------
@@ -166,6 +184,8 @@ class Fusing:
         iteration of a trial alone, too, where the lane has trained its like before: in a sweep whose trials run one
         iteration each at first, nothing would be measured otherwise.
         """
+        if trial.takes_turns:
+            return self._turns.observe(trial, event)
         lane = self._lanes.get(event.lane_id)
         if lane is None:
             return False

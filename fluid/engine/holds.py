@@ -7,7 +7,8 @@ stays. A trial that ends before it has paused has ended, and is held no more.
 
 from __future__ import annotations
 
-from fluid.engine.core import Claims, SessionState
+from fluid.engine.claims import Claims
+from fluid.engine.core import SessionState
 from fluid.engine.events import PauseRequested, ResumeRequested
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import Stage, TrialRecord

@@ -39,22 +39,22 @@ class HungTrials:
         trial = core.trials.by_row.get(deadline.row)
         if trial is None or not trial.placement.launched:
             return
-        place, limit = trial.placement, self.limit_of(trial)
-        silent = core.now - place.since
+        place, limit, since = trial.placement, self.limit_of(trial), self._since(trial)
+        silent = core.now - since
         if limit is None:
             core.deadlines.set(deadline, core.now + tuning.LEAST_DUMP_S)
         elif self._waits_for_submitter(trial):
             core.deadlines.set(deadline, core.now + limit.dump_after)
         # As the deadline was computed: a difference of times may be rounded to less, and the deadline come again.
-        elif core.now >= place.since + limit.kill_after:
+        elif core.now >= since + limit.kill_after:
             self._end(trial, silent)
             # It may have left those lanes before they are gone.
             core.deadlines.set(deadline, core.now + limit.kill_after)
         else:
-            if core.now >= place.since + limit.dump_after and not place.dumped:
+            if core.now >= since + limit.dump_after and not place.dumped:
                 place.dumped = True
                 self._dump(trial, silent, limit)
-            core.deadlines.set(deadline, place.since + (limit.kill_after if place.dumped else limit.dump_after))
+            core.deadlines.set(deadline, since + (limit.kill_after if place.dumped else limit.dump_after))
 
     def look_at_drain(self, deadline: DrainDeadline) -> None:
         """Kills a lane that a trial was told to leave and has not left."""
@@ -74,7 +74,7 @@ class HungTrials:
         place = trial.placement
         if not place.launched or self._waits_for_submitter(trial):
             return None
-        silent, estimates = now - place.since, self._core.estimates
+        silent, estimates = now - self._since(trial), self._core.estimates
         usual = _usual(estimates.of_key(trial), iterates=place.iterates)
         if usual is None and place.iterates and estimates.is_measured(trial):
             usual = estimates.pace(trial) * estimates.stretch(trial)
@@ -97,6 +97,16 @@ class HungTrials:
         # One validation in a thousand iterations is not in the sample.
         longest = max(dump_after, estimate.longest) if iterates else dump_after
         return Limit(dump_after, max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest))
+
+    def _since(self, trial: TrialRecord) -> float:
+        """When a trial, or another one of its lane, gave its latest sign of progress, seconds.
+
+        A trial that shares a lane may wait there for long until it is its turn.
+        """
+        trials = self._core.trials
+        beside = (self._core.lanes.get(lane_id) for lane_id in trial.placement.hosts) if trial.fusion_group else ()
+        others = (trials[other].placement.since for lane in beside if lane is not None for other in lane.holders)
+        return max((trial.placement.since, *others))
 
     def _waits_for_submitter(self, trial: TrialRecord) -> bool:
         """Whether a trial waits for the answer to a request, and so is not silent by its own fault."""

@@ -4,6 +4,7 @@ were tried.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -27,7 +28,10 @@ class KeyEstimate:
         speed: of the device model, for this key.
         pace: seconds per iteration at width 1 and speed 1; ``None`` until measured on this model.
         is_rough: whether the pace is that of a trial which was not measured alone on a device of this model.
-        packing: c, the packing limit. Rises from 1 by one co-resident after each that was measured to pay.
+        processes: trials on one device that run at the same time, in a lane each unless they are fused. Rises from 1 by
+            one after each that was measured to pay.
+        turns: most trials on one device that take turns in its lanes; 1 if each has a lane of its own.
+        packing: c, the packing limit: trials on one device, which have a lane each, are fused, or take turns.
         width: d, the width limit. Doubles from 1 after each measured width while beta allows.
         tried: the widest measured width.
         fusing: how far its trials are fused.
@@ -45,7 +49,7 @@ class KeyEstimate:
         seconds_alone: seconds of iterations alone on a device.
         observed_trials: co-residents -> rows of the first trials observed at that packing in this session, on devices
             that a trial of this key shares: at most ``tuning.LEAST_OBSERVED`` of them.
-        unobserved: trials that came to devices which ``packing`` trials share, since the last one was observed there.
+        unobserved: trials that came to devices which ``processes`` trials share, since the last one was observed there.
         failed_tries: times that trying one more co-resident was given up, as no iteration could be observed.
         rests_at: the measured packing at which that was given up last; 0 if it never was.
         retry_at: what ``observed`` has to be at that packing before one more is tried again.
@@ -61,6 +65,8 @@ class KeyEstimate:
     is_rough: bool = False
     alpha: float = 1.0
     beta: float = 1.0
+    processes: int = 1
+    turns: int = 1
     packing: int = 1
     width: int = 1
     tried: int = 1
@@ -87,6 +93,12 @@ class KeyEstimate:
             getattr(self, name).extend(getattr(whole, name))
         self.longest, self.inherited = whole.longest, whole.memory
         self.busy_known, self.seconds_alone = whole.busy_known, whole.seconds_alone
+
+    def begin_turns(self, most: int, *, is_bounded: bool) -> None:
+        """Lets so many trials take turns on a device; where memory is bounded, once a first one was measured."""
+        self.turns = most
+        if most > 1 and self.fusing.is_over and not is_bounded:
+            self.packing = most
 
     @property
     def interruption(self) -> float:
@@ -127,14 +139,14 @@ class KeyEstimate:
 
     def add_observed(self, co_residents: int, row: int) -> None:
         """Records that a trial was observed on a device that so many share, a trial of this key among them."""
-        if co_residents >= self.packing:
+        if co_residents >= self.processes:
             self.unobserved = 0
         rows = self.observed_trials.setdefault(co_residents, set())
         if len(rows) < tuning.LEAST_OBSERVED:
             rows.add(row)
 
     def add_arrival(self, profile: Profile, devices: int) -> bool:
-        """Counts a trial that comes to a device which ``packing`` trials share then, one of this key among them.
+        """Counts a trial that comes to a device which ``processes`` trials share then, one of this key among them.
 
         Args:
             profile: what was measured.
@@ -144,7 +156,7 @@ class KeyEstimate:
             Whether trying so many is given up for now: too many trials came without one that could be observed.
         """
         measured = profile.measured_packing(self.key, self.model)
-        if self.packing <= max(1, measured):
+        if self.processes <= max(1, measured):
             return False
         self.unobserved += 1
         if self.unobserved < tuning.MOST_UNOBSERVED * devices:
@@ -170,37 +182,45 @@ class KeyEstimate:
         before = self.packing, self.width, self.fusing.rows
         trying_pays = work >= self.worth_trying
         self.fusing.update(profile, self.key, self.model, work=work, trying_packs_pays=trying_pays)
-        self.packing = self._packing(profile, seconds, trying_pays) if self.fusing.is_over else self.fusing.total
+        if self.fusing.is_over:
+            self.processes = self._processes(profile, seconds, trying_pays)
+            self.packing = max(self.processes, self.turns)
+        else:
+            self.processes = self.packing = self.fusing.total
         self.width = self._width(profile)
         return before != (self.packing, self.width, self.fusing.rows)
 
     def stretch(self, width: float) -> float:
-        """h(w)/h(1): by the measured table where trials are fused (docs/theory.md, section 10), else by eq. 3.2."""
+        """h(w)/h(1): by a table where trials share lanes (docs/theory.md, section 10), else by eq. 3.2."""
         return stretch_of(self.alpha, self.beta, width, self.fused)
 
     @property
     def fused(self) -> FusedRates | None:
-        """Rates of its trials, in place of alpha, if they are fused."""
-        return self.fusing.expected if self.fusing.rows > 1 else None
+        """Rates of its trials, in place of alpha, if they are fused or take turns."""
+        if self.fusing.rows > 1:
+            return self.fusing.expected
+        if self.turns == 1 or not self.fusing.is_over:
+            return None
+        return turn_rates(self.alpha, self.processes)
 
     def update_memory(self, profile: Profile) -> None:
         """Copies the memory from the profile."""
         self.memory = profile.memory(self.key, self.model) or self.inherited
 
-    def _packing(self, profile: Profile, seconds: float, trying_pays: bool) -> int:
+    def _processes(self, profile: Profile, seconds: float, trying_pays: bool) -> int:
         if seconds < tuning.TOO_SHORT_TO_PACK_S:
             return 1
         limit = profile.packing_limit(self.key, self.max_packing, self.model)
         measured = profile.measured_packing(self.key, self.model)
-        tries = trying_pays or self.packing > measured  # a trial of packing that has begun is completed
+        tries = trying_pays or self.processes > measured  # a trial of packing that has begun is completed
         if measured == 1 and not self.known_alone:
-            tries = self.packing > 1
+            tries = self.processes > 1
         if measured == self.rests_at and self.observed.get((measured, 1), 0) < self.retry_at:
             tries = False
-        packing = max(1, min(limit, measured + tries))
-        if packing > self.packing and self._was_of_one_trial(packing - 1):
-            return self.packing
-        return packing
+        processes = max(1, min(limit, measured + tries))
+        if processes > self.processes and self._was_of_one_trial(processes - 1):
+            return self.processes
+        return processes
 
     def _was_of_one_trial(self, co_residents: int) -> bool:
         """Whether only one of the trials that shared a device in this session has been observed to do so."""
@@ -216,3 +236,12 @@ class KeyEstimate:
                 break
             width *= 2
         return min(width, limit)
+
+
+@functools.lru_cache(maxsize=256)
+def turn_rates(alpha: float, processes: int) -> FusedRates:
+    """T(k)/T(1) for k trials of one device that take turns in so many lanes.
+
+    Up to one trial per lane, they are co-residents, by alpha. Beyond, T grows in proportion to the trials.
+    """
+    return FusedRates.of({count: alpha ** (count - 1) for count in range(1, processes + 1)})

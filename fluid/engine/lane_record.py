@@ -55,8 +55,9 @@ class LaneRecord:
         others: further devices of a gang's lane, of the same host.
         ready: whether the lane has reported that it is warm.
         used: whether a trial was placed in it.
-        holders: the trials that hold the lane, in order of arrival: one, or several fused ones; empty while it is idle.
-        fusion_group: the group of fused trials that others may join here; ``None`` where it has at most one holder.
+        holders: the trials that hold the lane, in order of arrival: one, or several that are fused or take turns; empty
+            while it is idle.
+        fusion_group: the group of trials that others may join here; ``None`` where it has at most one holder.
         rows: how many of its trials it was told to train in one step; ``None`` if nothing.
         step_at: when fused trials last reported a step, seconds.
         trained_key: the profile key of the trial that last reported an iteration; ``None`` before the first.

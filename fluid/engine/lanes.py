@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.lane_record import LaneRecord
@@ -24,6 +24,17 @@ class Fusion(NamedTuple):
     def joins(self, lane: LaneRecord) -> bool:
         """Whether the trial may share a lane that others hold."""
         return lane.fusion_group == self.group and len(lane.holders) < self.rows
+
+
+class Sharing(Protocol):
+    """With which trials one may share a lane."""
+
+    @property
+    def group(self) -> str:
+        """Those that the lane may be shared with from then on."""
+
+    def joins(self, lane: LaneRecord) -> bool:
+        """Whether the trial may share a lane that others hold."""
 
 
 class Lanes:
@@ -180,13 +191,13 @@ class Lanes:
     # -- which trial runs where --------------------------------------------------------------------------
 
     def acquire(
-        self, device_id: int, trial_id: str, commands: list[Command], fusion: Fusion | None = None
+        self, device_id: int, trial_id: str, commands: list[Command], fusion: Sharing | None = None
     ) -> LaneRecord:
         """Gives a trial an idle lane of a device: the one that keeps its state, else a warm one, else a new one.
 
         A lane that another trial is about to leave comes before other warm ones: then no more trials run on the device
-        than hold it. Lanes of gangs that hold nothing are ended there. A trial that may be fused joins a lane in
-        which trials of its group run, if one has room.
+        than hold it. Lanes of gangs that hold nothing are ended there. A trial that may share a lane joins one that
+        others hold, if it is to.
         """
         best: LaneRecord | None = None
         best_rank: tuple[bool, bool, bool, bool, int] | None = None
@@ -215,7 +226,7 @@ class Lanes:
         commands: list[Command],
         *,
         gang: bool,
-        fusion: Fusion | None = None,
+        fusion: Sharing | None = None,
     ) -> list[LaneRecord]:
         """Gives a trial lanes of its devices: one on each, or for a gang one of them all."""
         if gang:

@@ -46,7 +46,7 @@ class Lifecycle:
         core = self._core
         devices = core.occupancy.held[trial.row]
         lanes = core.lanes.acquire_all(
-            devices, trial.trial_id, core.commands, gang=trial.spec.gang, fusion=core.fusing.of(trial)
+            devices, trial.trial_id, core.commands, gang=trial.spec.gang, fusion=core.fusing.of(trial, devices)
         )
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.timing.placed(trial, lanes, core.now)
@@ -81,7 +81,7 @@ class Lifecycle:
         self._core.memory.note_change(trial.row)
         trial.placement.launched, trial.residence.held_bytes = True, None
         self._core.watching.launched(trial, self._core.now, iterates=False)
-        iterations, checkpoint = trial.progress.grant(trial.limit), trial.residence.checkpoint
+        iterations, checkpoint = trial.progress.grant(self._core.limit_of(trial)), trial.residence.checkpoint
         self._core.commands.append(
             StartTrial(trial.trial_id, trial.placement.lanes, iterations=iterations, checkpoint=checkpoint)
         )
@@ -92,7 +92,7 @@ class Lifecycle:
         self._residency.leave_lane(trial)
         trial.placement.launched = True
         core.watching.launched(trial, core.now, iterates=True)
-        core.commands.append(RunIteration(trial.trial_id, lanes, trial.progress.grant(trial.limit)))
+        core.commands.append(RunIteration(trial.trial_id, lanes, trial.progress.grant(self._core.limit_of(trial))))
         core.set_state(trial, TrialState.RUNNING, "resumed where it was")
         core.report_start(trial)
         if trial.progress.done >= trial.progress.budget:

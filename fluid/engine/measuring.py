@@ -123,6 +123,19 @@ class Measuring:
             stretch = 1.0 if rows == 1 or fusing.rates is None else fusing.rates.stretch(rows)
             self._estimates.observe_pace(trial, seconds / stretch, estimate.model)
 
+    def observe_turn(self, trial: TrialRecord, seconds: float, lanes: int) -> None:
+        """Learns from an iteration of a trial that takes turns in one of so many lanes of its device."""
+        estimate = self._estimates.of_key(trial)
+        if seconds <= 0.0:
+            return
+        seconds *= self._occupancy.speed(self._occupancy.held[trial.row])
+        if estimate.worth_observing(lanes, 1):
+            typical = seconds if lanes == 1 else _as_typical(trial, estimate, seconds)
+            self._profile.observe(estimate.key, typical, model=estimate.model, co_residents=lanes)
+            estimate.add_observed(lanes, trial.row)
+            self._update(trial, estimate, seconds)
+        self._estimates.observe_pace(trial, seconds / estimate.alpha ** (lanes - 1), estimate.model)
+
     def estimate_changed(self, estimate: KeyEstimate) -> None:
         """Brings an estimate up to date: a lane has found how far its trials can be fused, or a cohort begins."""
         self._estimates.update(estimate, work=self._work_per_device)
@@ -170,11 +183,11 @@ class Measuring:
     def observe_arrival(self, trial: TrialRecord) -> None:
         """Learns that a trial comes to a device, which others may hold: in time, one of them must be observed there."""
         rows = self._occupancy.residents[self._occupancy.held[trial.row][0]]
-        if len(rows) == 1:
-            return
+        if len(rows) == 1 or trial.takes_turns:
+            return  # Of trials that take turns, some are always observed.
         records = (self._trials.by_row[row] for row in rows if row in self._trials.by_row)
         for estimate in {id(found): found for found in map(self._estimates.of_key, records)}.values():
-            gives_up = len(rows) >= estimate.packing and estimate.add_arrival(self._profile, len(self._occupancy))
+            gives_up = len(rows) >= estimate.processes and estimate.add_arrival(self._profile, len(self._occupancy))
             if gives_up and self._estimates.update(estimate, work=0.0):
                 self._note_change(estimate)
 
@@ -197,10 +210,10 @@ class Measuring:
     def _update(self, trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> None:
         """Brings a key's estimate up to date with the profile, which learnt from an iteration of a trial."""
         self._learn_first_pace(trial, estimate, seconds)
-        packing = estimate.packing
+        processes = estimate.processes
         if self._estimates.update(estimate, work=self._work_per_device):
             self._note_change(estimate)
-        if estimate.packing < packing:
+        if estimate.processes < processes:
             self._rebalancing.check_packing()
 
     def _learn_first_pace(self, trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import gt
 
@@ -27,6 +27,22 @@ class PlannedTrials:
     widths: list[float]
     heights: list[float]
     kind_of: list[int]
+
+
+def share_devices(plan: PlannedTrials, trials: Sequence[TrialRecord], estimates: Estimates) -> PlannedTrials:
+    """The plan with devices shared by all trials that may take turns there, though no more gets done that way."""
+    planned = zip(trials, plan.widths, strict=True)
+    widths = [
+        min(width, 1.0 / estimates.packing(trial)) if trial.takes_turns and width <= 1.0 else width
+        for trial, width in planned
+    ]
+    return replace(plan, widths=widths)
+
+
+def fewest_done_first(plan: PlannedTrials, trials: Sequence[TrialRecord]) -> PlannedTrials:
+    """The plan with those first that have done the fewest iterations."""
+    done = [trial.progress.done for trial in trials]
+    return replace(plan, order=sorted(plan.order, key=done.__getitem__))
 
 
 class QueueKinds:

@@ -11,6 +11,7 @@ from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.pace import Pace
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.constraints import Constraint
+from fluid.planning.sharing_groups import TURNS
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
@@ -36,8 +37,7 @@ class Move:
     """A resize under way.
 
     Attributes:
-        old_lanes: the lanes that the trial comes from, rank 0 first.
-        old_devices: their devices.
+        old_lanes, old_devices: the lanes that the trial comes from, rank 0 first, and their devices.
         old_width: the width it had there.
         old_devices_row: row under which occupancy holds the devices that the trial leaves until it has arrived.
         old_need: the device memory with which it was placed there.
@@ -110,7 +110,7 @@ class Progress:
         budget: iterations that the trial may run in all.
         follow_up_iterations: iterations that later rungs may add after the budget, to this trial or to others.
         done: iterations done, by the state that the trial would go on from.
-        reported: greatest iteration reported; a trial set back to a checkpoint repeats some without a report.
+        reported: greatest iteration reported; a trial that is set back repeats some without a report.
         granted: iteration up to which the trial's lanes were told to run.
         finished_early: whether the trial said that it has no more to do.
     """
@@ -157,8 +157,7 @@ class Residence:
     """Where a trial's state is while the trial does not run, and where it was saved.
 
     Attributes:
-        lane: lane that keeps the state; ``None`` if none does.
-        device: device of that lane.
+        lane, device: lane that keeps the state, and its device; ``None`` if none does.
         held_bytes: device memory that its lane last measured it to take; ``None`` if that has measured nothing.
         saving: whether that lane was told to save the state and drop it, and has not answered.
         given_up: whether the state was dropped for want of room though it could not be saved.
@@ -196,16 +195,15 @@ class TrialPlacement:
 
     Attributes:
         width: width given or to be given.
-        lanes: lanes that the trial runs on or is to run on, rank 0 first; empty unless it holds devices.
-        launched: whether those lanes were told to set the trial up or to go on.
+        lanes, launched: lanes that the trial runs on or is to run on, rank 0 first, empty unless it holds devices; and
+            whether they were told to.
         move: the resize under way; ``None`` unless there is one.
         preemption: set while the trial's lane was told to pause it for others; ``None`` otherwise.
         stopping_lanes: lanes that were told to stop the trial and have not answered; empty unless it is STOPPING.
         lost_lanes: lanes that the trial lost and went on without; what they had reported may still arrive.
         line: number of the line of queued trials in which the journal last said that it waits.
         since: when its lanes were told what they do now, or gave their latest sign of progress, seconds.
-        iterates: whether that is an iteration; otherwise it is set up, restored or resized.
-        dumped: whether its stacks were dumped since.
+        iterates, dumped: whether that is an iteration, no set-up or resize; whether its stacks were dumped since.
         asking: (lane, number) of its requests to the submitter that were not answered.
     """
 
@@ -244,8 +242,7 @@ class Limits:
     """What went wrong with a trial, and what it is given no more of since.
 
     Attributes:
-        failures: times the trial failed and was queued again.
-        timeouts: times its lanes were killed because it gave no result.
+        failures, timeouts: times it failed and was queued again; times its lanes were killed as it gave no result.
         failure: the last failure.
         width_cap: most devices, since the trial could not be set up on further ones; ``None`` for no cap.
         packing_cap: most trials on its device, itself included, since it ran out of memory or killed its lane; ``None``
@@ -323,6 +320,11 @@ class TrialRecord:
         """The trial's id."""
         return self.spec.trial_id
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it takes turns with others of its lane."""
+        return self.fusion_group == TURNS
+
     def add_to_story(self, at: float, text: str) -> None:
         """Adds what happened at a time, seconds; the oldest of many entries are dropped."""
         story = self.story
@@ -383,8 +385,7 @@ class GroupRecord:
     Attributes:
         terms: what is known of it beyond its trials.
         owner: number of its owner.
-        trial_ids: its trials in order of arrival, as keys.
-        open: trials that have not ended.
+        trial_ids, open: its trials in order of arrival, as keys, and how many have not ended.
         past: number of trials that were forgotten, by outcome.
         past_iterations: iterations done by those; ``past_lengths`` counts them by these, but for paused ones.
     """

@@ -74,7 +74,9 @@ class Resizing:
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
         new = [device for device in devices if device not in lane_of]
-        lanes = core.lanes.acquire_all(new, trial.trial_id, core.commands, gang=False, fusion=core.fusing.of(trial))
+        lanes = core.lanes.acquire_all(
+            new, trial.trial_id, core.commands, gang=False, fusion=core.fusing.of(trial, new)
+        )
         lane_of.update(zip(new, [lane.lane_id for lane in lanes], strict=True))
         place.lanes = tuple(lane_of[device] for device in devices)
         place.move = move
@@ -114,7 +116,7 @@ class Resizing:
             self._stay(trial)
             return None
         move.stage = Stage.MOVING
-        self._resize(trial, move, progress.grant(trial.limit))
+        self._resize(trial, move, progress.grant(self._core.limit_of(trial)))
         return None
 
     def done(self, event: ResizeDone) -> TrialRecord | None:
@@ -228,7 +230,7 @@ class Resizing:
             core.log(trial, why)
         else:
             core.set_state(trial, TrialState.RESIZING, why)
-        self._resize(trial, move, trial.progress.grant(max(trial.progress.done, trial.limit)))
+        self._resize(trial, move, trial.progress.grant(max(trial.progress.done, self._core.limit_of(trial))))
 
     def _resize(self, trial: TrialRecord, move: Move, iterations: int) -> None:
         """Tells a trial's lanes to bring it to its new ones."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fluid.engine.core import Claims, SessionState
+from fluid.engine.claims import Claims
+from fluid.engine.core import SessionState
 from fluid.engine.demand import DeviceDemand, may_run_again
 from fluid.engine.drains import Drains
 from fluid.engine.events import DeviceDraining, Event

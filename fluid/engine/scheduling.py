@@ -1,7 +1,4 @@
-"""Scheduling: the queue, the order in which trials start, and the devices they get.
-
-The link between the state machine and the pure planners: it turns records of trials that arrive into instances.
-"""
+"""Scheduling: the queue, the order in which trials start, and their devices: between records and pure planners."""
 
 from __future__ import annotations
 
@@ -19,7 +16,15 @@ from fluid.engine.group_shares import GroupShares
 from fluid.engine.lanes import Lanes
 from fluid.engine.placing import Placing
 from fluid.engine.plan_inputs import PlanInputs
-from fluid.engine.queue_kinds import PlannedTrials, QueueKinds, in_line, kinds_of, placed_as
+from fluid.engine.queue_kinds import (
+    PlannedTrials,
+    QueueKinds,
+    fewest_done_first,
+    in_line,
+    kinds_of,
+    placed_as,
+    share_devices,
+)
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
@@ -44,6 +49,7 @@ class Scheduling:
         table: the columns of the running trials.
         allocations: gives trials devices.
         shares: ranks the trials' owners.
+        in_rounds: whether trials that have done the fewest iterations start first.
 
     Attributes:
         replanner: the planner's re-planner of the latest arrival.
@@ -63,7 +69,10 @@ class Scheduling:
         table: RunningTable,
         allocations: Allocations,
         shares: GroupShares,
+        *,
+        in_rounds: bool = False,
     ) -> None:
+        self._in_rounds = in_rounds
         self.replanner: Replanner = planner.replanner()
         self.joined: list[TrialRecord] = []
         self.placing = Placing(trials, queue, occupancy, lanes, estimates, allocations, shares)
@@ -117,6 +126,12 @@ class Scheduling:
         self._kinds = self._kinds_of(waiting, plan)
 
     def _plan(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
+        plan = self._plan_widths(trials)
+        if self._estimates.turns > 1:
+            plan = share_devices(plan, trials, self._estimates)
+        return fewest_done_first(plan, trials) if self._in_rounds else plan
+
+    def _plan_widths(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
         if len(trials) == 1 and trials[0].constraint is None and self._has_one_width(trials[0]):
             self.replanner = self._planner.replanner()
             return PlannedTrials([0], [1.0], [self._estimates.height(trials[0])], [0])
@@ -204,7 +219,7 @@ class Scheduling:
 
         A trial with a state or with follow-up iterations may get another place.
         """
-        if self._work.has_paths:
+        if self._work.has_paths or self._in_rounds:
             return False
         return not any(trial.residence.device is not None or trial.progress.follow_up_iterations for trial in trials)
 
@@ -219,7 +234,7 @@ class Scheduling:
 
     def _kinds_of(self, trials: Sequence[TrialRecord], plan: PlannedTrials) -> QueueKinds | None:
         """The kinds of trials that are the whole queue; ``None`` where it cannot be planned again by kinds."""
-        if len(trials) < tuning.LONG_QUEUE or not self._keeps_places(trials):
+        if len(trials) < tuning.LONG_QUEUE or not self._keeps_places(trials) or self._estimates.turns > 1:
             return None
         kinds = QueueKinds(trials, plan)
         widths = set(zip(plan.kind_of, plan.widths, strict=True))

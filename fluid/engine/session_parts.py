@@ -18,6 +18,7 @@ from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.running_table import RunningTable
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.trials import Trials
+from fluid.engine.turns import Turns
 from fluid.engine.watching import Watching
 from fluid.planning.arrangement import KeepWidths
 from fluid.planning.occupancy import Occupancy
@@ -33,6 +34,8 @@ def make_session_state(
     max_packing: int,
     max_fused: int,
     insists_on_fusing: bool,
+    turns: int,
+    in_rounds: bool,
     max_width: int,
     resident_limit: int,
     watermark: float,
@@ -51,6 +54,7 @@ def make_session_state(
         max_width=max_width,
         max_fused=max_fused,
         insists_on_fusing=insists_on_fusing,
+        turns=turns,
     )
     allocations = Allocations(trials, occupancy, estimates, table)
     moves = not isinstance(planner.replanner(), KeepWidths)
@@ -69,12 +73,17 @@ def make_session_state(
         rebalancing=rebalancing,
         measuring=measuring,
         timing=IterationTiming(trials, occupancy),
-        scheduling=Scheduling(planner, trials, queue, occupancy, lanes, estimates, table, allocations, shares),
+        scheduling=Scheduling(
+            planner, trials, queue, occupancy, lanes, estimates, table, allocations, shares, in_rounds=in_rounds
+        ),
+        in_rounds=in_rounds,
         deadlines=deadlines,
         watching=Watching(deadlines, estimates, lanes),
         feasibility=Feasibility(occupancy),
         cohorts=Cohorts(profile, estimates, allocations, measuring),
         owners=owners,
         shares=shares,
-        fusing=Fusing(trials, lanes, estimates, allocations, measuring),
+        fusing=Fusing(
+            trials, lanes, estimates, allocations, measuring, Turns(trials, lanes, occupancy, estimates, measuring)
+        ),
     )

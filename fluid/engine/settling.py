@@ -149,6 +149,7 @@ class Settling:
         again = True
         while again:
             started = self._core.scheduling.dispatch()
+            self._core.stepwise |= self._core.in_rounds and bool(self._core.queue)
             for trial in started:
                 if trial.state is TrialState.QUEUED:
                     self._lifecycle.start(trial)

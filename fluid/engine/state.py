@@ -11,8 +11,9 @@ from typing import Any
 
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
+from fluid.engine.claims import Claims
 from fluid.engine.commands import Command
-from fluid.engine.core import Claims, EngineError
+from fluid.engine.core import EngineError
 from fluid.engine.demand import DeviceDemand
 from fluid.engine.drains import DrainEnd, Drains
 from fluid.engine.events import (
@@ -58,6 +59,7 @@ from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.retiring import DeviceRetained, DeviceRetiring, Retirements
+from fluid.engine.rounds import Rounds
 from fluid.engine.savability import Savability, SavabilityChanged
 from fluid.engine.session_parts import make_session_state
 from fluid.engine.set_back import TrialSetBack
@@ -96,6 +98,8 @@ class EngineState:
         max_packing: most processes on one device; 1 switches packing them off.
         max_fused: most trials that one process trains in one step; 1 switches fusing off.
         insists_on_fusing: whether trials that can be fused are, though it was not measured to pay.
+        turns: most trials on one device that take turns in its lanes; 1 if each is to have a lane of its own.
+        in_rounds: whether all trials advance together, an iteration each in turn, those that wait for room too.
         max_width: most devices for one trial; ``None`` for the planner's ``d``.
         max_failures: times a trial is queued again after it failed.
         resident_limit: states of trials at rest that a device keeps, of those whose bytes do not bound packing.
@@ -112,6 +116,8 @@ class EngineState:
         max_packing: int = DEFAULT_MAX_PACKING,
         max_fused: int = 1,
         insists_on_fusing: bool = False,
+        turns: int = 1,
+        in_rounds: bool = False,
         max_width: int | None = None,
         max_failures: int = DEFAULT_MAX_FAILURES,
         resident_limit: int = DEFAULT_RESIDENT_LIMIT,
@@ -125,6 +131,8 @@ class EngineState:
             max_packing=require_integer("max_packing", max_packing, at_least=1),
             max_fused=require_integer("max_fused", max_fused, at_least=1),
             insists_on_fusing=insists_on_fusing,
+            turns=require_integer("turns", turns, at_least=1),
+            in_rounds=in_rounds,
             max_width=planner.d if max_width is None else require_integer("max_width", max_width, at_least=1),
             resident_limit=require_integer("resident_limit", resident_limit, at_least=0),
             watermark=watermark,
@@ -151,6 +159,7 @@ class EngineState:
         self._preemptions = Preemptions(self._core, planner.preempts)
         self.urgency = Urgency(core, self._lifecycle)
         self._hung, self._waits = HungTrials(core), Waits(core)
+        self._rounds = Rounds(core, self._lifecycle, self._residency)
         self._settling = Settling(
             core,
             self._lifecycle,
@@ -332,6 +341,7 @@ class EngineState:
         if self._settling.is_due:
             self._settling.settle()
             self._waits.note()
+        self._rounds.advance()
         # 8. Ask for a tick if a waiting trial may have become urgent.
         self._settling.wants_tick |= self._preemptions.is_due()
         # 9. Evict kept states from devices whose known bytes do not fit any more; see whether capped ones have room.
@@ -346,6 +356,7 @@ class EngineState:
     def _trial_paused(self, event: TrialPaused) -> None:
         if event.purpose is PausePurpose.PREEMPT:
             self._lifecycle.paused(event)
+            self._rounds.make_room(self._core.trials.get(event.trial_id))
             return
         if (finished := self._resizing.paused(event)) is not None:
             self._lifecycle.finish(finished)

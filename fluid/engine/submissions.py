@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fluid.engine.core import Claims, SessionState
+from fluid.engine.claims import Claims
+from fluid.engine.core import SessionState
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,

@@ -168,7 +168,7 @@ def _group_view(group: GroupRecord, core: SessionState, place: int | None) -> Gr
 def _device_view(device: Device, trials: Trials, occupancy: Occupancy, lanes: Lanes) -> DeviceView:
     # A row without a trial keeps the old devices of one that moves.
     held = [trials.by_row[row] for row in occupancy.residents[device.index] if row in trials.by_row]
-    in_one_lane = bool(held) and held[0].row in occupancy.groups.of
+    in_one_lane = bool(held) and held[0].row in occupancy.groups.of and not held[0].takes_turns
     return DeviceView(
         device=device,
         residents=tuple((trial.trial_id, trial.placement.width) for trial in held),

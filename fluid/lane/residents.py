@@ -298,6 +298,7 @@ class Residents:
         """Counts an iteration of a trial, one of several in the step; returns the report for the driver."""
         metrics = None if step.metrics is None else pack_metrics(step.metrics)
         resident.record_iteration(took.seconds, rows)
+        self.queue.note_iteration(resident)
         if metrics is not None:
             resident.iteration += 1
             resident.unsaved += took.seconds / rows

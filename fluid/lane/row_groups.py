@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fluid._clock import Clock
-from fluid.lane.policy import ResidentWork, choose
-from fluid.lane.work_queue import SWITCH_SLACK_S, ResidentTrial, WorkQueue
+from fluid.lane.policy import SWITCH_SLACK_S, ResidentWork, choose
+from fluid.lane.work_queue import ResidentTrial, WorkQueue
 
 #: A pack waits for each of the driver's answers about its rows for this share of its last step, within these limits,
 #: seconds; and for all of them for so many times as long. To go without a row costs a further step for that one.
@@ -259,4 +259,4 @@ def _work(number: int, rows: Sequence[ResidentTrial]) -> ResidentWork:
     left = [None if row.pace is None else row.left * row.pace for row in rows]
     known = [seconds for seconds in left if seconds is not None]
     remaining = max(known) if len(known) == len(left) else None
-    return ResidentWork(number, remaining, max(row.service for row in rows))
+    return ResidentWork(number, remaining, max(row.service for row in rows), max(row.turn for row in rows))

@@ -11,14 +11,9 @@ from fluid.lane.driver_requests import LaneDriverLink
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import ResidentSaved
-from fluid.lane.policy import ResidentWork, choose, joining_service
+from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, joining_service
 from fluid.lane.process_state import ProcessState
 from fluid.trainables.resident import Resident
-
-#: The lane keeps running a trial unless another one is ahead by more seconds than this, because a switch takes time.
-SWITCH_SLACK_S = 0.05
-#: Weight of the newest iteration in the moving average of a trial's pace.
-_SMOOTHING = 0.5
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -41,6 +36,7 @@ class ResidentTrial:
         autosaves: whether the lane checkpoints it automatically.
         pace: seconds per iteration, a moving average; ``None`` before the first.
         service: seconds it has run, as :mod:`fluid.lane.policy` counts them.
+        turn: number of its latest iteration among those of all trials of the lane; 0 before the first.
         member: its part in a trial of several lanes; ``None`` where it trains alone.
         reports_states: whether only the states that it reports can be saved, not the one that it is in.
         savable: whether it had reported one when it was last asked; ``False`` unless it reports states.
@@ -68,6 +64,7 @@ class ResidentTrial:
     autosaves: bool = False
     pace: float | None = None
     service: float = 0.0
+    turn: int = 0
     member: LaneMember | None = None
     reports_states: bool = False
     savable: bool = False
@@ -81,12 +78,13 @@ class ResidentTrial:
     def record_iteration(self, seconds: float, rows: int = 1) -> None:
         """Updates pace and service after an iteration that took so many seconds, of so many trials at once."""
         self.rows = rows
-        self.pace = seconds if self.pace is None else self.pace + _SMOOTHING * (seconds - self.pace)
+        self.pace = seconds if self.pace is None else self.pace + SMOOTHING * (seconds - self.pace)
         self.service += seconds
 
     def work(self) -> ResidentWork:
         """Its remaining work, for the policies."""
-        return ResidentWork(self.trial_id, None if self.pace is None else self.left * self.pace, self.service)
+        remaining = None if self.pace is None else self.left * self.pace
+        return ResidentWork(self.trial_id, remaining, self.service, self.turn)
 
 
 class WorkQueue:
@@ -94,6 +92,7 @@ class WorkQueue:
 
     def __init__(self) -> None:
         self._residents: deque[ResidentTrial] = deque()
+        self._turns = 0
 
     def __len__(self) -> int:
         return len(self._residents)
@@ -110,6 +109,11 @@ class WorkQueue:
     def remove(self, resident: ResidentTrial) -> None:
         """Removes a trial that is in the queue."""
         self._residents.remove(resident)
+
+    def note_iteration(self, resident: ResidentTrial) -> None:
+        """Notes that a trial has run an iteration."""
+        self._turns += 1
+        resident.turn = self._turns
 
     def next(self, policy: str, current: ResidentTrial | None) -> ResidentTrial:
         """Returns the trial to run for one iteration.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+#: The group of all trials that take turns in lanes, whatever their profile keys.
+TURNS = "(take turns)"
+
 
 class SharingGroups:
     """The groups of trials; one that is in no group shares a device with others that are in none.

@@ -40,16 +40,29 @@ class RehearsalBackend(SimulatedBackend):
             for one.
         source: replays all trials; ``None`` for their trainables themselves.
         overheads: what packing, scaling and moves cost.
+        lane_policy: which trial a lane runs next if several are in it; see :mod:`fluid.lane.policy`. ``None``, the
+            default, for the one that has waited longest.
 
     Raises:
         InvalidFieldError: the devices are none.
     """
 
     def __init__(
-        self, devices: DeviceChoice = None, *, source: Replayable | None = None, overheads: Overheads = FREE
+        self,
+        devices: DeviceChoice = None,
+        *,
+        source: Replayable | None = None,
+        overheads: Overheads = FREE,
+        lane_policy: str | None = None,
     ) -> None:
         super().__init__(
-            self._truth_of, _virtual_devices(devices), epsilon=overheads.epsilon, saves=False, record=False, held=True
+            self._truth_of,
+            _virtual_devices(devices),
+            epsilon=overheads.epsilon,
+            saves=False,
+            record=False,
+            held=True,
+            lane_policy=lane_policy,
         )
         self.overheads = overheads
         self._source = source

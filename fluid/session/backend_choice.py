@@ -9,7 +9,7 @@ from pathlib import Path
 from fluid.backends.base import Backend, OutputForwarding
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.errors import InvalidFieldError
-from fluid.lane.policy import DEFAULT_POLICY
+from fluid.lane.policy import DEFAULT_POLICY, ROUNDS
 from fluid.rehearsal.backend import RehearsalBackend
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
@@ -57,20 +57,22 @@ def _make_backend(
     releasable: bool,
 ) -> Backend:
     if (plan := plan_in_force()) is not None:
-        return RehearsalBackend(
-            devices if plan.devices is None else plan.devices, source=plan.source, overheads=plan.overheads
-        )
+        virtual = devices if plan.devices is None else plan.devices
+        return RehearsalBackend(virtual, source=plan.source, overheads=plan.overheads, lane_policy=lane_policy)
     if not isinstance(backend, str):
         if sharing == "mps" and backend.sharing.way != "mps":
             raise InvalidFieldError("packing", sharing, "pass it to the backend object instead: sharing='mps'")
-        if lane_policy is not None:
+        if lane_policy == ROUNDS:
+            if getattr(backend, "lane_policy", None) not in (None, ROUNDS):
+                raise InvalidFieldError("rounds", True, 'needs a backend object made with lane_policy="rounds"')
+        elif lane_policy is not None:
             raise InvalidFieldError("lane_policy", lane_policy, "pass it to the backend object instead")
         return backend
     if backend == "simulated":
-        for field, value in (("process_group", process_group), ("lane_policy", lane_policy)):
-            if value is not None:
-                raise InvalidFieldError(field, value, "means nothing to trials that are replayed, not run")
-        return RehearsalBackend(devices)
+        if process_group is not None:
+            reason = "means nothing to trials that are replayed, not run"
+            raise InvalidFieldError("process_group", process_group, reason)
+        return RehearsalBackend(devices, lane_policy=lane_policy)
     policy = lane_policy or DEFAULT_POLICY
     group = process_group or DEFAULT_PROCESS_GROUP
     try:

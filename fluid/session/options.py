@@ -12,7 +12,7 @@ from fluid.elastic.messages import require_process_group
 from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.keeping import Retention, parse_bytes
-from fluid.lane.policy import DEFAULT_POLICY, POLICIES
+from fluid.lane.policy import DEFAULT_POLICY, POLICIES, ROUNDS
 from fluid.planners.by_name import make_planner
 from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.planning.planner import Planner
@@ -25,8 +25,12 @@ from fluid.session.packing_limit import bounded_packing, process_limit
 from fluid.sizing.goals import Goals, parse_duration
 
 BACKENDS = ("auto", "local", "ray", "simulated")
-PACKING = ("auto", "fused", "mps", "timeslice", "off")
+PACKING = ("auto", "fused", "lane", "mps", "timeslice", "off")
 DEFAULT_MAX_FUSED = 64
+#: Most trials that take turns in the lanes of one device, unless the user says how many.
+DEFAULT_MAX_TURNS = 64
+#: Lane policies that users may choose: rounds are more than a policy of lanes.
+LANE_POLICIES = tuple(policy for policy in POLICIES if policy != ROUNDS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +57,7 @@ class ExecutorOptions:
     process_group: str | None = None
     verbose: int = 1
     lane_policy: str | None = None
+    rounds: bool = False
     keep: str = "none"
     checkpoint_bytes: int | str | None = None
     deadline: float | str | None = None
@@ -72,7 +77,7 @@ class ExecutorOptions:
             InvalidFieldError: one cannot be used.
         """
         plan = plan_in_force()
-        nothing = {"keep": "none", "process_group": None, "lane_policy": None}  # To trials that are replayed.
+        nothing = {"keep": "none", "process_group": None}  # To trials that are replayed.
         return cls(**{**asked, **({} if plan is None else nothing | dict(plan.options))})
 
     def __post_init__(self) -> None:
@@ -86,7 +91,11 @@ class ExecutorOptions:
         require_one_of("group_policy", self.group_policy, GROUP_POLICIES)
         require_number("fairness", self.fairness, at_least=0.0)
         if self.lane_policy is not None:
-            require_one_of("lane_policy", self.lane_policy, tuple(POLICIES))
+            require_one_of("lane_policy", self.lane_policy, LANE_POLICIES)
+            if self.rounds:
+                raise InvalidFieldError("lane_policy", self.lane_policy, "has no meaning with rounds=True")
+        if not isinstance(self.rounds, bool):
+            raise InvalidFieldError("rounds", self.rounds, "must be True or False")
         if require_integer("max_fused", self.max_fused, at_least=1) == 1 and self.packing == "fused":
             raise InvalidFieldError("max_fused", self.max_fused, 'must be at least 2 with packing="fused"')
         packed, widest = DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
@@ -116,7 +125,8 @@ class ExecutorOptions:
             "planner": self.planner,
             "packing": self.packing,
             "max_fused": self.most_fused,
-            "lane_policy": self.lane_policy or DEFAULT_POLICY,
+            "lane_policy": self.policy or DEFAULT_POLICY,
+            "rounds": self.rounds,
             "keep": str(self.retention),
             "checkpoint_bytes": self.retention.quota,
             "price_per_device_hour": self.goals.price_per_device_hour,
@@ -129,7 +139,23 @@ class ExecutorOptions:
     @property
     def most_packed(self) -> int:
         """Most processes with a trial on one device, as far as the user decides it."""
-        return 1 if self.packing in ("off", "fused") else self.plans.c
+        return 1 if self.packing in ("off", "fused", "lane") else self.plans.c
+
+    @property
+    def policy(self) -> str | None:
+        """Which of several trials a lane runs next; ``None`` if the user did not say."""
+        return ROUNDS if self.rounds else self.lane_policy
+
+    def turns(self, backend: Backend) -> int:
+        """Most trials on one device that take turns in its lanes; 1 if each is to have a lane of its own.
+
+        Trials end no earlier on the whole by taking turns: unless the user insists on it, they do where they are to
+        advance together, or the shortest ones first.
+        """
+        if self.packing == "lane":
+            return DEFAULT_MAX_TURNS if self.max_packing is None else self.plans.c
+        policy = self.policy or getattr(backend, "lane_policy", None) or DEFAULT_POLICY
+        return DEFAULT_MAX_TURNS if policy != DEFAULT_POLICY and self.packing not in ("off", "fused") else 1
 
     @property
     def most_fused(self) -> int:
@@ -149,7 +175,7 @@ class ExecutorOptions:
             self.devices,
             run_dir,
             sharing,
-            self.lane_policy,
+            self.policy,
             self.process_group,
             forwards=bool(self.verbose),
             releasable=self.goals.deadline_s is not None or self.goals.budget_usd is not None,
@@ -173,6 +199,8 @@ class ExecutorOptions:
             group_policy=self.group_policy,
             fairness=self.fairness,
             insists_on_fusing=self.packing == "fused",
+            turns=self.turns(backend),
+            in_rounds=self.rounds,
             max_failures=int(self.max_failures),
         )
         state.lanes.most_per_device = limit.most

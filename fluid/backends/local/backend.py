@@ -67,6 +67,7 @@ class LocalBackend(LaneBackend):
         _mps_program: str | None = None,
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
+        self.lane_policy = lane_policy
         require_one_of("sharing", sharing, WAYS)
         self._gpus = find_gpus()
         chosen = choose_devices(devices, self._gpus)

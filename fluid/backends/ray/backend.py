@@ -108,6 +108,7 @@ class RayBackend(LaneBackend):
         _mps_program: str | None = None,
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
+        self.lane_policy = lane_policy
         if timeout is not None:
             require_number("timeout", timeout, at_least=0.0)
         require_one_of("sharing", sharing, WAYS)

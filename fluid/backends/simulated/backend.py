@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fluid.backends.base import Sharing
+from fluid.backends.base import ScalingLimits, Sharing
 from fluid.backends.simulated.machines import VirtualMachines
 from fluid.backends.simulated.standstill import Standstill
 from fluid.backends.simulated.steps import NONE_LEFT, SimulatedTrial, Truth, VirtualStep, answer_to
@@ -66,6 +66,7 @@ class SimulatedBackend(VirtualMachines):
         autoscale, idle_timeout_s: see :class:`fluid.backends.base.ScalingLimits`.
         boot_s: seconds until a device that was asked for comes; it is like the first one.
         held: whether the clock stands still while a thread that submits to the session acts.
+        lane_policy: which of several trials a lane runs next (:mod:`fluid.lane.policy`); ``None`` as for rounds.
 
     Attributes:
         clock: the virtual clock.
@@ -102,8 +103,10 @@ class SimulatedBackend(VirtualMachines):
         idle_timeout_s: float | None = None,
         boot_s: float = 0.0,
         held: bool = False,
+        lane_policy: str | None = None,
     ) -> None:
-        super().__init__(devices, autoscale=autoscale, idle_timeout_s=idle_timeout_s, boot_s=boot_s, record=record)
+        limits = ScalingLimits.of(autoscale, idle_timeout_s, boot_s)
+        super().__init__(devices, limits, record=record, lane_policy=lane_policy)
         self._standstill = Standstill(self.clock, held=held)
         self.hold = self._standstill.hold
         self.resizes = 0
@@ -111,8 +114,7 @@ class SimulatedBackend(VirtualMachines):
         self._epsilon = epsilon
         self._saves = saves
         self._timers = Timers()
-        #: trial -> its config, pickled
-        self._configs: dict[str, bytes] = {}
+        self._configs: dict[str, bytes] = {}  #: trial -> its config, pickled
         self._trials: dict[str, SimulatedTrial] = {}
         #: trial -> lanes that hold a part of it
         self._parts: dict[str, tuple[int, ...]] = {}
@@ -339,6 +341,7 @@ class SimulatedBackend(VirtualMachines):
             played = trial.played
             trial.done += played is not NONE_LEFT and (played is None or played.failure is None)
             trial.left = 0 if played is not None and played.finished else trial.left - 1
+            trial.record_iteration(self.now() - step.began)
             self._ready.append(step.iteration_done(trial, self.now()))
             if played is not None and played.failure is not None:
                 self._fail(trial)

@@ -21,12 +21,14 @@ class VirtualDevices:
     Args:
         clock: tells the virtual time.
         record: whether to keep :attr:`segments`.
+        lane_policy: which of several trials a lane runs next; ``None`` for the one that has waited longest.
 
     Attributes:
         segments: stretches of time in which a trial held devices, as they end.
     """
 
-    def __init__(self, clock: Clock, *, record: bool = True) -> None:
+    def __init__(self, clock: Clock, *, record: bool = True, lane_policy: str | None = None) -> None:
+        self._policy = lane_policy
         self._records = record
         self.segments: list[Segment] = []
         self._clock = clock
@@ -66,7 +68,7 @@ class VirtualDevices:
 
     def start_lane(self, lane_id: int, device_ids: tuple[int, ...]) -> None:
         """Binds a lane to devices."""
-        self._lanes[lane_id], self._rows[lane_id] = device_ids, LaneRows()
+        self._lanes[lane_id], self._rows[lane_id] = device_ids, LaneRows(policy=self._policy)
 
     def limit_rows(self, lane_id: int, rows: int) -> None:
         """Lets a lane fuse at most so many trials in one step from now on."""
@@ -98,7 +100,7 @@ class VirtualDevices:
             shares_lane |= bool(trials)
             if not trials:
                 self._processes.update(self._lanes[lane_id])
-            trials[trial.trial_id] = trial
+            self._rows[lane_id].join(trial)
         self._repace_neighbours(trial, shares_lane)
 
     def vacate(self, trial: SimulatedTrial) -> None:

@@ -8,7 +8,8 @@ from fluid._clock import VirtualClock
 from fluid.backends.base import ScalingLimits
 from fluid.backends.simulated.booting import BootingDevices
 from fluid.backends.simulated.devices import VirtualDevices
-from fluid.errors import require_number
+from fluid.errors import require_number, require_one_of
+from fluid.lane.policy import POLICIES
 from fluid.planning.rollout import Segment
 from fluid.resources import Device
 
@@ -18,9 +19,10 @@ class VirtualMachines:
 
     Args:
         devices: the devices at the start.
-        autoscale, idle_timeout_s: see :class:`fluid.backends.base.ScalingLimits`.
-        boot_s: seconds until a device that was asked for comes; it is like the first one.
+        scaling_limits: how far the session may scale; a device that it asks for is like the first one.
         record: whether to keep :attr:`segments`.
+        lane_policy: which of several trials a lane runs next, one of those of :mod:`fluid.lane.policy`; ``None`` for
+            the one that has waited longest.
 
     Attributes:
         clock: the virtual clock.
@@ -32,18 +34,21 @@ class VirtualMachines:
 
     def __init__(
         self,
-        devices: Iterable[Device] = (),
+        devices: Iterable[Device],
+        scaling_limits: ScalingLimits,
         *,
-        autoscale: int | None = None,
-        idle_timeout_s: float | None = None,
-        boot_s: float = 0.0,
         record: bool = True,
+        lane_policy: str | None = None,
     ) -> None:
-        self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s, boot_s)
+        if lane_policy is not None:
+            require_one_of("lane_policy", lane_policy, tuple(POLICIES))
+        self.lane_policy = lane_policy
+        self.scaling_limits = scaling_limits
         self.clock = VirtualClock()
-        self._devices = VirtualDevices(self.clock, record=record)
+        self._devices = VirtualDevices(self.clock, record=record, lane_policy=lane_policy)
         self._devices.add(devices)
-        self._booting = BootingDevices(require_number("boot_s", boot_s, at_least=0.0), self._devices.all())
+        boot_s = require_number("boot_s", scaling_limits.provision_s, at_least=0.0)
+        self._booting = BootingDevices(boot_s, self._devices.all())
 
     @property
     def segments(self) -> list[Segment]:

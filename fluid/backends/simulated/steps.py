@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from fluid.engine.commands import Call
 from fluid.engine.events import Event, Failure, IterationDone, PausePurpose, TrialCalled, TrialFailed
 from fluid.lane.errors import describe
+from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, joining_service
 from fluid.planning.fused_rates import FusedRates
 from fluid.resources import MemoryNeed
 
@@ -101,6 +102,8 @@ class SimulatedTrial:
         busy: whether it holds its devices: it iterates, waits for its turn in a lane, or is being resized.
         step: the step or resize in flight that it takes part in; ``None`` between two steps.
         turn: the step of its lane in which it took part last.
+        pace: seconds per iteration, as a lane would average them; ``None`` before the first.
+        service: seconds it has run, as :mod:`fluid.lane.policy` counts them.
         pausing: why it is to pause at the end of the step; ``None`` if it is not.
         stopping: lanes that it is to leave then.
         keeping: whether it is saved for good before it leaves them.
@@ -118,6 +121,8 @@ class SimulatedTrial:
     busy: bool = False
     step: VirtualStep | None = None
     turn: int = 0
+    pace: float | None = None
+    service: float = 0.0
     pausing: PausePurpose | None = None
     stopping: tuple[int, ...] = ()
     keeping: bool = False
@@ -130,6 +135,16 @@ class SimulatedTrial:
     def seconds(self) -> float:
         """Seconds of the iteration in flight at width 1, alone on a device of speed 1."""
         return self.truth.seconds if self.played is None else self.played.seconds
+
+    def record_iteration(self, seconds: float) -> None:
+        """Updates pace and service after an iteration that took so many seconds."""
+        self.pace = seconds if self.pace is None else self.pace + SMOOTHING * (seconds - self.pace)
+        self.service += seconds
+
+    def work(self) -> ResidentWork:
+        """Its remaining work, for the policies of lanes."""
+        remaining = None if self.pace is None else self.left * self.pace
+        return ResidentWork(self.trial_id, remaining, self.service, self.turn)
 
     def next_iteration(self) -> None:
         """Begins an iteration."""
@@ -190,12 +205,14 @@ class LaneRows:
 
     Attributes:
         limit: most trials in one step; ``None`` for no limit.
+        policy: which trial comes first; ``None`` for the one that has waited longest.
         trials: those that hold the lane's devices, by id.
         steps: so far.
         latest: ids of those in the latest step.
     """
 
     limit: int | None = None
+    policy: str | None = None
     trials: dict[str, SimulatedTrial] = field(default_factory=dict)
     steps: int = 0
     latest: frozenset[str] = frozenset()
@@ -203,18 +220,31 @@ class LaneRows:
     def next_step(self) -> list[SimulatedTrial]:
         """Returns the trials of the next step; none while a step is in flight, or where no trial has iterations left.
 
-        The trial comes first that has waited longest, with as many as may be of those that can be fused with it.
+        With the trial that comes first, as many as may be of those take part that can be fused with it.
         """
         if any(trial.step is not None for trial in self.trials.values()):
             return []
         waiting = sorted((trial for trial in self.trials.values() if trial.left > 0), key=lambda trial: trial.turn)
         if not waiting:
             return []
-        first = waiting[0]
+        first = waiting[0] if self.policy is None else self._first(waiting, self.policy)
         if first.truth.fusion_key is None or len(first.lanes) > 1:
             return [first]
         alike = [trial for trial in waiting if trial.truth.fusion_key == first.truth.fusion_key]
         return [trial for trial in alike if len(trial.lanes) == 1][: self.limit]
+
+    def _first(self, waiting: Sequence[SimulatedTrial], policy: str) -> SimulatedTrial:
+        """The trial that the policy runs next."""
+        last = max(waiting, key=lambda trial: trial.turn)
+        current = last.trial_id if last.turn == self.steps > 0 else None
+        chosen = choose(policy, [trial.work() for trial in waiting], current=current, slack=SWITCH_SLACK_S)
+        return next(trial for trial in waiting if trial.trial_id == chosen.key)
+
+    def join(self, trial: SimulatedTrial) -> None:
+        """Adds a trial."""
+        if self.trials:
+            trial.service = joining_service([other.work() for other in self.trials.values()])
+        self.trials[trial.trial_id] = trial
 
     def begin(self, trials: Sequence[SimulatedTrial]) -> bool:
         """Counts a step of these trials; returns whether it is settled: none has come or gone since the last one."""

@@ -1,0 +1,124 @@
+"""Turns: several running trials in one lane, which run an iteration each in turn.
+
+They have one process and one CUDA context between them. A device does no more iterations per second than with one of
+them at a time: this is for users who want many trials to advance, in rounds, by equal seconds, or the shortest first.
+All trials that take turns are of one sharing group, whatever their profile keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fluid.engine.estimates import Estimates
+from fluid.engine.events import IterationDone
+from fluid.engine.lane_record import LaneRecord
+from fluid.engine.lanes import Lanes
+from fluid.engine.measuring import Measuring
+from fluid.engine.records import TrialRecord
+from fluid.engine.trials import Trials
+from fluid.planning.lane_finder import LaneLoad, find_lane
+from fluid.planning.occupancy import Occupancy
+from fluid.planning.sharing_groups import TURNS
+from fluid.resources import MemoryNeed
+from fluid.trialgroup import TrialState
+
+
+class Joining(NamedTuple):
+    """The lane in which a trial takes turns.
+
+    Attributes:
+        group: the sharing group.
+        lane_id: a lane that others hold; ``None`` for an idle or a new one.
+    """
+
+    group: str
+    lane_id: int | None
+
+    def joins(self, lane: LaneRecord) -> bool:
+        """Whether the trial is to share a lane that others hold."""
+        return lane.lane_id == self.lane_id
+
+
+class Turns:
+    """Decides in which lanes trials take turns, and learns from their iterations.
+
+    Args:
+        trials: the trials of the session.
+        lanes: which trials share a lane.
+        occupancy: has the memory of devices.
+        estimates: how many trials take turns on a device, and in how many lanes.
+        measuring: learns from iterations.
+    """
+
+    def __init__(
+        self, trials: Trials, lanes: Lanes, occupancy: Occupancy, estimates: Estimates, measuring: Measuring
+    ) -> None:
+        self._all = trials
+        self._lanes = lanes
+        self._occupancy = occupancy
+        self._estimates = estimates
+        self._measuring = measuring
+
+    def takes(self, trial: TrialRecord) -> bool:
+        """Whether a trial takes turns with others, unless it is fused with them."""
+        return self._estimates.turns > 1 and trial.spec.devices is None
+
+    def lane_for(self, trial: TrialRecord, device: int) -> Joining:
+        """The lane of a device that a trial joins there, once it has been given a part of that device.
+
+        That is the one that keeps its state, or else the choice of :mod:`fluid.planning.lane_finder`.
+        """
+        held = [lane for lane in self._lanes.on(device) if lane.holders and not lane.others and lane.killing is None]
+        if trial.residence.lane is not None and not trial.residence.saving:
+            lane = self._lanes.get(trial.residence.lane)
+            if lane is not None and lane.device_id == device:
+                return Joining(TURNS, lane.lane_id)
+        memory, reserved = self._occupancy.memory, self._occupancy.memory.reserved.get(device, 0.0)
+        usable = memory.usable_bytes(device)
+        found = find_lane(
+            memory.need_of(trial.row) or MemoryNeed(),
+            [self._load(lane) for lane in held],
+            None if usable is None else max(0.0, usable + self._lanes.usual_bytes - reserved),
+            new_lane_bytes=self._lanes.usual_bytes,
+            most_lanes=self._estimates.of_key(trial).processes,
+        )
+        if found is not None:
+            return Joining(TURNS, found.lane)
+        # It was given the device though what others need has grown since; the emptiest lane is as good as any.
+        return Joining(TURNS, min(held, key=lambda lane: len(lane.holders)).lane_id)
+
+    def _load(self, lane: LaneRecord) -> LaneLoad:
+        memory = self._occupancy.memory
+        needs = [memory.need_of(self._all[trial_id].row) or MemoryNeed() for trial_id in lane.holders]
+        return LaneLoad(
+            lane.lane_id,
+            sum(need.persistent_bytes for need in needs),
+            max((need.ephemeral_bytes for need in needs), default=0.0),
+            lane.own_bytes,
+            len(lane.holders),
+        )
+
+    def observe(self, trial: TrialRecord, event: IterationDone) -> bool:
+        """Learns from an iteration of a trial that shares its lane; returns whether it has.
+
+        The trials of one lane do not run at the same time, but those of several lanes do: an iteration was one of so
+        many co-residents as lanes ran then, if all of their trials have settled.
+        """
+        lane = self._lanes.get(event.lane_id)
+        if lane is None:
+            return False
+        busy = [other for other in self._lanes.on(lane.device_id) if other.holders]
+        if len(busy) == len(lane.holders) == 1:
+            return False  # It is alone on its device: measured like any other.
+        is_first, trial.pace.settled = not trial.pace.settled, True
+        if event.memory is not None:
+            self._measuring.observe_memory(trial, event.memory)
+        if is_first and self._estimates.of_key(trial).pace is not None:
+            return True  # A first iteration loads, or compiles.
+        if all(self._is_settled(other) for other in busy if other is not lane):
+            self._measuring.observe_turn(trial, event.seconds, len(busy))
+        return True
+
+    def _is_settled(self, lane: LaneRecord) -> bool:
+        trials = [self._all[trial_id] for trial_id in lane.holders]
+        return all(trial.state is TrialState.RUNNING and trial.pace.settled for trial in trials)
