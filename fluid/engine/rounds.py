@@ -37,7 +37,7 @@ class Rounds:
         able = [trial for trial in running if trial.state is TrialState.RUNNING and trial.placement.preemption is None]
         if core.stepwise:
             self._rotate(running, [trial for trial in able if not trial.calls and _is_at_end(trial)])
-        for trial in able:
+        for trial in (*able, *core.resizing.values()):
             core.top_up(trial)
 
     def _rotate(self, running: list[TrialRecord], able: list[TrialRecord]) -> None:

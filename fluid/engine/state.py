@@ -297,6 +297,10 @@ class EngineState:
             return None
         return seconds_left(trials, self.occupancy, self.estimates)
 
+    def limit_of(self, trial: TrialRecord) -> int:
+        """Iteration up to which a trial's lanes may be told to run now."""
+        return self._core.limit_of(trial)
+
     def awaits_devices(self, *trial_ids: str) -> bool:
         """Whether one of these trials waits for devices that there are not."""
         return any(self._core.awaits_devices(self.trials[trial_id]) for trial_id in trial_ids)

@@ -234,7 +234,7 @@ def _lane(state: EngineState, lane: LaneRecord) -> Iterator[str]:
 
 def _trial(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     yield from _flags(trial)
-    yield from _progress(trial)
+    yield from _progress(state, trial)
     yield from _place(state, trial)
     yield from _residence(state, trial)
     if trial.calls or trial.restored_for_call:
@@ -281,7 +281,7 @@ def _residence(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield "goes on though its state was given up"
 
 
-def _progress(trial: TrialRecord) -> Iterator[str]:
+def _progress(state: EngineState, trial: TrialRecord) -> Iterator[str]:
     progress = trial.progress
     if not 0 <= progress.done <= progress.budget:
         yield f"{progress.done} iterations done, of {progress.budget}"
@@ -291,8 +291,8 @@ def _progress(trial: TrialRecord) -> Iterator[str]:
     if trial.placement.launched and not progress.done <= progress.granted <= most:
         yield f"{progress.done} done, granted up to {progress.granted} of {progress.budget}"
     at_work = trial.state is TrialState.RUNNING and trial.placement.preemption is None
-    if at_work and progress.granted < trial.limit:
-        yield f"granted up to {progress.granted} only, of {trial.limit}"
+    if at_work and progress.granted < (limit := state.limit_of(trial)):
+        yield f"granted up to {progress.granted} only, of {limit}"
     if trial.state is TrialState.DONE and progress.done < progress.budget:
         yield f"{progress.done} of {progress.budget} done"
 

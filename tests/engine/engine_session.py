@@ -117,6 +117,7 @@ class Session:
         undivided: whether trials can neither be packed nor widened, so that they preempt each other.
         sparse: whether trials are few, long and wide, so that they are resized; narrow, if devices are unlike.
         picky: whether trials ask for certain devices, or for a number of them.
+        turns, in_rounds: how many trials take turns on a device, and whether all advance in rounds.
         options: of the engine.
     """
 
@@ -129,6 +130,8 @@ class Session:
         undivided: bool = False,
         sparse: bool = False,
         picky: bool = False,
+        turns: int = 1,
+        in_rounds: bool = False,
         **options: Any,
     ) -> None:
         self.rng = rng
@@ -152,6 +155,9 @@ class Session:
             self.backend.fused_power = rng.choice([0.2, 0.5, 0.9, 1.0, 1.5])
             options["max_fused"] = self.backend.max_fused
             options["insists_on_fusing"] = self.backend.max_fused > 1 and rng.random() < 0.3
+        self.backend.most_turns = turns
+        if turns > 1 or in_rounds:
+            options |= {"turns": turns, "in_rounds": in_rounds}
         profile = rng.choice([Known(), Known(), Sours(rng.randint(1, 30)), Profile()])
         if self.shapes and rng.random() < 0.5:
             profile = Fuses()
@@ -632,8 +638,8 @@ class Session:
                 assert self.reported.get(trial_id, 0) == trial.progress.budget or trial.progress.finished_early, trial
 
 
-def random_session(seed: int, steps: int) -> Session:
-    """A session of random steps, to its end."""
+def random_session(seed: int, steps: int, share_of_turns: float = 0.3) -> Session:
+    """A session of random steps, to its end; in so many of all sessions, trials take turns in lanes."""
     rng = random.Random(seed)
     wild = rng.random()
     chances = Chances(
@@ -660,7 +666,12 @@ def random_session(seed: int, steps: int) -> Session:
     planners = ["portfolio"] if undivided else ["portfolio", "dynamic", *([] if sparse else ["static", "fifo"])]
     planner = rng.choice(planners)
     picky = rng.random() < 0.5
-    session = Session(rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky)
+    sharing = random.Random(f"turns {seed}")
+    turns = sharing.choice([2, 4, 64]) if sharing.random() < share_of_turns else 1
+    in_rounds = sharing.random() < 0.5
+    session = Session(
+        rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky, turns=turns, in_rounds=in_rounds
+    )
     urgencies = random.Random(f"urgent {seed}")
     session.urgencies = urgencies if urgencies.random() < 0.4 else None
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense, session.drain_device]

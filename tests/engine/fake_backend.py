@@ -124,6 +124,8 @@ class FakeBackend:
         self.fusion_keys: dict[str, str | None] = {}
         #: most trials that the engine may run at once in one lane
         self.max_fused = 1
+        #: most trials that take turns on a device
+        self.most_turns = 1
         #: seconds of a step of k trials are k to this power times those of one
         self.fused_power = 0.5
         #: steps of so many trials
@@ -242,7 +244,10 @@ class FakeBackend:
         """Only trials that may be fused run at once in one lane, and no more of them than the engine may fuse."""
         trials = lane.hosted.items()
         running = {name: each for name, each in trials if each.left and not each.finished and each.lanes[0] == lane_id}
-        if len(running) > 1:
+        if len(running) > 1 and self.most_turns > 1:
+            assert len(running) <= max(self.max_fused, self.most_turns), f"lane {lane_id} is to run {list(running)}"
+            assert all(hosted.lanes == (lane_id,) for hosted in running.values()), f"one of {running} is wide"
+        elif len(running) > 1:
             assert len(running) <= self.max_fused, f"lane {lane_id} is to run {list(running)} at once"
             known = [self.specs[name] for name in running if name in self.specs]  # not those of an earlier session
             assert all(spec.fusible for spec in known), f"{list(running)} cannot be fused"
