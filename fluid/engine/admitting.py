@@ -18,6 +18,7 @@ from fluid.planning.admission import AlikeTrials, Candidate, DeviceRoom, LateSta
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.runtime_model import residents_at
 from fluid.planning.start_queue import StartQueue
+from fluid.resources import MemoryNeed
 
 
 class Admitting:
@@ -150,17 +151,18 @@ class Admitting:
         if forbidden:
             devices = frozenset(self._occupancy.residents if devices is None else devices) - forbidden
         allowed = None if devices is None else frozenset(devices)
-        return Candidate(row, 1.0 / seconds, need.peak_bytes, allowed), seconds
+        return Candidate(row, 1.0 / seconds, self._bytes(trial, need), allowed), seconds
 
     def _late_starters(self, lines: Sequence[Mapping[int, int]], slots: int) -> LateStarters | None:
         waiting = []
         for rows in lines:
             first, last = next(iter(rows)), next(reversed(rows))
-            need = self._estimates.need(self._trials.by_row[first])
+            trial = self._trials.by_row[first]
+            need = self._estimates.need(trial)
             if need is not None:
                 # They are queued by descending work.
                 ends = self._work.by_row[first], self._work.by_row[last]
-                waiting.append(AlikeTrials(need.peak_bytes, sum(ends) / 2.0 * len(rows), max(ends)))
+                waiting.append(AlikeTrials(self._bytes(trial, need), sum(ends) / 2.0 * len(rows), max(ends)))
         return late_starters(waiting, self._usable(), slots) if waiting else None
 
     def _rooms(self, slots: int) -> list[DeviceRoom]:
@@ -176,6 +178,9 @@ class Admitting:
                     rooms.append(DeviceRoom(index, free, open_))
         return rooms
 
+    def _bytes(self, trial: TrialRecord, need: MemoryNeed) -> float:
+        return self._occupancy.groups.typical_bytes(trial.fusion_group, need)
+
     # -- scarcity ------------------------------------------------------------------------------------------
 
     def _usable(self) -> list[float]:
@@ -187,9 +192,10 @@ class Admitting:
         """Whether running and waiting trials want most of the memory; needs that are unknown count for nothing."""
         usable, wanted, kinds = sum(self._usable()), 0.0, 0
         for row, count in self._queue.lines():
-            need = self._estimates.need(self._trials.by_row[row])
+            trial = self._trials.by_row[row]
+            need = self._estimates.need(trial)
             if need is not None:
-                wanted += need.peak_bytes * count
+                wanted += self._bytes(trial, need) * count
                 kinds += 1
                 if kinds > 1 and is_scarce(wanted, usable):
                     return True
@@ -222,23 +228,24 @@ class Admitting:
         for index in self._occupancy.residents if eligible is None else eligible:
             taken = index in self.kept.values() or not self._occupancy.residents[index]
             if self._is_open(index) and index != trial.limits.avoids and not taken:
-                wait = self._seconds_until(index, need.peak_bytes)
+                wait = self._seconds_until(index, need)
                 if wait is not None:
                     found.append((wait, index))
         return min(found)[1] if found else None
 
-    def _seconds_until(self, index: int, need: float) -> float | None:
-        """Predicted seconds until so many bytes are free on a device; ``None`` if they will not be."""
+    def _seconds_until(self, index: int, need: MemoryNeed) -> float | None:
+        """Predicted seconds until a trial of that need fits on a device; ``None`` if it will not."""
         memory = self._occupancy.memory
-        usable, lacking, wait = memory.usable_bytes(index), need, 0.0
-        if usable is not None:
-            lacking = memory.filled_bytes(index) + need - usable
+        usable, wait, gone = memory.usable_bytes(index), 0.0, list[int]()
+        filled = memory.filled_bytes(index)
+        lacking = need.peak_bytes if usable is None else filled + memory.added_bytes(index, need) - usable
         there = [trial for row in self._occupancy.residents[index] if (trial := self._trials.by_row.get(row))]
         for left, row in sorted((self._estimates.seconds_left(trial), trial.row) for trial in there):
             if lacking <= 0.0:
                 break
-            taken, wait = memory.need_of(row), left
-            lacking -= 0.0 if taken is None else taken.peak_bytes
+            wait = left
+            gone.append(row)
+            lacking -= memory.left_bytes(index, need, gone)
         return wait if lacking <= 0.0 else None
 
     def _is_open(self, device: int) -> bool:

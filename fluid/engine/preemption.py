@@ -8,7 +8,6 @@ from fluid.engine import tuning
 from fluid.engine.core import SessionState
 from fluid.engine.records import TrialRecord
 from fluid.planning.preemption import Demand, choose_preemptions
-from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
 
@@ -90,9 +89,4 @@ class Preemptions:
         allowed = core.scheduling.placing.allowed(coming)
         if allowed is not None and device not in allowed:
             return False
-        usable, need = core.memory.usable_bytes(device), core.estimates.need(coming)
-        if usable is None or need is None:
-            return True
-        left: MemoryNeed | None = core.memory.need_of(leaving.row)
-        given_back = 0.0 if left is None else left.peak_bytes - left.persistent_bytes
-        return core.memory.filled_bytes(device) - given_back + need.peak_bytes <= usable
+        return core.memory.fits_in_place_of(device, core.estimates.need(coming), leaving.row)

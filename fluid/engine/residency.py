@@ -266,8 +266,9 @@ class Residency:
                 usable = core.memory.usable_bytes(device)
                 if usable is not None and there.peak_bytes > usable:
                     continue
-                fits = usable is None or core.memory.filled_bytes(device) + there.peak_bytes <= usable
-                if fits or self._empty(device, there.peak_bytes, usable or 0.0, trial):
+                added = core.memory.added_bytes(device, there)
+                fits = usable is None or core.memory.filled_bytes(device) + added <= usable
+                if fits or self._empty(device, added, usable or 0.0, trial):
                     lacking -= 1
                 elif trial.pinned:
                     cramped.append(trial)

@@ -117,12 +117,7 @@ class Transfers:
         is_elsewhere = share is not None and device not in share
         if not is_elsewhere and not core.shares.outranks(coming.owner, leaving.owner):
             return False
-        usable, need = core.memory.usable_bytes(device), core.estimates.need(coming)
-        if usable is None or need is None:
-            return True
-        left = core.memory.need_of(leaving.row)
-        given_back = 0.0 if left is None else left.peak_bytes - left.persistent_bytes
-        return core.memory.filled_bytes(device) - given_back + need.peak_bytes <= usable
+        return core.memory.fits_in_place_of(device, core.estimates.need(coming), leaving.row)
 
     def _devices_for(self, coming: TrialRecord) -> set[int]:
         """The open devices of a waiting trial's share that it may get now."""

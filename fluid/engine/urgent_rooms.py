@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 
 from fluid.engine.core import SessionState
 from fluid.engine.records import TrialRecord
@@ -111,17 +111,27 @@ class UrgentRooms:
             for each in newcomers
         ]
         free, kept = self._bytes(device, trial, newcomers)
+        peaks = self._peaks(device, [*newcomers, trial])
         return Room(
             device,
             residents,
             most=most,
-            need=0.0 if need is None else need.peak_bytes,
+            need=0.0 if need is None else need.peak_bytes if peaks is None else need.persistent_bytes,
             free=free,
             kept=kept,
             pending=self._is_pending(device),
             cap=occupancy.caps.get(device, float("inf")),
             host=occupancy.device(device).host,
+            peaks=peaks,
         )
+
+    def _peaks(self, device: int, coming: Sequence[TrialRecord]) -> Callable[[Collection[int]], float] | None:
+        """The ephemeral bytes of a device's lanes with these trials, where trials take turns there."""
+        memory, estimates = self._core.memory, self._core.estimates
+        if not self._core.occupancy.groups.take_turns(device):
+            return None
+        needs = [estimates.need(trial) for trial in coming]
+        return lambda left: memory.ephemeral_bytes(device, without=left, joining=needs)
 
     def _is_kept_for_others(self, device: int, trial: TrialRecord) -> bool:
         """Whether a device is reserved for a trial that starts before this one."""
@@ -144,11 +154,12 @@ class UrgentRooms:
         step = estimates.pace(other) * stretch
         size = need.peak_bytes if known and need is not None else 1.0 / count
         size *= len(core.occupancy.held[row])
+        in_turns = core.occupancy.groups.take_turns(device)
         return RoomMate(
             row,
             gain=max(0.0, other.group_priority) / stretch,
             size=size,
-            freed=0.0 if need is None else need.peak_bytes - need.persistent_bytes,
+            freed=0.0 if need is None or in_turns else need.peak_bytes - need.persistent_bytes,
             state=0.0 if need is None or not other.spec.can_save else need.persistent_bytes,
             most=residents_at(place.width),
             wait=0.0 if other.state is TrialState.STARTING else max(0.0, begun + step - core.now),
@@ -158,15 +169,21 @@ class UrgentRooms:
         )
 
     def _bytes(self, device: int, trial: TrialRecord, newcomers: Sequence[TrialRecord]) -> tuple[float | None, float]:
-        """Bytes that are free on a device, and those that are once states kept there were fetched away."""
+        """Bytes that are free on a device, and those that are once states kept there were fetched away.
+
+        Where trials take turns, their ephemeral bytes are free.
+        """
         core = self._core
         usable = core.memory.usable_bytes(device)
         if usable is None:
             return None, 0.0
         free, kept = usable - core.memory.taken_bytes(device), 0.0
+        in_turns = core.occupancy.groups.take_turns(device)
+        if in_turns:
+            free += core.memory.ephemeral_bytes(device)
         for each in newcomers:
             need = core.estimates.need(each)
-            free -= 0.0 if need is None else need.peak_bytes
+            free -= 0.0 if need is None else need.persistent_bytes if in_turns else need.peak_bytes
         for lane_id, trial_id in core.lanes.kept_on(device):
             other, size = core.trials[trial_id], core.lanes.kept_bytes(lane_id, trial_id)
             if other is trial or other.residence.saving:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 
@@ -55,6 +55,8 @@ class Room(NamedTuple):
         pending: whether memory is about to be freed there, or trials are about to leave.
         cap: most trials there, whatever they tolerate.
         host: name of its machine.
+        peaks: rows that have left -> ephemeral bytes that the others and the newcomer have at once, where trials take
+            turns in lanes; ``free``, ``freed`` and ``need`` are without ephemeral bytes then. ``None`` elsewhere.
     """
 
     device: int
@@ -66,6 +68,7 @@ class Room(NamedTuple):
     pending: bool = False
     cap: float = math.inf
     host: str = ""
+    peaks: Callable[[Collection[int]], float] | None = None
 
 
 class Clearing(NamedTuple):
@@ -189,4 +192,6 @@ def _fits(room: Room, gone: Set[int]) -> bool:
     free = room.free + sum(each.freed for each in left)
     if not stay:
         free += room.kept + sum(each.state for each in left)
+    if room.peaks is not None:
+        free -= room.peaks({each.row for each in left})
     return free >= room.need

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fluid.planning.sharing_groups import SharingGroups
 from fluid.resources import MemoryNeed
@@ -18,7 +18,8 @@ class MemoryLedger:
         watermark: share of a device's memory that trials may fill.
         residents: device index -> rows on it, as :class:`~fluid.planning.occupancy.Occupancy` keeps it.
         held: row -> devices that it holds, likewise.
-        groups: tell which trials run in one lane.
+        groups: tell which trials run in one lane, and which of them take turns there: they need the largest of their
+            ephemeral bytes once for each lane, the others each their own.
 
     Attributes:
         has_freed: whether a trial that holds devices turned out to need less, so that others may fit.
@@ -107,6 +108,7 @@ class MemoryLedger:
         self.note_change(row)
         self._needs.pop(row, None)
         self._placed.pop(row, None)
+        self._groups.lane_of.pop(row, None)
 
     def need_of(self, row: int) -> MemoryNeed | None:
         """The need with which the trial was placed, or which was learnt since."""
@@ -176,11 +178,30 @@ class MemoryLedger:
 
     def running_bytes(self, index: int) -> float:
         """Bytes that the trials on a device take, as known when they were placed, or learnt since."""
-        return sum(self._needs[row].peak_bytes for row in self._residents[index] if row in self._needs)
+        return self._sum(index, self._needs)
 
     def placed_bytes(self, index: int) -> float:
         """Bytes that the trials on a device take, as known when they were placed, or found to be less since."""
-        return sum(self._placed[row].peak_bytes for row in self._residents[index] if row in self._placed)
+        return self._sum(index, self._placed)
+
+    def _sum(self, index: int, needs: Mapping[int, MemoryNeed]) -> float:
+        rows = self._residents[index]
+        if not self._groups.take_turns(index):
+            return sum(needs[row].peak_bytes for row in rows if row in needs)
+        persistent = sum(needs[row].persistent_bytes for row in rows if row in needs)
+        return persistent + self._groups.ephemeral_bytes(index, needs)
+
+    def ephemeral_bytes(
+        self, index: int, *, without: Collection[int] = (), joining: Sequence[MemoryNeed | None] = ()
+    ) -> float:
+        """Most ephemeral bytes that trials of a device on which they take turns have at once.
+
+        Args:
+            index: the device.
+            without: trials that have left.
+            joining: the needs of further trials, where they are known.
+        """
+        return self._groups.ephemeral_bytes(index, self._needs, without=without, joining=joining)
 
     def taken_bytes(self, index: int) -> float:
         """Bytes taken on a device by trials that run, states that are kept, and all lanes but one."""
@@ -197,9 +218,51 @@ class MemoryLedger:
         taken = max(0.0, self.reserved.get(index, 0.0) - own_state) + self.running_bytes(index)
         return taken + self.lane_bytes(index, len(self._residents[index]) + 1)
 
+    def added_bytes(self, index: int, need: MemoryNeed | None, *, without: Collection[int] = ()) -> float:
+        """Bytes that one more trial adds to those that the trials on a device take.
+
+        Args:
+            index: the device.
+            need: what it needs, where that is known.
+            without: trials there that have paused or left by then.
+        """
+        if not self._groups.take_turns(index):
+            return need.peak_bytes if need else 0.0
+        more = self.ephemeral_bytes(index, without=without, joining=(need,))
+        return (need.persistent_bytes if need else 0.0) + more - self.ephemeral_bytes(index, without=without)
+
+    def paused_bytes(self, index: int, row: int) -> float:
+        """Bytes that are free on a device once a trial there has paused and keeps its state there."""
+        need = self._needs.get(row)
+        if not self._groups.take_turns(index):
+            return 0.0 if need is None else need.peak_bytes - need.persistent_bytes
+        return self.ephemeral_bytes(index) - self.ephemeral_bytes(index, without=(row,))
+
+    def left_bytes(self, index: int, joining: MemoryNeed, gone: Sequence[int]) -> float:
+        """Bytes that become free on a device when the last of these trials leaves it, the others having left before.
+
+        Args:
+            index: the device.
+            joining: the need of a trial that waits to come there.
+            gone: at least one trial that is there.
+        """
+        need = self._needs.get(gone[-1])
+        if not self._groups.take_turns(index):
+            return 0.0 if need is None else need.peak_bytes
+        before, after = (self.ephemeral_bytes(index, without=rows, joining=(joining,)) for rows in (gone[:-1], gone))
+        return (0.0 if need is None else need.persistent_bytes) + before - after
+
     def fits(self, index: int, need: MemoryNeed | None, *, own_state: float = 0.0) -> bool:
-        """The safety condition of docs/theory.md, section 8, for one more trial in a lane of its own."""
+        """The safety condition of docs/theory.md, section 8, for one more trial."""
         usable = self._usable[index]
         if usable is None:
             return True
-        return self.filled_bytes(index, own_state=own_state) + (need.peak_bytes if need else 0.0) <= usable
+        return self.filled_bytes(index, own_state=own_state) + self.added_bytes(index, need) <= usable
+
+    def fits_in_place_of(self, index: int, need: MemoryNeed | None, row: int) -> bool:
+        """Whether one more trial fits on a device once a trial there has paused and keeps its state there."""
+        usable = self._usable[index]
+        if usable is None or need is None:
+            return True
+        left = self.filled_bytes(index) - self.paused_bytes(index, row)
+        return left + self.added_bytes(index, need, without=(row,)) <= usable
