@@ -142,6 +142,11 @@ class Fusing:
             return self._turns.lane_for(trial, devices[0]) if len(devices) == 1 else None
         return Fusion(trial.fusion_group, self._estimates.of_key(trial).fusing.rows)
 
+    def placed(self, trial: TrialRecord) -> None:
+        """Books the lane that a trial was given, whose other trials it takes turns with."""
+        if trial.takes_turns:
+            self._turns.placed(trial)
+
     # -- rows ----------------------------------------------------------------------------------------------
 
     def limit(self, trial: TrialRecord, rows: int) -> None:

@@ -49,6 +49,7 @@ class Lifecycle:
             devices, trial.trial_id, core.commands, gang=trial.spec.gang, fusion=core.fusing.of(trial, devices)
         )
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
+        core.fusing.placed(trial)
         core.timing.placed(trial, lanes, core.now)
         core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
         core.note_placed(trial, devices)

@@ -79,6 +79,7 @@ class Resizing:
         )
         lane_of.update(zip(new, [lane.lane_id for lane in lanes], strict=True))
         place.lanes = tuple(lane_of[device] for device in devices)
+        core.fusing.placed(trial)
         place.move = move
         core.resizing[trial.row] = trial
         why = f"from devices {list(old_devices)} to width {width:g} on {list(devices)}"

@@ -58,6 +58,8 @@ class Turns:
         self._occupancy = occupancy
         self._estimates = estimates
         self._measuring = measuring
+        if estimates.turns > 1:
+            occupancy.groups.turns.add(TURNS)
 
     def takes(self, trial: TrialRecord) -> bool:
         """Whether a trial takes turns with others, unless it is fused with them."""
@@ -73,19 +75,41 @@ class Turns:
             lane = self._lanes.get(trial.residence.lane)
             if lane is not None and lane.device_id == device:
                 return Joining(TURNS, lane.lane_id)
-        memory, reserved = self._occupancy.memory, self._occupancy.memory.reserved.get(device, 0.0)
-        usable = memory.usable_bytes(device)
+        memory = self._occupancy.memory
+        usable, loads = memory.usable_bytes(device), [self._load(lane) for lane in held]
+        if usable is not None:
+            coming = self._without_lane(device, trial)
+            usable += self._lanes.usual_bytes - memory.reserved.get(device, 0.0)
+            usable = max(0.0, usable - sum(need.persistent_bytes for need in coming))
+            if loads and coming:  # They can join the largest lane, which then is as large as the largest of them.
+                largest = max(range(len(loads)), key=lambda position: loads[position].ephemeral_bytes)
+                sizes = (loads[largest].ephemeral_bytes, *(need.ephemeral_bytes for need in coming))
+                loads[largest] = loads[largest]._replace(ephemeral_bytes=max(sizes))
         found = find_lane(
             memory.need_of(trial.row) or MemoryNeed(),
-            [self._load(lane) for lane in held],
-            None if usable is None else max(0.0, usable + self._lanes.usual_bytes - reserved),
+            loads,
+            usable,
             new_lane_bytes=self._lanes.usual_bytes,
             most_lanes=self._estimates.of_key(trial).processes,
         )
-        if found is not None:
-            return Joining(TURNS, found.lane)
+        if found is not None or not held:
+            return Joining(TURNS, None if found is None else found.lane)
         # It was given the device though what others need has grown since; the emptiest lane is as good as any.
         return Joining(TURNS, min(held, key=lambda lane: len(lane.holders)).lane_id)
+
+    def _without_lane(self, device: int, trial: TrialRecord) -> list[MemoryNeed]:
+        """The needs of other trials that were given a part of a device, and no lane yet."""
+        lane_of, memory = self._occupancy.groups.lane_of, self._occupancy.memory
+        rows = [row for row in self._occupancy.residents[device] if row != trial.row and row not in lane_of]
+        return [need for row in rows if (need := memory.need_of(row)) is not None]
+
+    def placed(self, trial: TrialRecord) -> None:
+        """Books the lane that a trial was given: of those there, only the largest ephemeral bytes count."""
+        lanes = trial.placement.lanes
+        if len(lanes) == 1:
+            self._occupancy.groups.lane_of[trial.row] = lanes[0]
+        else:
+            self._occupancy.groups.lane_of.pop(trial.row, None)
 
     def _load(self, lane: LaneRecord) -> LaneLoad:
         memory = self._occupancy.memory
