@@ -118,12 +118,12 @@ class DeviceMap:
         for trials, share in device.parts:
             taken += min(share, 1.0) / total
             end = min(width, round(taken * width))
-            line.append_text(self._cell(trials, share, end - at))
+            line.append_text(self._cell(trials, share, end - at, device.sharing))
             at = max(at, end)
         return line.append(self._glyphs.idle * (width - at), style=_DIM)
 
-    def _cell(self, trials: Sequence[str], share: float, width: int) -> Text:
-        """A trial, or a fused pack, as ``width`` characters of a bar."""
+    def _cell(self, trials: Sequence[str], share: float, width: int, sharing: str) -> Text:
+        """A trial, or those of a pack, as ``width`` characters of a bar."""
         if width < 1:
             return Text()
         # Without colours, trials need a border between them and a fill that differs from an idle device.
@@ -133,7 +133,7 @@ class DeviceMap:
         trial, short = trials[0], self._short.get(trials[0], trials[0])
         names = (f"{trial} {size}".rstrip(), f"{short} {size}".rstrip(), short)
         if len(trials) > 1:
-            names = (f"{len(trials)} fused {size}".rstrip(), f"{len(trials)} fused", str(len(trials)))
+            names = (f"{len(trials)} {sharing} {size}".rstrip(), f"{len(trials)} {sharing}", str(len(trials)))
         for name in names:
             if cell_len(name) <= room:
                 break

@@ -127,7 +127,7 @@ def _devices(devices: Sequence[DeviceStatus], numbers: Mapping[str, int]) -> str
         chips = "".join(
             _chip(
                 _all_of(trials),
-                f"{len(trials)} fused" if len(trials) > 1 else short[trials[0]],
+                f"{len(trials)} {device.sharing}" if len(trials) > 1 else short[trials[0]],
                 numbers.get(trials[0], 0),
             )
             for trials, _ in device.parts

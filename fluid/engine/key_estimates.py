@@ -97,6 +97,7 @@ class KeyEstimate:
     def begin_turns(self, most: int, *, is_bounded: bool) -> None:
         """Lets so many trials take turns on a device; where memory is bounded, once a first one was measured."""
         self.turns = most
+        self.max_packing = self.max_packing if most == 1 else min(self.max_packing, most)
         if most > 1 and self.fusing.is_over and not is_bounded:
             self.packing = most
 

@@ -209,12 +209,21 @@ class Placing:
     def _place_or_reserve(self, trial: TrialRecord, within: frozenset[int] | None) -> bool:
         near = None if trial.residence.saving else trial.residence.device
         near = self.admitting.targets.get(trial.row) if near is None else near
-        busy = trial.pinned and self.lane_is_busy(trial)
+        busy = trial.pinned and (self.lane_is_busy(trial) or not self._fits_in_own_lane(trial))
         if not busy and self.place_near(trial, near, only=trial.pinned, within=within):
             return not self._awaits_faster(trial)
         if trial.fixed_width is not None:
             self._reserve(trial, within)
         return False
+
+    def _fits_in_own_lane(self, trial: TrialRecord) -> bool:
+        """Whether a pinned trial that takes turns fits in the lane that keeps its state: it can join no other one."""
+        lane, need = trial.residence.lane, self._estimates.need(trial)
+        if lane is None or need is None or not trial.takes_turns:
+            return True
+        device, memory = self._lanes[lane].device_id, self._occupancy.memory
+        usable, own = memory.usable_bytes(device), self._lanes.kept_bytes(lane, trial.trial_id)
+        return usable is None or memory.filled_bytes(device, own_state=own) + need.peak_bytes <= usable
 
     def _awaits_faster(self, trial: TrialRecord) -> bool:
         """Whether a trial gives back the devices that it just got, as it ends sooner on faster ones that are busy."""

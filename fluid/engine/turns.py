@@ -68,34 +68,56 @@ class Turns:
     def lane_for(self, trial: TrialRecord, device: int) -> Joining:
         """The lane of a device that a trial joins there, once it has been given a part of that device.
 
-        That is the one that keeps its state, or else the choice of :mod:`fluid.planning.lane_finder`.
+        That is the one that keeps its state, if all fits then, or else the choice of :mod:`fluid.planning.lane_finder`.
         """
-        held = [lane for lane in self._lanes.on(device) if lane.holders and not lane.others and lane.killing is None]
-        if trial.residence.lane is not None and not trial.residence.saving:
-            lane = self._lanes.get(trial.residence.lane)
-            if lane is not None and lane.device_id == device:
-                return Joining(TURNS, lane.lane_id)
-        memory = self._occupancy.memory
-        usable, loads = memory.usable_bytes(device), [self._load(lane) for lane in held]
+        held = [lane for lane in self._lanes.on(device) if lane.holders and not lane.others]
+        home = self._home(trial, device)
+        if not held or (home is not None and trial.pinned):
+            return Joining(TURNS, home)
+        need, usable = self._occupancy.memory.need_of(trial.row) or MemoryNeed(), self._usable(trial, device)
+        loads = [self._load(lane) for lane in held]
         if usable is not None:
             coming = self._without_lane(device, trial)
-            usable += self._lanes.usual_bytes - memory.reserved.get(device, 0.0)
-            usable = max(0.0, usable - sum(need.persistent_bytes for need in coming))
-            if loads and coming:  # They can join the largest lane, which then is as large as the largest of them.
+            usable = max(0.0, usable - sum(other.persistent_bytes for other in coming))
+            if coming:  # They can join the largest lane, which then is as large as the largest of them.
                 largest = max(range(len(loads)), key=lambda position: loads[position].ephemeral_bytes)
-                sizes = (loads[largest].ephemeral_bytes, *(need.ephemeral_bytes for need in coming))
+                sizes = (loads[largest].ephemeral_bytes, *(other.ephemeral_bytes for other in coming))
                 loads[largest] = loads[largest]._replace(ephemeral_bytes=max(sizes))
-        found = find_lane(
-            memory.need_of(trial.row) or MemoryNeed(),
-            loads,
-            usable,
-            new_lane_bytes=self._lanes.usual_bytes,
-            most_lanes=self._estimates.of_key(trial).processes,
-        )
-        if found is not None or not held:
-            return Joining(TURNS, None if found is None else found.lane)
-        # It was given the device though what others need has grown since; the emptiest lane is as good as any.
-        return Joining(TURNS, min(held, key=lambda lane: len(lane.holders)).lane_id)
+        if any(load.lane == home for load in loads) and self._joins(need, home, loads, usable):
+            return Joining(TURNS, home)
+        new, most = self._lanes.usual_bytes, self._estimates.of_key(trial).processes
+        found = find_lane(need, loads, usable, new_lane_bytes=new, most_lanes=most)
+        if found is not None:
+            return Joining(TURNS, found.lane)
+        # It was given the device, and what others need has grown since: it joins where the least is added.
+        return Joining(TURNS, max(loads, key=lambda load: (load.ephemeral_bytes, -load.trials)).lane)
+
+    def _home(self, trial: TrialRecord, device: int) -> int | None:
+        """The lane of a device that keeps a trial's state; ``None`` if none there does."""
+        residence = trial.residence
+        if residence.lane is None or residence.saving or self._lanes[residence.lane].device_ids != (device,):
+            return None
+        return residence.lane
+
+    def _usable(self, trial: TrialRecord, device: int) -> float | None:
+        """Bytes that the trials that run on a device may fill, and all its lanes; ``None`` for no limit."""
+        memory, residence = self._occupancy.memory, trial.residence
+        usable = memory.usable_bytes(device)
+        if usable is None:
+            return None
+        own = 0.0  # Of the states that the device keeps, the trial's own is a part of its need.
+        if residence.lane is not None and residence.device == device:
+            own = self._lanes.kept_bytes(residence.lane, trial.trial_id)
+        # Room for one lane is beyond the watermark.
+        return usable + self._lanes.usual_bytes - max(0.0, memory.reserved.get(device, 0.0) - own)
+
+    @staticmethod
+    def _joins(need: MemoryNeed, home: int | None, loads: list[LaneLoad], usable: float | None) -> bool:
+        """Whether a trial fits into that lane."""
+        others = [load for load in loads if load.lane != home]
+        rest = sum(load.persistent_bytes + load.ephemeral_bytes + load.own_bytes for load in others)
+        left = None if usable is None else max(0.0, usable - rest)
+        return find_lane(need, [load for load in loads if load.lane == home], left, most_lanes=1) is not None
 
     def _without_lane(self, device: int, trial: TrialRecord) -> list[MemoryNeed]:
         """The needs of other trials that were given a part of a device, and no lane yet."""

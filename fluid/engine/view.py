@@ -71,13 +71,15 @@ class DeviceView:
         device: the device.
         residents: id and width of each trial that holds it.
         lanes: number of its lanes.
-        packs: ids of the trials that share a lane, in which they are fused as far as they can be.
+        packs: ids of the trials that share a lane, in which they are fused as far as they can be, or take turns.
+        in_turns: whether they take turns.
     """
 
     device: Device
     residents: tuple[tuple[str, float], ...]
     lanes: int
     packs: tuple[tuple[str, ...], ...] = ()
+    in_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +170,16 @@ def _group_view(group: GroupRecord, core: SessionState, place: int | None) -> Gr
 def _device_view(device: Device, trials: Trials, occupancy: Occupancy, lanes: Lanes) -> DeviceView:
     # A row without a trial keeps the old devices of one that moves.
     held = [trials.by_row[row] for row in occupancy.residents[device.index] if row in trials.by_row]
-    in_one_lane = bool(held) and held[0].row in occupancy.groups.of and not held[0].takes_turns
+    in_turns = bool(held) and held[0].takes_turns
+    packs: tuple[tuple[str, ...], ...] = ()
+    if in_turns:
+        packs = tuple(tuple(lane.holders) for lane in lanes.on(device.index) if lane.holders)
+    elif held and held[0].row in occupancy.groups.of:
+        packs = (tuple(trial.trial_id for trial in held),)
     return DeviceView(
         device=device,
         residents=tuple((trial.trial_id, trial.placement.width) for trial in held),
         lanes=len(lanes.on(device.index)),
-        packs=(tuple(trial.trial_id for trial in held),) if in_one_lane else (),
+        packs=packs,
+        in_turns=in_turns,
     )

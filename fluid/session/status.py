@@ -98,7 +98,8 @@ class DeviceStatus:
         device_id, kind, host: the device.
         residents: the trials that run there, each with its width.
         lanes: the number of its lanes.
-        packs: trials that share a process, in which they are fused as far as they can be.
+        packs: trials that share a process, in which they are fused as far as they can be, or take turns.
+        in_turns: whether they take turns.
     """
 
     device_id: int
@@ -107,12 +108,18 @@ class DeviceStatus:
     residents: tuple[tuple[str, float], ...]
     lanes: int
     packs: tuple[tuple[str, ...], ...] = ()
+    in_turns: bool = False
+
+    @property
+    def sharing(self) -> str:
+        """What the trials of a pack are, in words: ``"fused"`` or ``"in turns"``."""
+        return "in turns" if self.in_turns else "fused"
 
     @property
     def parts(self) -> tuple[tuple[tuple[str, ...], float], ...]:
-        """The residents, those of a fused pack together: the trials and the width of each part, in order.
+        """The residents, those of a pack together: the trials and the width of each part, in order.
 
-        The width of a fused trial says how many may be fused. The device is all theirs, however many there are.
+        The width of a trial in a pack says how many may be there. The device is all theirs, however many there are.
         """
         if not self.packs:
             return tuple(((trial,), width) for trial, width in self.residents)
@@ -220,6 +227,7 @@ def status_of(
                 residents=seen.residents,
                 lanes=seen.lanes,
                 packs=seen.packs,
+                in_turns=seen.in_turns,
             )
             for seen in view.devices
         ),
