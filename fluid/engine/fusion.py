@@ -129,6 +129,7 @@ class Fusing:
         if not trial.state.holds_devices:
             return
         self._allocations.update_group(trial)
+        self.placed(trial)
         for lane_id in trial.placement.lanes:
             lane = self._lanes.get(lane_id)
             if lane is not None and len(lane.holders) == 1:
@@ -141,6 +142,10 @@ class Fusing:
         if trial.takes_turns:
             return self._turns.lane_for(trial, devices[0]) if len(devices) == 1 else None
         return Fusion(trial.fusion_group, self._estimates.of_key(trial).fusing.rows)
+
+    def uneven(self) -> list[TrialRecord]:
+        """Trials that wait for their turn though a further lane of their device is idle, or to be started."""
+        return self._turns.uneven()
 
     def placed(self, trial: TrialRecord) -> None:
         """Books the lane that a trial was given, whose other trials it takes turns with."""

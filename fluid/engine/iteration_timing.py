@@ -53,6 +53,10 @@ class IterationTiming:
         """Marks the iterations in flight beside a trial that begins to iterate."""
         self._disturb(self._occupancy.held[trial.row])
 
+    def resumed(self, trial: TrialRecord) -> None:
+        """Records that a trial goes on in the lane that has kept its state: it loads and compiles nothing there."""
+        trial.pace.disturbed, trial.pace.settled = False, True
+
     def settle(self, trial: TrialRecord, now: float, *, is_usual: bool) -> None:
         """Records that a trial has finished its first iteration where it is.
 

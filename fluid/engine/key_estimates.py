@@ -31,6 +31,8 @@ class KeyEstimate:
         processes: trials on one device that run at the same time, in a lane each unless they are fused. Rises from 1 by
             one after each that was measured to pay.
         turns: most trials on one device that take turns in its lanes; 1 if each has a lane of its own.
+        takes_turns: whether they do: not before it is known how many lanes pay, as trials stay in the lane they are in.
+        is_trying: whether so many processes are being tried, and were not measured yet.
         packing: c, the packing limit: trials on one device, which have a lane each, are fused, or take turns.
         width: d, the width limit. Doubles from 1 after each measured width while beta allows.
         tried: the widest measured width.
@@ -67,6 +69,8 @@ class KeyEstimate:
     beta: float = 1.0
     processes: int = 1
     turns: int = 1
+    takes_turns: bool = False
+    is_trying: bool = False
     packing: int = 1
     width: int = 1
     tried: int = 1
@@ -96,10 +100,10 @@ class KeyEstimate:
 
     def begin_turns(self, most: int, *, is_bounded: bool) -> None:
         """Lets so many trials take turns on a device; where memory is bounded, once a first one was measured."""
-        self.turns = most
-        self.max_packing = self.max_packing if most == 1 else min(self.max_packing, most)
-        if most > 1 and self.fusing.is_over and not is_bounded:
-            self.packing = most
+        if most > 1:
+            self.turns, self.max_packing = most, min(self.max_packing, most)
+            self.takes_turns = self.max_packing == 1 and self.fusing.is_over and not is_bounded
+            self.packing = most if self.takes_turns else self.packing
 
     @property
     def interruption(self) -> float:
@@ -185,7 +189,7 @@ class KeyEstimate:
         self.fusing.update(profile, self.key, self.model, work=work, trying_packs_pays=trying_pays)
         if self.fusing.is_over:
             self.processes = self._processes(profile, seconds, trying_pays)
-            self.packing = max(self.processes, self.turns)
+            self.packing = self.turns if self.takes_turns else self.processes
         else:
             self.processes = self.packing = self.fusing.total
         self.width = self._width(profile)
@@ -200,9 +204,7 @@ class KeyEstimate:
         """Rates of its trials, in place of alpha, if they are fused or take turns."""
         if self.fusing.rows > 1:
             return self.fusing.expected
-        if self.turns == 1 or not self.fusing.is_over:
-            return None
-        return turn_rates(self.alpha, self.processes)
+        return turn_rates(self.alpha, self.processes) if self.takes_turns else None
 
     def update_memory(self, profile: Profile) -> None:
         """Copies the memory from the profile."""
@@ -210,17 +212,23 @@ class KeyEstimate:
 
     def _processes(self, profile: Profile, seconds: float, trying_pays: bool) -> int:
         if seconds < tuning.TOO_SHORT_TO_PACK_S:
+            self.takes_turns = self.turns > 1
             return 1
         limit = profile.packing_limit(self.key, self.max_packing, self.model)
         measured = profile.measured_packing(self.key, self.model)
         tries = trying_pays or self.processes > measured  # a trial of packing that has begun is completed
-        if measured == 1 and not self.known_alone:
+        awaits_alone = measured == 1 and not self.known_alone
+        will_try = trying_pays and awaits_alone
+        if awaits_alone:
             tries = self.processes > 1
         if measured == self.rests_at and self.observed.get((measured, 1), 0) < self.retry_at:
             tries = False
+        is_known = self.max_packing == 1 or limit <= measured or not (tries or will_try)
+        self.takes_turns |= self.turns > 1 and is_known
         processes = max(1, min(limit, measured + tries))
         if processes > self.processes and self._was_of_one_trial(processes - 1):
-            return self.processes
+            processes = self.processes
+        self.is_trying = processes > max(1, measured) and not self.takes_turns
         return processes
 
     def _was_of_one_trial(self, co_residents: int) -> bool:

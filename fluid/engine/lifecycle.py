@@ -95,6 +95,8 @@ class Lifecycle:
         core.watching.launched(trial, core.now, iterates=True)
         core.commands.append(RunIteration(trial.trial_id, lanes, trial.progress.grant(self._core.limit_of(trial))))
         core.set_state(trial, TrialState.RUNNING, "resumed where it was")
+        if core.in_rounds:  # Else it would never be measured, as it runs one iteration at a time.
+            core.timing.resumed(trial)
         core.report_start(trial)
         if trial.progress.done >= trial.progress.budget:
             self.finish(trial)  # it was to be restored for a call elsewhere, and could not be saved

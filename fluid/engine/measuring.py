@@ -183,7 +183,7 @@ class Measuring:
     def observe_arrival(self, trial: TrialRecord) -> None:
         """Learns that a trial comes to a device, which others may hold: in time, one of them must be observed there."""
         rows = self._occupancy.residents[self._occupancy.held[trial.row][0]]
-        if len(rows) == 1 or trial.takes_turns:
+        if len(rows) == 1 or (trial.takes_turns and self._estimates.of_key(trial).takes_turns):
             return  # Of trials that take turns, some are always observed.
         records = (self._trials.by_row[row] for row in rows if row in self._trials.by_row)
         for estimate in {id(found): found for found in map(self._estimates.of_key, records)}.values():

@@ -35,6 +35,8 @@ class Placing:
         claims: the priority of the group for a trial of which a device is being cleared, by device: trials of less
             urgent groups are not placed there (:mod:`fluid.engine.urgency`).
         admitting: chooses among trials where memory is scarce.
+        kept_for_round: devices that states are leaving for trials that have done so many iterations: those that have
+            done more are not placed there (:mod:`fluid.engine.rounds`).
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Placing:
         self.refused: list[TrialRecord] = []
         self.reservations = Reservations(trials, occupancy, estimates)
         self.claims: dict[int, float] = {}
+        self.kept_for_round: dict[int, int] = {}
         self.admitting = Admitting(trials, queue, occupancy, estimates, allocations.work)
         self._trials = trials
         self._queue = queue
@@ -143,7 +146,7 @@ class Placing:
             own_state = self._lanes.kept_bytes(residence.lane, trial.trial_id)
         host = self._host_of_state(trial)
         if not self._trials.constrained:
-            free = trial.limits.avoids is None and not self.claims and not self.admitting.kept
+            free = trial.limits.avoids is None and not (self.claims or self.admitting.kept or self.kept_for_round)
             others = None if free else self.allowed(trial)
             others = others if within is None else within if others is None else within & others
             return self._allocations.place(trial, near=near, only=only, own_state=own_state, host=host, allowed=others)
@@ -184,6 +187,9 @@ class Placing:
             forbidden = forbidden | self.reservations.forbidden_to(trial)
         if self.admitting.kept and not trial.pinned:
             forbidden = forbidden | self.admitting.forbidden_to(trial)
+        if self.kept_for_round and not trial.pinned:
+            rounds = self.kept_for_round.items()
+            forbidden = forbidden | {device for device, done in rounds if trial.progress.done > done}
         if trial.limits.avoids is not None and not trial.pinned:
             forbidden = forbidden | {trial.limits.avoids}
         if not forbidden:
@@ -193,7 +199,7 @@ class Placing:
     @property
     def restricts(self) -> bool:
         """Whether trials may be refused devices for other reasons than want of room there."""
-        return self._trials.constrained or bool(self.claims) or bool(self.admitting.kept)
+        return self._trials.constrained or bool(self.claims or self.admitting.kept or self.kept_for_round)
 
     def lane_is_busy(self, trial: TrialRecord) -> bool:
         """Whether another trial runs in the lane that keeps a trial's state."""

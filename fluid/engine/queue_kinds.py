@@ -40,9 +40,8 @@ def share_devices(plan: PlannedTrials, trials: Sequence[TrialRecord], estimates:
 
 
 def fewest_done_first(plan: PlannedTrials, trials: Sequence[TrialRecord]) -> PlannedTrials:
-    """The plan with those first that have done the fewest iterations."""
-    done = [trial.progress.done for trial in trials]
-    return replace(plan, order=sorted(plan.order, key=done.__getitem__))
+    """The plan with those first that have done the fewest iterations, and of these, those that have waited longest."""
+    return replace(plan, order=sorted(range(len(trials)), key=lambda position: trials[position].progress.done))
 
 
 class QueueKinds:

@@ -100,6 +100,8 @@ class Settling:
         # 6. On a tick, leave devices that too many share, and go to the widths that the planner wants now.
         for trial in core.rebalancing.overpacked():
             self._lifecycle.preempt(trial)
+        for trial in core.fusing.uneven():
+            self._lifecycle.preempt(trial, why="leaves its lane for another one of its device, which is idle")
         for resize in core.rebalancing.rebalance(core.scheduling.replanner):
             self._resizing.begin(*resize)
         for trial, (change, gain, stall, *_) in core.rebalancing.pop_rejected():

@@ -260,7 +260,8 @@ class EngineState:
     def reserved_devices(self) -> frozenset[int]:
         """Devices kept for waiting trials that are urgent, of a fixed width, or were passed over for long."""
         placing = self._core.scheduling.placing
-        return placing.reservations.devices | placing.claims.keys() | set(placing.admitting.kept.values())
+        kept = placing.claims.keys() | placing.kept_for_round.keys() | set(placing.admitting.kept.values())
+        return placing.reservations.devices | kept
 
     @property
     def most_devices(self) -> int:
@@ -341,6 +342,7 @@ class EngineState:
         for part in (self.retirements, self._drains, self._holds):
             if part.under_way:
                 part.advance()
+        self._rounds.update()
         # 3. If devices or trials came or went, or need less memory, or a tick came: plan, start, preempt and resize.
         if self._settling.is_due:
             self._settling.settle()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fluid.engine import tuning
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import IterationDone
 from fluid.engine.lane_record import LaneRecord
@@ -68,7 +69,8 @@ class Turns:
     def lane_for(self, trial: TrialRecord, device: int) -> Joining:
         """The lane of a device that a trial joins there, once it has been given a part of that device.
 
-        That is the one that keeps its state, if all fits then, or else the choice of :mod:`fluid.planning.lane_finder`.
+        That is the one that keeps its state, unless another one has far fewer trials, or it does not fit there; or else
+        the choice of :mod:`fluid.planning.lane_finder`.
         """
         held = [lane for lane in self._lanes.on(device) if lane.holders and not lane.others]
         home = self._home(trial, device)
@@ -83,9 +85,12 @@ class Turns:
                 largest = max(range(len(loads)), key=lambda position: loads[position].ephemeral_bytes)
                 sizes = (loads[largest].ephemeral_bytes, *(other.ephemeral_bytes for other in coming))
                 loads[largest] = loads[largest]._replace(ephemeral_bytes=max(sizes))
-        if any(load.lane == home for load in loads) and self._joins(need, home, loads, usable):
-            return Joining(TURNS, home)
         new, most = self._lanes.usual_bytes, self._estimates.of_key(trial).processes
+        at_home = next((load.trials for load in loads if load.lane == home), None)
+        most_at_home = 0 if len(held) < most else 1 + min(load.trials for load in loads)
+        stays = at_home is not None and (at_home <= most_at_home or not trial.spec.can_save)
+        if stays and self._joins(need, home, loads, usable):
+            return Joining(TURNS, home)
         found = find_lane(need, loads, usable, new_lane_bytes=new, most_lanes=most)
         if found is not None:
             return Joining(TURNS, found.lane)
@@ -125,6 +130,31 @@ class Turns:
         rows = [row for row in self._occupancy.residents[device] if row != trial.row and row not in lane_of]
         return [need for row in rows if (need := memory.need_of(row)) is not None]
 
+    def uneven(self) -> list[TrialRecord]:
+        """Trials that wait for their turn though a further lane would run them now: one of each such device.
+
+        Their states have to move to that lane, which the work that is left must repay.
+        """
+        found = []
+        for device, rows in self._occupancy.residents.items() if self._estimates.turns > 1 else ():
+            trials = [self._all.by_row[row] for row in rows if row in self._all.by_row]
+            held = [lane for lane in self._lanes.on(device) if lane.holders]
+            fullest = max(held, key=lambda lane: len(lane.holders), default=None)
+            if fullest is None or len(fullest.holders) < 2 or any(trial.placement.preemption for trial in trials):
+                continue
+            able = [self._all[trial_id] for trial_id in fullest.holders if self._repays_move(self._all[trial_id])]
+            if able and len(held) < self._estimates.of_key(able[0]).processes:
+                found.append(max(able, key=self._estimates.height))
+        return found
+
+    def _repays_move(self, trial: TrialRecord) -> bool:
+        if trial.state is not TrialState.RUNNING or not trial.takes_turns or trial.calls or not trial.spec.can_save:
+            return False
+        estimate = self._estimates.of_key(trial)
+        return (
+            estimate.takes_turns and self._estimates.height(trial) > tuning.WORTH_TRYING_STARTS * estimate.interruption
+        )
+
     def placed(self, trial: TrialRecord) -> None:
         """Books the lane that a trial was given: of those there, only the largest ephemeral bytes count."""
         lanes = trial.placement.lanes
@@ -154,8 +184,8 @@ class Turns:
         if lane is None:
             return False
         busy = [other for other in self._lanes.on(lane.device_id) if other.holders]
-        if len(busy) == len(lane.holders) == 1:
-            return False  # It is alone on its device: measured like any other.
+        if all(len(other.holders) == 1 for other in busy):
+            return False  # Each has a lane of its own: measured like any others.
         is_first, trial.pace.settled = not trial.pace.settled, True
         if event.memory is not None:
             self._measuring.observe_memory(trial, event.memory)
