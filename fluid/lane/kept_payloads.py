@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from fluid.lane.messages import KeptPayload
+from fluid.trainables.parted_pickle import load_from, load_pickled
 
 _PAYLOADS = ".payloads"
 #: How often to look for a payload that was lost, and seconds between two looks: ten seconds in all.
@@ -44,9 +44,9 @@ def load_payload(payload: bytes | KeptPayload, folders: Sequence[str], tell_miss
         FileNotFoundError: it did not come within seconds.
     """
     if isinstance(payload, bytes):
-        return pickle.loads(payload)
+        return load_pickled(payload)
     with _find(payload.name, folders, tell_missing) as file:
-        return pickle.load(file)  # Arrays are read straight into their place.
+        return load_from(file)  # Arrays are read straight into their place, or mapped.
 
 
 def _find(name: str, folders: Sequence[str], tell_missing: Callable[[str], None]) -> BinaryIO:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +15,7 @@ from fluid.rehearsal.course import FailedCourse, ReplayedCourse
 from fluid.rehearsal.overheads import FREE, Overheads
 from fluid.rehearsal.replayable import Replayable
 from fluid.resources import Device, DeviceChoice
+from fluid.trainables.parted_pickle import load_pickled
 from fluid.trainables.payload import TrialPayload
 from fluid.trainables.trainable import kind_of
 
@@ -149,7 +149,7 @@ class RehearsalBackend(SimulatedBackend):
         payload = self._payloads[trial_id].trainable
         trainable = self._trainables.get(payload.digest)
         if trainable is None:
-            trainable = self._trainables[payload.digest] = pickle.loads(payload.pickled)
+            trainable = self._trainables[payload.digest] = load_pickled(payload.pickled)
         make = getattr(trainable, MAKE_COURSE, None)
         course: Course
         try:

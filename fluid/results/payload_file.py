@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
 from fluid.results.folder_files import PAYLOADS
+from fluid.trainables.parted_pickle import load_pickled
 from fluid.trialgroup import Trial
 
 #: How a frame begins: the protocol of pickle, and the opcode that frames its content.
@@ -54,7 +55,7 @@ class StoredTrial:
         """
         try:
             if self.trainable not in trainables:
-                trainables[self.trainable] = pickle.loads(self.trainable)
+                trainables[self.trainable] = load_pickled(self.trainable)
             config = pickle.loads(self.config)
         except Exception as error:  # What a pickle refers to may raise anything.
             reason = f"trial {self.trial_id!r} cannot be unpickled: {type(error).__name__}: {error}"

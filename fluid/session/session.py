@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from fluid._clock import Clock
 from fluid.backends.base import Backend, ForkingBackend
-from fluid.backends.virtual import ReplayingBackend
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,
@@ -38,6 +37,7 @@ from fluid.resources import Device
 from fluid.results.group_lines import GroupLine
 from fluid.session.forecasts import Forecasts
 from fluid.session.inbox import GroupInbox
+from fluid.session.payloads import payload_cache
 from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
@@ -48,7 +48,7 @@ from fluid.session.status import GroupStatus, Status, status_of
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
-from fluid.trainables.payload import PayloadCache, TrialPayload
+from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import PAUSED_BY_USER, Trial, TrialGroup, TrialState
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Session:
         self._state, self._backend, self._folder = state, backend, folder
         self._max_width = max_width
         self._insists_on_fusing = facts.get("packing") == "fused"
-        self._payloads = PayloadCache(backend.require_replayable if isinstance(backend, ReplayingBackend) else None)
+        self._payloads = payload_cache(backend)
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
         self._pump = Pump(state, backend, folder, facts, keep, goals)

@@ -10,13 +10,12 @@ import json
 import mmap
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fluid.shared_data.pickling import Pickled
+from fluid.trainables.parted_pickle import ALIGNMENT as _ALIGNMENT
 
-#: Buffers begin at multiples of it: a cache line, and what Arrow asks for.
-_ALIGNMENT = 64
 _LENGTH_BYTES = 8
 #: A private map of a large file needs no memory unless it is written to. Python 3.10 does not name the flag.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
@@ -42,17 +41,22 @@ def write_shared(descriptor: int, pickled: Pickled) -> None:
     Raises:
         OSError: there is no space.
     """
+    for piece in pieces_of(pickled):
+        _write(descriptor, piece)
+
+
+def pieces_of(pickled: Pickled) -> Iterator[memoryview]:
+    """Returns the bytes of the file of a pickled value, piece by piece."""
     header = _header(pickled)
-    begin = _aligned(len(header))
-    _write(descriptor, memoryview(header.ljust(begin, b"\0")))
+    yield memoryview(header.ljust(_aligned(len(header)), b"\0"))
     written = 0
     for part, data in zip(_layout(pickled), (pickled.pickle, *pickled.buffers), strict=True):
-        _write(descriptor, memoryview(bytes(part.offset - written)))
-        _write(descriptor, data)
+        yield memoryview(bytes(part.offset - written))
+        yield data
         written = part.offset + part.length
 
 
-def read_shared(descriptor: int) -> Any:
+def read_shared(descriptor: int, start: int = 0) -> Any:
     """Maps a file, and unpickles its value.
 
     Arrays and tables are views of memory that all processes share and none can write to. PyTorch has no read-only
@@ -60,14 +64,30 @@ def read_shared(descriptor: int) -> Any:
 
     Args:
         descriptor: of the file, open for reading; may be closed afterwards.
+        start: where in the file the value begins, a multiple of 64 bytes.
     """
     shared = memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+
+    def private() -> memoryview:
+        flags = mmap.MAP_PRIVATE | _NO_RESERVE
+        return memoryview(mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE))[start:]
+
+    return _unpickle(shared[start:], private)
+
+
+def read_copied(data: memoryview) -> Any:
+    """Unpickles a value from the bytes of its file; arrays are views of them, and tensors have a copy.
+
+    Args:
+        data: the bytes, from the value's first on.
+    """
+    return _unpickle(data.toreadonly(), lambda: memoryview(bytearray(data)))
+
+
+def _unpickle(shared: memoryview, make_private: Callable[[], memoryview]) -> Any:
     length = int.from_bytes(shared[:_LENGTH_BYTES], "little")
     parts = [_Part(*part) for part in json.loads(bytes(shared[_LENGTH_BYTES : _LENGTH_BYTES + length]))]
-    private = shared
-    if any(part.is_writable for part in parts):
-        flags = mmap.MAP_PRIVATE | _NO_RESERVE
-        private = memoryview(mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    private = make_private() if any(part.is_writable for part in parts) else shared
     begin = _aligned(_LENGTH_BYTES + length)
     pickled, *buffers = (
         (private if part.is_writable else shared)[begin + part.offset : begin + part.offset + part.length]

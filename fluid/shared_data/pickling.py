@@ -28,17 +28,22 @@ class Pickled(NamedTuple):
     is_writable: tuple[bool, ...]
 
 
-def dump_shared(value: Any) -> Pickled:
-    """Pickles a value; the buffers are views of its memory, not copies, wherever that is contiguous."""
+def dump_shared(value: Any, pickler_class: type[SharedPickler] | None = None) -> Pickled:
+    """Pickles a value; the buffers are views of its memory, not copies, wherever that is contiguous.
+
+    Args:
+        value: the value.
+        pickler_class: does it; ``None`` for :class:`SharedPickler`.
+    """
     file = BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    pickler = _SharedPickler(file, buffers)
+    pickler = (pickler_class or SharedPickler)(file, buffers)
     pickler.dump(value)
     writable = tuple(id(buffer) in pickler.writable for buffer in buffers)
     return Pickled(file.getbuffer(), tuple(buffer.raw() for buffer in buffers), writable)
 
 
-class _SharedPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class SharedPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles classes that lanes cannot import by value, as trainables are pickled.
 
     Attributes:

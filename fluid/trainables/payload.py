@@ -90,10 +90,14 @@ class PayloadCache:
 
     Args:
         require: refuses trainables that cannot be used; ``None`` for those that lanes cannot run.
+        dumps: pickles a trainable, to be read by :mod:`fluid.trainables.parted_pickle`; ``None`` for cloudpickle.
     """
 
-    def __init__(self, require: Callable[[Any], None] | None = None) -> None:
+    def __init__(
+        self, require: Callable[[Any], None] | None = None, dumps: Callable[[Any], bytes] | None = None
+    ) -> None:
         self._require = require
+        self._dumps = dumps
         self._lock = threading.Lock()
         #: By id(); keeping the trainable with its payload keeps its id from being reused.
         self._known: OrderedDict[int, tuple[Any, TrainablePayload]] = OrderedDict()
@@ -104,7 +108,7 @@ class PayloadCache:
         """Pickles a trial: see :func:`payload_of`."""
         with self._lock:
             known = self._known.get(id(trainable))
-        made = _trainable_payload(trainable, self._require) if known is None else known[1]
+        made = _trainable_payload(trainable, self._require, self._dumps) if known is None else known[1]
         payload = _trial_payload(made, config, shown_config)
         with self._lock:
             self._known[id(trainable)] = (trainable, made)
@@ -125,11 +129,13 @@ def _trial_payload(
     return TrialPayload(trainable, dump_config(config), json_form(dict(shown)))
 
 
-def _trainable_payload(trainable: Any, require: Callable[[Any], None] | None = None) -> TrainablePayload:
+def _trainable_payload(
+    trainable: Any, require: Callable[[Any], None] | None = None, dumps: Callable[[Any], bytes] | None = None
+) -> TrainablePayload:
     sent = elastic_class_of(trainable) or trainable
     if require is None:
         kind_of(sent)
     else:
         require(sent)
-    pickled, imports = dump_trainable(sent), () if require is not None else tuple(imports_of(sent))
+    pickled, imports = dump_trainable(sent, dumps), () if require is not None else tuple(imports_of(sent))
     return TrainablePayload(pickled=pickled, imports=imports, elastic=is_elastic(sent))

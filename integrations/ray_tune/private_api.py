@@ -26,6 +26,7 @@ from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingRe
 from ray.tune.execution.class_cache import DEFAULT_ENV_VARS, ENV_VARS_TO_PROPAGATE
 from ray.tune.experiment import Trial
 from ray.tune.experiment.trial import _get_trainable_kwargs as arguments_of
+from ray.tune.registry import _ParameterRegistry as ParameterRegistry
 from ray.tune.result import (
     DONE,
     RESULT_DUPLICATE,
@@ -66,6 +67,7 @@ __all__ = [
     "TRAINING_ITERATION",
     "TRIAL_INFO",
     "FunctionTrainable",
+    "ParameterRegistry",
     "RayActorManager",
     "TrackedActor",
     "Trainable",

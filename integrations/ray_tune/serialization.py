@@ -2,13 +2,19 @@
 
 A pickle may hold references to Ray's object store: ``tune.with_parameters`` makes them, and users may. A lane connects
 to the driver's cluster when it unpickles the first such reference; other lanes never connect.
+
+All processes of a node map the NumPy arrays and Arrow tables of the object store, but each trial gets a copy of its
+PyTorch tensors. So tensors of ``tune.with_parameters`` are sent beside the trainable, as all large parameters are of
+trials that Ray Tune does not run: see :mod:`fluid.shared_data.parameters`.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,9 +24,12 @@ import ray.cloudpickle
 from fluid.integrations.ray_tune.private_api import (
     DEFAULT_ENV_VARS,
     ENV_VARS_TO_PROPAGATE,
+    ParameterRegistry,
     environment_of_job,
 )
 from fluid.integrations.ray_tune.resource_requests import THREADS_VARIABLE
+from fluid.shared_data.parameters import LARGE_PARAMETERS, KeptValue, TrialParameters
+from fluid.shared_data.pickling import SharedPickler, dump_shared
 from fluid.trainables.pickling import dump_trainable
 
 #: Refers to an environment variable.
@@ -33,21 +42,77 @@ class PickledArguments(NamedTuple):
     Attributes:
         content: the pickle.
         has_object_refs: whether it holds references to Ray's object store.
+        kept: values that are not in it, but that it refers to by their positions here.
     """
 
     content: bytes
     has_object_refs: bool
+    kept: tuple[KeptValue, ...] = ()
 
 
 class _Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Records whether it pickled a reference to Ray's object store."""
+    """Records whether it pickled a reference to Ray's object store, and leaves out large tensors of parameters."""
 
-    has_object_refs = False
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.has_object_refs = False
+        self.kept: list[KeptValue] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if type(obj) is not KeptValue:
+            return None
+        self.kept.append(obj)
+        return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, ray.ObjectRef):
             self.has_object_refs = True
+        if type(obj) is ParameterRegistry and "torch" in sys.modules and ray.is_initialized():
+            return _reduce_registry(obj)
         return super().reducer_override(obj)
+
+
+class _ArgumentUnpickler(pickle.Unpickler):
+    """Reads what :class:`_Pickler` wrote."""
+
+    def __init__(self, arguments: PickledArguments) -> None:
+        super().__init__(io.BytesIO(arguments.content))
+        self._kept = arguments.kept
+
+    def persistent_load(self, pid: int) -> KeptValue:
+        return self._kept[pid]
+
+
+class _HoldsReferencesError(Exception):
+    """A value holds references to Ray's object store."""
+
+
+class _TensorPickler(SharedPickler):
+    """Pickles values without references."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ray.ObjectRef):
+            raise _HoldsReferencesError
+        return super().reducer_override(obj)
+
+
+def _reduce_registry(registry: Any) -> Any:
+    kept = {name: _kept_tensors(reference) for name, reference in registry.references.items()}
+    if not any(kept.values()):
+        return NotImplemented
+    return TrialParameters, ({name: value or registry.references[name] for name, value in kept.items()},)
+
+
+def _kept_tensors(reference: Any) -> KeptValue | None:
+    """Returns a value of the object store that has large tensors; ``None`` if it has none."""
+    try:
+        pickled = dump_shared(ray.get(reference), _TensorPickler)
+    except Exception:  # A __reduce__ may raise anything. Ray has pickled it, in its way.
+        return None
+    tensor_bytes = sum(
+        buffer.nbytes for buffer, of_tensor in zip(pickled.buffers, pickled.is_writable, strict=True) if of_tensor
+    )
+    return KeptValue(pickled) if tensor_bytes >= LARGE_PARAMETERS else None
 
 
 def pickle_arguments(value: Any) -> PickledArguments:
@@ -55,7 +120,7 @@ def pickle_arguments(value: Any) -> PickledArguments:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    return PickledArguments(file.getvalue(), pickler.has_object_refs)
+    return PickledArguments(file.getvalue(), pickler.has_object_refs, tuple(pickler.kept))
 
 
 def pickle_trainable(trainable: type) -> PickledArguments:
@@ -116,7 +181,7 @@ class ActorEnvironment(NamedTuple):
                 configure_logging=False,
                 ignore_reinit_error=True,
             )
-        return ray.cloudpickle.loads(arguments.content)
+        return _ArgumentUnpickler(arguments).load()
 
 
 class ShippedTrainable:
