@@ -35,6 +35,9 @@ from fluid.trainables.pickling import dump_trainable
 #: Refers to an environment variable.
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
+#: Most ids that a process draws ahead of connecting to Ray, about 1 microsecond each.
+_MOST_IDS = 9973
+
 
 class PickledArguments(NamedTuple):
     """A pickled value.
@@ -139,6 +142,16 @@ def pickle_trainable(trainable: type) -> PickledArguments:
     return attempts[-1]
 
 
+def draw_ids_apart() -> None:
+    """Has this process draw other random ids than its siblings; to be called by the thread that connects to Ray.
+
+    Processes forked from one that has imported Ray Tune draw the same ids. A process that connects to Ray puts an
+    object under such an id; if another one does so at that moment, Ray ends the process.
+    """
+    for _ in range(os.getpid() % _MOST_IDS):
+        ray.ObjectRef.from_random()
+
+
 class ActorEnvironment(NamedTuple):
     """What Tune sets up in the processes of its actors, to be set up in lanes likewise.
 
@@ -173,6 +186,7 @@ class ActorEnvironment(NamedTuple):
     def unpickle(self, arguments: PickledArguments) -> Any:
         """Unpickles a value in a lane; connects to the cluster first if it holds references."""
         if arguments.has_object_refs and not ray.is_initialized():
+            draw_ids_apart()
             # The lane's log shows the trial's output, so Ray must neither log to it nor configure logging.
             ray.init(
                 address=self.address,
