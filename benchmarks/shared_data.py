@@ -1,12 +1,13 @@
 """Measures what eight lanes of the CIFAR-10 example take to have the data: host memory and seconds.
 
-    python benchmarks/shared_data.py [--data DIR] [--lanes 8] [--runs 3] [--json FILE]
+    python benchmarks/shared_data.py [--part images] [--data DIR] [--lanes 8] [--runs 3] [--json FILE]
+    python benchmarks/shared_data.py --part with_parameters [--size MB] [--lanes 8] [--runs 3] [--json FILE]
 
 The data are those of ``--data``, a folder with CIFAR-10, or random images in files of CIFAR-10's size. One trial on
 each of eight CPU devices sets the example up, reads all of its data, and is held there: the first one alone, the second
 one alone, then the others. They load through ``fluid.shared``, or each lane for itself ("own"), or not at all ("none").
 The memory of the data is the proportional set size (PSS) of all lanes, less that of lanes without data. The ways take
-turns.
+turns. The part ``with_parameters`` measures data of ``tune.with_parameters``: see shared_parameters.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -102,22 +104,8 @@ def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Runs the benchmark and prints its figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", metavar="DIR", help="folder with CIFAR-10; random images of its size by default")
-    parser.add_argument("--lanes", type=int, default=8, help="lanes, one per CPU device")
-    parser.add_argument("--runs", type=int, default=3, help="measurements of each way; the medians count")
-    parser.add_argument(
-        "--json", metavar="FILE", help="also write the figures to this file, beside those of other data"
-    )
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(HERE), str(HERE.parent / "examples"), os.environ.get("PYTHONPATH", "")))
-    )
-    import sys
-
+def measure_images(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures the CIFAR-10 example, and prints the figures."""
     sys.path.insert(1, str(HERE.parent / "examples"))
     from shared_data_workload import MODES, make_cifar10
 
@@ -138,17 +126,52 @@ def main() -> None:
             f"{figures['first_loading_s']:.3f} s, second {figures['second_loading_s']:.4f} s "
             f"({figures['second_by_first']:.3f} of it), the others together {figures['later_loading_s']:.4f} s"
         )
+    return {**found, "runs": runs}
+
+
+def measure_parameters(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures data of ``tune.with_parameters``, and prints the figures."""
+    from shared_parameters import WAYS, Measuring, show_parameters, summary_of_parameters
+
+    size = options.size * 1_000_000 // 2
+    measuring = Measuring(pss_of, options.lanes, size, _PATIENCE_S)
+    runs: dict[str, list[dict[str, Any]]] = {f"{runner} {mode}": [] for runner, mode in WAYS}
+    for _ in range(options.runs):
+        for runner, mode in WAYS:
+            runs[f"{runner} {mode}"].append(measuring.measure(runner, mode))
+    found = summary_of_parameters(runs, size)
+    show_parameters(found, options.lanes)
+    return {**found, "runs": runs}
+
+
+def main() -> None:
+    """Runs the benchmark and prints its figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--part", choices=("images", "with_parameters"), default="images", help="what to measure")
+    parser.add_argument("--data", metavar="DIR", help="folder with CIFAR-10; random images of its size by default")
+    parser.add_argument("--size", metavar="MB", type=int, default=154, help="data of with_parameters, megabytes")
+    parser.add_argument("--lanes", type=int, default=8, help="lanes, one per CPU device")
+    parser.add_argument("--runs", type=int, default=3, help="measurements of each way; the medians count")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write the figures to this file, beside those of other data"
+    )
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(HERE), str(HERE.parent / "examples"), os.environ.get("PYTHONPATH", "")))
+    )
+    found = measure_images(options) if options.part == "images" else measure_parameters(options)
     if options.json:
         written = {
             "machine": {**machine(), "torch": torch.__version__, "system": platform.release()},
             "date": time.strftime("%Y-%m-%d"),
             "lanes": options.lanes,
             **found,
-            "runs": runs,
         }
         path = Path(options.json)
         kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        kept["random images" if options.data is None else "images of --data"] = written
+        of_images = "random images" if options.data is None else "images of --data"
+        kept[of_images if options.part == "images" else options.part] = written
         path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +10,8 @@ import torch
 from models.data import read_cifar10
 from ray import tune
 from torch import nn
+
+import fluid
 
 #: One training image in so many is held out for comparing configurations.
 _HELD_OUT = 6
@@ -33,9 +34,8 @@ class Images(NamedTuple):
     test: Split
 
 
-@functools.cache
 def load_images(folder: str | None) -> Images:
-    """Loads a data set; trials that run in one process share it.
+    """Loads a data set.
 
     Args:
         folder: a folder with CIFAR-10, as ``cifar10-10k.npz`` or in ``cifar-10-batches-py``; ``None`` for the
@@ -91,7 +91,8 @@ class ImageTrial(tune.Trainable):  # type: ignore[misc]
         torch.set_num_threads(1)  # A trial has one core; more threads would compete for it.
         torch.manual_seed(config["seed"])
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.images = Images(*(Split(*(t.to(self.device) for t in split)) for split in load_images(config["data"])))
+        images = fluid.shared(load_images, config["data"])  # Loaded once per machine; all trials map it.
+        self.images = Images(*(Split(*(t.to(self.device) for t in split)) for split in images))
         colours, size = self.images.train.images.shape[1:3]
         self.model = network(colours, size, config["channels"], config["dropout"]).to(self.device)
         self.optimizer = torch.optim.SGD(

@@ -26,6 +26,7 @@ from fluid.integrations.ray_tune.private_api import (
     ENV_VARS_TO_PROPAGATE,
     ParameterRegistry,
     environment_of_job,
+    read_configuration,
 )
 from fluid.integrations.ray_tune.resource_requests import THREADS_VARIABLE
 from fluid.shared_data.parameters import LARGE_PARAMETERS, KeptValue, TrialParameters
@@ -35,6 +36,8 @@ from fluid.trainables.pickling import dump_trainable
 #: Refers to an environment variable.
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
+#: Variables by which Ray finds its token. The token itself is not sent: a payload is also written to the run folder.
+_AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 #: Most ids that a process draws ahead of connecting to Ray, about 1 microsecond each.
 _MOST_IDS = 9973
 
@@ -171,7 +174,7 @@ class ActorEnvironment(NamedTuple):
         context = ray.get_runtime_context()
         # Threads are set per trial.
         wanted = {name: value for name, value in environment_of_job().items() if name != THREADS_VARIABLE}
-        passed = {name: os.environ[name] for name in ENV_VARS_TO_PROPAGATE if name in os.environ}
+        passed = {name: os.environ[name] for name in (*ENV_VARS_TO_PROPAGATE, *_AUTHENTICATION) if name in os.environ}
         return cls(
             address=context.gcs_address,
             namespace=context.namespace,
@@ -187,6 +190,7 @@ class ActorEnvironment(NamedTuple):
         """Unpickles a value in a lane; connects to the cluster first if it holds references."""
         if arguments.has_object_refs and not ray.is_initialized():
             draw_ids_apart()
+            self._authenticate()
             # The lane's log shows the trial's output, so Ray must neither log to it nor configure logging.
             ray.init(
                 address=self.address,
@@ -196,6 +200,13 @@ class ActorEnvironment(NamedTuple):
                 ignore_reinit_error=True,
             )
         return _ArgumentUnpickler(arguments).load()
+
+    def _authenticate(self) -> None:
+        """Has Ray use its token if the cluster asks for it: lanes may be older than the cluster, which says so."""
+        found = {name: self.environment[name] for name in _AUTHENTICATION if name in self.environment}
+        if found:
+            os.environ.update(found)
+            read_configuration()
 
 
 class ShippedTrainable:

@@ -115,3 +115,29 @@ def test_processes_forked_from_one_draw_different_ids() -> None:
     command = [sys.executable, "-c", FORKS]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=90, env=environment).stdout
     assert len(set(output.split())) == 2
+
+
+#: A sweep whose executor is older than Ray's cluster, which asks for a token.
+SWEEP = """
+import sys
+import numpy as np
+from fluid import FluidExecutor, tune
+
+def train(config, rows):
+    tune.report({"total": float(rows.sum())})
+
+with FluidExecutor("local", devices=1, run_dir=sys.argv[1] + "/run", verbose=0) as executor:
+    given = tune.with_parameters(train, rows=np.ones(1 << 18))
+    found = tune.run(given, executor=executor, storage_path=sys.argv[1] + "/tune", verbose=0)
+print("total", found.trials[0].last_result["total"])
+"""
+
+
+@pytest.mark.slow
+def test_lanes_older_than_the_cluster_have_its_token(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(tmp_path)}
+    environment["RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS"] = "0"
+    command = [sys.executable, "-c", SWEEP, str(tmp_path)]
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120, env=environment).stdout
+    assert f"total {float(1 << 18)}" in output
