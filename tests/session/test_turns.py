@@ -241,13 +241,13 @@ def test_a_trial_that_raises_leaves_the_others_in_the_lane_alone(in_rounds: Flui
 
 def test_a_trial_that_waits_for_its_turn_is_not_taken_to_hang(tmp_path: Path) -> None:
     trials = [
-        Trial(train, {}, budget=100, trial_id="short", iteration_timeout_s=0.4),
-        Trial(train, {}, budget=150, trial_id="long", iteration_timeout_s=0.4),
+        Trial(train, {}, budget=60, trial_id="short", iteration_timeout_s=0.4),
+        Trial(train, {}, budget=100, trial_id="long", iteration_timeout_s=0.4),
     ]
     options = {"packing": "lane", "lane_policy": "srtf"}
     with FluidExecutor("local", devices=1, verbose=0, run_dir=tmp_path / "real", **options) as executor:
         handle = executor.submit_trialgroup(TrialGroup(trials))
         results = list(handle.results())
     at = [index for index, result in enumerate(results) if result.trial_id == "long"]
-    assert max(after - before for before, after in itertools.pairwise(at)) > 90  # It waited for a second.
-    assert len(results) == 250
+    assert max(after - before for before, after in itertools.pairwise(at)) > 50  # It waited for half a second.
+    assert len(results) == 160
