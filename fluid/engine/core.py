@@ -339,6 +339,7 @@ class SessionState:
                 alpha=self.estimates.of_key(trial).alpha if place.width < 1.0 else None,
                 predicted_s=trial.pace.predicted if trial.pace.seconds is None else None,
                 cohort=self.cohorts.name_of(trial),
+                takes_turns=trial.takes_turns,
             )
         )
 

@@ -35,6 +35,7 @@ class NotePlaced(Notice):
         predicted_s: seconds per iteration, alone on a device of speed 1, as its config tells them; ``None`` if that was
             not predicted, or the trial was observed by itself.
         cohort: the profile key of its cohort; ``None`` if its key is not parted.
+        takes_turns: whether it runs an iteration in turn with other trials of its lane, and is not fused with them.
     """
 
     trial_id: str
@@ -48,6 +49,7 @@ class NotePlaced(Notice):
     alpha: float | None = None
     predicted_s: float | None = None
     cohort: str | None = None
+    takes_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

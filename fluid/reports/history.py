@@ -237,7 +237,8 @@ class RunHistory:
         stay = self._stay(trial, entry)
         stay.warm = self._warm.issuperset(entry.fields["lane_ids"])
         stay.lanes = tuple(entry.fields["lane_ids"])
-        stay.joins = bool(stay.beside) and all(self.stays[other][-1].lanes == stay.lanes for other in stay.beside)
+        stay.joins = tuple(other for other in stay.beside if self.stays[other][-1].lanes == stay.lanes)
+        stay.takes_turns = bool(entry.fields.get("takes_turns"))  # Not written by earlier versions.
 
     def _started(self, entry: Entry) -> None:
         self._warm.add(entry.fields["lane_id"])

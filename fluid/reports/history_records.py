@@ -36,7 +36,8 @@ class Stay:
         devices: their indices.
         beside: trials that it shared its device with when it came.
         lanes: its lanes.
-        joins: whether all of those were in its lane, to be fused with it.
+        joins: those of them that were in its lane, to be fused with it or to take turns with it.
+        takes_turns: whether it takes turns with them.
         warm: whether a trial had been set up before in each of its lanes.
         set_up: when the trial was set up there; infinite if its lane kept its state, or it came by a resize.
     """
@@ -50,7 +51,8 @@ class Stay:
     warm: bool = False
     set_up: float = math.inf
     lanes: tuple[int, ...] = ()
-    joins: bool = False
+    joins: tuple[str, ...] = ()
+    takes_turns: bool = False
 
 
 @dataclass(frozen=True)

@@ -216,8 +216,10 @@ class _Story:
         """Beside whom a packed trial runs, and what packing is measured to give."""
         if not stay.beside:
             return ""
-        if stay.joins:
-            return f"; joins {self._teller.names(stay.beside)} there, to be fused"
+        if stay.joins and (stay.takes_turns or len(stay.joins) == len(stay.beside)):
+            return (
+                f"; joins {self._teller.names(stay.joins)} there, to {'take turns' if stay.takes_turns else 'be fused'}"
+            )
         together = len(stay.beside) + 1
         text = f"; beside {self._teller.names(stay.beside)}"
         if isinstance(alpha, (int, float)) and alpha > 0.0:
