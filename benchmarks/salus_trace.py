@@ -69,15 +69,15 @@ class TraceJob(NamedTuple):
 
 
 def salus_trace(
-    seed: int, *, jobs: int = JOBS, scale: float = 1.0, most_iterations: int | None = None
+    seed: int, *, jobs: int = JOBS, scale: float = 1.0, iteration_s: tuple[float, float] = ITERATION_S
 ) -> list[TraceJob]:
     """Draws a trace, in order of arrival.
 
     Args:
         seed: of all draws.
         jobs: how many.
-        scale: factor of all times.
-        most_iterations: longer jobs have longer iterations instead; ``None`` for no limit.
+        scale: factor of lengths and arrivals.
+        iteration_s: least and most seconds of an iteration; that of a shorter job is the whole job.
     """
     rng = np.random.default_rng(seed)
     lengths = np.exp(SIGMA * rng.standard_normal(jobs))
@@ -85,14 +85,11 @@ def salus_trace(
     lengths *= jobs * mean / lengths.sum()
     arrivals = np.cumsum(rng.exponential(GAP * mean, jobs))
     arrivals -= arrivals[0]
-    low, high = np.log(ITERATION_S)
-    paces = scale * np.exp(rng.uniform(low, high, jobs))
+    paces = np.exp(rng.uniform(*np.log(iteration_s), jobs))
     persistent, peaks = (np.exp(rng.uniform(*np.log(bounds), jobs)) for bounds in (PERSISTENT_BYTES, PEAK_BYTES))
     found = []
     for job in range(jobs):
         iterations = max(1, round(lengths[job] / paces[job]))
-        if most_iterations is not None:
-            iterations = min(iterations, most_iterations)
         found.append(
             TraceJob(
                 f"job-{job}",
