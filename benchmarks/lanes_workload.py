@@ -17,8 +17,15 @@ import numpy as np
 _MATRIX = np.ones((32, 32))
 
 
+#: Part of an iteration in which :class:`Busy` computes.
+COMPUTES = 0.25
+
+
 class Busy:
-    """A trial whose iterations take so many seconds of a core: under ``seconds``, products of small matrices."""
+    """A trial with iterations of ``seconds``: it multiplies small matrices for a quarter of each, and waits after that.
+
+    So does a trial whose work is done by a GPU. Other programs on the machine hardly make such iterations longer.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Has done nothing."""
@@ -26,10 +33,11 @@ class Busy:
         self._weights = _MATRIX / 32.0
 
     def step(self) -> dict[str, float]:
-        """Multiplies until the seconds are used up, whatever else the core does meanwhile."""
-        until = time.thread_time() + self._seconds
+        """Multiplies, and waits until the seconds are over."""
+        ends, until = time.monotonic() + self._seconds, time.thread_time() + COMPUTES * self._seconds
         while time.thread_time() < until:
             self._weights = self._weights @ _MATRIX / 32.0
+        time.sleep(max(0.0, ends - time.monotonic()))
         return {"loss": float(self._weights[0, 0])}
 
     def save_checkpoint(self) -> Any:

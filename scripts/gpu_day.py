@@ -130,6 +130,12 @@ STAGES = {
         safety("--ways", "mps", "--packings", "100", "--seed", "1", "--seconds", "240"),
         _ONE_PACKING,
     ),
+    "lanes_memory": Stage(
+        240,
+        "64 small trials that take turns in one lane against a process each: bytes of the device",
+        (str(ROOT / "benchmarks" / "lanes.py"), "--parts", "memory"),
+        ("--trials", "2"),
+    ),
     "fusion": Stage(
         300,
         "packs of 1, 8 and 64 fused trials against trials one by one, and against CUDA graphs of one trial alone",

@@ -136,6 +136,7 @@ def test_every_stage_has_a_command_that_its_program_takes(gpu_day: ModuleType, k
     pytest.importorskip("numpy")
     pytest.importorskip("torch")
     import fusion
+    import lanes
     import packing
     import packing_safety
 
@@ -150,7 +151,7 @@ def test_every_stage_has_a_command_that_its_program_takes(gpu_day: ModuleType, k
         if name == "tests":
             assert {Path(path).parent.name for path in arguments[7:]} >= {"gpu", "local", "elastic"}
             continue
-        modules = {"packing.py": packing, "packing_safety.py": packing_safety, "fusion.py": fusion}
+        modules = {"packing.py": packing, "packing_safety.py": packing_safety, "fusion.py": fusion, "lanes.py": lanes}
         module = modules[Path(arguments[0]).name]
         options = module.make_parser().parse_args(arguments[1:])
         assert options.device == kind and str(options.json) == str(tmp_path / "figures.json")
@@ -232,6 +233,7 @@ def test_goals_are_held_against_what_was_measured() -> None:
         "safety": {"timeslice": none},
         "safety_mps": {"mps": none},
         "lanes": {"pause_and_resume_ms": 2.0},
+        "lanes_memory": {"memory": {"lane_over_processes": 0.2}},
     }
     stages = {
         name: {"status": "done", "seconds": 1.0, "date": "2026-01-01", "figures": one} for name, one in figures.items()
@@ -242,5 +244,8 @@ def test_goals_are_held_against_what_was_measured() -> None:
     assert "| throughput at Fluid's c against the best by hand | at least 0.9 | 0.85 | no |" in page
     assert "| random packings | at least 200 | 180 | no |" in page
     assert "| trials of random packings that ran out of memory | 0 | 0 | yes |" in page
+    assert (
+        "| memory of 64 small trials in one lane over that of a process each | at most a quarter | 0.2 | yes |" in page
+    )
     assert "| pause and resume of resident trials | below 5 ms | 2 ms | yes |" in page
     assert "| an iteration of an empty trial in a lane | below 0.1 ms | not measured |  |" in page

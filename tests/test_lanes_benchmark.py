@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 from statistics import fmean, median
@@ -13,6 +14,7 @@ import pytest
 if (_BENCHMARKS := str(Path(__file__).resolve().parents[1] / "benchmarks")) not in sys.path:
     sys.path.append(_BENCHMARKS)
 
+import lanes
 import salus_trace
 from salus_trace import TraceJob, mean_completion
 from salus_trace import salus_trace as draw
@@ -40,7 +42,7 @@ def test_policies_gain_what_they_do_in_the_paper() -> None:
         fmean(mean_completion(trace, policy(trace)) / 60.0 for trace in traces)
         for policy in salus_trace.POLICIES.values()
     )
-    assert first / shortest == pytest.approx(3.19, rel=0.05)
+    assert first / shortest == pytest.approx(salus_trace.PUBLISHED_RATIO, rel=0.05)
     assert fair == pytest.approx(96.6, rel=0.05)
     assert 140.0 < first < 170.6
 
@@ -68,3 +70,36 @@ def test_policies_end_jobs_when_worked_by_hand() -> None:
     assert salus_trace.first_come_first_served(jobs) == [10.0, 12.0]
     assert salus_trace.shortest_remaining_first(jobs) == [12.0, 4.0]
     assert salus_trace.fair_shares(jobs) == [12.0, 6.0]
+
+
+# --- The parts
+
+
+def test_in_one_lane_the_simulated_jobs_end_nearly_as_early_as_they_can() -> None:
+    """And first come, first served is just that."""
+    trace = draw(1, jobs=12, iteration_s=(0.5, 3.0))
+    assert lanes.simulate(trace, "fifo") == pytest.approx(salus_trace.first_come_first_served(trace))
+    best = mean_completion(trace, salus_trace.shortest_remaining_first(trace))
+    assert best * (1.0 - 1e-9) <= mean_completion(trace, lanes.simulate(trace, "srtf")) < 1.05 * best
+
+
+def test_real_parts_measure_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+    path = tmp_path / "figures.json"
+    small = ["--jobs", "4", "--seconds", "5", "--configurations", "3", "--chunks", "2", "--chunk-s", "0.02"]
+    lanes.main(["--parts", "srtf-real,rounds", "--runs", "1", *small, "--json", str(path)])
+    lanes.main(["--parts", "memory", "--trials", "2", "--json", str(path)])
+    found = json.loads(path.read_text())
+    assert list(found) == ["srtf-real", "rounds", "memory"]
+    (run,) = found["srtf-real"]["runs"]
+    assert (
+        run["fifo_s"] > 0.0
+        and run["srtf_s"] > 0.0
+        and run["raw_ratio"] == pytest.approx(run["fifo_s"] / run["srtf_s"], rel=0.02)
+    )
+    for rows in found["rounds"]["runs"].values():
+        assert 0.02 < rows[0]["first_results_s"] <= rows[0]["total_s"] + 0.5
+    assert found["rounds"]["runs"]["rounds"][0]["chunk_s"] >= 0.02
+    memory = found["memory"]
+    assert 0.0 < memory["one_lane_bytes"] < memory["a_process_each_bytes"]

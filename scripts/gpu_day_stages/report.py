@@ -76,6 +76,12 @@ GOALS = (
     Goal("random packings", "at least 200", packings_run, lambda value: value >= 200),
     Goal("trials of random packings that ran out of memory", "0", trials_without_memory, lambda value: value == 0),
     Goal(
+        "memory of 64 small trials in one lane over that of a process each",
+        "at most a quarter",
+        lambda figures: float(figures["lanes_memory"]["memory"]["lane_over_processes"]),
+        lambda value: value <= 0.25,
+    ),
+    Goal(
         "pause and resume of resident trials",
         "below 5 ms",
         lambda figures: float(figures["lanes"]["pause_and_resume_ms"]),
