@@ -26,7 +26,7 @@ class Fusion(NamedTuple):
         return lane.fusion_group == self.group and len(lane.holders) < self.rows
 
 
-class Sharing(Protocol):
+class Company(Protocol):
     """With which trials one may share a lane."""
 
     @property
@@ -191,7 +191,7 @@ class Lanes:
     # -- which trial runs where --------------------------------------------------------------------------
 
     def acquire(
-        self, device_id: int, trial_id: str, commands: list[Command], fusion: Sharing | None = None
+        self, device_id: int, trial_id: str, commands: list[Command], fusion: Company | None = None
     ) -> LaneRecord:
         """Gives a trial an idle lane of a device: the one that keeps its state, else a warm one, else a new one.
 
@@ -226,7 +226,7 @@ class Lanes:
         commands: list[Command],
         *,
         gang: bool,
-        fusion: Sharing | None = None,
+        fusion: Company | None = None,
     ) -> list[LaneRecord]:
         """Gives a trial lanes of its devices: one on each, or for a gang one of them all."""
         if gang:

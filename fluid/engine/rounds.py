@@ -13,7 +13,7 @@ from fluid.engine.residency import Residency
 from fluid.trialgroup import TrialState
 
 
-class Rounds:
+class Rotation:
     """Lets running trials make room for waiting ones after each iteration.
 
     Lanes are told to run one iteration at a time as long as trials wait: else each trial would run a further iteration

@@ -59,7 +59,7 @@ from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.retiring import DeviceRetained, DeviceRetiring, Retirements
-from fluid.engine.rounds import Rounds
+from fluid.engine.rounds import Rotation
 from fluid.engine.savability import Savability, SavabilityChanged
 from fluid.engine.session_parts import make_session_state
 from fluid.engine.set_back import TrialSetBack
@@ -159,7 +159,7 @@ class EngineState:
         self._preemptions = Preemptions(self._core, planner.preempts)
         self.urgency = Urgency(core, self._lifecycle)
         self._hung, self._waits = HungTrials(core), Waits(core)
-        self._rounds = Rounds(core, self._lifecycle, self._residency)
+        self._rounds = Rotation(core, self._lifecycle, self._residency)
         self._settling = Settling(
             core,
             self._lifecycle,

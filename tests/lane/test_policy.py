@@ -74,9 +74,14 @@ def test_the_default_is_for_the_makespan() -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_of_equals_the_first_to_come_runs(policy: str) -> None:
     assert choose(policy, [ResidentWork("z", 5.0), ResidentWork("a", 5.0)]).key == "z"
-    assert choose(policy, [ResidentWork("z", 5.0), ResidentWork("a", 5.0)], current="a").key == "a", (
-        "it is there already"
-    )
+    stays = choose(policy, [ResidentWork("z", 5.0), ResidentWork("a", 5.0)], current="a").key
+    assert stays == ("z" if policy == "rounds" else "a"), "it is there already, and only rounds never stay"
+
+
+def test_in_rounds_the_one_runs_whose_latest_turn_is_longest_ago() -> None:
+    works = [ResidentWork("a", 5.0, turn=3), ResidentWork("b", 5.0, turn=1), ResidentWork("c", None, turn=2)]
+    assert choose("rounds", works, current="a", slack=100.0).key == "b"
+    assert choose("rounds", [*works, ResidentWork("new", None)], current="b").key == "new"
 
 
 @pytest.mark.parametrize("policy", ["longest_first", "srtf"])
