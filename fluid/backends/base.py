@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
+from fluid.lane.checkpoint_messages import CheckpointMoved
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -265,7 +266,6 @@ class DeviceBinding(NamedTuple):
         threads: threads that PyTorch and numeric libraries may use.
         divides_threads: whether those are of all lanes that run trials on the device at a time, and not of each.
         cores: the CPU cores that the lane is pinned to; none for no pinning.
-        memory_share: share of the host's memory for checkpoints that the lane may use: one over the host's devices.
         bounded: whether the device's memory is limited, so that it is measured on a CPU, too.
         variables: environment variables that tell code in the lane about its device, each a list as JSON.
     """
@@ -277,7 +277,6 @@ class DeviceBinding(NamedTuple):
     visible: str = ""
     threads: int = 1
     cores: tuple[int, ...] = ()
-    memory_share: float = 1.0
     bounded: bool = False
     variables: tuple[tuple[str, str], ...] = ()
     divides_threads: bool = False
@@ -295,7 +294,6 @@ class DeviceBinding(NamedTuple):
             visible=",".join(binding.visible for binding in bindings) if first.visible else "",
             threads=sum(binding.threads for binding in bindings),
             cores=tuple(dict.fromkeys(core for binding in bindings for core in binding.cores)),
-            memory_share=sum(binding.memory_share for binding in bindings),
             bounded=any(binding.bounded for binding in bindings),
             variables=tuple((name, json.dumps(values)) for name, values in lists.items()),
         )
@@ -371,8 +369,8 @@ class Launcher(Protocol):
         """A descriptor that is readable when :meth:`poll` has something to report; -1 for none. It may change."""
         ...
 
-    def poll(self) -> list[LaneConnected | LaneDying | LaneExited]:
-        """Returns the lanes that have connected or ended since the last call."""
+    def poll(self) -> list[LaneConnected | LaneDying | LaneExited | CheckpointMoved]:
+        """Returns the lanes that have connected or ended, and the checkpoints that have moved, since the last call."""
         ...
 
     def checkpoints_at(self, host: str) -> CheckpointSource:

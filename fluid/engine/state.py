@@ -11,6 +11,7 @@ from typing import Any
 
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
+from fluid.engine.checkpoint_places import CheckpointPlaced
 from fluid.engine.claims import Claims
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
@@ -210,6 +211,7 @@ class EngineState:
             TrialPaused: (None, self._trial_paused),
             TrialSaved: (None, self._trial_saved),
             TrialNotKept: (None, self._residency.not_kept),
+            CheckpointPlaced: (None, lambda _: None),
             TrialReleased: (None, lifecycle.released),
             ResizeDone: (None, self._resize_done),
             TrialCalled: (None, self._trial_called),

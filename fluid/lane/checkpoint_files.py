@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -87,8 +89,13 @@ def discard_kept(path: str, *, demote: bool) -> None:
         os.rmdir(kept)
 
 
-def delete_unread(path: str, first: Callable[[], None] = lambda: None) -> bool:
-    """Calls ``first`` and deletes a checkpoint, unless it is being read; returns whether it no longer exists."""
+def delete_unread(path: str, freed: Callable[[], object] = lambda: None) -> bool:
+    """Deletes a checkpoint, unless it is being read; returns whether it no longer exists.
+
+    Args:
+        path: its folder.
+        freed: called if this process has deleted it, and not another one at the same time.
+    """
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -99,21 +106,45 @@ def delete_unread(path: str, first: Callable[[], None] = lambda: None) -> bool:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-        first()
-    except (OSError, shutil.Error):
-        return False
-    else:
-        # Renamed first, so that readers find it whole or not at all: names with a dot are those of drafts.
-        head, name = os.path.split(path)
-        dying = os.path.join(head, f".{name}.deleted")
-        try:
-            os.rename(path, dying)
-        except OSError:
-            dying = path
-        shutil.rmtree(dying, ignore_errors=True)
+        if delete_at_once(path):
+            freed()
         return True
     finally:
         os.close(folder)
+
+
+def delete_at_once(path: str) -> bool:
+    """Deletes a checkpoint or a draft; returns whether this process did, and not another one at the same time."""
+    # Renamed first, so that readers find it whole or not at all: names with a dot are those of drafts.
+    head, name = os.path.split(path)
+    dying = os.path.join(head, f".{name.lstrip('.')}.deleted")
+    try:
+        os.rename(path, dying)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return False
+        dying = path
+    shutil.rmtree(dying, ignore_errors=True)
+    return True
+
+
+def move(path: str, folder: str) -> bool:
+    """Moves a checkpoint to a folder on another disk, which lanes can read meanwhile; returns whether it has gone.
+
+    If it is being read in the end, it is in both places.
+
+    Raises:
+        OSError, shutil.Error: it cannot be copied, as the disk is full or it is deleted meanwhile.
+    """
+    with locked_for_reading(path) as exists:
+        if not exists:
+            return False
+        copy_atomically(path, folder)
+    deleted: list[str] = []
+    has_gone = delete_unread(path, lambda: deleted.append(path))
+    if has_gone and not deleted:  # Its trial needs it no longer, and so not the copy, which its lane may not have seen.
+        shutil.rmtree(os.path.join(folder, os.path.basename(path)), ignore_errors=True)
+    return bool(deleted)
 
 
 def entries_of(root: str) -> list[str]:
@@ -140,14 +171,29 @@ def iteration_of(path: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def copy_atomically(checkpoint: str, target: str) -> None:
-    """Copies a checkpoint to a folder, atomically."""
+def copy_atomically(checkpoint: str, target: str, check: Callable[[str], None] = lambda draft: None) -> None:
+    """Copies a checkpoint to a folder, atomically, unless it is there.
+
+    Args:
+        checkpoint: its folder.
+        target: the folder that is to hold it.
+        check: called with the copy before that has its name; what it raises ends the copy.
+    """
     name = os.path.basename(checkpoint)
+    path = os.path.join(target, name)
+    if os.path.isdir(path):
+        return
     os.makedirs(target, mode=0o700, exist_ok=True)
-    draft = os.path.join(target, f".{name}")
-    shutil.rmtree(draft, ignore_errors=True)  # Left by a process that was killed at this point.
-    shutil.copytree(checkpoint, draft)
-    os.rename(draft, os.path.join(target, name))
+    # Each copy has a draft of its own: a lane and the host may copy the same checkpoint at the same time.
+    draft = tempfile.mkdtemp(prefix=f".{name}.", dir=target)
+    try:
+        shutil.copytree(checkpoint, draft, dirs_exist_ok=True)
+        check(draft)
+        os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not os.path.isdir(path):
+            raise
 
 
 def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:

@@ -2,6 +2,9 @@
 
 The sums are CRC-32, which finds every burst of up to 32 wrong bits and misses other damage once in 4 billion times.
 They take 0.3 s for a GB that was just written; to write it to host memory takes 0.5 s at least.
+
+A checkpoint in host memory is read with its lengths checked only: it appears under its name once it is whole, and no
+power loss leaves it damaged. To sum 200 MB would take several times as long as to copy them.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -54,6 +58,22 @@ def damage_of(folder: str) -> str | None:
     return _damage(folder, lambda path: _sum(os.path.join(folder, path)))
 
 
+def damage_by_lengths(folder: str) -> str | None:
+    """Returns what is wrong with the lengths of a checkpoint's files, which are not read; as :func:`damage_of`.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
+    """
+
+    def length_of(path: str) -> tuple[int, None]:
+        status = os.stat(os.path.join(folder, path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.path.join(folder, path))
+        return status.st_size, None
+
+    return _damage(folder, length_of)
+
+
 def damage_by_sums(folder: str, sums: Mapping[str, tuple[int, int]]) -> str | None:
     """Returns what :func:`damage_of` does, of a checkpoint whose files were summed as they were written.
 
@@ -73,7 +93,7 @@ def damage_by_sums(folder: str, sums: Mapping[str, tuple[int, int]]) -> str | No
     return _damage(folder, sum_of)
 
 
-def _damage(folder: str, sum_of: Callable[[str], tuple[int, int]]) -> str | None:
+def _damage(folder: str, sum_of: Callable[[str], tuple[int, int | None]]) -> str | None:
     try:
         with open(os.path.join(folder, SEAL), encoding="utf-8") as file:
             sums: Any = json.load(file)["files"].items()
@@ -81,7 +101,7 @@ def _damage(folder: str, sum_of: Callable[[str], tuple[int, int]]) -> str | None
             found = sum_of(path)
             if found[0] != length:
                 return f"{path} has {found[0]} bytes instead of {length}"
-            if found[1] != crc:
+            if found[1] not in (crc, None):
                 return f"{path} has changed since it was written"
     except FileNotFoundError as error:
         return f"{os.path.relpath(error.filename, folder)} is missing"

@@ -1,8 +1,10 @@
 """A lane's store of checkpoints: in host memory, and on disk where that is full.
 
-Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. When it is full, the oldest
-checkpoints move to disk, and readers find them there. The last two of a trial are kept: the driver may use the last but
-one until the message about the last has arrived, and a reader does if the last is damaged or gone.
+Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. All lanes of a host share
+it (:mod:`fluid.lane.memory_ledger`). Before it is full, the host moves those of the least value to disk
+(:mod:`fluid.backends.hosts.checkpoint_keeper`), and readers find them there. A lane never waits for that: what has no
+room in memory it writes to disk. The last two of a trial are kept: the driver may use the last but one until the
+message about the last has arrived, and a reader does if the last is damaged or gone.
 
 A checkpoint is written and sealed (:mod:`fluid.lane.checkpoint_seal`) under a temporary name and then renamed: a lane
 that is killed while it saves leaves the older one intact. Nothing is synced to the disk (fsync), so after a power loss
@@ -15,6 +17,7 @@ is gone takes another one of the same iteration, or else an earlier one.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,6 +28,7 @@ from fluid.lane.checkpoint_files import (
     checkpoint_name,
     checkpoints_like,
     copy_atomically,
+    delete_at_once,
     delete_unread,
     entries_of,
     iteration_of,
@@ -35,6 +39,7 @@ from fluid.lane.checkpoint_files import (
 from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
 from fluid.lane.checkpoint_seal import sealed_bytes
 from fluid.lane.kept_payloads import payloads_on_disk
+from fluid.lane.memory_ledger import MemoryLedger, RestoreSample
 from fluid.lane.run_paths import folder_name
 
 #: Checkpoints of a trial that are kept.
@@ -57,18 +62,15 @@ class CheckpointStore:
     Args:
         lane_id: part of the checkpoints' names, which are unique among lanes.
         run_folder: folder of the run, on disk.
-        memory_folder: folder on a RAM disk; empty if there is none.
-        memory_bytes: most bytes that this lane keeps there.
+        memory_folder: folder on a RAM disk, with a ledger; empty if there is none.
     """
 
-    def __init__(self, lane_id: int, run_folder: str, memory_folder: str = "", memory_bytes: float = 0.0) -> None:
+    def __init__(self, lane_id: int, run_folder: str, memory_folder: str = "") -> None:
         self._lane_id = lane_id
         self._run_folder = run_folder
         self._memory_folder = memory_folder
-        self._memory_bytes = memory_bytes
+        self._ledger = MemoryLedger(memory_folder)
         self._written = 0
-        #: Bytes of the checkpoints that this lane wrote to memory, by path, oldest first; some may be deleted by now.
-        self._in_memory: dict[str, int] = {}
         #: Bytes of each trial's last checkpoint, the estimate for its next one.
         self._sizes: dict[str, int] = {}
         #: Name of the checkpoint from which each trial would be restored; its folder may change.
@@ -125,8 +127,8 @@ class CheckpointStore:
     def places(self, trial_id: str, path: str) -> Iterator[str]:
         """Yields the folders that a trial may be restored from, the best first; they may be gone when they are opened.
 
-        The checkpoint itself comes first, in memory or, where it may have moved, on disk; then others of its
-        iteration; then earlier ones.
+        The checkpoint itself comes first, in memory, or where it was written, or where it may have moved, on disk; then
+        others of its iteration; then earlier ones.
 
         Args:
             trial_id: the trial.
@@ -136,11 +138,19 @@ class CheckpointStore:
             OSError: this process cannot open files at the moment.
         """
         roots = dict.fromkeys((*self._roots(trial_id), os.path.dirname(path), self._kept(trial_id)))
-        yield from checkpoints_like(path, roots, self._disk(trial_id))
+        copies = [os.path.join(self._memory(trial_id), os.path.basename(path))] * bool(self._memory_folder)
+        yield from copies
+        for place in checkpoints_like(path, roots, self._disk(trial_id)):
+            if place not in copies:
+                yield place
 
     def is_in_memory(self, path: str) -> bool:
         """Whether a checkpoint is in host memory."""
         return bool(self._memory_folder) and path.startswith(os.path.join(self._memory_folder, ""))
+
+    def note_restore(self, path: str, size: int, seconds: float) -> None:
+        """Tells the host how long reading and loading a checkpoint from its memory, or its disk, took."""
+        self._ledger.tell(RestoreSample(self.is_in_memory(path), size, seconds))
 
     def protect(self, trial_id: str, path: str) -> None:
         """Keeps the checkpoint from which a trial was restored until after its next save."""
@@ -184,58 +194,46 @@ class CheckpointStore:
         """Deletes every checkpoint of a trial, except those that outlive the run."""
         for root in self._roots(trial_id):
             for path in entries_of(root):
-                shutil.rmtree(path, ignore_errors=True)
-                self._in_memory.pop(path, None)
+                size = self._counted(path)
+                if delete_at_once(path):
+                    self._ledger.correct(-size)
             with suppress(OSError):
                 os.rmdir(root)
         self.forget_resident(trial_id)
 
     def _save_in_memory(self, trial_id: str, name: str, write: Callable[[str], None]) -> Stored | None:
         """Writes a checkpoint to memory; returns ``None`` if it does not fit."""
-        if not self._make_room(self._sizes.get(trial_id, 0)):
+        expected = self._sizes.get(trial_id, 0)
+        if not self._has_space(expected) or not self._ledger.reserve(expected):
             return None
         try:
             path, size = write_atomically(self._memory(trial_id), name, write)
-        except Exception:
+        except BaseException as error:
+            self._ledger.correct(-expected)
+            if not isinstance(error, Exception):
+                raise
             # Lack of space raises various errors. Any other error is raised again by writing to disk.
             return None
         self._sizes[trial_id] = size
-        if not self._make_room(size, of_which_written=size):
-            shutil.rmtree(path, ignore_errors=True)
+        if not self._ledger.correct(size - expected) or not self._has_space(0):
+            if delete_at_once(path):
+                self._ledger.correct(-size)
             return None
-        self._in_memory[path] = size
-        return Stored(path, True)
+        return Stored(path, True, size)
 
-    def _make_room(self, size: int, of_which_written: int = 0) -> bool:
-        """Moves the oldest checkpoints of this lane to disk until one of that size fits; returns whether it does."""
-        if self._memory_folder and size <= self._memory_bytes:
-            for path in list(self._in_memory):
-                if self._has_room(size, of_which_written):
-                    return True
-                if not self._spill(path):
-                    break
-        return self._has_room(size, of_which_written)
-
-    def _spill(self, path: str) -> bool:
-        """Moves a checkpoint to disk; returns whether it has left memory."""
-        target = checkpoints_folder(self._run_folder, os.path.basename(os.path.dirname(path)))
-        if not delete_unread(path, first=lambda: copy_atomically(path, target)):
-            return False  # It is being read, or the disk is full.
-        self._in_memory.pop(path, None)
-        return True
-
-    def _has_room(self, size: int, of_which_written: int = 0) -> bool:
+    def _has_space(self, size: int) -> bool:
+        """Whether the RAM disk itself has room, which other programs may fill, too."""
         if not self._memory_folder:
             return False
-        if sum(self._in_memory.values()) + size > self._memory_bytes:
-            self._in_memory = {path: bytes_ for path, bytes_ in self._in_memory.items() if os.path.isdir(path)}
-            if sum(self._in_memory.values()) + size > self._memory_bytes:
-                return False
         try:
             disk = shutil.disk_usage(self._memory_folder)
         except OSError:
             return False
-        return disk.free - (size - of_which_written) >= _RESERVE * disk.total
+        return disk.free - size >= _RESERVE * disk.total
+
+    def _counted(self, path: str) -> int:
+        """The bytes of a checkpoint that the ledger counts; 0 for one on disk."""
+        return (sealed_bytes(path) or 0) if self.is_in_memory(path) else 0
 
     def _memory(self, trial_id: str) -> str:
         return os.path.join(self._memory_folder, folder_name(trial_id))
@@ -255,8 +253,9 @@ class CheckpointStore:
         with suppress(OSError):  # Without descriptors they stay until the next save.
             for root in self._roots(trial_id):
                 for path in entries_of(root):
-                    if os.path.basename(path) not in kept and iteration_of(path) <= iteration and delete_unread(path):
-                        self._in_memory.pop(path, None)
+                    if os.path.basename(path) not in kept and iteration_of(path) <= iteration:
+                        size = self._counted(path)
+                        delete_unread(path, functools.partial(self._ledger.correct, -size))
 
 
 def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool) -> None:

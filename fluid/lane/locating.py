@@ -14,6 +14,7 @@ from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import is_of_the_process
 from fluid.lane.errors import one_line
+from fluid.lane.memory_ledger import MemoryLedger
 from fluid.lane.messages import LaneOptions
 from fluid.lane.run_paths import folder_name
 
@@ -27,10 +28,12 @@ class Located(NamedTuple):
     Attributes:
         path: its folder, for :meth:`fluid.lane.checkpoint_store.CheckpointStore.places`; it may not exist.
         problem: why it is not on this machine, in one line; empty if that is not known.
+        fetched: whether it was just fetched from another machine.
     """
 
     path: str
     problem: str = ""
+    fetched: bool = False
 
 
 class CheckpointLocator:
@@ -62,7 +65,7 @@ class CheckpointLocator:
             with self._locked(trial_id):
                 if self._is_here(trial_id, here):  # Another lane has just fetched it.
                     return Located(here)
-                return Located(here, self._fetch(trial_id, path, source))
+                return Located(here, self._fetch(trial_id, path, source), fetched=True)
         except Exception as error:
             if is_of_the_process(error):
                 raise
@@ -79,12 +82,24 @@ class CheckpointLocator:
         options = self._options
         rates = LinkRates(options.memory_folder or options.run_folder)
 
+        ledger, reserved = MemoryLedger(options.memory_folder), 0
+
         def place_for(name: str, size: int) -> str:
+            nonlocal reserved
             *memory, disk = self._folders(trial_id)
+            ledger.correct(-reserved)  # One that came before was damaged.
             has_room = bool(memory) and shutil.disk_usage(options.memory_folder).free > _ROOM * size
+            has_room = has_room and ledger.reserve(size)
+            reserved = size if has_room else 0
             return os.path.join(memory[0] if has_room else disk, name)
 
-        return fetch_checkpoint(source, options.session_key, path, place_for, rates).problem
+        try:
+            return fetch_checkpoint(source, options.session_key, path, place_for, rates).problem
+        except BaseException:
+            ledger.correct(-reserved)
+            raise
+        finally:
+            ledger.close()
 
     def _is_here(self, trial_id: str, path: str) -> bool:
         name = os.path.basename(path)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fluid.elastic.messages import LOOPBACK
 from fluid.keeping import KeepRule, Kept
+from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.policy import DEFAULT_POLICY
 
 
@@ -29,7 +30,6 @@ class LaneOptions(NamedTuple):
         address: at which other machines reach its machine.
         run_folder: folder for the trials' output, logs and checkpoints on disk.
         memory_folder: folder in host memory for checkpoints; empty for none.
-        memory_bytes: most bytes that this lane may keep there.
         note: file that names the trial whose code runs, for the driver to read if the lane dies; empty for none.
         save_after: fewest seconds of unsaved work before the lane checkpoints a trial automatically.
         save_ratio: fewest seconds of unsaved work for that, as a multiple of the seconds that the last save took.
@@ -56,7 +56,6 @@ class LaneOptions(NamedTuple):
     address: str = LOOPBACK
     run_folder: str = "."
     memory_folder: str = ""
-    memory_bytes: float = 0.0
     note: str = ""
     save_after: float = 1.0
     save_ratio: float = 20.0
@@ -266,6 +265,7 @@ class ResidentStarted(NamedTuple):
     """A trial was set up or restored.
 
     ``fusion_key`` is a digest of what trials must have in common to train in one step; ``None`` if this one cannot.
+    ``restored`` is ``None`` if it began afresh.
     """
 
     at: float
@@ -273,6 +273,7 @@ class ResidentStarted(NamedTuple):
     iteration: int
     seconds: float
     fusion_key: str | None = None
+    restored: RestoredFrom | None = None
 
 
 class ResidentIterated(NamedTuple):

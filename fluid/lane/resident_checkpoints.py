@@ -13,7 +13,8 @@ from typing import Any
 
 from fluid._clock import Clock
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
-from fluid.lane.checkpoint_seal import is_of_the_process
+from fluid.lane.checkpoint_messages import RestoredFrom
+from fluid.lane.checkpoint_seal import is_of_the_process, sealed_bytes
 from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.device import MemoryMeter
 from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line
@@ -58,7 +59,7 @@ class ResidentCheckpoints:
         self._output = output
         self._meter = meter
         self._enter = enter
-        self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder, options.memory_bytes)
+        self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder)
         self._locator = CheckpointLocator(options)
         #: Seconds of the last save, by trainable.
         self._costs: dict[int, float] = {}
@@ -234,7 +235,7 @@ class ResidentCheckpoints:
         wanted: int,
         source: tuple[str, int] | None,
         renew: Callable[[], None],
-    ) -> ResidentSetBack | None:
+    ) -> tuple[ResidentSetBack | None, RestoredFrom | None]:
         """Restores a trial; says so in its log if that is not from the checkpoint named.
 
         Args:
@@ -245,8 +246,16 @@ class ResidentCheckpoints:
             renew: sets the trial up anew.
 
         Returns:
-            Why it has an earlier state; ``None`` if it has the one wanted.
+            Why it has an earlier state, ``None`` if it has the one wanted; and from where it was restored, ``None`` if
+            it begins afresh.
         """
+        renewing = 0.0
+
+        def renew_and_count() -> None:
+            nonlocal renewing
+            renewed = self._clock.now()
+            renew()
+            renewing += self._clock.now() - renewed
 
         def load(folder: str) -> None:
             assert resident.body is not None
@@ -256,22 +265,35 @@ class ResidentCheckpoints:
             restore_random_state(state["random"])
             resident.finished = state["finished"]
 
+        begun = self._clock.now()
         located = self._locator.locate(resident.trial_id, checkpoint, source)
         places = self._store.places(resident.trial_id, located.path)
         path, iteration, reason, cannot_load = restore_best(
-            places, wanted, load, renew, self._is_innocent, located.problem
+            places, wanted, load, renew_and_count, self._is_innocent, located.problem, self._store.is_in_memory
         )
+        seconds = self._clock.now() - begun - renewing
         resident.iteration = resident.saved = iteration
+        restored = None
         if path is not None:
             self._store.protect(resident.trial_id, path)
+            restored = self._measured(path, seconds, fetched=located.fetched)
         if not reason:
-            return None
+            return None, restored
         in_memory = path is not None and self._store.is_in_memory(path)
         begins = f"goes on from iteration {iteration}" if path is not None else "begins afresh"
         told = f"Fluid: this trial {begins} instead of going on from iteration {wanted}: {reason}\n"
         self._output.log.write(told)  # The driver's log has it, too.
         now = self._clock.now()
-        return ResidentSetBack(now, resident.trial_id, iteration, path, in_memory, reason, cannot_load)
+        back = ResidentSetBack(now, resident.trial_id, iteration, path, in_memory, reason, cannot_load)
+        return back, restored
+
+    def _measured(self, path: str, seconds: float, *, fetched: bool) -> RestoredFrom:
+        """Returns from where a trial was restored, which its host is told, too."""
+        size = sealed_bytes(path) or 0
+        if fetched:
+            return RestoredFrom("host", seconds, size)
+        self._store.note_restore(path, size, seconds)
+        return RestoredFrom("memory" if self._store.is_in_memory(path) else "disk", seconds, size)
 
     def _is_innocent(self, error: BaseException) -> bool:
         """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""

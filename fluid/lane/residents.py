@@ -179,7 +179,8 @@ class Residents:
         make_body()
         path, set_back = message.checkpoint, None
         if path is not None:
-            set_back = self.checkpoints.restore(resident, path, message.iteration, message.source, renew)
+            found = self.checkpoints.restore(resident, path, message.iteration, message.source, renew)
+            set_back, resident.restored = found
         self.memory.measure([resident])
         if (digest := self.fused.identify(resident)) is not None:
             resident.fusion_key = digest

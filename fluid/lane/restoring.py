@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fluid.lane.checkpoint_files import iteration_of, locked_for_reading
-from fluid.lane.checkpoint_seal import damage_of
+from fluid.lane.checkpoint_seal import damage_by_lengths, damage_of
 from fluid.lane.errors import one_line
 
 #: Most characters of a reason.
@@ -37,6 +37,7 @@ def restore_best(
     renew: Callable[[], None],
     is_innocent: Callable[[BaseException], bool],
     problem: str = "",
+    is_in_memory: Callable[[str], bool] = lambda path: False,
 ) -> Restored:
     """Restores a trial that was set up.
 
@@ -48,6 +49,7 @@ def restore_best(
             checkpoint could be used and one had raised.
         is_innocent: whether an error of ``load`` says nothing about the checkpoint, such as a lack of memory.
         problem: why the checkpoint wanted is not among the places, if that is known.
+        is_in_memory: whether a folder is in host memory: its files are then read once, by ``load``, and not summed.
 
     Raises:
         BaseException: what ``renew`` raised, and errors of ``load`` that say nothing about the checkpoint.
@@ -59,7 +61,7 @@ def restore_best(
         with locked_for_reading(path) as exists:
             if not exists:
                 continue
-            damage = damage_of(path)
+            damage = damage_by_lengths(path) if is_in_memory(path) else damage_of(path)
             if damage is not None:
                 problems.append(f"the checkpoint of iteration {iteration_of(path)} is damaged: {damage}")
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 #: Longest file name that every file system accepts, less room for suffixes, bytes.
 _LONGEST_NAME = 200
@@ -17,6 +17,12 @@ def folder_name(trial_id: str) -> str:
     import hashlib  # Needed for long names only; at the top, every lane would load it.
 
     return f"{name[:_LONGEST_NAME]}%{hashlib.sha256(trial_id.encode()).hexdigest()[:32]}"
+
+
+def trial_of_folder(name: str) -> str | None:
+    """Returns the id of the trial that has a folder of that name; ``None`` if the name was shortened."""
+    trial_id = unquote(name)
+    return trial_id if folder_name(trial_id) == name else None
 
 
 def folder_of_host(run_folder: str, name: str) -> str:

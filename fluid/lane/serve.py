@@ -193,7 +193,7 @@ class _Lane:
             return
         now = self._clock.now()
         started = ResidentStarted(now, message.trial_id, resident.iteration, now - begun, resident.fusion_key)
-        self._send(started, at_once=now - begun > _SHORT_S)
+        self._send(started._replace(restored=resident.restored), at_once=now - begun > _SHORT_S)
         self._add_iterations(resident, message.iterations)
 
     def _run(self, message: RunResident) -> None:

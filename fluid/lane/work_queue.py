@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fluid.keeping import KeepRule
+from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.driver_requests import LaneDriverLink
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.member import LaneMember
@@ -44,6 +45,7 @@ class ResidentTrial:
         rule: which of its checkpoints outlive the run; ``None`` for none.
         kept_at: iteration of the last one that this lane wrote; -1 before the first.
         unsent: what is to be told of the one that was written in its last iteration.
+        restored: from where it was restored; ``None`` if it began afresh.
         fusion_key: digest of its fusion key after its set-up; ``None`` if it cannot be fused.
         rows: trials that took its last step together, this one included; 0 before the first.
     """
@@ -72,6 +74,7 @@ class ResidentTrial:
     rule: KeepRule | None = None
     kept_at: int = -1
     unsent: ResidentSaved | ResidentNotKept | None = None
+    restored: RestoredFrom | None = None
     fusion_key: str | None = None
     rows: int = 0
 

@@ -12,9 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from fluid.lane.checkpoint_files import discard_kept, iteration_of, locked_for_reading, write_atomically
-from fluid.lane.checkpoint_seal import damage_of, seal
+from fluid.lane.checkpoint_files import (
+    copy_atomically,
+    discard_kept,
+    iteration_of,
+    locked_for_reading,
+    move,
+    write_atomically,
+)
+from fluid.lane.checkpoint_seal import damage_by_lengths, damage_of, seal
 from fluid.lane.checkpoint_store import CheckpointStore, checkpoints_on_disk, persist_checkpoints
+from fluid.lane.memory_ledger import MemoryLedger
 
 
 def writes(size: int) -> Callable[[str], None]:
@@ -24,9 +32,21 @@ def writes(size: int) -> Callable[[str], None]:
     return write
 
 
-def make(tmp_path: Path, budget: float, lane_id: int = 0) -> CheckpointStore:
+def make(tmp_path: Path, budget: int | None = None, lane_id: int = 0) -> CheckpointStore:
+    """A lane's store; with a budget, all lanes together have so many bytes of memory."""
     (tmp_path / "memory").mkdir(exist_ok=True)
-    return CheckpointStore(lane_id, str(tmp_path / "run"), str(tmp_path / "memory"), budget)
+    if budget is not None:
+        MemoryLedger(str(tmp_path / "memory")).create(budget, budget)
+    return CheckpointStore(lane_id, str(tmp_path / "run"), str(tmp_path / "memory"))
+
+
+def used(tmp_path: Path) -> int:
+    return MemoryLedger(str(tmp_path / "memory")).read().used
+
+
+def to_disk(tmp_path: Path, path: str) -> None:
+    """Moves a checkpoint to disk, as a host does."""
+    assert move(path, checkpoints_on_disk(str(tmp_path / "run"), Path(path).parent.name))
 
 
 def where(store: CheckpointStore, path: str) -> str:
@@ -47,7 +67,7 @@ def test_a_checkpoint_is_copied_from_memory_to_disk_and_stays_in_memory(tmp_path
     store = make(tmp_path, budget=2500)
     stored = store.save("a", 1, writes(1000))
     assert stored.in_memory
-    other = make(tmp_path, budget=2500, lane_id=1)
+    other = make(tmp_path, lane_id=1)
     copy = other.persist(stored.path)
     assert copy == os.path.join(checkpoints_on_disk(str(tmp_path / "run"), "a"), os.path.basename(stored.path))
     assert Path(copy, "data").exists() and Path(stored.path, "data").exists()
@@ -56,16 +76,36 @@ def test_a_checkpoint_is_copied_from_memory_to_disk_and_stays_in_memory(tmp_path
             other.persist(gone)
 
 
-def test_memory_is_for_what_fits_and_the_oldest_goes_to_disk(tmp_path: Path) -> None:
-    store, other = make(tmp_path, budget=2500), make(tmp_path, budget=0, lane_id=1)
-    paths = [store.save(name, 1, writes(1000)).path for name in "abc"]
-    assert [os.path.isdir(path) for path in paths] == [False, True, True]
-    for path in paths:  # A reader finds each of them.
-        assert Path(where(other, path), "data").stat().st_size == 1000
+def test_memory_is_for_what_fits_and_the_rest_goes_to_disk(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=2500), make(tmp_path, lane_id=1)
+    stored = [lane.save(name, 1, writes(1000)) for lane, name in ((store, "a"), (other, "b"), (store, "c"))]
+    assert [one.in_memory for one in stored] == [True, True, False] and used(tmp_path) == 2000
+    for one in stored:  # A reader finds each of them.
+        assert Path(where(other, one.path), "data").stat().st_size == 1000
     # Another lane may have deleted what this one wrote: that room is free again.
-    other.delete("b")
-    assert store.save("c", 2, writes(1000)).in_memory
-    assert os.path.isdir(paths[2])
+    other.delete("a")
+    assert used(tmp_path) == 1000 and store.save("c", 2, writes(1000)).in_memory
+    to_disk(tmp_path, stored[1].path)
+    assert where(store, stored[1].path) == os.path.join(
+        checkpoints_on_disk(str(tmp_path / "run"), "b"), os.path.basename(stored[1].path)
+    )
+
+
+def test_the_ledger_counts_what_is_there(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=10**6)
+    for iteration, size in enumerate((1000, 2000, 500, 800), start=1):
+        store.save("a", iteration, writes(size))
+        assert used(tmp_path) == sum(path.stat().st_size for path in (tmp_path / "memory").rglob("data"))
+
+    def fails(folder: str) -> None:
+        Path(folder, "data").write_bytes(bytes(10))
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        store.save("a", 5, fails)
+    assert used(tmp_path) == 1300
+    store.delete("a")
+    assert used(tmp_path) == 0
 
 
 def test_what_is_larger_than_memory_goes_to_disk_and_moves_nobody(tmp_path: Path) -> None:
@@ -76,35 +116,62 @@ def test_what_is_larger_than_memory_goes_to_disk_and_moves_nobody(tmp_path: Path
 
 
 def test_what_is_being_read_stays_where_it_is(tmp_path: Path) -> None:
-    store, other = make(tmp_path, budget=1500), make(tmp_path, budget=0, lane_id=1)
-    path = store.save("a", 1, writes(1000)).path
+    store, other = make(tmp_path, budget=1500), make(tmp_path, lane_id=1)
+    path, disk = store.save("a", 1, writes(1000)).path, checkpoints_on_disk(str(tmp_path / "run"), "a")
     with locked_for_reading(path) as exists:
         assert exists
-        assert not store.save("b", 1, writes(1000)).in_memory
+        assert not move(path, disk)
         assert os.path.isdir(path)
-    assert store.save("b", 2, writes(1000)).in_memory
-    assert where(other, path) != path
+    assert move(path, disk)
+    assert where(other, path) == os.path.join(disk, os.path.basename(path))
+
+
+def test_what_its_trial_needs_no_longer_is_not_moved_back_to_life(tmp_path: Path) -> None:
+    store, other = make(tmp_path, budget=10**6), make(tmp_path, lane_id=1)
+    path, disk = store.save("a", 1, writes(1000)).path, checkpoints_on_disk(str(tmp_path / "run"), "a")
+    copied = shutil.copytree
+
+    def copy(*args: object, **options: object) -> object:
+        done = copied(*args, **options)  # type: ignore[call-overload]
+        other.delete("a")
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "copytree", copy)
+        with contextlib.suppress(OSError):
+            assert not move(path, disk)
+    assert not list(tmp_path.rglob("data"))
 
 
 def test_the_last_two_are_kept_also_where_one_has_gone_to_disk(tmp_path: Path) -> None:
-    store, other = make(tmp_path, budget=1500), make(tmp_path, budget=1500, lane_id=1)
+    store, other = make(tmp_path, budget=10**6), make(tmp_path, lane_id=1)
     first, second = (store.save("a", number, writes(1000)).path for number in (1, 2))
+    to_disk(tmp_path, first)
     assert Path(where(other, first)).parts[-4:-2] == ("trials", "a") and os.path.isdir(second)
     other.protect("a", second)
-    store.save("b", 1, writes(1000))  # The second goes to disk while the trial is in the other lane,
+    to_disk(tmp_path, second)  # While the trial is in the other lane,
     other.save("a", 3, writes(1000))  # of which the driver has not heard yet.
     assert os.path.isdir(where(other, second)) and not os.path.isdir(where(other, first))
 
 
+def test_a_copy_in_memory_is_read_rather_than_the_one_on_disk(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=10**6)
+    path = store.save("a", 1, writes(1000), durable=True).path
+    copy_atomically(path, str(tmp_path / "memory/a"))
+    assert next(store.places("a", path)) == str(tmp_path / "memory/a" / Path(path).name)
+    store.delete("a")
+    assert not list(tmp_path.rglob("data"))
+
+
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
-    store = make(tmp_path, budget=1e6)
+    store = make(tmp_path, budget=10**6)
     paths = [Path(store.save("a", number, writes(1)).path) for number in range(1, 5)]
     assert [path.exists() for path in paths] == [False, False, True, True]
     assert len(os.listdir(paths[0].parent)) == 2
 
 
 def test_the_checkpoint_a_trial_came_from_is_kept(tmp_path: Path) -> None:
-    first, second = make(tmp_path, 1e6, 0), make(tmp_path, 1e6, 1)
+    first, second = make(tmp_path, 10**6, 0), make(tmp_path, 10**6, 1)
     origin, lost = (first.save("a", number, writes(1)).path for number in (1, 2))
     second.protect("a", origin)
     saved = second.save("a", 2, writes(1)).path
@@ -112,7 +179,7 @@ def test_the_checkpoint_a_trial_came_from_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_lane_that_a_trial_has_left_deletes_nothing_of_where_it_goes_on(tmp_path: Path) -> None:
-    left, here = make(tmp_path, budget=1e6), make(tmp_path, budget=1e6, lane_id=1)
+    left, here = make(tmp_path, budget=10**6), make(tmp_path, budget=10**6, lane_id=1)
     path = left.save("a", 3, writes(10)).path
     later = here.save("a", 4, writes(30)).path
     for size in (11, 12):
@@ -123,7 +190,7 @@ def test_a_lane_that_a_trial_has_left_deletes_nothing_of_where_it_goes_on(tmp_pa
 
 
 def test_what_is_being_read_is_not_deleted(tmp_path: Path) -> None:
-    store = make(tmp_path, budget=1e6)
+    store = make(tmp_path, budget=10**6)
     path = store.save("a", 3, writes(10)).path
     with locked_for_reading(path) as exists:
         assert exists
@@ -135,7 +202,7 @@ def test_what_is_being_read_is_not_deleted(tmp_path: Path) -> None:
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
-    store = make(tmp_path, budget=1e6)
+    store = make(tmp_path, budget=10**6)
     good = store.save("a", 1, writes(1)).path
 
     def fails(folder: str) -> None:
@@ -149,7 +216,7 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_memory_cannot_take_goes_to_disk(tmp_path: Path) -> None:
-    store = make(tmp_path, budget=1e6)
+    store = make(tmp_path, budget=10**6)
 
     def full(folder: str) -> None:
         if folder.startswith(str(tmp_path / "memory")):
@@ -164,8 +231,8 @@ def test_what_memory_cannot_take_goes_to_disk(tmp_path: Path) -> None:
 def test_earlier_checkpoints_come_after_the_one_wanted_wherever_they_are(tmp_path: Path) -> None:
     store = make(tmp_path, budget=2500)
     first, second = (store.save("a", number, writes(1000)).path for number in (1, 2))
-    store.save("b", 1, writes(1000))  # The first goes to disk.
-    found = [place for place in make(tmp_path, 0, 1).places("a", second) if os.path.isdir(place)]
+    to_disk(tmp_path, first)
+    found = [place for place in make(tmp_path, lane_id=1).places("a", second) if os.path.isdir(place)]
     assert found == [second, str(tmp_path / "run/trials/a/checkpoints" / Path(first).name)]
     assert [place for place in store.places("a", first) if os.path.isdir(place)] == found[1:], "none that is later"
     shutil.rmtree(tmp_path / "memory")
@@ -195,8 +262,11 @@ def test_damage_is_found(tmp_path: Path, damage: str) -> None:
     assert damage_of(str(tmp_path)) is None
     (tmp_path / "later").write_text("what comes later does not matter")
     assert damage_of(str(tmp_path)) is None
+    assert damage_by_lengths(str(tmp_path)) is None
     DAMAGE[damage](tmp_path)
     assert (damage_of(str(tmp_path)) or "").startswith(damage)
+    by_lengths = damage_by_lengths(str(tmp_path))
+    assert by_lengths is None if damage == "sub/data has changed since it was written" else damage in str(by_lengths)
 
 
 @pytest.mark.parametrize("position", range(0, 90, 7))
@@ -213,7 +283,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path, position: int) -> None:
 
 
 def test_a_lack_of_descriptors_is_no_damage(tmp_path: Path) -> None:
-    store = make(tmp_path, budget=1e6)
+    store = make(tmp_path, budget=10**6)
     path = store.save("a", 1, writes(10)).path
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = os.dup(0)
@@ -234,7 +304,7 @@ def test_a_lack_of_descriptors_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_names_are_private_and_safe(tmp_path: Path) -> None:
-    store = make(tmp_path, budget=1e6)
+    store = make(tmp_path, budget=10**6)
     for name in ("../../escape", "..", "x" * 1000, "ü/ß"):
         path = Path(store.save(name, 1, writes(1)).path)
         assert path.parent.parent == tmp_path / "memory"
@@ -242,14 +312,14 @@ def test_names_are_private_and_safe(tmp_path: Path) -> None:
 
 
 def test_settling_moves_the_last_ones_to_disk(tmp_path: Path) -> None:
-    store = make(tmp_path, budget=1e6)
+    store = make(tmp_path, budget=10**6)
     old = store.save("a", 1, writes(1)).path
     os.utime(old, (1, 1))
     last = store.save("a", 2, writes(2)).path
     (tmp_path / "memory/a/.draft").mkdir()
     persist_checkpoints(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
     assert not (tmp_path / "memory").exists()
-    assert Path(where(make(tmp_path, 0), last), "data").stat().st_size == 2
+    assert Path(where(make(tmp_path), last), "data").stat().st_size == 2
     assert not os.path.exists(old) and Path(where(store, old), "data").stat().st_size == 1, "and the one before"
     persist_checkpoints("", str(tmp_path / "run"), temporary=True)
     assert not (tmp_path / "run").exists()

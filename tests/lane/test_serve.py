@@ -18,6 +18,7 @@ import pytest
 
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.limit_messages import LimitResident
+from fluid.lane.memory_ledger import MemoryLedger
 from fluid.lane.messages import (
     CallResident,
     DeleteCheckpoints,
@@ -390,11 +391,13 @@ def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) 
 
 def test_host_memory_is_used_first_and_disk_when_it_is_full(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     memory = tmp_path / "memory"
-    memory.mkdir()
-    roomy = make_lane(0, memory_folder=str(memory), memory_bytes=1e6)
-    full = make_lane(1, memory_folder=str(memory), memory_bytes=1.0)
-    missing = make_lane(2, memory_folder=str(tmp_path / "none"), memory_bytes=1e6)
-    for lane, in_memory in ((roomy, True), (full, False), (missing, False)):
+    for name, room in (("roomy", 10**6), ("full", 0), ("without a ledger", None)):
+        (memory / name).mkdir(parents=True)
+        if room is not None:
+            MemoryLedger(str(memory / name)).create(room, room)
+    folders = [memory / "roomy", memory / "full", memory / "without a ledger", tmp_path / "none"]
+    for number, folder in enumerate(folders):
+        lane, in_memory = make_lane(number, memory_folder=str(folder)), number == 0
         lane.start("a", Counter, {}, 1)
         lane.receive(ResidentIterated)
         lane.send(SaveResident("a", False))

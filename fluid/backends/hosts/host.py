@@ -24,7 +24,7 @@ from fluid.backends.base import (
     LaneText,
     Sharing,
 )
-from fluid.backends.hosts import host_memory
+from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
 from fluid.backends.hosts.device_faults import DeviceFaults
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
 from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
@@ -39,6 +39,7 @@ from fluid.backends.hosts.stack_copies import request_stacks
 from fluid.backends.hosts.threads import waiting_variables
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
+from fluid.lane.checkpoint_messages import CheckpointMoved
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
 from fluid.lane.output import has_text, lane_output
@@ -66,6 +67,7 @@ class HostSettings(NamedTuple):
         key: shared by the session's processes on several machines; empty on one.
         environment: variables that the lanes get beside those of this process.
         reserved_bytes: of shared memory, which another program may take, as Ray's object store.
+        checkpoint_memory_bytes: most bytes of host memory for checkpoints; ``None`` for a share of what is left.
     """
 
     session: SessionFolders
@@ -80,6 +82,7 @@ class HostSettings(NamedTuple):
     key: bytes = b""
     environment: tuple[tuple[str, str], ...] = ()
     reserved_bytes: float = 0.0
+    checkpoint_memory_bytes: int | None = None
 
 
 class _Launch(NamedTuple):
@@ -99,6 +102,7 @@ class Host:
     Attributes:
         folders: of the session on this machine.
         payloads: that it keeps for its lanes.
+        stores: the only one, which keeps the checkpoints of most value in host memory.
 
     Raises:
         InvalidFieldError: MPS was asked for and cannot be had.
@@ -117,12 +121,11 @@ class Host:
         self._waiting: list[_Launch] = []
         self._numa = NumaCores(settings.tokens)
         self._reports: list[LaneDying | LaneExited] = []
-        session = settings.session
         try:
             self._server = ForkServerProcess(
                 self.folders.run_folder,
                 memory_folder=self.folders.memory_folder,
-                mark=session.mark(settings.name),
+                mark=settings.session.mark(settings.name),
                 temporary=self.folders.temporary,
                 preload=_with_late(settings.preload),
                 driver_address=settings.driver,
@@ -145,6 +148,9 @@ class Host:
         self._faults = DeviceFaults()
         self._faults.add(self._sharing.watchdogs)
         self._selector.watch(_SERVER, self._server)
+        kept = self.folders.memory_folder, self.folders.run_folder, settings.checkpoint_memory_bytes
+        keeper = KeeperOptions(settings.name, *kept, settings.reserved_bytes, settings.key)
+        self.stores = CheckpointKeeper(keeper, self._selector.wake)
         #: Of lanes whose output is forwarded; ``None`` if it is not.
         self._output: OutputTail | None = None
 
@@ -254,15 +260,15 @@ class Host:
         """Drops a payload, if it is kept."""
         self.payloads.drop(name)
 
-    def poll(self) -> list[LaneConnected | LaneDying | LaneExited]:
-        """Returns the lanes that have ended since the last call."""
+    def poll(self) -> list[LaneConnected | LaneDying | LaneExited | CheckpointMoved]:
+        """Returns the lanes that have ended, and the checkpoints that have moved, since the last call."""
         self._selector.wait(0.0)  # Empties the pipe.
         for exited in self._server.poll():
             self._note_end(exited)
         self._selector.watch(_SERVER, self._server)
         self._handle_device_fault()
         reports, self._reports = self._reports, []
-        return [*reports]
+        return [*reports, *self.stores.poll()]
 
     def checkpoints_at(self, host: str) -> CheckpointSource:
         """Nowhere, as the driver's machine is the only one where a host is the launcher."""
@@ -297,6 +303,7 @@ class Host:
             try:
                 self._sharing.close()
             finally:
+                self.stores.close()
                 self.payloads.close()
                 # On the driver's machine the driver clears them, after all hosts there.
                 self.folders.leave(clear=clear and (self._settings.driver is None or self._settings.name != HERE))
@@ -306,6 +313,7 @@ class Host:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
         self._server.abandon()
         self.payloads.abandon()
+        self.stores.abandon()
         self.folders.leave(clear=False)
         self._selector.close()
 
@@ -320,8 +328,6 @@ class Host:
             address=self._settings.address,
             run_folder=self.folders.run_folder,
             memory_folder=self.folders.memory_folder,
-            memory_bytes=binding.memory_share
-            * host_memory.checkpoint_bytes(self.folders.memory_folder, self._settings.reserved_bytes),
             note=self.folders.note(lane_id),
             policy=self._settings.policy,
             payload_folders=self.payloads.folders,
@@ -342,6 +348,7 @@ class Host:
         except BaseException:
             del self._running[lane_id]
             raise
+        self.stores.note_lanes(len(self._running))
         self._selector.watch(_SERVER, self._server)
 
     def _note_end(self, exited: Exited) -> None:
@@ -349,6 +356,7 @@ class Host:
         if self._output is not None:
             self._output.lane_ended(lane_id)
         token = self._running.pop(lane_id, None)
+        self.stores.note_lanes(len(self._running), lost=lane_id)
         if token is None:
             return  # Its end was reported before.
         culprit = read_running_trial(self.folders.note(lane_id))

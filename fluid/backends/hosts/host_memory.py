@@ -16,6 +16,7 @@ import threading
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
+from fluid.backends.hosts.memory_left import memory_left
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.processes.session_mark import kill_marked
 
@@ -25,8 +26,8 @@ RAM_DISK = "/dev/shm"
 _PREFIX = "fluid-"
 #: Locked by every process that uses the folder; holds what is needed to clear it.
 _LOCK = ".session"
-#: Share of what is free on the RAM disk that checkpoints may take, all lanes of a machine together.
-MEMORY_SHARE = 0.5
+#: Share of the memory that is left, on the RAM disk and on the machine, that checkpoints may take.
+MEMORY_SHARE = 0.85
 #: Seconds between two checks whether others have left.
 _LOOK_S = 0.01
 
@@ -76,18 +77,21 @@ def free_bytes(folder: str) -> int:
     return shutil.disk_usage(folder).free if folder else 0
 
 
-def checkpoint_bytes(folder: str, reserved: float = 0.0) -> float:
+def checkpoint_bytes(folder: str, taken: int = 0, reserved: float = 0.0) -> int:
     """Returns how much checkpoints may take in a session's folder, all lanes of the machine together.
 
     Args:
         folder: the folder; an empty name stands for no folder.
+        taken: bytes that they take now, and which so are not free.
         reserved: bytes of shared memory that another program has reserved, as Ray's object store, and may not use yet.
             What exceeds the RAM disk is not there: Ray then keeps its store on disk.
     """
     if not folder:
-        return 0.0
+        return 0
     disk = shutil.disk_usage(folder)
-    return max(0.0, disk.free - (reserved if reserved <= disk.total else 0.0)) * MEMORY_SHARE
+    left = memory_left()
+    free = disk.free if left is None else min(disk.free, left)
+    return int(MEMORY_SHARE * max(0.0, free + taken - (reserved if reserved <= disk.total else 0.0)))
 
 
 def is_last(lock: int, patience: float = 0.0) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneText, Launcher
+from fluid.backends.lanes.checkpoint_places import OF_HOSTS, CheckpointPlaces, OfStores
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.lane_launches import LaneLaunches
@@ -40,6 +41,7 @@ from fluid.engine.requests import Answer
 from fluid.errors import FluidError
 from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
+from fluid.lane.checkpoint_messages import CheckpointMoved
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -89,6 +91,7 @@ class LanePool:
         payloads = HostPayloads(launcher)
         self._registry = Registry(launcher.preload, payloads)
         self._lanes = LaneConnections(launcher)
+        self._places = CheckpointPlaces(launcher, self._lanes, self._registry)
         self.retention = LaneRetention(self._lanes, launcher)
         self._starts = LaneLaunches(launcher, self._lanes, self.retention.tell, self._clock)
         self._router = TrialRouter(
@@ -132,6 +135,7 @@ class LanePool:
                     lane.known.discard(dropped)
                     self._lanes.put(lane, m.DropTrainable(dropped))
         self._router.forget(trial_id)
+        self._places.forget(trial_id)
         for lane in self.retention.one_per_host().values():
             self._lanes.put(lane, delete)
         self._lanes.flush()
@@ -202,6 +206,8 @@ class LanePool:
             if command.lane_id in self._lane_ids:
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
+        if isinstance(command, OF_HOSTS):
+            return
         if not isinstance(command, (*_OfLane, *_Untracked, *_OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
         lanes = (command.lane_id,) if isinstance(command, _OfLane) else command.lane_ids
@@ -225,8 +231,8 @@ class LanePool:
             self._lanes.send(command.lane_ids[0], limits.LimitResident(command.trial_id, command.limit_bytes))
         elif isinstance(command, LimitRows):
             self._lanes.send(command.lane_id, limits.SetRows(command.rows))
-        elif isinstance(command, Persist):
-            self._persist(command)
+        elif isinstance(command, OfStores):
+            self._places.execute(command)
         elif isinstance(command, Answer):
             answer = m.AnswerResident(command.trial_id, command.request_id, command.payload, command.failed)
             self._lanes.send(command.lane_id, answer)
@@ -265,12 +271,6 @@ class LanePool:
         lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
         self._launcher.kill(lane.lane_id)
 
-    def _persist(self, command: Persist) -> None:
-        lane, checkpoint = self._lanes.get(command.lane_id), command.checkpoint
-        if lane is not None and not lane.leaving:
-            persist = m.PersistCheckpoint(command.trial_id, checkpoint.iteration, checkpoint.path, command.keep)
-            self._lanes.put(lane, persist)
-
     def _let_go(self, lane: LaneConnection) -> None:
         if not lane.leaving:
             lane.leaving = True
@@ -303,11 +303,11 @@ class LanePool:
         for report in self._launcher.poll():
             if isinstance(report, LaneConnected):
                 self._lanes.connect(report)
+            elif isinstance(report, CheckpointMoved):
+                self._events += self._places.hear(report, self._clock.now())
+            elif (lane := self._lanes.get(report.lane_id)) is None:
                 continue
-            lane = self._lanes.get(report.lane_id)
-            if lane is None:
-                continue
-            if isinstance(report, LaneDying):
+            elif isinstance(report, LaneDying):
                 lane.kill_at = None  # The launcher reports its end without fail.
             else:
                 self._drain(lane)

@@ -65,6 +65,10 @@ class Registry:
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._trials
 
+    def find(self, is_it: Callable[[str], bool]) -> str | None:
+        """Returns the first trial, by its id, of which something is so; ``None`` if there is none."""
+        return next(filter(is_it, self._trials), None)
+
     def register(self, trial_id: str, payload: TrialPayload) -> None:
         """Takes in a trial, which is new."""
         key = self._key_of(payload.trainable)

@@ -24,6 +24,7 @@ from fluid.engine.events import (
 from fluid.engine.fusion import FusionLimited
 from fluid.engine.lane_record import LaneMeasured, StateMeasured
 from fluid.engine.requests import TrialAsked
+from fluid.engine.restores import Restoring
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
@@ -105,6 +106,18 @@ def not_before(events: Sequence[Event], earliest: float) -> list[Event]:
     return [event if event.at >= earliest else replace(event, at=earliest) for event in events]
 
 
+def _started(message: m.ResidentStarted, lane_id: int, host: str, at: float) -> TrialStarted:
+    return TrialStarted(
+        at,
+        message.trial_id,
+        lane_id,
+        iteration=message.iteration,
+        seconds=message.seconds,
+        fusion_key=message.fusion_key,
+        restoring=None if message.restored is None else Restoring(*message.restored),
+    )
+
+
 def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -> IterationDone:
     return IterationDone(
         at,
@@ -171,9 +184,7 @@ _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes, x.seconds),
     OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
     HeldAtRest: lambda x, lane_id, host, at: StateMeasured(at, x.trial_id, lane_id, x.held_bytes),
-    m.ResidentStarted: lambda x, lane_id, host, at: TrialStarted(
-        at, x.trial_id, lane_id, iteration=x.iteration, seconds=x.seconds, fusion_key=x.fusion_key
-    ),
+    m.ResidentStarted: _started,
     m.ResidentSetBack: _set_back,
     ResidentSavability: lambda x, lane_id, host, at: SavabilityChanged(
         at, x.trial_id, lane_id, can_save=x.can_save, reason=x.reason, refuses=x.refuses

@@ -20,6 +20,7 @@ from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.events import DeviceAdded, Event
 from fluid.errors import require_one_of
 from fluid.gpu.nvml import Gpu, find_gpus
+from fluid.keeping import parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device, DeviceChoice, available_cores
 
@@ -47,6 +48,8 @@ class LocalBackend(LaneBackend):
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
         process_group: what the devices of one trial communicate through: see :class:`fluid.executor.FluidExecutor`.
+        checkpoint_memory_bytes: most bytes of host memory for checkpoints, or a text such as ``"8GB"``; ``None``, the
+            default, for 0.85 of what the machine has left.
 
     Raises:
         InvalidFieldError: an argument cannot be used, there are fewer GPUs than asked for, or MPS was asked for and
@@ -64,6 +67,7 @@ class LocalBackend(LaneBackend):
         sharing: str = "timeslice",
         lane_policy: str = DEFAULT_POLICY,
         process_group: str = DEFAULT_PROCESS_GROUP,
+        checkpoint_memory_bytes: int | str | None = None,
         _mps_program: str | None = None,
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
@@ -75,7 +79,6 @@ class LocalBackend(LaneBackend):
             gpus=self._gpus,
             pin_cores=pin_cores,
             threads=threads_per_gpu(sum(device.kind == "gpu" for device in chosen)),
-            memory_share=1.0 / len(chosen),
             stand_ins=_mps_program is not None,
         )
         self._host = Host(
@@ -86,6 +89,7 @@ class LocalBackend(LaneBackend):
                 sharing=sharing,
                 tokens=tuple(filter(None, map(bindings.token, chosen))),
                 mps_program=_mps_program,
+                checkpoint_memory_bytes=parse_bytes("checkpoint_memory_bytes", checkpoint_memory_bytes),
             )
         )
         #: Devices that are not used, in the order in which they were parked; and those that are about to be used again.
@@ -168,14 +172,12 @@ class _LocalBindings:
         gpus: the GPUs of this machine; a GPU device's index is its place among them.
         pin_cores: whether a CPU device's lanes run on one core only.
         threads: of a GPU, for the lanes that run trials there, where ``OMP_NUM_THREADS`` does not say.
-        memory_share: of a lane, of the memory for checkpoints.
         stand_ins: whether CPU devices stand in for GPUs, in tests.
     """
 
     gpus: Sequence[Gpu]
     pin_cores: bool
     threads: int
-    memory_share: float
     stand_ins: bool
 
     def bind(self, device: Device) -> DeviceBinding:
@@ -189,7 +191,6 @@ class _LocalBindings:
             threads=explicit_threads() or (self.threads if is_gpu else 1),
             divides_threads=is_gpu and explicit_threads() is None,
             cores=(cores[device.index % len(cores)],) if self.pin_cores and not is_gpu else (),
-            memory_share=self.memory_share,
             bounded=device.memory_bytes is not None,
             variables=device_variables(device.index),
         )

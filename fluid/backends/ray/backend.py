@@ -22,9 +22,11 @@ from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.launcher import RayLauncher
 from fluid.backends.ray.nodes import NodeChanges
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
+from fluid.engine.checkpoint_places import CheckpointPlaced
 from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.keeping import parse_bytes
 from fluid.lane.checkpoint_paths import host_of
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device, DeviceChoice
@@ -70,6 +72,8 @@ class RayBackend(LaneBackend):
         releasable: whether the devices to begin with are reserved one by one, so that a session with a deadline can
             give them back, too; Ray may then spread them over more nodes. An executor with a deadline or a budget that
             makes the backend itself sets it.
+        checkpoint_memory_bytes: most bytes of each machine's memory for checkpoints, or a text such as ``"8GB"``;
+            ``None``, the default, for 0.85 of what the machine has left.
 
     Attributes:
         scaling_limits: the latter two.
@@ -105,6 +109,7 @@ class RayBackend(LaneBackend):
         autoscale: int | None = None,
         idle_timeout_s: float | None = None,
         releasable: bool = False,
+        checkpoint_memory_bytes: int | str | None = None,
         _mps_program: str | None = None,
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
@@ -112,6 +117,7 @@ class RayBackend(LaneBackend):
         if timeout is not None:
             require_number("timeout", timeout, at_least=0.0)
         require_one_of("sharing", sharing, WAYS)
+        checkpoint_memory = parse_bytes("checkpoint_memory_bytes", checkpoint_memory_bytes)
         # Ray's autoscaler starts nodes in minutes; without it, there are nodes.
         self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s, _NODE_S if autoscale else _DEVICE_S)
         self._devices = RayDevices(_require_countable(devices), timeout, autoscale, releasable)
@@ -124,6 +130,7 @@ class RayBackend(LaneBackend):
                 sharing=sharing,
                 mps_program=_mps_program,
                 environment=(("RAY_ADDRESS", gcs_address()),),
+                checkpoint_memory_bytes=checkpoint_memory,
             )
             self._launcher = RayLauncher(
                 self._devices, settings, in_process=not has_runtime_env(), gpu_tokens=bindings.tokens
@@ -283,7 +290,6 @@ class _RayBindings:
             visible=visible or "",
             threads=devices.threads_for(index),
             divides_threads=device.kind == "gpu",
-            memory_share=1.0 / max(1, devices.count_on(device.host)),
             bounded=device.memory_bytes is not None,
             variables=(*device_variables(index), *variables_of(*devices.bundle_of(index))),
         )
@@ -300,7 +306,11 @@ class _RayBindings:
 
 def _bound_to_machine(event: Event) -> Event:
     """Marks a checkpoint on another machine's own disk like one in its memory: both are lost with the machine."""
-    if not isinstance(event, TrialSaved) or event.checkpoint.in_memory or host_of(event.checkpoint.path) == HERE:
+    if (
+        not isinstance(event, (TrialSaved, CheckpointPlaced))
+        or event.checkpoint.in_memory
+        or host_of(event.checkpoint.path) == HERE
+    ):
         return event
     return replace(event, checkpoint=replace(event.checkpoint, in_memory=True))
 

@@ -115,10 +115,6 @@ class RayDevices:
         """Names of the machines that hold them."""
         return set(self._counts.on_machine)
 
-    def count_on(self, host: str) -> int:
-        """Returns how many devices a machine holds, given its name."""
-        return self._counts.on_machine[host]
-
     @property
     def _counts(self) -> DeviceCounts:
         # Made anew only if devices have come, gone or moved: it is asked for at every turn of the driver.

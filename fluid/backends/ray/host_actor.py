@@ -22,17 +22,21 @@ from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
+    BringCheckpoint,
     DropPayload,
     DumpLane,
     EndHost,
     EndLane,
+    ForgetTrial,
     HostStarted,
     LaunchLane,
     PayloadStored,
     PreloadModules,
     SharingChanged,
     StorePayload,
+    ValueTrials,
 )
+from fluid.engine.checkpoint_places import CheckpointValue
 from fluid.errors import FluidError
 from fluid.processes.handshake import Address, connect_all
 from fluid.processes.signals import leave_to_driver
@@ -179,6 +183,12 @@ class HostService:
             self._host.preload(message.modules)
         elif isinstance(message, DropPayload):
             self._host.drop(message.name)
+        elif isinstance(message, ValueTrials):
+            self._host.stores.value({trial_id: CheckpointValue(*value) for trial_id, value in message.values.items()})
+        elif isinstance(message, ForgetTrial):
+            self._host.stores.forget(message.trial_id)
+        elif isinstance(message, BringCheckpoint):
+            self._host.stores.prefetch(self._start.settings.name, *message)
         elif isinstance(message, EndHost):
             self._is_over = True
 

@@ -1,7 +1,7 @@
 """The messages between the driver and the host on another node: named tuples, pickled in batches.
 
-A host also sends :class:`fluid.backends.base.LaneDying`, :class:`fluid.backends.base.LaneExited` and
-:class:`fluid.backends.base.LaneText`.
+A host also sends :class:`fluid.backends.base.LaneDying`, :class:`fluid.backends.base.LaneExited`,
+:class:`fluid.backends.base.LaneText` and :class:`fluid.lane.checkpoint_messages.CheckpointMoved`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,26 @@ class DropPayload(NamedTuple):
     """Delete a payload, or the part of one that has arrived."""
 
     name: str
+
+
+class ValueTrials(NamedTuple):
+    """What the checkpoints of trials are worth, by trial: (probability of a restore, whether it is pinned)."""
+
+    values: dict[str, tuple[float, bool]]
+
+
+class ForgetTrial(NamedTuple):
+    """Drop what is known of the checkpoints of a trial."""
+
+    trial_id: str
+
+
+class BringCheckpoint(NamedTuple):
+    """Bring a checkpoint, written to ``path``, into the host's memory; ``source`` as in StartResident."""
+
+    trial_id: str
+    path: str
+    source: tuple[str, int] | None
 
 
 class EndHost(NamedTuple):

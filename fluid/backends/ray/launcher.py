@@ -35,7 +35,9 @@ from fluid.backends.ray.host_actors import Checked, HostActors
 from fluid.backends.ray.leaving import LeavingDevices
 from fluid.backends.ray.output_inbox import OutputInbox
 from fluid.backends.ray.remote_host import RemoteHost, await_sharing, end_hosts
+from fluid.backends.ray.stores import HostStores
 from fluid.elastic.messages import LOOPBACK
+from fluid.lane.checkpoint_messages import CheckpointMoved
 
 #: Seconds to wait for Ray to say how a host ended whose connection was lost.
 _POST_MORTEM_S = 3.0
@@ -44,7 +46,7 @@ _SILENT_S = 1.0
 #: Keys of the selector beside the hosts' numbers.
 _LISTENER, _OWN = "listener", "own"
 
-_Report = LaneConnected | LaneDying | LaneExited
+_Report = LaneConnected | LaneDying | LaneExited | CheckpointMoved
 
 
 class RayLauncher:
@@ -59,6 +61,7 @@ class RayLauncher:
     Attributes:
         actors: of the hosts on other nodes; they also say what has become of the nodes.
         leaving: the devices that go back to Ray.
+        stores: of the hosts' checkpoints.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class RayLauncher:
         self._selector.watch(_LISTENER, self._listener)
         self.actors = HostActors(devices, settings.session, self._selector.wake)
         self.leaving = LeavingDevices(devices, self.actors.request, self._end_host)
+        self.stores = HostStores(self._all_hosts, self._flush_soon, self._lock)
 
     # -- the interface of a launcher -----------------------------------------------------------------------
 
@@ -129,16 +133,14 @@ class RayLauncher:
     def kill(self, lane_id: int) -> None:
         """Kills a lane, if it is there; :meth:`poll` reports its end."""
         with self._lock:
-            host = self._of_lane.get(lane_id)
-            if host is not None:
+            if (host := self._of_lane.get(lane_id)) is not None:
                 host.kill(lane_id)
                 self._flush_soon(host)
 
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
         """Has a lane's stacks written to the log of the trial that runs there, soon, on the lane's machine."""
         with self._lock:
-            host = self._of_lane.get(lane_id)
-            if host is not None:
+            if (host := self._of_lane.get(lane_id)) is not None:
                 host.dump_stacks(lane_id, trial_id)
                 self._flush_soon(host)
 
@@ -277,11 +279,9 @@ class RayLauncher:
                 if self._forwards:
                     self._own.forward_output()
                 self._selector.watch(_OWN, self._own)
+                self.stores.tell_all(self._own)
             return self._own
-        host = self._hosts.get(node)
-        if host is None:
-            host = self._start_actor(node)
-        return host
+        return self._hosts.get(node) or self._start_actor(node)
 
     def await_sharing(self) -> None:
         """Waits until each host has said how its lanes share GPUs: see :func:`remote_host.await_sharing`."""
@@ -319,13 +319,13 @@ class RayLauncher:
         folder = os.getcwd() if self._in_process else ""
         start = HostStart(host.number, address, settings._replace(driver=address), folder)
         self.actors.start(node, start)
+        self.stores.tell_all(host)
         self._deserted.discard(host.name)
         return host
 
     def _end_host(self, node: str) -> None:
         with self._lock:
-            host = self._hosts.pop(node, None)
-            if host is not None:
+            if (host := self._hosts.pop(node, None)) is not None:
                 host.end()
                 self._flush_soon(host)
 

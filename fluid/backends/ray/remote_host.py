@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +13,24 @@ from fluid.backends.base import DeviceBinding, Keeping, LaneDying, LaneExited, L
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
+    BringCheckpoint,
     DropPayload,
     DumpLane,
     EndHost,
     EndLane,
+    ForgetTrial,
     HostStarted,
     LaunchLane,
     PayloadStored,
     PreloadModules,
     SharingChanged,
     StorePayload,
+    ValueTrials,
 )
 from fluid.backends.ray.output_inbox import OutputInbox
+from fluid.engine.checkpoint_places import CheckpointValue
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.lane.checkpoint_messages import CheckpointMoved
 
 #: Seconds for all hosts to say how their lanes share GPUs.
 _START_S = 120.0
@@ -52,6 +57,29 @@ class _Transfer:
     keeping: Keeping = Keeping.UNDER_WAY
 
 
+class RemoteStore:
+    """The store of checkpoints of a host on another node.
+
+    Args:
+        send: puts a message into what is sent to the host next.
+    """
+
+    def __init__(self, send: Callable[[Any], None]) -> None:
+        self._send = send
+
+    def value(self, values: Mapping[str, CheckpointValue]) -> None:
+        """Tells it what checkpoints of trials are worth, by trial."""
+        self._send(ValueTrials({trial_id: (value.returns, value.pinned) for trial_id, value in values.items()}))
+
+    def forget(self, trial_id: str) -> None:
+        """Drops what it knows of a trial."""
+        self._send(ForgetTrial(trial_id))
+
+    def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
+        """Has it bring a checkpoint into its memory."""
+        self._send(BringCheckpoint(trial_id, path, source))
+
+
 class RemoteHost:
     """Sends requests to a host, in batches, and reads its reports.
 
@@ -62,6 +90,7 @@ class RemoteHost:
         printed: receives what its trials print.
 
     Attributes:
+        stores: the only one, of its checkpoints.
         sharing: how its lanes share a GPU; ``None`` before it has said so.
         checkpoints_at: where it serves the checkpoints of its machine; ``None`` before it has said so.
         failed: why the host is gone, to be read after "lane 3"; empty while it is there.
@@ -79,6 +108,7 @@ class RemoteHost:
         self.checked = False
         self._connection: FramedSocket | None = None
         self._outbox: list[Any] = []
+        self.stores = RemoteStore(lambda message: self._outbox.append(message))
         self._numbers = itertools.count()
         #: By name of the payload.
         self._transfers: dict[str, _Transfer] = {}
@@ -166,9 +196,9 @@ class RemoteHost:
 
     # -- reports ---------------------------------------------------------------------------------------------
 
-    def receive(self) -> list[LaneDying | LaneExited]:
+    def receive(self) -> list[LaneDying | LaneExited | CheckpointMoved]:
         """Returns what the host has reported since the last call."""
-        reports: list[LaneDying | LaneExited] = []
+        reports: list[LaneDying | LaneExited | CheckpointMoved] = []
         for message in [] if self._connection is None else self._connection.receive():
             if isinstance(message, SharingChanged):
                 self.sharing = message.sharing

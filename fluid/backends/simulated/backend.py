@@ -14,8 +14,9 @@ from typing import Any
 from fluid.backends.base import ScalingLimits, Sharing
 from fluid.backends.simulated.machines import VirtualMachines
 from fluid.backends.simulated.standstill import Standstill
-from fluid.backends.simulated.steps import NONE_LEFT, SimulatedTrial, Truth, VirtualStep, answer_to
+from fluid.backends.simulated.steps import NONE_LEFT, SimulatedTrial, Truth, VirtualStep, answer_to, placed_by
 from fluid.backends.simulated.timers import Timers
+from fluid.engine.checkpoint_places import PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import (
     Call,
     Command,
@@ -133,6 +134,8 @@ class SimulatedBackend(VirtualMachines):
             StopTrial: self._stop,
             Save: self._save,
             Persist: self._persist,
+            ValueCheckpoints: lambda _: None,  # Host memory is boundless.
+            PrefetchCheckpoint: lambda command: self._ready.append(placed_by(command, self.now())),
             Resize: self._resize,
             Call: self._call,
             Answer: lambda _: None,  # No code asks.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from fluid.engine.checkpoint_places import CheckpointPlaced, PrefetchCheckpoint
 from fluid.engine.commands import Call
 from fluid.engine.events import Event, Failure, IterationDone, PausePurpose, TrialCalled, TrialFailed
 from fluid.lane.errors import describe
@@ -270,6 +271,12 @@ def answer_to(call: Call, trial: SimulatedTrial, now: float) -> TrialCalled:
         return answer(result=None if course is None else course.call(call.method, call.payload))
     except BaseException as error:
         return answer(failure=failure_of(error))
+
+
+def placed_by(prefetch: PrefetchCheckpoint, now: float) -> CheckpointPlaced:
+    """The answer to a prefetch, which is there at once: host memory has room for all."""
+    checkpoint = replace(prefetch.checkpoint, host=prefetch.host, in_memory=True)
+    return CheckpointPlaced(now, prefetch.trial_id, checkpoint)
 
 
 def work_of(trials: Sequence[SimulatedTrial]) -> float:

@@ -23,6 +23,7 @@ from fluid.lane.checkpoint_wire import Manifest, SendReport, checkpoint_key, rec
 from fluid.lane.fetching import fetch_checkpoint
 from fluid.lane.link_rates import LinkRates
 from fluid.lane.locating import CheckpointLocator
+from fluid.lane.memory_ledger import MemoryLedger
 from fluid.lane.messages import LaneOptions
 from fluid.processes.handshake import HELLO_BYTES, Address, authenticate_client
 
@@ -40,7 +41,8 @@ class Machine:
         self.memory_folder = folder / "there" / "fluid-0123456789abcdef-10.0.0.7"
         for made in (self.run_folder, self.memory_folder):
             made.mkdir(parents=True)
-        self.store = CheckpointStore(3, str(self.run_folder), str(self.memory_folder), 1e9)
+        MemoryLedger(str(self.memory_folder)).create(10**9, 10**9)
+        self.store = CheckpointStore(3, str(self.run_folder), str(self.memory_folder))
         folders = ServedFolders(str(self.session_folder), str(self.run_folder), str(self.memory_folder))
         self.server = CheckpointServer("127.0.0.1", KEY, folders)
 
@@ -436,6 +438,7 @@ def test_compressed_data_arrives_as_it_was(there: Machine, here: Path, size: int
 
 def locator(here: Path, **options: Any) -> CheckpointLocator:
     (here / "memory").mkdir(exist_ok=True)
+    MemoryLedger(str(here / "memory")).create(10**9, 10**9)
     options = {"run_folder": str(here / "run"), "memory_folder": str(here / "memory"), **options}
     return CheckpointLocator(LaneOptions(0, session_key=KEY, session_folder=str(here / "run"), **options))
 
@@ -455,7 +458,7 @@ def test_a_lane_finds_what_another_one_has_fetched(there: Machine, here: Path, r
         located = locator(here).locate("a", path, passed.address)
         assert located.problem == ""
     assert passed.connections == 1
-    store = CheckpointStore(1, str(here / "run"), str(here / "memory"), 1e9)
+    store = CheckpointStore(1, str(here / "run"), str(here / "memory"))
     found = next(filter(os.path.isdir, store.places("a", located.path)))
     assert found.startswith(str(here / "memory")) and state(found) == b"4"
 

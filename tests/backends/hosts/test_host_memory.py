@@ -15,6 +15,7 @@ import pytest
 
 from fluid.backends.hosts import host_memory
 from fluid.lane.checkpoint_store import CheckpointStore
+from fluid.lane.memory_ledger import MemoryLedger
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def save(memory: Path, run: Path, text: str) -> str:
     def fill(folder: str) -> None:
         (Path(folder) / "state").write_text(text)
 
-    stored = CheckpointStore(0, str(run), str(memory), 1e9).save("a", 3, fill)
+    MemoryLedger(str(memory)).create(10**9, 10**9)
+    stored = CheckpointStore(0, str(run), str(memory)).save("a", 3, fill)
     assert stored.in_memory
     return stored.path
 
@@ -52,12 +54,17 @@ def test_a_folder_in_use_stays_and_one_that_is_not_goes(ram: Path, tmp_path: Pat
 
 def test_what_another_program_has_reserved_is_left_to_it(ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's object store takes its memory as it is filled: until then it counts as free."""
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: namedtuple("Usage", "total free")(100, 90))
-    assert host_memory.checkpoint_bytes(str(ram)) == 45.0
-    assert host_memory.checkpoint_bytes(str(ram), reserved=30.0) == 30.0
-    assert host_memory.checkpoint_bytes(str(ram), reserved=95.0) == 0.0
-    assert host_memory.checkpoint_bytes(str(ram), reserved=101.0) == 45.0, "it is elsewhere"
-    assert host_memory.checkpoint_bytes("", reserved=30.0) == 0.0
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: namedtuple("Usage", "total free")(100, 80))
+    left = [1000]
+    monkeypatch.setattr(host_memory, "memory_left", lambda: left[0])
+    assert host_memory.checkpoint_bytes(str(ram)) == 68
+    assert host_memory.checkpoint_bytes(str(ram), taken=20) == 85, "what checkpoints take is theirs"
+    assert host_memory.checkpoint_bytes(str(ram), reserved=30.0) == 42
+    assert host_memory.checkpoint_bytes(str(ram), reserved=95.0) == 0
+    assert host_memory.checkpoint_bytes(str(ram), reserved=101.0) == 68, "it is elsewhere"
+    left[0] = 40
+    assert host_memory.checkpoint_bytes(str(ram)) == 34, "the control group allows less than the RAM disk has"
+    assert host_memory.checkpoint_bytes("", reserved=30.0) == 0
 
 
 def test_of_a_temporary_run_nothing_is_left(ram: Path, tmp_path: Path) -> None:

@@ -1,0 +1,353 @@
+"""Keeps the checkpoints of a host's lanes in its memory by what they are worth there; the others go to disk.
+
+Lanes write their checkpoints to host memory themselves, as long as the ledger (:mod:`fluid.lane.memory_ledger`) has
+room. Two threads of the host's process work in the background. The one moves the checkpoints of the least value to disk
+before the room is used up. The other copies into memory what the engine wants there: from disk, or from another host.
+Which those are, :mod:`fluid.backends.hosts.checkpoint_values` decides.
+
+All of that can be ended at any moment: a checkpoint appears in its new place as a whole, and before it leaves the old
+one. Several hosts on one machine share the folder; they take turns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from fluid._clock import MonotonicClock
+from fluid.backends.hosts import host_memory
+from fluid.backends.hosts.checkpoint_values import (
+    RestoreCosts,
+    StoredCheckpoint,
+    Worth,
+    choose_evictions,
+    room_kept,
+    worths,
+)
+from fluid.backends.hosts.memory_folder import MemoryFolder
+from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.lane.checkpoint_files import iteration_of
+from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.fetching import fetch_checkpoint
+from fluid.lane.link_rates import LinkRates
+from fluid.lane.memory_ledger import MemoryLedger
+from fluid.lane.run_paths import folder_name
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at how much memory is left.
+_LOOK_S = 2.0
+#: Locked while checkpoints are chosen and moved.
+_TURN = ".moving"
+#: When a checkpoint was written that is to come: after all others of its iteration.
+_LATEST = 1 << 62
+
+
+class KeeperOptions(NamedTuple):
+    """What a keeper is told once.
+
+    Attributes:
+        host: name of its machine.
+        memory_folder: the session's folder in host memory; empty if there is none.
+        run_folder: the run's folder on this machine.
+        limit: most bytes of host memory for checkpoints; ``None`` for a share of what is left.
+        reserved_bytes: of shared memory, which another program may take.
+        key: the session's, by which other machines know this one.
+    """
+
+    host: str
+    memory_folder: str
+    run_folder: str
+    limit: int | None = None
+    reserved_bytes: float = 0.0
+    key: bytes = b""
+
+
+class _Wanted(NamedTuple):
+    """A checkpoint that is to come into memory: of the trial of that folder, written to ``path``."""
+
+    trial: str
+    path: str
+    source: tuple[str, int] | None
+
+
+class NoRoomError(Exception):
+    """What is in memory is worth more than what is to come."""
+
+
+class CheckpointKeeper:
+    """Keeps the checkpoints of this machine's lanes; implements :class:`fluid.backends.retention.CheckpointStores`.
+
+    Args:
+        options: what it is told once.
+        wake: called from its threads when :meth:`poll` has something to report.
+    """
+
+    def __init__(self, options: KeeperOptions, wake: Callable[[], None]) -> None:
+        self._options = options
+        self._wake = wake
+        self._clock = MonotonicClock()
+        self._ledger = MemoryLedger(options.memory_folder)
+        self._folder = MemoryFolder(options.memory_folder, options.run_folder)
+        self._costs = RestoreCosts()
+        #: Guards what follows.
+        self._lock = threading.Lock()
+        #: By name of the trial's folder.
+        self._values: dict[str, CheckpointValue] = {}
+        self._moved: list[CheckpointMoved] = []
+        self._lanes = 0
+        #: Lanes that have ended since the last count, perhaps in the middle of a save.
+        self._lost: set[int] = set()
+        self._is_closed = False
+        #: Held by the thread that chooses and moves.
+        self._turn = threading.Lock()
+        #: Bytes reserved for a checkpoint that is being brought.
+        self._coming = 0
+        #: Of the largest checkpoint in memory; ``None`` before the first count.
+        self._largest: int | None = None
+        #: When to try again to move checkpoints that could not be moved.
+        self._retry_at = 0.0
+        self._wanted: SimpleQueue[_Wanted | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._pipe = -1
+        if options.memory_folder:
+            with suppress(OSError):  # Host memory is full: everything goes to disk.
+                self._ledger.create(*self._limits(0))
+                self._pipe = self._ledger.open_pipe()
+                self._start(self._keep_room, "fluid-checkpoint-keeper")
+
+    # -- for the host ----------------------------------------------------------------------------------------
+
+    def value(self, values: Mapping[str, CheckpointValue]) -> None:
+        """Takes what checkpoints of trials are worth, by trial."""
+        with self._lock:
+            self._values |= {folder_name(trial_id): value for trial_id, value in values.items()}
+
+    def forget(self, trial_id: str) -> None:
+        """Drops what is known of a trial."""
+        with self._lock:
+            self._values.pop(folder_name(trial_id), None)
+
+    def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
+        """Brings a checkpoint into memory, in the background, if nothing there that has to go for it is worth more.
+
+        Args:
+            host: name of the machine; nothing is done for another one.
+            trial_id: the trial.
+            path: where it was written.
+            source: where the server of the machine that has it listens; ``None`` for this machine.
+        """
+        if self._pipe < 0 or host != self._options.host:
+            return
+        if len(self._threads) < 2:
+            self._start(self._bring_wanted, "fluid-prefetching")
+        self._wanted.put(_Wanted(folder_name(trial_id), path, source))
+
+    def note_lanes(self, running: int, lost: int | None = None) -> None:
+        """Takes how many lanes run, and the number of one that has just ended."""
+        with self._lock:
+            self._lanes = running
+            self._lost |= set() if lost is None else {lost}
+        if lost is not None:
+            self._ledger.tell(None)
+
+    def poll(self) -> list[CheckpointMoved]:
+        """Returns what has moved since the last call."""
+        with self._lock:
+            moved, self._moved = self._moved, []
+        return moved
+
+    def close(self) -> None:
+        """Ends the threads, once the checkpoint that one is moving has moved."""
+        with self._lock:
+            self._is_closed = True
+        self._wanted.put(None)
+        self._ledger.tell(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the descriptors; all that is called in a process forked from the host."""
+        self._ledger.close()
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    # -- room for the next checkpoints -----------------------------------------------------------------------
+
+    def _start(self, run: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _keep_room(self) -> None:
+        while True:
+            select.select([self._pipe], [], [], _LOOK_S)
+            samples = self._ledger.read_pipe(self._pipe)
+            with self._lock:
+                if self._is_closed:
+                    return
+                for sample in samples:
+                    self._costs.record(*sample)
+                has_to_count = bool(self._lost)
+            try:
+                use = self._ledger.limit(*self._limits(self._ledger.read().used))
+                if has_to_count or (use.used > use.full_at and self._clock.now() >= self._retry_at):
+                    self._make_room()
+            except Exception as error:  # The next checkpoints go to disk.
+                _log.debug("no room could be made in host memory: %s", error)
+                self._retry_at = self._clock.now() + _LOOK_S
+
+    def _limits(self, taken: int) -> tuple[int, int]:
+        """Returns the most bytes in memory, and those above which checkpoints are moved to disk."""
+        options = self._options
+        limit = options.limit
+        if limit is None:
+            limit = host_memory.checkpoint_bytes(options.memory_folder, taken, options.reserved_bytes)
+        largest = limit if self._largest is None else self._largest
+        return limit, limit - room_kept(limit, self._lanes, largest)
+
+    def _count(self) -> tuple[list[StoredCheckpoint], int]:
+        """Counts what is in memory; returns that, and the bytes used."""
+        found: list[StoredCheckpoint] = []
+        with self._lock:
+            lost, self._lost = self._lost, set()
+
+        def count() -> int:
+            nonlocal found
+            found, drafts = self._folder.scan(lost)
+            return sum(one.bytes for one in found) + max(drafts, self._coming)
+
+        used = self._ledger.recount(count).used
+        self._largest = max((one.bytes for one in found), default=None)
+        self._ledger.limit(*self._limits(used))
+        return found, used
+
+    def _make_room(self) -> None:
+        with self._moving():
+            found, used = self._count()
+            full_at = self._ledger.read().full_at
+            if used > full_at:
+                leaving = choose_evictions(found, used - full_at, self._worths(found))
+                if not self._move_out(leaving):
+                    self._retry_at = self._clock.now() + _LOOK_S
+
+    def _move_out(self, leaving: list[StoredCheckpoint]) -> bool:
+        """Moves checkpoints to disk; returns whether all have gone."""
+        all_gone = True
+        for one in leaving:
+            if self._is_closed:
+                return False
+            try:
+                place = self._folder.to_disk(one)
+            except (OSError, shutil.Error) as error:  # The disk is full, or the checkpoint was deleted.
+                _log.debug("%s could not be moved to disk: %s", one.path, error)
+                place = None
+            if place is None:
+                all_gone &= not os.path.isdir(one.path)
+            else:
+                self._ledger.correct(-one.bytes)
+                self._report(place, in_memory=False)
+        return all_gone
+
+    # -- what is wanted in memory ----------------------------------------------------------------------------
+
+    def _bring_wanted(self) -> None:
+        while (wanted := self._wanted.get()) is not None and not self._is_closed:
+            try:
+                self._bring(wanted)
+            except NoRoomError:
+                _log.debug("%s is worth less than what is in memory", wanted.path)
+            except Exception as error:  # It is gone or damaged, or its machine is: its trial finds another.
+                _log.debug("%s could not be brought into memory: %s", wanted.path, error)
+
+    def _bring(self, wanted: _Wanted) -> None:
+        """Copies a checkpoint into memory, unless it is there.
+
+        Raises:
+            NoRoomError: what would have to go is worth more.
+            OSError, shutil.Error: it cannot be copied.
+        """
+        name = os.path.basename(wanted.path)
+        place = self._folder.place(wanted.trial, name)
+        if not os.path.isdir(place):
+            try:
+                here = self._folder.on_disk(wanted.trial, wanted.path)
+                if here is not None:
+                    self._reserve(wanted.trial, name, here.bytes)
+                    self._folder.from_disk(here.path, wanted.trial)
+                elif wanted.source is not None:
+                    self._fetch(wanted, wanted.source)
+                else:
+                    raise FileNotFoundError(wanted.path)
+            except BaseException:
+                self._ledger.correct(-self._coming)
+                raise
+            finally:
+                self._coming = 0
+        if os.path.isdir(place):
+            self._report(place, in_memory=True)
+
+    def _fetch(self, wanted: _Wanted, source: tuple[str, int]) -> None:
+        name = os.path.basename(wanted.path)
+
+        def place_for(found: str, size: int) -> str:
+            if found != name:
+                raise FileNotFoundError(f"{wanted.path} is damaged or gone")
+            self._reserve(wanted.trial, name, size)
+            return self._folder.place(wanted.trial, name)
+
+        rates = LinkRates(self._options.memory_folder)
+        fetch_checkpoint(source, self._options.key, wanted.path, place_for, rates)
+
+    def _reserve(self, trial: str, name: str, size: int) -> None:
+        """Reserves room in memory, for which checkpoints of less value go to disk.
+
+        Raises:
+            NoRoomError: what would have to go is worth more, or is being read.
+        """
+        with self._moving():
+            found, used = self._count()
+            full_at = self._ledger.read().full_at
+            need = used + size - full_at
+            if need > 0:
+                coming = StoredCheckpoint("", trial, iteration_of(name), size, written=_LATEST)
+                worth = self._worths([*found, coming])
+                leaving = choose_evictions(found, need, worth, below=worth[coming.path])
+                if not leaving or not self._move_out(leaving):
+                    raise NoRoomError
+            if not self._ledger.reserve(size):
+                raise NoRoomError
+            self._coming = size
+
+    # -- both ------------------------------------------------------------------------------------------------
+
+    def _worths(self, found: Sequence[StoredCheckpoint]) -> dict[str, Worth]:
+        with self._lock:
+            return worths(found, self._values, self._costs)
+
+    def _report(self, path: str, *, in_memory: bool) -> None:
+        with self._lock:
+            self._moved.append(CheckpointMoved(path, in_memory, self._options.host))
+        self._wake()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Keeps the other thread, and other hosts on this machine, from choosing and moving at the same time."""
+        with self._turn:
+            descriptor = os.open(os.path.join(self._options.memory_folder, _TURN), os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
