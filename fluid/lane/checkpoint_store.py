@@ -1,10 +1,10 @@
 """A lane's store of checkpoints: in host memory, and on disk where that is full.
 
 Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. All lanes of a host share
-it (:mod:`fluid.lane.memory_ledger`). Before it is full, the host moves those of the least value to disk
-(:mod:`fluid.backends.hosts.checkpoint_keeper`), and readers find them there. A lane never waits for that: what has no
-room in memory it writes to disk. The last two of a trial are kept: the driver may use the last but one until the
-message about the last has arrived, and a reader does if the last is damaged or gone.
+it (:mod:`fluid.lane.store_ledger`). Before it is full, the host moves those of the least value to disk
+(:mod:`fluid.backends.hosts.checkpoint_keeper`), and readers find them there. What has no room in memory, as what is
+there is worth more, a lane writes to disk. The last two of a trial are kept: the driver may use the last but one until
+the message about the last has arrived, and a reader does if the last is damaged or gone.
 
 A checkpoint is written and sealed (:mod:`fluid.lane.checkpoint_seal`) under a temporary name and then renamed: a lane
 that is killed while it saves leaves the older one intact. Nothing is synced to the disk (fsync), so after a power loss
@@ -39,8 +39,8 @@ from fluid.lane.checkpoint_files import (
 from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
 from fluid.lane.checkpoint_seal import sealed_bytes
 from fluid.lane.kept_payloads import payloads_on_disk
-from fluid.lane.memory_ledger import MemoryLedger, RestoreSample
 from fluid.lane.run_paths import folder_name
+from fluid.lane.store_ledger import RestoreSample, StoreLedger
 
 #: Checkpoints of a trial that are kept.
 _KEPT = 2
@@ -69,7 +69,7 @@ class CheckpointStore:
         self._lane_id = lane_id
         self._run_folder = run_folder
         self._memory_folder = memory_folder
-        self._ledger = MemoryLedger(memory_folder)
+        self._ledger = StoreLedger(memory_folder)
         self._written = 0
         #: Bytes of each trial's last checkpoint, the estimate for its next one.
         self._sizes: dict[str, int] = {}
@@ -150,7 +150,7 @@ class CheckpointStore:
 
     def note_restore(self, path: str, size: int, seconds: float) -> None:
         """Tells the host how long reading and loading a checkpoint from its memory, or its disk, took."""
-        self._ledger.tell(RestoreSample(self.is_in_memory(path), size, seconds))
+        self._ledger.tell_restore(RestoreSample(self.is_in_memory(path), size, seconds))
 
     def protect(self, trial_id: str, path: str) -> None:
         """Keeps the checkpoint from which a trial was restored until after its next save."""
@@ -202,9 +202,10 @@ class CheckpointStore:
         self.forget_resident(trial_id)
 
     def _save_in_memory(self, trial_id: str, name: str, write: Callable[[str], None]) -> Stored | None:
-        """Writes a checkpoint to memory; returns ``None`` if it does not fit."""
-        expected = self._sizes.get(trial_id, 0)
-        if not self._has_space(expected) or not self._ledger.reserve(expected):
+        """Writes a checkpoint to memory; returns ``None`` if it does not fit, and what is there is worth more."""
+        expected, ledger = self._sizes.get(trial_id, 0), self._ledger
+        reserve = functools.partial(ledger.reserve, expected)
+        if not self._has_space(expected) or not ledger.await_room(reserve, expected, folder_name(trial_id)):
             return None
         try:
             path, size = write_atomically(self._memory(trial_id), name, write)
@@ -215,7 +216,10 @@ class CheckpointStore:
             # Lack of space raises various errors. Any other error is raised again by writing to disk.
             return None
         self._sizes[trial_id] = size
-        if not self._ledger.correct(size - expected) or not self._has_space(0):
+        fits = ledger.correct(size - expected) or ledger.await_room(lambda: ledger.correct(0), size)
+        if not os.path.isdir(path):  # The host has moved it.
+            return Stored(os.path.join(self._disk(trial_id), name), False, size)
+        if not fits or not self._has_space(0):
             if delete_at_once(path):
                 self._ledger.correct(-size)
             return None

@@ -14,9 +14,9 @@ from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import is_of_the_process
 from fluid.lane.errors import one_line
-from fluid.lane.memory_ledger import MemoryLedger
 from fluid.lane.messages import LaneOptions
 from fluid.lane.run_paths import folder_name
+from fluid.lane.store_ledger import StoreLedger
 
 #: A checkpoint from another machine goes to host memory if so many of its size are free there.
 _ROOM = 4
@@ -82,7 +82,7 @@ class CheckpointLocator:
         options = self._options
         rates = LinkRates(options.memory_folder or options.run_folder)
 
-        ledger, reserved = MemoryLedger(options.memory_folder), 0
+        ledger, reserved = StoreLedger(options.memory_folder), 0
 
         def place_for(name: str, size: int) -> str:
             nonlocal reserved

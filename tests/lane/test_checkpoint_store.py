@@ -22,7 +22,7 @@ from fluid.lane.checkpoint_files import (
 )
 from fluid.lane.checkpoint_seal import damage_by_lengths, damage_of, seal
 from fluid.lane.checkpoint_store import CheckpointStore, checkpoints_on_disk, persist_checkpoints
-from fluid.lane.memory_ledger import MemoryLedger
+from fluid.lane.store_ledger import StoreLedger
 
 
 def writes(size: int) -> Callable[[str], None]:
@@ -36,12 +36,12 @@ def make(tmp_path: Path, budget: int | None = None, lane_id: int = 0) -> Checkpo
     """A lane's store; with a budget, all lanes together have so many bytes of memory."""
     (tmp_path / "memory").mkdir(exist_ok=True)
     if budget is not None:
-        MemoryLedger(str(tmp_path / "memory")).create(budget, budget)
+        StoreLedger(str(tmp_path / "memory")).create(budget, budget)
     return CheckpointStore(lane_id, str(tmp_path / "run"), str(tmp_path / "memory"))
 
 
 def used(tmp_path: Path) -> int:
-    return MemoryLedger(str(tmp_path / "memory")).read().used
+    return StoreLedger(str(tmp_path / "memory")).read().used
 
 
 def to_disk(tmp_path: Path, path: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
-from fluid.lane.memory_ledger import MemoryLedger
 from fluid.lane.messages import (
     LaneWarm,
     ResidentFailed,
@@ -26,6 +25,7 @@ from fluid.lane.messages import (
     RunResident,
     SaveResident,
 )
+from fluid.lane.store_ledger import StoreLedger
 
 
 class Walk:
@@ -138,7 +138,7 @@ def test_host_memory_that_was_emptied_costs_no_more_than_what_was_only_there(
 ) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
-    MemoryLedger(str(memory)).create(10**6, 10**6)
+    StoreLedger(str(memory)).create(10**6, 10**6)
     first, second = saved_at(make_lane(0, memory_folder=str(memory)), 2, 5)
     assert first.in_memory and second.in_memory
     spilled = tmp_path / "trials/a/checkpoints"
@@ -158,7 +158,7 @@ class OtherMachine:
     def __init__(self, make_lane: Callable[..., Any], folder: Path) -> None:
         written = folder / "fluid-0123456789abcdef-10.0.0.7"
         written.mkdir()
-        MemoryLedger(str(written)).create(10**6, 10**6)
+        StoreLedger(str(written)).create(10**6, 10**6)
         self.first, self.second = saved_at(make_lane(0, memory_folder=str(written)), 2, 5)
         self.memory_folder = folder / "memory of the other machine"
         written.rename(self.memory_folder)
@@ -180,7 +180,7 @@ def test_a_checkpoint_is_fetched_from_the_machine_that_has_it(
 ) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
-    MemoryLedger(str(memory)).create(10**6, 10**6)
+    StoreLedger(str(memory)).create(10**6, 10**6)
     options = {"memory_folder": str(memory), "session_key": b"key"}
     lane = make_lane(1, **options)
     assert go_on(lane, other.second, 8, other.server.address) is None
@@ -283,7 +283,7 @@ def test_a_trial_that_cannot_be_saved_for_a_while_is_saved_again_later(
     make_lane: Callable[..., Any], tmp_path: Path, lacks: str
 ) -> None:
     (tmp_path / "memory").mkdir()
-    MemoryLedger(str(tmp_path / "memory")).create(10**6, 10**6)
+    StoreLedger(str(tmp_path / "memory")).create(10**6, 10**6)
     memory = {"memory_folder": str(tmp_path / "memory")}
     lane = make_lane(0, save_after=0.0, save_ratio=0.0, **memory)
     lane.start("a", Strained, {"lacks": lacks, "bad": [2, 3]}, 5)

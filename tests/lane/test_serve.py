@@ -18,7 +18,6 @@ import pytest
 
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.limit_messages import LimitResident
-from fluid.lane.memory_ledger import MemoryLedger
 from fluid.lane.messages import (
     CallResident,
     DeleteCheckpoints,
@@ -39,6 +38,7 @@ from fluid.lane.messages import (
     ShipTrainable,
     StartResident,
 )
+from fluid.lane.store_ledger import StoreLedger
 from fluid.trainables.pickling import Packed, dump_arguments, dump_config, dump_trainable
 
 
@@ -394,7 +394,7 @@ def test_host_memory_is_used_first_and_disk_when_it_is_full(make_lane: Callable[
     for name, room in (("roomy", 10**6), ("full", 0), ("without a ledger", None)):
         (memory / name).mkdir(parents=True)
         if room is not None:
-            MemoryLedger(str(memory / name)).create(room, room)
+            StoreLedger(str(memory / name)).create(room, room)
     folders = [memory / "roomy", memory / "full", memory / "without a ledger", tmp_path / "none"]
     for number, folder in enumerate(folders):
         lane, in_memory = make_lane(number, memory_folder=str(folder)), number == 0

@@ -1,12 +1,12 @@
 """Keeps the checkpoints of a host's lanes in its memory by what they are worth there; the others go to disk.
 
-Lanes write their checkpoints to host memory themselves, as long as the ledger (:mod:`fluid.lane.memory_ledger`) has
+Lanes write their checkpoints to host memory themselves, as long as the ledger (:mod:`fluid.lane.store_ledger`) has
 room. Two threads of the host's process work in the background. The one moves the checkpoints of the least value to disk
-before the room is used up. The other copies into memory what the engine wants there: from disk, or from another host.
-Which those are, :mod:`fluid.backends.hosts.checkpoint_values` decides.
+before the room is used up, or when a lane asks for room. The other copies into memory what the engine wants there: from
+disk, or from another host. Which those are, :mod:`fluid.backends.hosts.checkpoint_values` decides.
 
 All of that can be ended at any moment: a checkpoint appears in its new place as a whole, and before it leaves the old
-one. Several hosts on one machine share the folder; they take turns.
+one. Several hosts on one machine share the folder; one of them at a time makes room there.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_messages import CheckpointMoved
 from fluid.lane.fetching import fetch_checkpoint
 from fluid.lane.link_rates import LinkRates
-from fluid.lane.memory_ledger import MemoryLedger
 from fluid.lane.run_paths import folder_name
+from fluid.lane.store_ledger import RestoreSample, RoomWish, StoreLedger
 
 _log = logging.getLogger(__name__)
 
 #: Seconds between two looks at how much memory is left.
 _LOOK_S = 2.0
-#: Locked while checkpoints are chosen and moved.
-_TURN = ".moving"
+#: Locked while checkpoints are chosen and moved; and by the host that makes room.
+_TURN, _LEADER = ".moving", ".keeper"
 #: When a checkpoint was written that is to come: after all others of its iteration.
 _LATEST = 1 << 62
 
@@ -95,7 +95,7 @@ class CheckpointKeeper:
         self._options = options
         self._wake = wake
         self._clock = MonotonicClock()
-        self._ledger = MemoryLedger(options.memory_folder)
+        self._ledger = StoreLedger(options.memory_folder)
         self._folder = MemoryFolder(options.memory_folder, options.run_folder)
         self._costs = RestoreCosts()
         #: Guards what follows.
@@ -106,7 +106,7 @@ class CheckpointKeeper:
         self._lanes = 0
         #: Lanes that have ended since the last count, perhaps in the middle of a save.
         self._lost: set[int] = set()
-        self._is_closed = False
+        self._closing = threading.Event()
         #: Held by the thread that chooses and moves.
         self._turn = threading.Lock()
         #: Bytes reserved for a checkpoint that is being brought.
@@ -117,7 +117,7 @@ class CheckpointKeeper:
         self._retry_at = 0.0
         self._wanted: SimpleQueue[_Wanted | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._pipe = -1
+        self._pipe = self._leader = -1
         if options.memory_folder:
             with suppress(OSError):  # Host memory is full: everything goes to disk.
                 self._ledger.create(*self._limits(0))
@@ -157,7 +157,7 @@ class CheckpointKeeper:
             self._lanes = running
             self._lost |= set() if lost is None else {lost}
         if lost is not None:
-            self._ledger.tell(None)
+            self._ledger.wake_host()
 
     def poll(self) -> list[CheckpointMoved]:
         """Returns what has moved since the last call."""
@@ -167,10 +167,9 @@ class CheckpointKeeper:
 
     def close(self) -> None:
         """Ends the threads, once the checkpoint that one is moving has moved."""
-        with self._lock:
-            self._is_closed = True
+        self._closing.set()
         self._wanted.put(None)
-        self._ledger.tell(None)
+        self._ledger.wake_host()
         for thread in self._threads:
             thread.join()
         self._threads.clear()
@@ -179,9 +178,10 @@ class CheckpointKeeper:
     def abandon(self) -> None:
         """Closes the descriptors; all that is called in a process forked from the host."""
         self._ledger.close()
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        for descriptor in (self._pipe, self._leader):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pipe = self._leader = -1
 
     # -- room for the next checkpoints -----------------------------------------------------------------------
 
@@ -191,22 +191,43 @@ class CheckpointKeeper:
         thread.start()
 
     def _keep_room(self) -> None:
+        while not self._leads():  # Another host of this machine does it.
+            if self._closing.wait(_LOOK_S):
+                return
         while True:
             select.select([self._pipe], [], [], _LOOK_S)
-            samples = self._ledger.read_pipe(self._pipe)
-            with self._lock:
-                if self._is_closed:
-                    return
-                for sample in samples:
-                    self._costs.record(*sample)
-                has_to_count = bool(self._lost)
+            if self._closing.is_set():
+                return
+            self._ledger.begin_turn()
             try:
-                use = self._ledger.limit(*self._limits(self._ledger.read().used))
-                if has_to_count or (use.used > use.full_at and self._clock.now() >= self._retry_at):
-                    self._make_room()
+                self._do_what_is_wanted(self._ledger.read_pipe(self._pipe))
             except Exception as error:  # The next checkpoints go to disk.
                 _log.debug("no room could be made in host memory: %s", error)
                 self._retry_at = self._clock.now() + _LOOK_S
+            finally:
+                self._ledger.end_turn()
+
+    def _leads(self) -> bool:
+        """Whether this host makes room on its machine; if it does, no other one can."""
+        if self._leader < 0:
+            path = os.path.join(self._options.memory_folder, _LEADER)
+            self._leader = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._leader, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def _do_what_is_wanted(self, told: Sequence[RestoreSample | RoomWish]) -> None:
+        wishes = [one for one in told if isinstance(one, RoomWish)]
+        with self._lock:
+            for one in told:
+                if isinstance(one, RestoreSample):
+                    self._costs.record(*one)
+            has_to_count = bool(self._lost)
+        use = self._ledger.limit(*self._limits(self._ledger.read().used))
+        if wishes or has_to_count or (use.used > use.full_at and self._clock.now() >= self._retry_at):
+            self._make_room(wishes)
 
     def _limits(self, taken: int) -> tuple[int, int]:
         """Returns the most bytes in memory, and those above which checkpoints are moved to disk."""
@@ -233,7 +254,13 @@ class CheckpointKeeper:
         self._ledger.limit(*self._limits(used))
         return found, used
 
-    def _make_room(self) -> None:
+    def _make_room(self, wishes: Sequence[RoomWish]) -> None:
+        """Makes room for checkpoints of lanes that wait, and for the next ones."""
+        granted = 0
+        for wish in wishes:
+            with self._moving():
+                if self._make_room_for(wish.trial, wish.bytes, granted, self._ledger.read().limit):
+                    granted += wish.bytes
         with self._moving():
             found, used = self._count()
             full_at = self._ledger.read().full_at
@@ -242,11 +269,30 @@ class CheckpointKeeper:
                 if not self._move_out(leaving):
                     self._retry_at = self._clock.now() + _LOOK_S
 
+    def _make_room_for(self, trial: str, size: int, taken: int, most: int, iteration: int = _LATEST) -> bool:
+        """Moves checkpoints to disk that are worth less than one to come; returns whether that has room then.
+
+        Args:
+            trial: name of the folder of its trial.
+            size: its bytes.
+            taken: bytes of others to come.
+            most: most bytes that all may take.
+            iteration: of its state, if it is not newer than any of its trial.
+        """
+        found, used = self._count()
+        need = used + taken + size - most
+        if need <= 0:
+            return True
+        coming = StoredCheckpoint("", trial, iteration, size, written=_LATEST)
+        worth = self._worths([*found, coming])
+        leaving = choose_evictions(found, need, worth, below=worth[coming.path])
+        return bool(leaving) and self._move_out(leaving)
+
     def _move_out(self, leaving: list[StoredCheckpoint]) -> bool:
         """Moves checkpoints to disk; returns whether all have gone."""
         all_gone = True
         for one in leaving:
-            if self._is_closed:
+            if self._closing.is_set():
                 return False
             try:
                 place = self._folder.to_disk(one)
@@ -263,7 +309,7 @@ class CheckpointKeeper:
     # -- what is wanted in memory ----------------------------------------------------------------------------
 
     def _bring_wanted(self) -> None:
-        while (wanted := self._wanted.get()) is not None and not self._is_closed:
+        while (wanted := self._wanted.get()) is not None and not self._closing.is_set():
             try:
                 self._bring(wanted)
             except NoRoomError:
@@ -317,16 +363,8 @@ class CheckpointKeeper:
             NoRoomError: what would have to go is worth more, or is being read.
         """
         with self._moving():
-            found, used = self._count()
             full_at = self._ledger.read().full_at
-            need = used + size - full_at
-            if need > 0:
-                coming = StoredCheckpoint("", trial, iteration_of(name), size, written=_LATEST)
-                worth = self._worths([*found, coming])
-                leaving = choose_evictions(found, need, worth, below=worth[coming.path])
-                if not leaving or not self._move_out(leaving):
-                    raise NoRoomError
-            if not self._ledger.reserve(size):
+            if not self._make_room_for(trial, size, 0, full_at, iteration_of(name)) or not self._ledger.reserve(size):
                 raise NoRoomError
             self._coming = size
 

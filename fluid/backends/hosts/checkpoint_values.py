@@ -74,6 +74,11 @@ class RestoreCosts:
         from_disk = self.seconds(False, size)
         return max(from_disk - self.seconds(True, size), _LEAST_SAVED * from_disk, 1e-9)
 
+    def saved_per_byte(self, size: int) -> float:
+        """Returns those seconds per byte, the same for all sizes that are one size: a few bytes decide nothing."""
+        usual = 1 << 2 * _class(size)
+        return self.saved(usual) / usual
+
 
 class Worth(NamedTuple):
     """What a checkpoint is worth in memory; the greater, the longer it stays.
@@ -91,7 +96,7 @@ class Worth(NamedTuple):
 
 def worth_of(size: int, written: int, value: CheckpointValue, costs: RestoreCosts) -> Worth:
     """Returns what the newest checkpoint of a trial is worth in memory."""
-    return Worth(value.pinned, value.returns * costs.saved(size) / max(1, size), written)
+    return Worth(value.pinned, value.returns * costs.saved_per_byte(size), written)
 
 
 def worths(

@@ -23,8 +23,8 @@ from fluid.lane.checkpoint_wire import Manifest, SendReport, checkpoint_key, rec
 from fluid.lane.fetching import fetch_checkpoint
 from fluid.lane.link_rates import LinkRates
 from fluid.lane.locating import CheckpointLocator
-from fluid.lane.memory_ledger import MemoryLedger
 from fluid.lane.messages import LaneOptions
+from fluid.lane.store_ledger import StoreLedger
 from fluid.processes.handshake import HELLO_BYTES, Address, authenticate_client
 
 KEY = b"right"
@@ -41,7 +41,7 @@ class Machine:
         self.memory_folder = folder / "there" / "fluid-0123456789abcdef-10.0.0.7"
         for made in (self.run_folder, self.memory_folder):
             made.mkdir(parents=True)
-        MemoryLedger(str(self.memory_folder)).create(10**9, 10**9)
+        StoreLedger(str(self.memory_folder)).create(10**9, 10**9)
         self.store = CheckpointStore(3, str(self.run_folder), str(self.memory_folder))
         folders = ServedFolders(str(self.session_folder), str(self.run_folder), str(self.memory_folder))
         self.server = CheckpointServer("127.0.0.1", KEY, folders)
@@ -438,7 +438,7 @@ def test_compressed_data_arrives_as_it_was(there: Machine, here: Path, size: int
 
 def locator(here: Path, **options: Any) -> CheckpointLocator:
     (here / "memory").mkdir(exist_ok=True)
-    MemoryLedger(str(here / "memory")).create(10**9, 10**9)
+    StoreLedger(str(here / "memory")).create(10**9, 10**9)
     options = {"run_folder": str(here / "run"), "memory_folder": str(here / "memory"), **options}
     return CheckpointLocator(LaneOptions(0, session_key=KEY, session_folder=str(here / "run"), **options))
 

@@ -11,7 +11,7 @@ from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, locate, pack, unpack
 from fluid.lane.checkpoint_paths import host_of
 from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.memory_ledger import MemoryLedger
+from fluid.lane.store_ledger import StoreLedger
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def session(tmp_path: Path) -> SessionFolders:
 
 def save(home: HostFolders, trial_id: str, iteration: int, text: str, lane_id: int = 0) -> str:
     if home.memory_folder:
-        MemoryLedger(home.memory_folder).create(10**9, 10**9)
+        StoreLedger(home.memory_folder).create(10**9, 10**9)
     store = CheckpointStore(lane_id, home.run_folder, home.memory_folder)
     return store.save(trial_id, iteration, lambda folder: _write(folder, text)).path
 
@@ -118,7 +118,7 @@ def test_a_checkpoint_travels_whole(ram: Path, session: SessionFolders, tmp_path
 
 def test_of_a_checkpoint_that_is_damaged_or_gone_the_one_before_travels(ram: Path, session: SessionFolders) -> None:
     there = HostFolders(session, "10.0.0.7")
-    MemoryLedger(there.memory_folder).create(10**9, 10**9)
+    StoreLedger(there.memory_folder).create(10**9, 10**9)
     store = CheckpointStore(0, there.run_folder, there.memory_folder)
     first, second = (store.save("a", number, lambda folder: _write(folder, "state")).path for number in (4, 5))
     (Path(second) / "state").write_text("FIFTH")

@@ -15,7 +15,7 @@ import pytest
 
 from fluid.backends.hosts import host_memory
 from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.memory_ledger import MemoryLedger
+from fluid.lane.store_ledger import StoreLedger
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def save(memory: Path, run: Path, text: str) -> str:
     def fill(folder: str) -> None:
         (Path(folder) / "state").write_text(text)
 
-    MemoryLedger(str(memory)).create(10**9, 10**9)
+    StoreLedger(str(memory)).create(10**9, 10**9)
     stored = CheckpointStore(0, str(run), str(memory)).save("a", 3, fill)
     assert stored.in_memory
     return stored.path

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fluid.backends.hosts import host_memory
+from fluid.backends.local.backend import LocalBackend
 from fluid.executor import FluidExecutor
 from fluid.resources import Device
 from fluid.session.handle import TrialGroupHandle
@@ -47,13 +48,11 @@ class Holder:
 def make(tmp_path: Path) -> Iterator[Callable[..., FluidExecutor]]:
     made: list[FluidExecutor] = []
 
-    def build() -> FluidExecutor:
+    def build(memory: str | None = None) -> FluidExecutor:
         device = Device(0, kind="cpu", memory_bytes=CAPACITY)
-        made.append(
-            FluidExecutor(
-                "local", [device], max_packing=1, run_dir=tmp_path / f"session-{len(made)}", profile=None, verbose=0
-            )
-        )
+        folder = tmp_path / f"session-{len(made)}"
+        backend = LocalBackend([device], run_dir=folder, checkpoint_memory_bytes=memory)
+        made.append(FluidExecutor(backend, max_packing=1, run_dir=folder, profile=None, verbose=0))
         return made[-1]
 
     yield build
@@ -94,12 +93,11 @@ def test_what_a_trial_takes_of_a_cpu_is_measured(make: Callable[..., FluidExecut
 
 
 def test_states_stay_while_they_fit_and_come_back_from_host_memory_or_disk(
-    make: Callable[..., FluidExecutor], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., FluidExecutor],
 ) -> None:
     """198 MiB usable: four states of 40, if the one that runs takes 20 more; not five."""
     # In host memory there is room for two: of the third that leaves the first goes to disk.
-    monkeypatch.setattr(host_memory, "MEMORY_SHARE", 100 * MIB / _free())
-    executor = make()
+    executor = make("100MiB")
     handle = run(executor, None, "a")
     for name in "bcdefg":
         run(executor, handle, name)
@@ -110,8 +108,3 @@ def test_states_stay_while_they_fit_and_come_back_from_host_memory_or_disk(
     assert memory["from"].startswith(f"{host_memory.RAM_DISK}/fluid-")
     assert disk["from"].startswith(str(executor.run_dir))
     assert len({result.metrics["pid"] for result in handle.results()}) == 1, "all in one lane"
-
-
-def _free() -> int:
-    disk = os.statvfs(host_memory.RAM_DISK)
-    return disk.f_bavail * disk.f_frsize
