@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 
@@ -76,6 +77,32 @@ class SearchShape:
         """The brackets of so many trials: its own, and where it has none, one in which 1/eta continue at each rung."""
         sizes = tuple(max(1, trials // self.eta**step) for step in range(len(self.rungs)))
         return self.brackets or (sizes,)
+
+
+class Rung(NamedTuple):
+    """A rung, as a search algorithm tells it where a trial has come there: who is compared, and how many go on.
+
+    Example:
+        >>> from fluid.search_shape import Rung
+        >>> Rung(iterations=3, size=9, places=3).parents
+        0
+
+    Attributes:
+        iterations: that its trials have done; a trial that goes on comes to a rung of more.
+        size: trials that come there in all, as far as is known now; ``None`` for no limit.
+        places: how many of them go on; one in so many where it ``promotes_at_once``, or where the size has no limit. 0
+            if none does.
+        promotes_at_once: whether a trial goes on as soon as it is among the best so far (ASHA); otherwise when all came.
+        parents: how many of the best others go on from (PBT), in place of their own states.
+        bracket: number of the bracket: trials of different ones are not compared.
+    """
+
+    iterations: int = 0
+    size: int | None = None
+    places: int = 0
+    promotes_at_once: bool = False
+    parents: int = 0
+    bracket: int = 0
 
 
 def _whole_numbers(name: str, values: Iterable[object]) -> tuple[int, ...]:

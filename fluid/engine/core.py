@@ -161,6 +161,7 @@ class SessionState:
         if (trial.state, state) not in LEGAL:
             raise self.error(trial, f"cannot go from {trial.state.value} to {state.value}: {why}")
         trial.state = state
+        self.trials.touched.add(trial.trial_id)
         trial.add_to_story(self.now, f"{state.value}: {why}")
 
     def log(self, trial: TrialRecord, text: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
 from fluid.engine.checkpoint_places import CheckpointPlaced
+from fluid.engine.checkpoint_values import CheckpointValues
 from fluid.engine.claims import Claims
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
@@ -61,6 +62,7 @@ from fluid.engine.resizing import Resizing
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.retiring import DeviceRetained, DeviceRetiring, Retirements
 from fluid.engine.rounds import Rotation
+from fluid.engine.rungs import RungReached
 from fluid.engine.savability import Savability, SavabilityChanged
 from fluid.engine.session_parts import make_session_state
 from fluid.engine.set_back import TrialSetBack
@@ -159,6 +161,7 @@ class EngineState:
         self._holds = Holds(core, self._lifecycle, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
         self.urgency = Urgency(core, self._lifecycle)
+        self.checkpoints = CheckpointValues(core)
         self._hung, self._waits = HungTrials(core), Waits(core)
         self._rounds = Rotation(core, self._lifecycle, self._residency)
         self._settling = Settling(
@@ -192,7 +195,9 @@ class EngineState:
             PauseRequested: (self._holds.check_pause, self._holds.pause_requested),
             ResumeRequested: (self._holds.check_resume, self._holds.resume_requested),
             CallRequested: (self._calls.check, self._calls.requested),
-            TrialForgotten: (submissions.check_forgotten, submissions.trial_forgotten),
+            TrialForgotten: (submissions.check_forgotten, self._trial_forgotten),
+            RungReached: (self.checkpoints.check_reached, self.checkpoints.reached),
+            CheckpointPlaced: (None, self.checkpoints.placed),
             DeviceAdded: (failures.check_device, failures.device_added),
             DeviceLost: (None, failures.device_lost),
             DeviceDraining: (drains.check_device, drains.device_draining),
@@ -211,7 +216,6 @@ class EngineState:
             TrialPaused: (None, self._trial_paused),
             TrialSaved: (None, self._trial_saved),
             TrialNotKept: (None, self._residency.not_kept),
-            CheckpointPlaced: (None, lambda _: None),
             TrialReleased: (None, lifecycle.released),
             ResizeDone: (None, self._resize_done),
             TrialCalled: (None, self._trial_called),
@@ -356,6 +360,7 @@ class EngineState:
         self._residency.evict_excess()
         self._failures.starts.ease()
         core.fusing.tell_rows(core.commands)
+        self.checkpoints.tell()
         # 10. Return what the backend is to do and what the submitter is told, in order.
         return core.commands
 
@@ -372,6 +377,11 @@ class EngineState:
     def _trial_saved(self, event: TrialSaved) -> None:
         is_of_drain = event.copied and event.kept is None
         (self._drains.copied if is_of_drain else self._lifecycle.saved)(event)
+        self.checkpoints.saved(event)
+
+    def _trial_forgotten(self, event: TrialForgotten) -> None:
+        self._submissions.trial_forgotten(event)
+        self.checkpoints.forgotten(event)
 
     def _resize_done(self, event: ResizeDone) -> None:
         if (finished := self._resizing.done(event)) is not None:

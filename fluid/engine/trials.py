@@ -13,12 +13,14 @@ class Trials:
     Attributes:
         by_row: the same records by row; :meth:`add` and :meth:`remove` keep both.
         constrained: whether any trial so far asked for certain devices.
+        touched: ids of those whose state has changed in this call of the engine.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[str, TrialRecord] = {}
         self.by_row: dict[int, TrialRecord] = {}
         self.constrained = False
+        self.touched: set[str] = set()
         self._rows = 0
 
     def __getitem__(self, trial_id: str) -> TrialRecord:

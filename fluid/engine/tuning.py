@@ -113,6 +113,15 @@ MEASURED_ALLOWANCE = 32
 #: A checkpoint that may not be needed is saved if that takes at most this share of the work since the last one.
 CHEAP_SAVE = 0.1
 
+# -- checkpoints in host memory (benchmarks/checkpoint_values.py) ---------------------------------------------
+
+#: Probability that a trial that runs is restored from its newest checkpoint: its lane has to die first.
+LOST_LANES = 0.05
+#: The same of a trial that has done all iterations that it was said to get.
+GOES_ON_UNSAID = 0.05
+#: A probability that changes by less is not told anew: hardly ever another checkpoint would be evicted.
+VALUE_STEP = 0.02
+
 # -- memory limits (benchmarks/packing_safety.py) ------------------------------------------------------------
 
 #: A trial that shares a device may take so many times the memory that its key was seen to need.

@@ -24,8 +24,8 @@ def validate_state(state: EngineState) -> None:
     Raises:
         EngineError: some are broken; it names them, with the stories of the trials concerned.
     """
-    broken = [*_devices(state), *_drains(state), *_groups(state), *_queue(state), *_idle_devices(state)]
-    broken += [*_work(state), *_copies(state), *state.retirements.problems(), *state.urgency.problems()]
+    broken = [*_devices(state), *_drains(state), *_groups(state), *_queue(state), *_idle_devices(state), *_work(state)]
+    broken += [*_copies(state), *state.retirements.problems(), *state.urgency.problems(), *state.checkpoints.problems()]
     for lane in state.lanes:
         broken += [f"lane {lane.lane_id}: {what}" for what in _lane(state, lane)]
     for trial in state.trials.values():

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fluid.search.rungs import BracketShape, RungBudget, RungDecision
+from fluid.search_shape import Rung
 
 _NOTHING = RungDecision()
 
@@ -29,6 +30,10 @@ class RungScheduler(Protocol):
 
     def start(self) -> RungBudget | None:
         """Starts the next trial; ``None`` if there are no more to start."""
+        ...
+
+    def rung_of(self, trial: int) -> Rung:
+        """The rung to which a trial is on its way, as it is known now."""
         ...
 
     def reached(self, trial: int, score: float) -> RungDecision:
@@ -75,6 +80,9 @@ class FullBudget:
         self._started += 1
         return RungBudget(self._started - 1, self._budget, 0)
 
+    def rung_of(self, trial: int) -> Rung:
+        return Rung(self._budget, self._samples)
+
     def reached(self, trial: int, score: float) -> RungDecision:
         return RungDecision(ended=(trial,))
 
@@ -115,6 +123,11 @@ class StoppingHalving:
     def start(self) -> RungBudget | None:
         self._started += 1
         return self._send(self._started - 1, 0)
+
+    def rung_of(self, trial: int) -> Rung:
+        number = self._heading[trial]
+        places = self._eta if number + 1 < len(self._budgets) else 0
+        return Rung(self._budgets[number], places=places, promotes_at_once=True)
 
     def reached(self, trial: int, score: float) -> RungDecision:
         rung = self._heading.pop(trial)
@@ -174,6 +187,10 @@ class Brackets:
         self._of_trial.append(bracket)
         return bracket.add(len(self._of_trial) - 1)
 
+    def rung_of(self, trial: int) -> Rung:
+        bracket = self._of_trial[trial]
+        return bracket.rung._replace(bracket=self._brackets.index(bracket))
+
     def reached(self, trial: int, score: float) -> RungDecision:
         return self._of_trial[trial].reached(trial, score)
 
@@ -195,6 +212,14 @@ class _Bracket:
     @property
     def is_full(self) -> bool:
         return self._started == self._shape.sizes[0]
+
+    @property
+    def rung(self) -> Rung:
+        sizes = self._shape.sizes
+        places = sizes[self._rung + 1] if self._rung + 1 < len(sizes) else 0
+        to_start = sizes[0] - self._started
+        size = len(self._running) + len(self._scores) + to_start
+        return Rung(self._shape.rungs[self._rung], size, places)
 
     def add(self, trial: int) -> RungBudget:
         self._started += 1
@@ -284,6 +309,12 @@ class AsynchronousHalving:
             return None
         trial, self._started = self._started, self._started + 1
         return self._send(trial, 0)
+
+    def rung_of(self, trial: int) -> Rung:
+        number = self._heading[trial]
+        size = None if self._samples is None else max(1, self._samples // self._eta**number)
+        places = self._eta if number + 1 < len(self._rungs) else 0
+        return Rung(self._budgets[number], size, places, promotes_at_once=True)
 
     def reached(self, trial: int, score: float) -> RungDecision:
         number = self._heading.pop(trial)

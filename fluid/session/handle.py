@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fluid.engine.events import Failure
+from fluid.engine.rungs import RungReached
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
 from fluid.results.best import BestTrial
 from fluid.results.records import Result, TrialResult
 from fluid.results.sweep import SweepResult
+from fluid.search_shape import Rung
 from fluid.session.forecast import Forecast
 from fluid.session.inbox import GroupInbox
 from fluid.session.live_trials import LiveTrials
@@ -307,6 +310,10 @@ class TrialGroupHandle:
         follow_up_iterations = require_integer("follow_up_iterations", follow_up_iterations, at_least=0)
         self._session.extend(trial_id, by, follow_up_iterations)
         self._group.extend(trial_id, by, follow_up_iterations=follow_up_iterations)
+
+    def rank(self, trial_id: str, rung: Rung, score: float) -> None:
+        """Tells that a trial has come to a rung, for search algorithms: checkpoints of the best stay in memory."""
+        self._session.ask(partial(RungReached, trial_id=trial_id, rung=rung, score=score))
 
     def add(self, *trials: Trial) -> None:
         """Adds trials to the group; they are planned together.

@@ -146,15 +146,15 @@ class Session:
     def stop(self, trial_id: str, outcome: str | None, *, now: bool = False) -> None:
         """Stops a trial; with ``now``, by killing its lanes."""
         known = None if outcome is None else TrialState(require_one_of("outcome", outcome, OUTCOMES))
-        self._ask(partial(StopRequested, trial_id=trial_id, outcome=known, now=now))
+        self.ask(partial(StopRequested, trial_id=trial_id, outcome=known, now=now))
 
     def pause(self, trial_id: str) -> None:
         """Pauses a trial until it is resumed."""
-        self._ask(partial(PauseRequested, trial_id=trial_id))
+        self.ask(partial(PauseRequested, trial_id=trial_id))
 
     def resume_trial(self, trial_id: str) -> None:
         """Lets a paused trial go on."""
-        self._ask(partial(ResumeRequested, trial_id=trial_id))
+        self.ask(partial(ResumeRequested, trial_id=trial_id))
 
     def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
         """Gives a trial ``budget`` further iterations."""
@@ -191,7 +191,7 @@ class Session:
         """Calls a method of a trial; the group's inbox gets the answer."""
 
         event = partial(CallRequested, trial_id=trial_id, call_id=call_id, method=method, payload=payload)
-        self._ask(event)
+        self.ask(event)
 
     def show_config(self, trial: Trial) -> None:
         """Writes which hyperparameters reports show of a trial."""
@@ -366,7 +366,7 @@ class Session:
 
     # -- parts of requests ---------------------------------------------------------------------------------
 
-    def _ask(self, event: Callable[..., Event]) -> None:
+    def ask(self, event: Callable[..., Event]) -> None:
         """Asks the engine for something, by an event that is made at its time."""
         self._pump.act(lambda: self._pump.handle(event(at=self._backend.now())))
 

@@ -265,7 +265,7 @@ class SweepLoop(TrialListener):
         elif state == TrialState.DONE and trial.values and trial.stop is None and trial.is_limited_below(plan.budget):
             self._await(trial)
         elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.values and trial.stop is None:
-            self._decide(trial, plan.scheduler.reached(trial.number, plan.score(trial.values)))
+            self._decide(trial, self.trials.reached(trial))
         else:
             self._let_go(trial, None if state == TrialState.STOPPED else trial.stop or TrialState.DONE.value)
             self._decide(trial, plan.scheduler.ended(trial.number))

@@ -9,6 +9,8 @@ from fluid.engine.submissions import NothingLeftError
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.records import TrialResult
+from fluid.search.rungs import RungDecision
+from fluid.search_shape import Rung
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
 from fluid.sweeping.plan import SweepPlan, SweepTrial
@@ -45,6 +47,8 @@ class SweepTrials:
         self.refused: list[str] = []
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
         self._replayed: dict[str, str] | None = None
+        #: Meanwhile: the rung that each trial came to last, and its score.
+        self._ranks: dict[str, tuple[Rung, float]] = {}
         #: What an earlier session has left of the trials.
         self._past: Mapping[str, EarlierTrial] = {}
 
@@ -114,6 +118,16 @@ class SweepTrials:
             self.open -= 1
             self.submit([self.enter(trial, follow_up_iterations)])
 
+    def reached(self, trial: SweepTrial) -> RungDecision:
+        """A trial has come to its rung; returns what follows. Its checkpoint is kept in memory if it may go on."""
+        scheduler, score = self._plan.scheduler, self._plan.score(trial.values)
+        rung = scheduler.rung_of(trial.number)
+        if self._replayed is not None:
+            self._ranks[trial.trial_id] = rung, score
+        elif self.handle is not None:
+            self.handle.rank(trial.trial_id, rung, score)
+        return scheduler.reached(trial.number, score)
+
     def begin_again(self, trial: SweepTrial) -> None:
         """Lets a trial begin again, under another id."""
         del self.by_id[trial.trial_id]
@@ -151,4 +165,7 @@ class SweepTrials:
     def end_replay(self) -> Mapping[str, str]:
         """Ends the replay; returns what trials are to be stopped with, by id."""
         stops, self._replayed = self._replayed, None
+        for trial in self.by_number.values():
+            if (rank := self._ranks.pop(trial.trial_id, None)) is not None and self.handle is not None:
+                self.handle.rank(trial.trial_id, *rank)
         return stops or {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from fake_packs import Hosted, Rows, shape_of
 
+from fluid.engine.checkpoint_places import PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import (
     Call,
     Command,
@@ -147,6 +148,8 @@ class FakeBackend:
             elif isinstance(command, Resize):
                 for lane_id in dict.fromkeys((*command.lane_ids, *command.old_lane_ids)):
                     self._post(lane_id, command)
+            elif isinstance(command, (ValueCheckpoints, PrefetchCheckpoint)):
+                pass  # There are no stores.
             elif isinstance(command, (Persist, LimitRows)):
                 self._post(command.lane_id, command)
             elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial, Call)):

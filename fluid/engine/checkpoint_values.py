@@ -1,0 +1,234 @@
+"""What checkpoints are worth to keep in memory, and which are brought there ahead of time.
+
+A checkpoint is worth what it saves when its trial is restored from it, times how likely that is. The stores of hosts
+know the bytes and what a read from disk takes; the engine knows which trials come back: those that wait for a device,
+and of those that wait at a rung the ones that rank well there.
+"""
+
+from __future__ import annotations
+
+from fluid.engine import tuning
+from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
+from fluid.engine.core import Claims, SessionState
+from fluid.engine.events import TrialForgotten, TrialSaved
+from fluid.engine.records import TrialRecord
+from fluid.engine.rungs import RungKey, RungReached, Standing
+from fluid.trialgroup import TrialState
+
+#: What a store takes a checkpoint of a trial for that was never named.
+UNNAMED = CheckpointValue(0.5)
+_NEVER = CheckpointValue(0.0)
+_AT_ONCE = CheckpointValue(1.0, pinned=True)
+_GONE = frozenset({TrialState.STOPPED, TrialState.FAILED})
+_ABOUT_TO_START = frozenset({TrialState.QUEUED, TrialState.STARTING})
+_RUNS = frozenset({TrialState.RUNNING, TrialState.RESIZING, TrialState.STOPPING})
+
+
+class CheckpointValues:
+    """Tells the stores of hosts what checkpoints in their memory are worth, and what to bring there.
+
+    Only what has changed is told, once for each call of the engine, and of checkpoints that are in memory.
+
+    Attributes:
+        told: what the stores were told last, by trial.
+    """
+
+    def __init__(self, core: SessionState) -> None:
+        self.told: dict[str, CheckpointValue] = {}
+        self._core = core
+        #: Trials whose newest checkpoint is in memory, as far as is known.
+        self._in_memory: set[str] = set()
+        #: Those among them whose checkpoint or rank is new.
+        self._due: set[str] = set()
+        self._standings: dict[RungKey, Standing] = {}
+        #: The latest rung that each trial came to.
+        self._rung_of: dict[str, RungKey] = {}
+        #: By group: iterations of the highest rung reached, the best score there negated, and the trial that has it.
+        self._best: dict[str, tuple[int, float, str]] = {}
+        #: Iteration of the checkpoint of each trial that was asked for last.
+        self._fetched: dict[str, int] = {}
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def check_reached(self, event: RungReached, claims: Claims) -> None:
+        """Refuses the rung of an unknown trial."""
+        self._core.require_known(event.trial_id)
+
+    def reached(self, event: RungReached) -> None:
+        """Ranks a trial at its rung, whose other trials then have other odds."""
+        trial_id, rung = event.trial_id, event.rung
+        trial = self._core.trials[trial_id]
+        key = (trial.group_id, rung.bracket, rung.iterations)
+        standing = self._standings.get(key)
+        if standing is None:
+            standing = self._standings[key] = Standing(rung)
+        before = self._rung_of.get(trial_id)
+        if before is not None and before != key:
+            self._leave(before)
+        self._rung_of[trial_id] = key
+        standing.add(trial_id, rung, event.score)
+        self._note_best(trial.group_id, (rung.iterations, -standing.places[trial_id][0], trial_id))
+        if self._in_memory:
+            self._due.update(name for *_, name in standing.ranked if name in self._in_memory)
+        for name in standing.best_when_nearly_all_came():
+            self._fetch(name)
+
+    def saved(self, event: TrialSaved) -> None:
+        """A trial has a new checkpoint, or one that was copied to disk."""
+        if event.checkpoint.in_memory:
+            self._in_memory.add(event.trial_id)
+            self._due.add(event.trial_id)
+
+    def placed(self, event: CheckpointPlaced) -> None:
+        """A store has moved a checkpoint; one that is not its trial's newest is of use only if that is lost."""
+        trial, moved = self._core.trials.get(event.trial_id), event.checkpoint
+        if trial is None:
+            return
+        residence = trial.residence
+        if residence.checkpoint is not None and residence.checkpoint.iteration == moved.iteration:
+            residence.checkpoint = moved
+            if moved.in_memory:
+                self._in_memory.add(trial.trial_id)
+                self._due.add(trial.trial_id)
+            else:
+                self._in_memory.discard(trial.trial_id)
+        durable = residence.durable
+        if not moved.in_memory and (durable is None or moved.iteration >= durable.iteration):
+            residence.durable = moved
+
+    def forgotten(self, event: TrialForgotten) -> None:
+        """Drops what was known of a trial that is forgotten; its checkpoints are deleted."""
+        trial_id = event.trial_id
+        for known in (self._in_memory, self._due):
+            known.discard(trial_id)
+        self.told.pop(trial_id, None)
+        self._fetched.pop(trial_id, None)
+        key = self._rung_of.pop(trial_id, None)
+        if key is not None:
+            self._leave(key)
+
+    def tell(self) -> None:
+        """Tells the stores what has changed in this call of the engine."""
+        core, due = self._core, self._due
+        if self._in_memory:
+            due.update(core.trials.touched & self._in_memory)
+        core.trials.touched.clear()
+        if not due:
+            return
+        changed: dict[str, CheckpointValue] = {}
+        for trial_id in due:
+            trial = core.trials.get(trial_id)
+            checkpoint = None if trial is None else trial.residence.checkpoint
+            if trial is None or checkpoint is None or not checkpoint.in_memory:
+                self._in_memory.discard(trial_id)
+                continue
+            value = self._value(trial)
+            if _differ(value, self.told.get(trial_id, UNNAMED)):
+                changed[trial_id] = self.told[trial_id] = value
+            if trial.state in _GONE:
+                self._in_memory.discard(trial_id)
+        due.clear()
+        if changed:
+            core.commands.append(ValueCheckpoints(changed))
+
+    def problems(self) -> list[str]:
+        """What is wrong with what stores were told, for the validation of states."""
+        found = []
+        for trial_id in self._in_memory:
+            trial = self._core.trials.get(trial_id)
+            if trial is None or trial.residence.checkpoint is None or not trial.residence.checkpoint.in_memory:
+                continue  # It was lost, which the next event about it will show.
+            value, told = self._value(trial), self.told.get(trial_id, UNNAMED)
+            if _differ(value, told):
+                found.append(f"trial {trial_id!r}: its checkpoint is worth {value}, and the stores were told {told}")
+        for key, standing in self._standings.items():
+            if standing.waiting != sum(rung == key for rung in self._rung_of.values()):
+                found.append(f"rung {key}: {standing.waiting} trials are said to be at it")
+            if len(standing.ranked) != len(standing.places):
+                found.append(f"rung {key}: {len(standing.ranked)} ranks, and {len(standing.places)} trials")
+        return found
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def _value(self, trial: TrialRecord) -> CheckpointValue:
+        """What the newest checkpoint of a trial is worth."""
+        if trial.state in _GONE:
+            return _NEVER
+        if trial.state in _ABOUT_TO_START:
+            return _AT_ONCE
+        best = self._best.get(trial.group_id)
+        is_best = best is not None and best[2] == trial.trial_id
+        returns, is_pinned = self._odds(trial)
+        if trial.state in _RUNS and not is_pinned:
+            # Its state is in its lane: the checkpoint is of use only if that dies.
+            returns *= tuning.LOST_LANES
+        return CheckpointValue(returns, is_pinned or is_best)
+
+    def _odds(self, trial: TrialRecord) -> tuple[float, bool]:
+        """Probability that a trial goes on from its state, or others do, and whether that is likely enough to pin it."""
+        key = self._rung_of.get(trial.trial_id)
+        if trial.state is TrialState.PAUSED:
+            return UNNAMED.returns, False  # The user decides.
+        if key is not None:
+            standing = self._standings[key]
+            rank = standing.rank(trial.trial_id)
+            if rank < standing.parents:
+                return 1.0, True
+            returns = standing.odds[rank]
+            return returns, trial.state not in _RUNS and not standing.rung.parents and rank < standing.promotable
+        if trial.state in _RUNS:
+            return 1.0, False
+        if trial.spec.follow_up_iterations > 0 and trial.progress.follow_up_iterations == 0:
+            return tuning.GOES_ON_UNSAID, False  # Iterations were to follow, and none do any more.
+        return UNNAMED.returns, False
+
+    def _note_best(self, group_id: str, found: tuple[int, float, str]) -> None:
+        """Takes a trial for the best of its group, if it came to a higher rung, or to that one with a better score."""
+        best = self._best.get(group_id)
+        if best is None or found[:2] > best[:2]:
+            self._best[group_id] = found
+            if best is not None and best[2] in self._in_memory:
+                self._due.add(best[2])
+
+    def _leave(self, key: RungKey) -> None:
+        """A trial has left a rung: for a later one, or for good."""
+        standing = self._standings[key]
+        standing.waiting -= 1
+        if standing.is_over:
+            del self._standings[key]
+
+    # -- prefetching ---------------------------------------------------------------------------------------
+
+    def _fetch(self, trial_id: str) -> None:
+        """Asks for the checkpoint of a trial that waits at its rung, if it is on disk, for the host it will run on."""
+        trial = self._core.trials.get(trial_id)
+        if trial is None or trial.state is not TrialState.DONE:
+            return
+        checkpoint = trial.residence.checkpoint
+        if checkpoint is None or trial.residence.lane is not None or self._fetched.get(trial_id) == checkpoint.iteration:
+            return
+        host = self._host_for(trial, checkpoint.host)
+        if host is None or (checkpoint.in_memory and checkpoint.host == host):
+            return
+        self._fetched[trial_id] = checkpoint.iteration
+        self._core.commands.append(PrefetchCheckpoint(trial_id, checkpoint, host))
+
+    def _host_for(self, trial: TrialRecord, home: str) -> str | None:
+        """The host on which a trial is likely to run: that of its checkpoint, or that with most devices for it."""
+        occupancy = self._core.occupancy
+        eligible = occupancy.eligible.of(trial.constraint)
+        hosts: dict[str, int] = {}
+        for index in occupancy.residents if eligible is None else eligible:
+            if not occupancy.is_closed(index):
+                host = occupancy.device(index).host
+                hosts[host] = hosts.get(host, 0) + 1
+        if home in hosts:
+            return home
+        return max(sorted(hosts), key=hosts.__getitem__) if hosts else None
+
+
+def _differ(value: CheckpointValue, told: CheckpointValue) -> bool:
+    """Whether stores are to be told a value: small changes hardly ever change what is evicted."""
+    if value.pinned != told.pinned or (value.returns == 0.0) != (told.returns == 0.0):
+        return True
+    return abs(value.returns - told.returns) >= tuning.VALUE_STEP
