@@ -92,7 +92,7 @@ class Rung(NamedTuple):
         size: trials that come there in all, as far as is known now; ``None`` for no limit.
         places: how many of them go on; one in so many where it ``promotes_at_once``, or where the size has no limit. 0
             if none does.
-        promotes_at_once: whether a trial goes on as soon as it is among the best so far (ASHA); otherwise when all came.
+        promotes_at_once: whether a trial goes on as soon as it is among the best so far (ASHA), not when all came.
         parents: how many of the best others go on from (PBT), in place of their own states.
         bracket: number of the bracket: trials of different ones are not compared.
     """

@@ -12,7 +12,7 @@ from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, Pr
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import TrialForgotten, TrialSaved
 from fluid.engine.records import TrialRecord
-from fluid.engine.rungs import RungKey, RungReached, Standing
+from fluid.engine.rungs import RungKey, RungRanking, RungReached
 from fluid.trialgroup import TrialState
 
 #: What a store takes a checkpoint of a trial for that was never named.
@@ -40,7 +40,7 @@ class CheckpointValues:
         self._in_memory: set[str] = set()
         #: Those among them whose checkpoint or rank is new.
         self._due: set[str] = set()
-        self._standings: dict[RungKey, Standing] = {}
+        self._rankings: dict[RungKey, RungRanking] = {}
         #: The latest rung that each trial came to.
         self._rung_of: dict[str, RungKey] = {}
         #: By group: iterations of the highest rung reached, the best score there negated, and the trial that has it.
@@ -59,18 +59,18 @@ class CheckpointValues:
         trial_id, rung = event.trial_id, event.rung
         trial = self._core.trials[trial_id]
         key = (trial.group_id, rung.bracket, rung.iterations)
-        standing = self._standings.get(key)
-        if standing is None:
-            standing = self._standings[key] = Standing(rung)
+        ranking = self._rankings.get(key)
+        if ranking is None:
+            ranking = self._rankings[key] = RungRanking(rung)
         before = self._rung_of.get(trial_id)
         if before is not None and before != key:
             self._leave(before)
         self._rung_of[trial_id] = key
-        standing.add(trial_id, rung, event.score)
-        self._note_best(trial.group_id, (rung.iterations, -standing.places[trial_id][0], trial_id))
+        ranking.add(trial_id, rung, event.score)
+        self._note_best(trial.group_id, (rung.iterations, -ranking.places[trial_id][0], trial_id))
         if self._in_memory:
-            self._due.update(name for *_, name in standing.ranked if name in self._in_memory)
-        for name in standing.best_when_nearly_all_came():
+            self._due.update(name for *_, name in ranking.ranked if name in self._in_memory)
+        for name in ranking.best_when_nearly_all_came():
             self._fetch(name)
 
     def saved(self, event: TrialSaved) -> None:
@@ -141,11 +141,11 @@ class CheckpointValues:
             value, told = self._value(trial), self.told.get(trial_id, UNNAMED)
             if _differ(value, told):
                 found.append(f"trial {trial_id!r}: its checkpoint is worth {value}, and the stores were told {told}")
-        for key, standing in self._standings.items():
-            if standing.waiting != sum(rung == key for rung in self._rung_of.values()):
-                found.append(f"rung {key}: {standing.waiting} trials are said to be at it")
-            if len(standing.ranked) != len(standing.places):
-                found.append(f"rung {key}: {len(standing.ranked)} ranks, and {len(standing.places)} trials")
+        for key, ranking in self._rankings.items():
+            if ranking.waiting != sum(rung == key for rung in self._rung_of.values()):
+                found.append(f"rung {key}: {ranking.waiting} trials are said to be at it")
+            if len(ranking.ranked) != len(ranking.places):
+                found.append(f"rung {key}: {len(ranking.ranked)} ranks, and {len(ranking.places)} trials")
         return found
 
     # -- values --------------------------------------------------------------------------------------------
@@ -165,17 +165,17 @@ class CheckpointValues:
         return CheckpointValue(returns, is_pinned or is_best)
 
     def _odds(self, trial: TrialRecord) -> tuple[float, bool]:
-        """Probability that a trial goes on from its state, or others do, and whether that is likely enough to pin it."""
+        """Probability that a trial goes on from its state, or others do, and whether it is pinned for that."""
         key = self._rung_of.get(trial.trial_id)
         if trial.state is TrialState.PAUSED:
             return UNNAMED.returns, False  # The user decides.
         if key is not None:
-            standing = self._standings[key]
-            rank = standing.rank(trial.trial_id)
-            if rank < standing.parents:
+            ranking = self._rankings[key]
+            rank = ranking.rank(trial.trial_id)
+            if rank < ranking.parents:
                 return 1.0, True
-            returns = standing.odds[rank]
-            return returns, trial.state not in _RUNS and not standing.rung.parents and rank < standing.promotable
+            returns = ranking.odds[rank]
+            return returns, trial.state not in _RUNS and not ranking.rung.parents and rank < ranking.promotable
         if trial.state in _RUNS:
             return 1.0, False
         if trial.spec.follow_up_iterations > 0 and trial.progress.follow_up_iterations == 0:
@@ -192,10 +192,10 @@ class CheckpointValues:
 
     def _leave(self, key: RungKey) -> None:
         """A trial has left a rung: for a later one, or for good."""
-        standing = self._standings[key]
-        standing.waiting -= 1
-        if standing.is_over:
-            del self._standings[key]
+        ranking = self._rankings[key]
+        ranking.waiting -= 1
+        if ranking.is_over:
+            del self._rankings[key]
 
     # -- prefetching ---------------------------------------------------------------------------------------
 
@@ -205,7 +205,9 @@ class CheckpointValues:
         if trial is None or trial.state is not TrialState.DONE:
             return
         checkpoint = trial.residence.checkpoint
-        if checkpoint is None or trial.residence.lane is not None or self._fetched.get(trial_id) == checkpoint.iteration:
+        if checkpoint is None or trial.residence.lane is not None:
+            return
+        if self._fetched.get(trial_id) == checkpoint.iteration:
             return
         host = self._host_for(trial, checkpoint.host)
         if host is None or (checkpoint.in_memory and checkpoint.host == host):

@@ -34,7 +34,7 @@ RungKey = tuple[str, int, int]
 
 
 @dataclass(slots=True)
-class Standing:
+class RungRanking:
     """Who has come to a rung.
 
     Attributes:

@@ -36,9 +36,8 @@ def odds_at(rung: Rung, reported: int) -> tuple[float, ...]:
     if not rung.promotes_at_once:
         return final_odds(reported, size, rung.places)
     eta = rung.places  # One in so many.
-    if reported <= MOST_FOLLOWED:
-        if size is None or size <= MOST_FOLLOWED:
-            return arriving_odds(reported, min(MOST_FOLLOWED, size or MOST_FOLLOWED), eta)
+    if reported <= MOST_FOLLOWED and (size is None or size <= MOST_FOLLOWED):
+        return arriving_odds(reported, min(MOST_FOLLOWED, size or MOST_FOLLOWED), eta)
     return final_odds(reported, size, eta if size is None else max(1, size // eta))
 
 
