@@ -83,7 +83,8 @@ class Halving:
         self._quality: dict[int, float] = {}
         self._budget: dict[int, int] = {}
         self._open = 0
-        self.states = SAMPLES if algorithm != "hyperband" else sum(each.sizes[0] for each in hyperband_shapes(rungs, ETA))
+        all_brackets = sum(shape.sizes[0] for shape in hyperband_shapes(rungs, ETA))
+        self.states = all_brackets if algorithm == "hyperband" else SAMPLES
 
     def start(self, at: float) -> list[Event]:
         return [GroupSubmitted(at, "sweep", tuple(self._fresh()))]
@@ -200,7 +201,8 @@ def run(case: Case) -> dict[str, Any]:
             break
         pending.append(events)
     assert not any(group.open for group in state.groups.values())
-    return {**case.__dict__, **{name: backend.restored[name] for name in ("memory", "disk")}, "fetched": backend.fetched}
+    restored = {"memory": backend.restored["memory"], "disk": backend.restored["disk"]}
+    return {**case.__dict__, **restored, "fetched": backend.fetched}
 
 
 def _carry_out(commands: list[Command], search: Search, backend: StoringBackend) -> list[list[Event]]:
@@ -263,7 +265,8 @@ def main() -> None:
             f"{row['fewer']:7.2f}{row['worse']:6}{row['hits_value']:7.0%}{row['hits_lru']:7.0%}{row['fetched']:9.1f}"
         )
     mean = geometric_mean([row["fewer"] for row in rows])
-    print(f"fewer restores from disk, in the geometric mean: {mean:.2f}x; worse than LRU: {sum(r['worse'] for r in rows)}")
+    worse = sum(row["worse"] for row in rows)
+    print(f"fewer restores from disk, in the geometric mean: {mean:.2f}x; worse than LRU: {worse}")
     if arguments.out is not None:
         result = {
             "machine": machine(),

@@ -315,7 +315,8 @@ class Estimates:
         followed to a share of ``tuning.SPEED_CHANGE``: so much less is counted on.
         """
         key, there = self.of_key(trial), self.on_model(trial.spec.profile_key, self._occupancy.device(device).model)
-        pause = max(self.epsilon, key.interruption, there.interruption)
+        near = self._occupancy.device(self._occupancy.held[trial.row][0]).host == self._occupancy.device(device).host
+        pause = max(self.epsilon, key.interruption(near=near), there.interruption(near=near))
         cost = pause + max(key.warm_up, there.warm_up)
         stretch = (1.0 + tuning.SPEED_CHANGE) / self.speed(trial, (device,))
         return self._height_after_iteration(trial) * (self.stretch(trial) - stretch) - cost

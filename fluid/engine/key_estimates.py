@@ -40,6 +40,8 @@ class KeyEstimate:
         memory: device memory; ``None`` until measured, unless that of the key of which this one was parted is known.
         inherited: that one.
         starts: seconds of its trials' latest starts, afresh or from a checkpoint.
+        set_ups: the same without reading and loading the checkpoint, of those where that was measured.
+        restores: median seconds of that, by source.
         warm_ups: seconds that its trials' latest starts in unused lanes took in all: the lane's start, set-up, and what
             the first iteration took longer than the second.
         saves: seconds of its trials' latest saves.
@@ -78,6 +80,8 @@ class KeyEstimate:
     memory: MemoryNeed | None = None
     inherited: MemoryNeed | None = None
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
+    set_ups: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
+    restores: dict[str, float] = field(default_factory=dict)
     warm_ups: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_ITERATIONS))
@@ -93,8 +97,9 @@ class KeyEstimate:
 
     def inherit(self, whole: KeyEstimate) -> None:
         """Begins with the times of the key of which this one is a part."""
-        for name in ("starts", "warm_ups", "saves", "latest"):
+        for name in ("starts", "set_ups", "warm_ups", "saves", "latest"):
             getattr(self, name).extend(getattr(whole, name))
+        self.restores = whole.restores
         self.longest, self.inherited = whole.longest, whole.memory
         self.busy_known, self.seconds_alone = whole.busy_known, whole.seconds_alone
 
@@ -105,10 +110,17 @@ class KeyEstimate:
             self.takes_turns = self.max_packing == 1 and self.fusing.is_over and not is_bounded
             self.packing = most if self.takes_turns else self.packing
 
-    @property
-    def interruption(self) -> float:
-        """Seconds to save a trial and to resume it elsewhere; a save that was never measured counts as a start."""
+    def interruption(self, *, near: bool = True) -> float:
+        """Seconds to save a trial and to resume it elsewhere; a save that was never measured counts as a start.
+
+        Args:
+            near: whether it is resumed on its host, from memory. Where a restore from there was not measured, the
+                latest starts tell how long it takes.
+        """
+        source = "memory" if near else "host"
         start = median_low(self.starts) if self.starts else 0.0
+        if self.set_ups and source in self.restores:
+            start = median_low(self.set_ups) + self.restores[source]
         return start + (median_low(self.saves) if self.saves else start)
 
     @property
@@ -179,6 +191,7 @@ class KeyEstimate:
             work: seconds of work left per device, which may repay trying one more co-resident, or more fused rows.
         """
         self.update_memory(profile)
+        self.restores = profile.restores.of(self.key) or self.restores
         seconds = profile.seconds_per_iteration(self.key, self.model)
         if seconds is None:
             return False

@@ -111,7 +111,7 @@ class Lifecycle:
         progress = trial.progress
         if event.iteration > progress.done:
             raise core.error(trial, f"started at iteration {event.iteration}, beyond its checkpoint's {progress.done}")
-        core.measuring.observe_start(trial, event.seconds)
+        core.measuring.observe_start(trial, event.seconds, event.restoring)
         core.watching.launched(trial, core.now, iterates=True)
         self._residency.restored(trial, event.iteration)
         progress.restart(event.iteration)

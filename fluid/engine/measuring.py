@@ -12,6 +12,7 @@ from fluid.engine.notices import NoteMeasured
 from fluid.engine.pace import smooth
 from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import TrialRecord
+from fluid.engine.restores import Restoring
 from fluid.engine.trials import Trials
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.profile import Profile
@@ -191,9 +192,15 @@ class Measuring:
             if gives_up and self._estimates.update(estimate, work=0.0):
                 self._note_change(estimate)
 
-    def observe_start(self, trial: TrialRecord, seconds: float) -> None:
+    def observe_start(self, trial: TrialRecord, seconds: float, restoring: Restoring | None = None) -> None:
         """Learns how long a trial took to start, afresh or from a checkpoint."""
-        self._estimates.of_key(trial).starts.append(seconds)
+        estimate = self._estimates.of_key(trial)
+        estimate.starts.append(seconds)
+        if restoring is not None:
+            estimate.set_ups.append(max(0.0, seconds - restoring.seconds))
+            self._profile.restores.observe(estimate.key, restoring.source, restoring.seconds)
+            for each in self._estimates.all_of(estimate.key):
+                each.restores = self._profile.restores.of(estimate.key)
 
     def observe_warm_up(self, trial: TrialRecord, seconds: float) -> None:
         """Learns how much longer a trial took to its second iteration, from an unused lane on, than an iteration."""

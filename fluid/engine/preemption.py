@@ -67,7 +67,7 @@ class Preemptions:
         holds = trial.row in self._core.occupancy.held
         width = 1.0 / estimates.co_residents(trial) if holds and trial.placement.width < 1.0 else trial.placement.width
         step = seconds / max(1, trial.progress.left)
-        cost = estimates.of_key(trial).interruption
+        cost = estimates.of_key(trial).interruption()
         return Demand(trial.row, seconds, trial.progress.follow_up_iterations * usual_pace, step, width, cost, yields)
 
     @staticmethod

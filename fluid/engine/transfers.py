@@ -102,7 +102,7 @@ class Transfers:
                 continue  # An owner with less work left would wait behind others, too, which its loss leaves out.
             else:
                 leaves = OwnerEnd(core.shares.demands[trial.owner], held[trial.owner])
-                stall = core.estimates.of_key(trial).interruption
+                stall = core.estimates.of_key(trial).interruption()
                 net = pause_gain(comes, leaves, min(ends), seconds, stall)
             if net > most:
                 best, most = DeviceTransfer(trial, coming, there), net

@@ -46,6 +46,7 @@ from fluid.planning.measurements import (
     require_share,
 )
 from fluid.planning.overhead_fit import bounded_exp, slope, weighted_median
+from fluid.planning.restore_seconds import RestoreSeconds
 from fluid.planning.runtime_model import (
     DEFAULT_BENEFIT_THRESHOLD,
     TOLERANCE,
@@ -92,7 +93,7 @@ class Profile:
         cohorts: whether the engine parts the trials of a key into cohorts where they differ; ``True`` by default.
 
     Attributes:
-        cohorts: what is known of the trials of each profile key by their configs.
+        cohorts, restores: what is known of each profile key's trials by their configs; and of restores, by source.
 
     Raises:
         InvalidFieldError: also from every method, if a value is invalid; names the field and the value.
@@ -107,6 +108,7 @@ class Profile:
             raise InvalidFieldError("threshold", threshold, "must be below 1")
         self.finds_cohorts = require_flag("cohorts", cohorts)
         self.cohorts: dict[str, CohortTree] = {}
+        self.restores = RestoreSeconds()
         self._keys = KeyTable()
         self._resizes = Bucket()
         self._logged: set[tuple[str, str | None, Overhead]] = set()
@@ -328,6 +330,7 @@ class Profile:
             "threshold": self.threshold,
             "resizes": self._resizes.to_json(),
             "finds_cohorts": self.finds_cohorts,
+            "restores": self.restores.to_json(),
             "cohorts": {key: tree.to_json() for key, tree in self.cohorts.items()},
             "keys": {
                 key: [{"model": model, **key_to_json(known)} for model, known in by_model.items()]
@@ -337,14 +340,11 @@ class Profile:
 
     @classmethod
     def from_json(cls, data: object) -> Profile:
-        """Makes the profile that :meth:`to_json` wrote, with the same estimates and the same drift state.
-
-        In a profile of format 2, measurements have no device model: the first model observed takes them over.
-        """
+        """Makes the profile that :meth:`to_json` wrote, with the same estimates and the same drift state."""
         version = member("", data, "format")
         if version not in (FORMAT, _WITHOUT_COHORTS, _WITHOUT_FUSED, _WITHOUT_MODELS):
-            known = f"formats {_WITHOUT_MODELS} to {FORMAT}"
-            raise InvalidFieldError("format", version, f"is unknown; this Fluid reads {known}")
+            reason = f"is unknown; this Fluid reads formats {_WITHOUT_MODELS} to {FORMAT}"
+            raise InvalidFieldError("format", version, reason)
         profile = cls(window=member("", data, "window"), threshold=member("", data, "threshold"))
         profile._resizes = bucket_from_json("resizes", member("", data, "resizes"), profile.window)
         if version == FORMAT:
@@ -354,7 +354,8 @@ class Profile:
                 require_key("cohorts", key): CohortTree.from_json(f"cohorts[{key!r}]", tree)
                 for key, tree in trees.items()
             }
-        without_models = version == _WITHOUT_MODELS
+        profile.restores = RestoreSeconds.from_json(mapping("", data).get("restores", {}))  # Older ones have none.
+        without_models = version == _WITHOUT_MODELS  # The first model observed takes the measurements over.
         profile._keys.by_key = keys_from_json(member("", data, "keys"), profile.window, without_models=without_models)
         return profile
 

@@ -120,6 +120,7 @@ class SweepTrials:
 
     def reached(self, trial: SweepTrial) -> RungDecision:
         """A trial has come to its rung; returns what follows. Its checkpoint is kept in memory if it may go on."""
+        assert trial.values  # It has reported.
         scheduler, score = self._plan.scheduler, self._plan.score(trial.values)
         rung = scheduler.rung_of(trial.number)
         if self._replayed is not None:
