@@ -152,7 +152,7 @@ class Turns:
             return False
         estimate = self._estimates.of_key(trial)
         return (
-            estimate.takes_turns and self._estimates.height(trial) > tuning.WORTH_TRYING_STARTS * estimate.interruption
+            estimate.takes_turns and self._estimates.height(trial) > tuning.WORTH_TRYING_STARTS * estimate.interruption()
         )
 
     def placed(self, trial: TrialRecord) -> None:
