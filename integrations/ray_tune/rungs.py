@@ -75,12 +75,15 @@ class HalvingBracket:
         latest = self.scores.get(trial)
         return latest is not None and latest.time >= self.rung
 
-    def best(self, factor: float) -> list[Trial]:
-        """Returns the trials to promote: 1 in ``factor`` of the starters per rung, however many of them failed."""
+    def places(self, factor: float) -> int:
+        """How many trials go on: 1 in ``factor`` of the starters per rung, however many of them failed."""
         if self.at_last_rung:
-            return []
-        number = max(1, math.floor(len(self.members) / factor ** (self.stage + 1) + ROUNDING))
-        return sorted(self.live, key=lambda trial: -self.scores[trial].score)[:number]
+            return 0
+        return max(1, math.floor(len(self.members) / factor ** (self.stage + 1) + ROUNDING))
+
+    def best(self, factor: float) -> list[Trial]:
+        """Returns the trials to promote."""
+        return sorted(self.live, key=lambda trial: -self.scores[trial].score)[: self.places(factor)]
 
     def catch_up(self) -> None:
         """Moves to the stage that its trials, which were restored, have reached."""

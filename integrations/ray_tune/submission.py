@@ -31,7 +31,7 @@ from fluid.integrations.ray_tune.private_api import (
 from fluid.integrations.ray_tune.resource_offer import ResourceRequests
 from fluid.integrations.ray_tune.resource_requests import refusal
 from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments
-from fluid.integrations.ray_tune.sweep_search import sweep_search
+from fluid.integrations.ray_tune.sweep_search import sweep_search, tell_rank
 from fluid.integrations.ray_tune.trial_ids import TrialIds
 from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkpoint_path
 from fluid.integrations.ray_tune.virtual_time import clock_of, epoch_of
@@ -251,6 +251,7 @@ class TrialSubmission:
         elif grant.checkpoints != tune_trial.checkpoints:
             handle.call(trial_id, "set_checkpoints", grant.checkpoints)
         tune_trial.apply(grant)
+        tell_rank(self._controller, self._scheduler, tune_trial)
         handle.extend(trial_id, grant.iterations, follow_up_iterations=grant.follow_up_iterations)
 
     def note_late_save(self, tune_trial: TuneTrial) -> None:
@@ -336,6 +337,7 @@ class TrialSubmission:
         for tune_trial in removed:
             self._uncount(tune_trial)
             if tune_trial.trial.status == Trial.PAUSED and tune_trial.can_stay_resident():
+                tell_rank(self._controller, self._scheduler, tune_trial)
                 self._paused[tune_trial.trial.trial_id] = tune_trial
             else:
                 self._drop(tune_trial)
@@ -346,9 +348,8 @@ class TrialSubmission:
         """Stops every trial, and the others given, which were not removed."""
         for tune_trial in [*others, *self._paused.values(), *self._removed]:
             self._drop(tune_trial)
-        self._paused.clear()
-        self._removed.clear()
-        self._new.clear()
+        for gone in (self._paused, self._removed, self._new):
+            gone.clear()
 
     def await_cleanup(self, timeout: float) -> tuple[str, ...]:
         """Waits up to ``timeout`` seconds for the clean-up of stopped trials; returns the ids of the others."""

@@ -79,6 +79,7 @@ class TuneTrial:
         saved_path: path of the newest checkpoint of this instance that the controller was given.
         saved_after: number of results received when that one was made.
         cut_at: iteration after which results are dropped, as the sweep is about to end; ``None`` for none.
+        ranked: the rung that the engine was last told it has come to, and its score there.
         is_idle: whether the engine runs it no further for now.
         failure: why it cannot continue.
     """
@@ -116,6 +117,7 @@ class TuneTrial:
     saved_path: str | None = None
     saved_after: int = 0
     cut_at: int | None = None
+    ranked: Any = None
     is_idle: bool = False
     failure: Failure | None = None
 
