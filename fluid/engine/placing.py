@@ -12,6 +12,7 @@ from fluid.engine.group_shares import GroupShares
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord
 from fluid.engine.reservations import Reservations
+from fluid.engine.state_hosts import devices_at_state
 from fluid.engine.trials import Trials
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.start_queue import StartQueue
@@ -149,11 +150,15 @@ class Placing:
             free = trial.limits.avoids is None and not (self.claims or self.admitting.kept or self.kept_for_round)
             others = None if free else self.allowed(trial)
             others = others if within is None else within if others is None else within & others
+            if near is None and host is not None and self._place_at_state(trial, host, others):
+                return True
             return self._allocations.place(trial, near=near, only=only, own_state=own_state, host=host, allowed=others)
         allowed = self.allowed(trial)
         allowed = allowed if within is None else within if allowed is None else within & allowed
         if trial.spec.gang:
             return self._place_gang(trial, allowed, own_state, host, only=only)
+        if near is None and host is not None and self._place_at_state(trial, host, allowed):
+            return True
         if trial.constraint is None and self._sought and near is None:
             rest = (self._occupancy.residents.keys() if allowed is None else allowed) - self._sought
             if rest and self._allocations.place(
@@ -161,6 +166,13 @@ class Placing:
             ):
                 return True
         return self._allocations.place(trial, near=near, only=only, own_state=own_state, host=host, allowed=allowed)
+
+    def _place_at_state(self, trial: TrialRecord, host: str, allowed: Set[int] | None) -> bool:
+        """Places a trial on the host whose memory holds its state, if there are others and it ends sooner there."""
+        there = devices_at_state(trial, self._occupancy, self._estimates, allowed)
+        return bool(there) and self._allocations.place(
+            trial, near=None, only=False, own_state=0.0, host=host, allowed=there
+        )
 
     def _place_gang(
         self, trial: TrialRecord, allowed: Set[int] | None, own_state: float, host: str | None, *, only: bool
