@@ -16,7 +16,8 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
@@ -28,8 +29,9 @@ import numpy as np
 from measuring import machine
 
 from fluid import Device
+from fluid.backends.hosts.checkpoint_values import StoredCheckpoint, Worth, choose_evictions
 from fluid.backends.simulated.backend import Truth
-from fluid.backends.simulated.host_stores import POLICIES, HostStores, StoringBackend
+from fluid.backends.simulated.host_stores import HostStores, InMemory, StoringBackend, least_recently_used
 from fluid.engine.commands import Command, Notice, ReportEnd
 from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupSubmitted, StopRequested, TrialsAdded
 from fluid.engine.rungs import RungReached
@@ -41,6 +43,8 @@ from fluid.search.schedulers import AsynchronousHalving, Brackets, RungScheduler
 from fluid.search_shape import Rung
 from fluid.trialgroup import TrialState
 
+#: By what checkpoints leave memory: what is worth least by the rule of the hosts, or what was used least recently.
+POLICIES = ("value", "lru")
 ALGORITHMS = ("sha", "hyperband", "asha", "pbt")
 SHARES = (0.2, 0.35, 0.5)
 DEVICES, ETA, BUDGET, SAMPLES = 4, 3, 81, 81
@@ -177,6 +181,15 @@ class Case:
     policy: str
 
 
+def worth_least(held: Sequence[InMemory], excess: float) -> list[str]:
+    """Returns what leaves memory by the rule of the hosts."""
+    stored = [StoredCheckpoint(one.trial_id, one.trial_id, 1, int(one.bytes), one.used) for one in held]
+    worth = {
+        one.trial_id: Worth(one.value.pinned, one.value.returns * one.saved_s / one.bytes, one.used) for one in held
+    }
+    return [one.path for one in choose_evictions(stored, math.ceil(excess), worth)]
+
+
 def run(case: Case) -> dict[str, Any]:
     """Runs a search; returns its restores."""
     draw = np.random.default_rng([case.seed, ALGORITHMS.index(case.algorithm)])
@@ -184,7 +197,9 @@ def run(case: Case) -> dict[str, Any]:
     search: Search = Population(draw, copies) if case.algorithm == "pbt" else Halving(case.algorithm, draw)
     seconds = {number: float(pace) for number, pace in enumerate(np.exp(draw.normal(0.0, 0.3, 512)))}
     slots = max(1, round(case.share * search.states))
-    stores = HostStores(memory_bytes=slots * BYTES, checkpoint_bytes=BYTES, policy=case.policy)  # type: ignore[arg-type]
+    by_value = case.policy == "value"
+    rule = worth_least if by_value else least_recently_used
+    stores = HostStores(memory_bytes=slots * BYTES, checkpoint_bytes=BYTES, rule=rule, fetches=by_value)
 
     def truth(trial_id: str, config: Any) -> Truth:
         return Truth(seconds=10.0 * seconds[int(trial_id[1:].split(".")[0])])
@@ -269,6 +284,7 @@ def main() -> None:
     print(f"fewer restores from disk, in the geometric mean: {mean:.2f}x; worse than LRU: {worse}")
     if arguments.out is not None:
         result = {
+            "command": f"python benchmarks/checkpoint_values.py {' '.join(sys.argv[1:])}",
             "machine": machine(),
             "date": date.today().isoformat(),
             "seeds": arguments.seeds,

@@ -1,26 +1,55 @@
 """Simulated stores of checkpoints: each host's memory holds so many bytes, and its disk the rest.
 
-A checkpoint that is written goes to memory. What then does not fit leaves it for the disk: what is worth least, as the
-engine tells it, or what was used least recently. Writing takes no time, and reading so many seconds per byte.
+A checkpoint that is written goes to memory. What then does not fit leaves it for the disk, by a rule that is given.
+Writing takes no time, and reading so many seconds per byte.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from fluid.backends.simulated.backend import SimulatedBackend
 from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import Command, Save, StartTrial
 from fluid.engine.events import Checkpoint, Event, TrialSaved, TrialStarted
 from fluid.engine.restores import Restoring, Source
-from fluid.errors import require_number, require_one_of
-from fluid.planning.eviction import InMemory, evictions
+from fluid.errors import require_number
 
-#: By what checkpoints leave memory.
-POLICIES = ("value", "lru")
+
+class InMemory(NamedTuple):
+    """A checkpoint in a host's memory.
+
+    Attributes:
+        trial_id: its trial.
+        bytes: that it takes.
+        value: what the engine has told of it.
+        saved_s: seconds by which a restore is faster from memory than from disk.
+        used: when it was written or read last, in steps.
+    """
+
+    trial_id: str
+    bytes: float
+    value: CheckpointValue
+    saved_s: float
+    used: int
+
+
+#: Returns the trials whose checkpoints leave a memory, so that so many bytes become free.
+Rule = Callable[[Sequence[InMemory], float], Sequence[str]]
+
+
+def least_recently_used(held: Sequence[InMemory], excess: float) -> list[str]:
+    """Returns what leaves memory if values do not count."""
+    leaving: list[str] = []
+    for one in sorted(held, key=lambda one: one.used):
+        if excess <= 0.0:
+            break
+        leaving.append(one.trial_id)
+        excess -= one.bytes
+    return leaving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +65,8 @@ class HostStores:
         memory_bytes: most bytes of checkpoints in the memory of one host.
         checkpoint_bytes: of each checkpoint.
         memory_s, disk_s, host_s: seconds to read a byte from memory, from disk, and from another host.
-        policy: ``"value"``: what is worth least by what the engine says leaves first, and checkpoints are fetched as it
-            says; ``"lru"``: what was written or read least recently.
+        rule: says which checkpoints leave memory.
+        fetches: whether checkpoints are brought to memory when the engine asks for that.
 
     Raises:
         InvalidFieldError: a field cannot be used.
@@ -48,12 +77,12 @@ class HostStores:
     memory_s: float = 1e-10
     disk_s: float = 1e-9
     host_s: float = 5e-10
-    policy: Literal["value", "lru"] = "value"
+    rule: Rule = least_recently_used
+    fetches: bool = False
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "checkpoint_bytes", "memory_s", "disk_s", "host_s"):
             require_number(name, getattr(self, name), at_least=0.0)
-        require_one_of("policy", self.policy, POLICIES)
 
     def seconds(self, source: Source) -> float:
         """Seconds to read a checkpoint from a source."""
@@ -146,7 +175,7 @@ class StoringBackend(SimulatedBackend):
 
     def _fetch(self, command: PrefetchCheckpoint) -> None:
         checkpoint = self._newest.get(command.trial_id)
-        if self.stores.policy != "value" or checkpoint is None or checkpoint.in_memory:
+        if not self.stores.fetches or checkpoint is None or checkpoint.in_memory:
             return
         self._newest[command.trial_id] = replace(checkpoint, in_memory=True, host=command.host)
         self._use(command.trial_id)
@@ -168,7 +197,7 @@ class StoringBackend(SimulatedBackend):
         excess = len(there) * self.stores.checkpoint_bytes - self.stores.memory_bytes
         if excess <= 0.0:
             return []
-        gone = evictions(map(self._held, there), excess)
+        gone = list(self.stores.rule([self._held(name) for name in there], excess))
         for trial_id in gone:
             self._newest[trial_id] = replace(self._newest[trial_id], in_memory=False)
             if tell:
@@ -176,12 +205,9 @@ class StoringBackend(SimulatedBackend):
         return gone
 
     def _held(self, trial_id: str) -> InMemory:
-        size, used = self.stores.checkpoint_bytes, float(self._used[trial_id])
-        if self.stores.policy == "lru":
-            return InMemory(trial_id, size, returns=1.0, used=used)
         value = self._values.get(trial_id, CheckpointValue(0.5))
         saved = self.stores.seconds("disk") - self.stores.seconds("memory")
-        return InMemory(trial_id, size, value.returns, saved, value.pinned, used)
+        return InMemory(trial_id, self.stores.checkpoint_bytes, value, saved, self._used[trial_id])
 
 
 def _values_of(commands: Sequence[Command]) -> list[Command]:
