@@ -24,6 +24,7 @@ from fluid.reports.idle import idle_time
 from fluid.reports.key_measurements import key_measurements
 from fluid.reports.recorded_devices import device_events, devices_of
 from fluid.reports.resizes import resize_gains
+from fluid.reports.restores import restores_of
 from fluid.reports.run import GroupRun, RecordedRun, TrialRun
 from fluid.reports.segments import segments_of, with_pauses
 from fluid.reports.story import Storyteller
@@ -190,6 +191,7 @@ class _Content:
             submitted=self._names(),
             idle=idle_time(history, timeline),
             resize_gains=resize_gains(history, done.by_trial),
+            restores=restores_of(history),
             cohorts=cohorts_of(self._profile, history, done.by_trial),
             clock=_clock(self._session, done, history.zero),
             wall=_wall(self._session, done, history, timeline.makespan),

@@ -22,6 +22,7 @@ from fluid.reports.forecasts import SHARES, ComparedForecast, WrittenForecast, c
 from fluid.reports.idle import IdleTime
 from fluid.reports.key_measurements import KeyMeasurements
 from fluid.reports.resizes import ResizeGains
+from fluid.reports.restores import Restores
 from fluid.reports.story_words import StoryLine
 from fluid.reports.timeline import Timeline
 from fluid.resources import Requires
@@ -202,6 +203,7 @@ class RecordedRun:
         submitted: the submitted trials that each trial is made of, by group and id.
         idle: the idle time of the devices; ``None`` if the journal does not tell, as those of older versions.
         resize_gains: what its resizes gained, as predicted and as measured.
+        restores: from where its trials were restored.
         clock: wall-clock time at 0 on the time axis; ``None`` if unknown.
         wall: seconds from the start of the session to its end, start-up included, or to the last entry of its journal
             if it has not ended; ``None`` if unknown.
@@ -223,6 +225,7 @@ class RecordedRun:
     submitted: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     idle: IdleTime | None = None
     resize_gains: ResizeGains = field(default_factory=ResizeGains)
+    restores: Restores = field(default_factory=Restores)
     clock: datetime | None = None
     wall: float | None = None
     is_running: bool = False

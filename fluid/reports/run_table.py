@@ -59,7 +59,7 @@ def run_tables(
     parts: list[RenderableType] = [_headline(run)]
     parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
     parts += [Text("; ".join(run.costs.texts))] if run.costs.texts else []
-    parts += [Text(run.resize_gains.text)] if run.resize_gains.text else []
+    parts += [Text(text) for text in (run.resize_gains.text, run.restores.text) if text]
     parts += [Text(printable(line)) for line in run.forecast_lines]
     if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
         parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {states_text(run.groups[0].states)}"))
@@ -107,6 +107,7 @@ def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances
         "utilisation": run.timeline.utilisation,
         "resizes": run.resizes,
         "resize_gains": asdict(run.resize_gains),
+        "restores": run.restores.as_json(),
         "costs": run.costs.as_json(),
         "forecasts": _forecasts_json(run),
         "cohorts": [_plain(each.as_json()) for each in run.cohorts],

@@ -15,6 +15,7 @@ from fluid.reports.cohorts import predicted_text
 from fluid.reports.history import RunHistory
 from fluid.reports.history_records import Entry, Stay
 from fluid.reports.resizes import kept_width
+from fluid.reports.restores import set_up_words
 from fluid.reports.story_waits import SHORTEST_WAIT, WaitTeller, fusing_ended
 from fluid.reports.story_words import (
     StoryLine,
@@ -183,7 +184,7 @@ class _Story:
                 facts["set_up_s"], facts["waited_for_lane_s"] = seconds, max(0.0, started.at - entry.at - seconds)
                 if (lane := facts["waited_for_lane_s"]) >= SHORTEST_WAIT:
                     text += f"; {self._before_set_up(entry, started, stay)} {duration(lane)}"
-                text += f"; {'restored' if iteration else 'set up'} in {duration(seconds)}"
+                text += f"; {set_up_words(iteration, started.fields)}"
         text += self._company(stay, fields.get("alpha")) + predicted_text(fields, facts)
         return StoryLine(entry.at, "started", text, facts)
 
