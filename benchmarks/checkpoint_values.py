@@ -31,7 +31,7 @@ from measuring import machine
 from fluid import Device
 from fluid.backends.hosts.checkpoint_values import StoredCheckpoint, Worth, choose_evictions
 from fluid.backends.simulated.backend import Truth
-from fluid.backends.simulated.host_stores import HostStores, InMemory, StoringBackend, least_recently_used
+from fluid.backends.simulated.host_stores import InMemory, SimulatedStores, StoringBackend, least_recently_used
 from fluid.engine.commands import Command, Notice, ReportEnd
 from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupSubmitted, StopRequested, TrialsAdded
 from fluid.engine.rungs import RungReached
@@ -199,7 +199,7 @@ def run(case: Case) -> dict[str, Any]:
     slots = max(1, round(case.share * search.states))
     by_value = case.policy == "value"
     rule = worth_least if by_value else least_recently_used
-    stores = HostStores(memory_bytes=slots * BYTES, checkpoint_bytes=BYTES, rule=rule, fetches=by_value)
+    stores = SimulatedStores(memory_bytes=slots * BYTES, checkpoint_bytes=BYTES, rule=rule, fetches=by_value)
 
     def truth(trial_id: str, config: Any) -> Truth:
         return Truth(seconds=10.0 * seconds[int(trial_id[1:].split(".")[0])])

@@ -68,7 +68,9 @@ class CheckpointValues:
         self._rung_of[trial_id] = key
         ranking.add(trial_id, rung, event.score)
         self._note_best(trial.group_id, (rung.iterations, -ranking.places[trial_id][0], trial_id))
-        if self._in_memory:
+        if trial_id in self._in_memory:
+            self._due.add(trial_id)
+        if self._in_memory and ranking.is_to_be_valued():
             self._due.update(name for *_, name in ranking.ranked if name in self._in_memory)
         for name in ranking.best_when_nearly_all_came():
             self._fetch(name)
@@ -139,6 +141,9 @@ class CheckpointValues:
             if trial is None or trial.residence.checkpoint is None or not trial.residence.checkpoint.in_memory:
                 continue  # It was lost, which the next event about it will show.
             value, told = self._value(trial), self.told.get(trial_id, UNNAMED)
+            key = self._rung_of.get(trial_id)
+            if key is not None and self._rankings[key].valued < len(self._rankings[key].ranked):
+                continue  # Others have come since, too few to look at all again.
             if _differ(value, told):
                 found.append(f"trial {trial_id!r}: its checkpoint is worth {value}, and the stores were told {told}")
         for key, ranking in self._rankings.items():

@@ -11,6 +11,8 @@ from fluid.engine.events import Event
 from fluid.planning.return_odds import odds_at
 from fluid.search_shape import Rung
 
+#: All trials of a rung are valued again when so many times as many have come: odds differ by little before.
+VALUED_AGAIN = 1.05
 #: Share of a rung's trials that must have come before the best of them are sure enough to go on.
 NEARLY_ALL = 0.8
 
@@ -42,12 +44,14 @@ class RungRanking:
         ranked: score and order of arrival of those that came, and their ids; the best first.
         places: score and order of each of them.
         waiting: how many of them have come to no later rung.
+        valued: how many had come when all of them were valued last.
     """
 
     rung: Rung
     ranked: list[tuple[float, int, str]] = field(default_factory=list)
     places: dict[str, tuple[float, int]] = field(default_factory=dict)
     waiting: int = 0
+    valued: int = 0
 
     def add(self, trial_id: str, rung: Rung, score: float) -> None:
         """Adds a trial, or gives it another score."""
@@ -65,6 +69,17 @@ class RungRanking:
     def rank(self, trial_id: str) -> int:
         """Rank of a trial among those that came, from 0."""
         return bisect_left(self.ranked, self.places[trial_id])
+
+    def is_to_be_valued(self) -> bool:
+        """Whether so many have come since the last time that the odds of all are to be looked at; then that is noted.
+
+        So a trial of a large rung is valued some tens of times, not once for each trial that comes after it.
+        """
+        came = len(self.ranked)
+        if came < self.valued * VALUED_AGAIN and came != self.rung.size:
+            return False
+        self.valued = came
+        return True
 
     @property
     def is_over(self) -> bool:

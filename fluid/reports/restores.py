@@ -89,7 +89,7 @@ class Restores:
         }
 
 
-class Restored(NamedTuple):
+class RestoreRecord(NamedTuple):
     """One restore: of a trial of a profile key, from where, in how many seconds, of how many bytes if known."""
 
     key: str
@@ -100,13 +100,13 @@ class Restored(NamedTuple):
 
 def restores_of(history: RunHistory) -> Restores:
     """The restores of a run, as its journal tells them."""
-    found: list[Restored] = []
+    found: list[RestoreRecord] = []
     unknown = 0
     for trial, entries in history.of_trial.items():
         size, key = 0, history.key_of.get(trial, "")
         for number, entry in enumerate(entries):
             if entry.what == "NotePlaced" and entry.fields.get("resident") and _went_on(entries, number):
-                found.append(Restored(key, "device", 0.0, size))
+                found.append(RestoreRecord(key, "device", 0.0, size))
             elif entry.what == "TrialStarted" and (entry.fields.get("iteration") or 0) > 0:
                 restored = _restored(key, entry.fields.get("restoring"))
                 if restored is None:
@@ -138,16 +138,16 @@ def _went_on(entries: Sequence[Entry], placed: int) -> bool:
     return True
 
 
-def _restored(key: str, restoring: object) -> Restored | None:
+def _restored(key: str, restoring: object) -> RestoreRecord | None:
     if not isinstance(restoring, (list, tuple)) or len(restoring) != 3 or restoring[0] not in SOURCES:
         return None
     source, seconds, size = restoring
     if not isinstance(seconds, (int, float)) or not isinstance(size, int):
         return None
-    return Restored(key, str(source), float(seconds), size)
+    return RestoreRecord(key, str(source), float(seconds), size)
 
 
-def _summed(found: Sequence[Restored], unknown: int) -> Restores:
+def _summed(found: Sequence[RestoreRecord], unknown: int) -> Restores:
     seconds: dict[str, list[float]] = {}
     for each in found:
         seconds.setdefault(each.source, []).append(each.seconds)

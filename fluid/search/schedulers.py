@@ -253,7 +253,7 @@ class _Bracket:
 
 
 @dataclass(slots=True)
-class _Rung:
+class _AshaRung:
     """A rung of ASHA.
 
     Attributes:
@@ -299,7 +299,7 @@ class AsynchronousHalving:
         self._budgets = rungs
         self._eta = eta
         self._samples = samples
-        self._rungs = [_Rung() for _ in rungs]
+        self._rungs = [_AshaRung() for _ in rungs]
         #: The rung that each trial under way runs to.
         self._heading: dict[int, int] = {}
         self._started = 0

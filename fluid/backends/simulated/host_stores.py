@@ -53,12 +53,12 @@ def least_recently_used(held: Sequence[InMemory], excess: float) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostStores:
+class SimulatedStores:
     """What the stores of all hosts are like.
 
     Example:
-        >>> from fluid.backends.simulated.host_stores import HostStores
-        >>> HostStores(memory_bytes=8e9, checkpoint_bytes=1e9).seconds("disk")
+        >>> from fluid.backends.simulated.host_stores import SimulatedStores
+        >>> SimulatedStores(memory_bytes=8e9, checkpoint_bytes=1e9).seconds("disk")
         1.0
 
     Args:
@@ -109,7 +109,7 @@ class StoringBackend(SimulatedBackend):
         truth: Any,
         devices: Iterable[Any] = (),
         *,
-        stores: HostStores,
+        stores: SimulatedStores,
         copies: Mapping[str, str] | None = None,
         **more: Any,
     ) -> None:
