@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from fluid.engine import tuning
 from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
-from fluid.engine.core import Claims, SessionState
+from fluid.engine.claims import Claims
+from fluid.engine.core import SessionState
 from fluid.engine.events import TrialForgotten, TrialSaved
 from fluid.engine.records import TrialRecord
 from fluid.engine.rungs import RungKey, RungRanking, RungReached

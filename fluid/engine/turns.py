@@ -151,9 +151,8 @@ class Turns:
         if trial.state is not TrialState.RUNNING or not trial.takes_turns or trial.calls or not trial.spec.can_save:
             return False
         estimate = self._estimates.of_key(trial)
-        return (
-            estimate.takes_turns and self._estimates.height(trial) > tuning.WORTH_TRYING_STARTS * estimate.interruption()
-        )
+        cost = tuning.WORTH_TRYING_STARTS * estimate.interruption()
+        return estimate.takes_turns and self._estimates.height(trial) > cost
 
     def placed(self, trial: TrialRecord) -> None:
         """Books the lane that a trial was given: of those there, only the largest ephemeral bytes count."""
