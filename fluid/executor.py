@@ -27,7 +27,7 @@ from fluid.session.in_force import InForce
 from fluid.session.inbox import GroupInbox
 from fluid.session.live_trials import LiveTrials
 from fluid.session.notice import NOTICE
-from fluid.session.options import DEFAULT_MAX_FUSED, ExecutorOptions
+from fluid.session.options import DEFAULT_MAX_FUSED, DEFAULT_SPARE_LANES, ExecutorOptions
 from fluid.session.reprs import session_facts, table_html
 from fluid.session.results import TrialListener, require_listener
 from fluid.session.resume import read_session
@@ -100,6 +100,8 @@ class FluidExecutor(SessionDoor):
             that group is first; ``"fifo"``: the one that came first.
         fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
             their share of the devices come earlier.
+        spare_lanes: most warm lanes per host beyond those in use; 1 by default, 0 for none. The trial on the longest path
+            goes on in one if its lane dies (``docs/reliability.md``).
         loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
             :class:`TrialListener`; none by default (``docs/logging.md``).
         metrics_port: port of the loopback interface with metrics for Prometheus, 0 for any, or ``"address:port"``;
@@ -138,6 +140,7 @@ class FluidExecutor(SessionDoor):
         price_per_device_hour: float | None = None,
         group_policy: str = "irs",
         fairness: float = 0.0,
+        spare_lanes: int = DEFAULT_SPARE_LANES,
         loggers: Sequence[TrialListener] = (),
         metrics_port: int | str | None = None,
         _folder: RunFolder | None = None,
@@ -165,6 +168,7 @@ class FluidExecutor(SessionDoor):
             price_per_device_hour=price_per_device_hour,
             group_policy=group_policy,
             fairness=fairness,
+            spare_lanes=spare_lanes,
         )
         self._folder = _folder or RunFolder.create(run_dir)
         self.run_dir = self._folder.path

@@ -19,6 +19,7 @@ from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
+from fluid.engine.spare_lanes import SpareLanes
 from fluid.trialgroup import TrialState
 
 
@@ -28,6 +29,7 @@ class Failures:
     Args:
         core: the session.
         calls, lifecycle, residency, resizing: the parts whose transitions a failure causes.
+        spares: the spare lanes.
         max_failures: times a failed trial is queued again, and a lane that did not start is started again on a device.
 
     Attributes:
@@ -41,6 +43,7 @@ class Failures:
         lifecycle: Lifecycle,
         residency: Residency,
         resizing: Resizing,
+        spares: SpareLanes,
         max_failures: int,
     ) -> None:
         self._core = core
@@ -48,6 +51,7 @@ class Failures:
         self._lifecycle = lifecycle
         self._residency = residency
         self._resizing = resizing
+        self._spares = spares
         self._max_failures = max_failures
         self._losses = LaneLosses(core, calls, residency, resizing, max_failures, self._count)
         self.starts = LaneStarts(core)
@@ -206,6 +210,9 @@ class Failures:
             return
         lane = core.lanes.lose(event.lane_id)
         core.changed = True
+        if self._spares.could_not_start(lane):
+            return
+        self._spares.lane_lost(lane)
         if lane.killing is not None:
             self._losses.evacuate(lane, event.reason, culprit=lane.killing.trial_id, failure=lane.killing.failure)
             self._replace(lane)

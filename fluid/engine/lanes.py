@@ -259,6 +259,10 @@ class Lanes:
         for lane in idle[: max(0, count)]:
             self._end(lane, commands)
 
+    def stop(self, lane_id: int, commands: list[Command]) -> None:
+        """Ends a lane that holds nothing."""
+        self._end(self._lanes[lane_id], commands)
+
     def _end(self, lane: LaneRecord, commands: list[Command]) -> None:
         self._has_freed = self._has_freed or lane.own_bytes > 0.0
         self.lose(lane.lane_id)

@@ -106,10 +106,12 @@ class Residency:
     def _evict_excess(self, device: int) -> None:
         core = self._core
         usable = core.memory.usable_bytes(device)
-        if usable is None or device not in core.memory.reserved:
+        if usable is None:
             return
         excess = core.memory.taken_bytes(device) - usable
-        if excess <= 0.0:
+        if excess > 0.0:  # Lanes without a trial go first: they are started faster than a state is saved and restored.
+            excess -= core.lanes.retire(device, excess, core.commands)
+        if excess <= 0.0 or device not in core.memory.reserved:
             return
         staying, held = self._kept(device), self._held_bytes(device)
         excess -= sum(memory for name, memory in held.items() if name not in staying)

@@ -67,6 +67,7 @@ from fluid.engine.savability import Savability, SavabilityChanged
 from fluid.engine.session_parts import make_session_state
 from fluid.engine.set_back import TrialSetBack
 from fluid.engine.settling import Settling
+from fluid.engine.spare_lanes import SpareDeadline, SpareLanes
 from fluid.engine.submissions import Submissions
 from fluid.engine.transfers import Transfers
 from fluid.engine.urgency import Urgency
@@ -109,6 +110,7 @@ class EngineState:
         watermark: share of a device's memory that trials may fill.
         group_policy: which owner's trials start first: see :mod:`fluid.planning.group_policy`.
         fairness: how much owners that got less than their share are preferred; 0 for not at all.
+        spare_lanes: most spare lanes per host, and on one device 1; 0 for none.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class EngineState:
         watermark: float = DEFAULT_MEMORY_WATERMARK,
         group_policy: str = DEFAULT_GROUP_POLICY,
         fairness: float = 0.0,
+        spare_lanes: int = 0,
     ) -> None:
         self._core = core = make_session_state(
             planner,
@@ -153,7 +156,10 @@ class EngineState:
         self._resizing = Resizing(self._core, self._calls)
         self._lifecycle = Lifecycle(self._core, self._calls, self._residency, self._resizing)
         most = require_integer("max_failures", max_failures, at_least=0)
-        self._failures = Failures(self._core, self._calls, self._lifecycle, self._residency, self._resizing, most)
+        self.spares = SpareLanes(core, require_integer("spare_lanes", spare_lanes, at_least=0), most)
+        self._failures = Failures(
+            core, self._calls, self._lifecycle, self._residency, self._resizing, self.spares, most
+        )
         self._savability = Savability(self._core, self._calls, self._resizing)
         self._submissions = Submissions(self._core, self._lifecycle, self._residency)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
@@ -181,6 +187,7 @@ class EngineState:
             DrainDeadline: self._hung.look_at_drain,
             DrainEnd: self._drains.due,
             CapDeadline: self._failures.starts.due,
+            SpareDeadline: self.spares.due,
         }
 
     def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
@@ -353,6 +360,7 @@ class EngineState:
         if self._settling.is_due:
             self._settling.settle()
             self._waits.note()
+            self.spares.consider()
         self._rounds.advance()
         # 8. Ask for a tick if a waiting trial may have become urgent.
         self._settling.wants_tick |= self._preemptions.is_due()

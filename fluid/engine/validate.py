@@ -25,9 +25,9 @@ def validate_state(state: EngineState) -> None:
         EngineError: some are broken; it names them, with the stories of the trials concerned.
     """
     broken = [*_devices(state), *_drains(state), *_groups(state), *_queue(state), *_idle_devices(state), *_work(state)]
-    broken += [*_copies(state), *state.retirements.problems(), *state.urgency.problems(), *state.checkpoints.problems()]
-    for lane in state.lanes:
-        broken += [f"lane {lane.lane_id}: {what}" for what in _lane(state, lane)]
+    broken += [*_copies(state), *state.checkpoints.problems(), *state.spares.problems()]
+    broken += [*state.retirements.problems(), *state.urgency.problems()]
+    broken += [f"lane {lane.lane_id}: {what}" for lane in state.lanes for what in _lane(state, lane)]
     for trial in state.trials.values():
         wrong = list(_trial(state, trial))
         if wrong:

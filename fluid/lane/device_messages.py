@@ -1,4 +1,4 @@
-"""What a lane tells the driver about its device."""
+"""What a lane tells the driver about its device and its process."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ class LaneUnusable(NamedTuple):
     reason: str
     position: int = 0
     may_pass: bool = False
+
+
+class ModulesLoaded(NamedTuple):
+    """A trial has made the lane load modules that it did not have when it was started."""
+
+    at: float
+    modules: tuple[str, ...]
 
 
 class OwnBytesChanged(NamedTuple):

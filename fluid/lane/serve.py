@@ -23,7 +23,6 @@ from fluid.lane.channel import Channel, Connection
 from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
-from fluid.lane.device_messages import OwnBytesChanged
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import is_for_want_of_space
 from fluid.lane.failing import LaneFailures
@@ -55,6 +54,7 @@ from fluid.lane.messages import (
     StartResident,
     ToMember,
 )
+from fluid.lane.news import LaneNews
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_memory import OwnMemory
 from fluid.lane.residents import Residents
@@ -102,7 +102,7 @@ class _Lane:
         self._options = options
         self._clock = clock
         self._output = output
-        self._own_memory = own_memory
+        self._news = LaneNews(own_memory)
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
         self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
@@ -315,7 +315,7 @@ class _Lane:
         if code.failed:
             return
         if is_first:
-            self._tell_own_bytes()
+            self._tell_news()
         if done.seconds > _SHORT_S:
             self._output.collect()
         self._send(done, at_once=done.seconds > _SHORT_S and resident.unsent is None)
@@ -337,7 +337,7 @@ class _Lane:
             self._output.collect()
             self._channel.flush()
         if not all(done.settled for _, done in reports):
-            self._tell_own_bytes()
+            self._tell_news()
         for resident, _ in reports:
             if resident.autosaves:
                 self._save_if_due(resident)
@@ -379,13 +379,12 @@ class _Lane:
         """Gives memory back that no trial uses; tells what a trial that does not run, and the lane itself, keep."""
         if (held := self._residents.memory.settle(self._residents.current, resident)) is not None:
             self._send(held, at_once=False)
-        self._tell_own_bytes()
+        self._tell_news()
 
-    def _tell_own_bytes(self) -> None:
-        """Tells what the lane takes for itself, after a trial's first iteration and at rest: libraries add to it."""
-        own_bytes = self._own_memory.changed(self._residents.memory.held_bytes)
-        if own_bytes is not None:
-            self._send(OwnBytesChanged(self._clock.now(), own_bytes))
+    def _tell_news(self) -> None:
+        """Tells what the lane takes for itself, and has loaded, after a trial's first iteration and at rest."""
+        for message in self._news.since_last(self._residents.memory.held_bytes, self._clock.now()):
+            self._send(message)
 
     def _tell_savability(self, resident: ResidentTrial, *, at_first: bool = False) -> None:
         if has_changed(resident) or at_first:

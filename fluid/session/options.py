@@ -31,6 +31,7 @@ DEFAULT_MAX_FUSED = 64
 DEFAULT_MAX_TURNS = 64
 #: Lane policies that users may choose: rounds are more than a policy of lanes.
 LANE_POLICIES = tuple(policy for policy in POLICIES if policy != ROUNDS)
+DEFAULT_SPARE_LANES = 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,6 +66,7 @@ class ExecutorOptions:
     price_per_device_hour: float | None = None
     group_policy: str = DEFAULT_GROUP_POLICY
     fairness: float = 0.0
+    spare_lanes: int = DEFAULT_SPARE_LANES
     plans: Planner = field(init=False)
     retention: Retention = field(init=False)
     goals: Goals = field(init=False)
@@ -90,6 +92,7 @@ class ExecutorOptions:
         require_one_of("packing", self.packing, PACKING)
         require_one_of("group_policy", self.group_policy, GROUP_POLICIES)
         require_number("fairness", self.fairness, at_least=0.0)
+        require_integer("spare_lanes", self.spare_lanes, at_least=0)
         if self.lane_policy is not None:
             require_one_of("lane_policy", self.lane_policy, LANE_POLICIES)
             if self.rounds:
@@ -202,6 +205,7 @@ class ExecutorOptions:
             turns=self.turns(backend),
             in_rounds=self.rounds,
             max_failures=int(self.max_failures),
+            spare_lanes=0 if isinstance(backend, ReplayingBackend) else int(self.spare_lanes),
         )
         state.lanes.most_per_device = limit.most
         return state

@@ -62,6 +62,10 @@ class Registry:
         #: CPU threads of the trials that ask for a number of them.
         self._threads: dict[str, int] = {}
 
+    def preload(self, modules: Sequence[str]) -> None:
+        """Has modules loaded for lanes that are started from now on, if they are not yet."""
+        self._preload(modules)
+
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._trials
 

@@ -24,6 +24,7 @@ from fluid.engine.commands import Resize, StartTrial, StopTrial
 from fluid.engine.events import Event, TrialFailed, TrialReleased
 from fluid.errors import FluidError
 from fluid.lane import messages as m
+from fluid.lane.device_messages import ModulesLoaded
 from fluid.lane.limit_messages import SetThreads
 
 #: Seconds for a host to be started on a machine that has a checkpoint; then the trial starts without it.
@@ -94,6 +95,9 @@ class TrialRouter:
             data = self._registry.payload(message.name)
             if data is not None:
                 self._payloads.renew(lane.lane_id, message.name, data)
+            return []
+        if isinstance(message, ModulesLoaded):
+            self._registry.preload(message.modules)
             return []
         if isinstance(message, m.ResidentSaved) and message.kept is not None:
             self._registry.note_kept(message.trial_id, message.kept.value)
