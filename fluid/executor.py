@@ -100,8 +100,8 @@ class FluidExecutor(SessionDoor):
             that group is first; ``"fifo"``: the one that came first.
         fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
             their share of the devices come earlier.
-        spare_lanes: most warm lanes per host beyond those in use; 1 by default, 0 for none. The trial on the longest path
-            goes on in one if its lane dies (``docs/reliability.md``).
+        spare_lanes: most warm lanes per host beyond those in use; 1 by default, 0 for none. The trial on the longest
+            path goes on in one if its lane dies (``docs/reliability.md``).
         loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
             :class:`TrialListener`; none by default (``docs/logging.md``).
         metrics_port: port of the loopback interface with metrics for Prometheus, 0 for any, or ``"address:port"``;

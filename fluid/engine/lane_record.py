@@ -55,6 +55,7 @@ class LaneRecord:
         others: further devices of a gang's lane, of the same host.
         ready: whether the lane has reported that it is warm.
         used: whether a trial was placed in it.
+        spare: whether it was started as a spare lane, and no trial has held it since.
         holders: the trials that hold the lane, in order of arrival: one, or several that are fused or take turns; empty
             while it is idle.
         fusion_group: the group of trials that others may join here; ``None`` where it has at most one holder.
@@ -76,6 +77,7 @@ class LaneRecord:
     others: tuple[int, ...] = ()
     ready: bool = False
     used: bool = False
+    spare: bool = False
     holders: dict[str, None] = field(default_factory=dict)
     fusion_group: str | None = None
     rows: int | None = None

@@ -215,6 +215,7 @@ class Lanes:
         if best is None:
             best = self.start(device_id, commands)
         best.holders[trial_id] = None
+        best.spare = False
         best.fusion_group = None if fusion is None else fusion.group
         self.rows_due.add(best.lane_id)
         return best

@@ -37,8 +37,6 @@ class SpareLanes:
         self._core = core
         self._most = most
         self._max_failures = max_failures
-        #: The lanes that were started as spare ones, and in which no trial was placed yet.
-        self._started: set[int] = set()
         #: Device -> when a spare lane could not be started there, seconds.
         self._refused: dict[int, float] = {}
 
@@ -58,7 +56,8 @@ class SpareLanes:
     def due(self, key: SpareDeadline) -> None:
         """Starts the spare lanes that are lacking, and ends those that are on the wrong device."""
         core = self._core
-        self._forget_used()
+        residents = core.occupancy.residents
+        self._refused = {device: at for device, at in self._refused.items() if device in residents}
         self._end_where_nothing_starts()
         if core.drained or not core.occupancy.held:
             return
@@ -93,10 +92,9 @@ class SpareLanes:
                 return False  # Trials that wait may take those lanes.
             for lane in [lane for lane in elsewhere if lane.ready and lane.is_empty][:excess]:
                 core.lanes.stop(lane.lane_id, core.commands)
-                self._started.discard(lane.lane_id)
                 excess -= 1
         for device in lacking[: len(lacking) - max(0, excess)]:
-            self._started.add(core.lanes.start(device, core.commands).lane_id)
+            core.lanes.start(device, core.commands).spare = True
         return any(device not in paths for device in busy)
 
     # -- what there is ---------------------------------------------------------------------------------------
@@ -138,7 +136,7 @@ class SpareLanes:
 
         One that has an idle lane keeps it unless another path is much longer: a lane moves by being ended and started.
         """
-        worth = [device for device in busy if paths.get(device, 0.0) >= tuning.LEAST_SPARED_S]
+        worth = [device for device in busy if device in paths and paths[device] >= tuning.LEAST_SPARED_S]
         able = [device for device in worth if device in lanes or self._has_room(device)]
         return sorted(able, key=lambda device: -paths[device] * (tuning.MOVES_SPARE if device in lanes else 1.0))
 
@@ -180,36 +178,28 @@ class SpareLanes:
 
         That says nothing about the trials on its device, which goes on as it is.
         """
-        if lane.lane_id not in self._started or lane.ready or lane.used:
+        if lane.ready or not lane.spare:
             return False
-        self._started.discard(lane.lane_id)
         self._refused[lane.device_id] = self._core.now
         return True
-
-    def _forget_used(self) -> None:
-        lanes = self._core.lanes
-        self._started = {each for each in self._started if each in lanes and not lanes[each].used}
-        self._refused = {device: at for device, at in self._refused.items() if device in self._core.occupancy.residents}
 
     def _end_where_nothing_starts(self) -> None:
         """Ends the spare lanes of devices that take no more trials."""
         core = self._core
-        for lane_id in sorted(self._started):
-            lane = core.lanes[lane_id]
-            if lane.is_empty and (core.drained or core.occupancy.is_closed(lane.device_id)):
-                core.lanes.stop(lane_id, core.commands)
-                self._started.discard(lane_id)
+        for lane in core.lanes:
+            if lane.spare and (core.drained or core.occupancy.is_closed(lane.device_id)):
+                core.lanes.stop(lane.lane_id, core.commands)
 
     def problems(self) -> Iterator[str]:
         """What is broken of the invariants: there are not too many spare lanes, and they take no trial's memory."""
         core, counts = self._core, dict[str, int]()
         for lane in core.lanes:
-            if lane.lane_id not in self._started or lane.used:
+            if not lane.spare:
                 continue
             host = core.occupancy.device(lane.device_id).host
             counts[host] = counts.get(host, 0) + 1
-            if lane.holders or lane.residents:
-                yield f"lane {lane.lane_id} is spare and unused, and holds trials"
+            if not lane.is_empty:
+                yield f"lane {lane.lane_id} is spare, and holds trials"
             usable, taken = core.memory.usable_bytes(lane.device_id), core.memory.taken_bytes(lane.device_id)
             if usable is not None and lane.own_bytes > 0.0 and taken > usable * (1.0 + 1e-6):
                 yield f"lane {lane.lane_id} is spare on device {lane.device_id}, where {taken - usable:.0f} bytes lack"

@@ -638,8 +638,11 @@ class Session:
                 assert self.reported.get(trial_id, 0) == trial.progress.budget or trial.progress.finished_early, trial
 
 
-def random_session(seed: int, steps: int, share_of_turns: float = 0.3) -> Session:
-    """A session of random steps, to its end; in so many of all sessions, trials take turns in lanes."""
+def random_session(seed: int, steps: int, share_of_turns: float = 0.3, **options: Any) -> Session:
+    """A session of random steps, to its end, with these options of the engine.
+
+    In so many of all sessions, trials take turns in lanes.
+    """
     rng = random.Random(seed)
     wild = rng.random()
     chances = Chances(
@@ -667,11 +670,9 @@ def random_session(seed: int, steps: int, share_of_turns: float = 0.3) -> Sessio
     planner = rng.choice(planners)
     picky = rng.random() < 0.5
     sharing = random.Random(f"turns {seed}")
-    turns = sharing.choice([2, 4, 64]) if sharing.random() < share_of_turns else 1
-    in_rounds = sharing.random() < 0.5
-    session = Session(
-        rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky, turns=turns, in_rounds=in_rounds
-    )
+    options["turns"] = sharing.choice([2, 4, 64]) if sharing.random() < share_of_turns else 1
+    options["in_rounds"] = sharing.random() < 0.5
+    session = Session(rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky, **options)
     urgencies = random.Random(f"urgent {seed}")
     session.urgencies = urgencies if urgencies.random() < 0.4 else None
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense, session.drain_device]
