@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from fluid.lane.device_messages import ModulesLoaded, OwnBytesChanged
 from fluid.lane.own_memory import OwnMemory
 
-#: Modules that take long to load and can be loaded before a fork; in the order in which they load each other.
-_SLOW = ("numpy", "torch", "torchvision")
+#: Modules that take long to load and can be loaded before a fork, in the order in which they load each other; PyTorch's
+#: optimizers load the last one when the first of them is made.
+_SLOW = ("numpy", "torch", "torchvision", "torch._dynamo")
 
 
 class LaneNews:
