@@ -210,7 +210,7 @@ class Failures:
             return
         lane = core.lanes.lose(event.lane_id)
         core.changed = True
-        if self._spares.could_not_start(lane):
+        if self._spares.could_not_start(lane, blameless=event.blameless):
             return
         self._spares.lane_lost(lane)
         if lane.killing is not None:

@@ -37,6 +37,8 @@ class SpareLanes:
         self._core = core
         self._most = most
         self._max_failures = max_failures
+        #: When they are looked at, if a deadline is set.
+        self._look_at = 0.0
         #: Device -> when a spare lane could not be started there, seconds.
         self._refused: dict[int, float] = {}
 
@@ -49,9 +51,11 @@ class SpareLanes:
             self._look_in(tuning.SPARE_AFTER_S)
 
     def _look_in(self, seconds: float) -> None:
-        deadlines = self._core.deadlines
-        if _DEADLINE not in deadlines:
-            deadlines.set(_DEADLINE, self._core.now + seconds)
+        """Has them looked at after so many seconds, or earlier."""
+        at, deadlines = self._core.now + seconds, self._core.deadlines
+        if _DEADLINE not in deadlines or at < self._look_at:
+            self._look_at = at
+            deadlines.set(_DEADLINE, at)
 
     def due(self, key: SpareDeadline) -> None:
         """Starts the spare lanes that are lacking, and ends those that are on the wrong device."""
@@ -173,13 +177,19 @@ class SpareLanes:
                 core.scheduling.placing.warm[trial.row] = device.index
                 return
 
-    def could_not_start(self, lane: LaneRecord) -> bool:
+    def could_not_start(self, lane: LaneRecord, *, blameless: bool) -> bool:
         """Takes note of a lane that was lost; returns whether it was a spare one that could not be started.
 
-        That says nothing about the trials on its device, which goes on as it is.
+        Its device goes on as it is: trials run there.
+
+        Args:
+            lane: the lane.
+            blameless: whether what lanes depend on had failed, so that the next one may start.
         """
         if lane.ready or not lane.spare:
             return False
+        if blameless:
+            return True
         self._refused[lane.device_id] = self._core.now
         return True
 

@@ -101,7 +101,7 @@ SPARE_AFTER_S = 1.0
 #: measured.
 SPARE_LOOK_S = 30.0
 SPARE_LOOK_SOON_S = 2.0
-#: A spare lane is started for a trial whose critical path takes so many more seconds; a CUDA context takes up to 3 s.
+#: A spare lane is started for a trial whose critical path takes so many more seconds: by then it has hardly paid.
 LEAST_SPARED_S = 10.0
 #: A spare lane moves to another device for a critical path that is so many times longer than those on its device.
 MOVES_SPARE = 1.5

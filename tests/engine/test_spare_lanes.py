@@ -136,6 +136,15 @@ def test_none_is_started_before_the_trials_lanes_are_ready_and_their_pace_is_kno
     assert not none(look(hand), StartLane) and hand.now - begun <= tuning.SPARE_LOOK_SOON_S
 
 
+def test_what_comes_or_goes_brings_the_next_look_forward() -> None:
+    hand = session("a", devices=1)
+    hand.ready(only(look(hand), StartLane).lane_id)
+    assert none(look(hand), StartLane)
+    assert hand.state.alarm_at == hand.now + tuning.SPARE_LOOK_S
+    hand.lose(hand.lane("a"), culprit="a")
+    assert hand.state.alarm_at == hand.now + tuning.SPARE_AFTER_S
+
+
 def test_memory_and_the_limit_of_processes_keep_a_spare_lane_away() -> None:
     need = MemoryNeed(30 * GB, 10 * GB)
 
