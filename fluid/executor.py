@@ -83,9 +83,8 @@ class FluidExecutor(SessionDoor):
         verbose: 1, the default, for live progress on a terminal and what trials print; 0 for neither.
         lane_policy: which of several trials in it a lane runs next: ``"longest_first"``, the default, the one with the
             longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. With the last two,
-            many trials of a device take turns in its lanes, also with ``packing="auto"`` (``docs/lanes.md``).
-        rounds: whether all trials advance together, an iteration each in turn, so that they can be compared early;
-            ``False`` by default.
+            many trials of a device take turns in its lanes with ``packing="auto"``, too (``docs/lanes.md``).
+        rounds: whether all trials advance together, an iteration each in turn; ``False`` by default.
         keep: which checkpoints outlive the session: ``"none"``, the default; ``"last"``, the newest of each trial;
             ``"best:k"``, those of the k best trials of each group by the metric of its search (``docs/results.md``).
         checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
@@ -100,12 +99,11 @@ class FluidExecutor(SessionDoor):
             that group is first; ``"fifo"``: the one that came first.
         fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
             their share of the devices come earlier.
-        spare_lanes: most warm lanes per host beyond those in use; 1 by default, 0 for none. The trial on the longest
-            path goes on in one if its lane dies (``docs/reliability.md``).
+        spare_lanes: most warm lanes per host beyond those in use, in which the trial on the longest path goes on if its
+            lane dies (``docs/reliability.md``); 1 by default, 0 for none.
         loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
             :class:`TrialListener`; none by default (``docs/logging.md``).
-        metrics_port: port of the loopback interface with metrics for Prometheus, 0 for any, or ``"address:port"``;
-            ``None``, the default, for no metrics.
+        metrics_port: loopback port with metrics for Prometheus, 0 for any, or ``"address:port"``; ``None`` for none.
 
     Attributes:
         run_dir: the run folder.

@@ -14,6 +14,7 @@ from fluid.engine.records import TrialRecord
 from fluid.engine.reservations import Reservations
 from fluid.engine.state_hosts import devices_at_state
 from fluid.engine.trials import Trials
+from fluid.planning.constraints import Constraint
 from fluid.planning.occupancy import Occupancy
 from fluid.planning.start_queue import StartQueue
 
@@ -209,6 +210,18 @@ class Placing:
         if not forbidden:
             return allowed
         return frozenset(self._occupancy.residents if allowed is None else allowed) - forbidden
+
+    @property
+    def awaiting_faster(self) -> set[Constraint | None]:
+        """Constraints of trials that could start, and wait for faster devices, or behind such a trial."""
+        by_row = self._trials.by_row
+        return {by_row[row].constraint for row in self.reservations.awaiting_faster if row in by_row}
+
+    @property
+    def reserved_devices(self) -> frozenset[int]:
+        """Devices kept for waiting trials that are urgent, are next in a round, or were passed over for long."""
+        kept = self.claims.keys() | self.kept_for_round.keys() | set(self.admitting.kept.values())
+        return self.reservations.devices | kept
 
     @property
     def restricts(self) -> bool:

@@ -75,7 +75,6 @@ from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.engine.waits import Waits
 from fluid.engine.watching import DrainDeadline, IterationDeadline
 from fluid.errors import require_integer, require_number, require_one_of
-from fluid.planning.constraints import Constraint
 from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.planning.planner import Planner
 from fluid.planning.profile import Profile
@@ -149,7 +148,8 @@ class EngineState:
         self.profile, self.trials, self.groups, self.queue = core.profile, core.trials, core.groups, core.queue
         self.lanes, self.occupancy, self.memory, self.clearing = core.lanes, core.occupancy, core.memory, core.clearing
         self.estimates, self.allocations, self.deadlines = core.estimates, core.allocations, core.deadlines
-        self.demand, self.shares = DeviceDemand(core), core.shares
+        self.demand, self.shares, self.placing = DeviceDemand(core), core.shares, core.scheduling.placing
+        self.limit_of = core.limit_of
         self._calls = Calls(self._core)
         self._requests = Requests(self._core)
         self._residency = Residency(self._core, self._calls)
@@ -264,19 +264,6 @@ class EngineState:
         return self._core.drained
 
     @property
-    def awaiting_faster(self) -> set[Constraint | None]:
-        """Constraints of trials that could start, and wait for faster devices, or behind such a trial."""
-        by_row, reservations = self._core.trials.by_row, self._core.scheduling.placing.reservations
-        return {by_row[row].constraint for row in reservations.awaiting_faster if row in by_row}
-
-    @property
-    def reserved_devices(self) -> frozenset[int]:
-        """Devices kept for waiting trials that are urgent, of a fixed width, or were passed over for long."""
-        placing = self._core.scheduling.placing
-        kept = placing.claims.keys() | placing.kept_for_round.keys() | set(placing.admitting.kept.values())
-        return placing.reservations.devices | kept
-
-    @property
     def most_devices(self) -> int:
         """Most devices that the session may come to hold; 0 if none come by themselves."""
         return self._core.feasibility.most_devices
@@ -310,10 +297,6 @@ class EngineState:
         if any(self._hung.silence(trial, now) is not None or self._core.awaits_devices(trial) for trial in trials):
             return None
         return seconds_left(trials, self.occupancy, self.estimates)
-
-    def limit_of(self, trial: TrialRecord) -> int:
-        """Iteration up to which a trial's lanes may be told to run now."""
-        return self._core.limit_of(trial)
 
     def awaits_devices(self, *trial_ids: str) -> bool:
         """Whether one of these trials waits for devices that there are not."""

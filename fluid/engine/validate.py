@@ -162,12 +162,12 @@ def _idle_devices(state: EngineState) -> Iterator[str]:
     """No device is idle while a trial is queued that could start there."""
     occupancy = state.occupancy
     idle = [index for index, rows in occupancy.residents.items() if not rows and not occupancy.is_closed(index)]
-    reserved = state.reserved_devices
+    reserved = state.placing.reserved_devices
     for row in state.queue if idle else ():
         trial = state.trials.by_row[row]
         eligible = occupancy.eligible.of(trial.constraint)
         fitting = [at for at in idle if (eligible is None or at in eligible) and _could_start(state, trial, at)]
-        if any(device in reserved for device in fitting) or trial.constraint in state.awaiting_faster:
+        if any(device in reserved for device in fitting) or trial.constraint in state.placing.awaiting_faster:
             continue
         if trial.spec.gang:
             hosts = Counter(occupancy.device(device).host for device in fitting)

@@ -54,6 +54,11 @@ class Stay:
     joins: tuple[str, ...] = ()
     takes_turns: bool = False
 
+    @property
+    def shares_lane(self) -> bool:
+        """Whether it joins trials in their lane; those that are fused are all in one."""
+        return bool(self.joins) and (self.takes_turns or len(self.joins) == len(self.beside))
+
 
 @dataclass(frozen=True)
 class Reason:

@@ -217,10 +217,9 @@ class _Story:
         """Beside whom a packed trial runs, and what packing is measured to give."""
         if not stay.beside:
             return ""
-        if stay.joins and (stay.takes_turns or len(stay.joins) == len(stay.beside)):
-            return (
-                f"; joins {self._teller.names(stay.joins)} there, to {'take turns' if stay.takes_turns else 'be fused'}"
-            )
+        if stay.shares_lane:
+            purpose = "take turns" if stay.takes_turns else "be fused"
+            return f"; joins {self._teller.names(stay.joins)} there, to {purpose}"
         together = len(stay.beside) + 1
         text = f"; beside {self._teller.names(stay.beside)}"
         if isinstance(alpha, (int, float)) and alpha > 0.0:

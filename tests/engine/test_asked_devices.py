@@ -50,7 +50,7 @@ def test_devices_are_reserved_for_a_gang_that_others_would_pass_for_ever() -> No
     hand = Hand(2, profile=Known(packing=1))
     hand.submit("long", budget=9)
     gang(hand, "a", 2)
-    assert hand.states()["a"] == "QUEUED" and hand.state.reserved_devices == {0, 1}
+    assert hand.states()["a"] == "QUEUED" and hand.state.placing.reserved_devices == {0, 1}
     hand.submit("late", budget=20)
     assert hand.states()["late"] == "QUEUED", "it would end after the gang could start"
     hand.stop("late")
@@ -67,7 +67,7 @@ def test_a_trial_that_can_start_nowhere_else_is_not_held_up_by_a_reservation() -
     hand.do(PauseRequested(hand.now, "pinned"))
     hand.paused("pinned")
     hand.submit("wide", devices=2, max_width=4, memory=MemoryNeed(40.0, 40.0), budget=3)
-    assert hand.states()["wide"] == "QUEUED" and hand.state.reserved_devices == {0, 1}
+    assert hand.states()["wide"] == "QUEUED" and hand.state.placing.reserved_devices == {0, 1}
     hand.do(ResumeRequested(hand.now, "pinned"))
     assert hand.states() == {"pinned": "RUNNING", "wide": "QUEUED"}
 

@@ -440,4 +440,4 @@ def test_planners_give_the_others_what_they_would_get_without_the_paused_ones(
     assert waiting == [absent.state.trials.by_row[row].trial_id for row in absent.state.queue]
     assert there.state.demand.devices == absent.state.demand.devices
     assert there.state.allocations.work.total == pytest.approx(absent.state.allocations.work.total)
-    assert there.state.reserved_devices == absent.state.reserved_devices
+    assert there.state.placing.reserved_devices == absent.state.placing.reserved_devices

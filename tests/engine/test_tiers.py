@@ -53,7 +53,7 @@ def test_a_gang_waits_for_a_second_fast_device_where_it_then_ends_sooner() -> No
     hand = hand_of(4.0, 4.0, 1.0)
     hand.submit("s", devices=1, budget=12)
     gang(hand, "long", 100)
-    assert hand.states()["long"] == "QUEUED" and hand.state.reserved_devices == {0, 1}
+    assert hand.states()["long"] == "QUEUED" and hand.state.placing.reserved_devices == {0, 1}
     lane = hand.lane("s")
     hand.started("s")
     hand.stop("s")

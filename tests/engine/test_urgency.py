@@ -167,7 +167,7 @@ def test_an_urgent_trial_that_finds_a_free_device_first_lets_the_other_go_on() -
     lane = hand.lane(other)
     assert only(hand.released(other, lane), StartTrial).trial_id == "u"
     assert only(hand.paused(name), RunIteration).trial_id == name
-    assert hand.state.reserved_devices == frozenset()
+    assert hand.state.placing.reserved_devices == frozenset()
 
 
 def test_an_urgent_trial_that_is_stopped_lets_the_other_go_on() -> None:

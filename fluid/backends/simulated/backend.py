@@ -111,14 +111,11 @@ class SimulatedBackend(VirtualMachines):
         self._standstill = Standstill(self.clock, held=held)
         self.hold = self._standstill.hold
         self.resizes = 0
-        self._truth = truth
-        self._epsilon = epsilon
-        self._saves = saves
+        self._truth, self._epsilon, self._saves = truth, epsilon, saves
         self._timers = Timers()
         self._configs: dict[str, bytes] = {}  #: trial -> its config, pickled
         self._trials: dict[str, SimulatedTrial] = {}
-        #: trial -> lanes that hold a part of it
-        self._parts: dict[str, tuple[int, ...]] = {}
+        self._parts: dict[str, tuple[int, ...]] = {}  #: trial -> lanes that hold a part of it
         self._ready: list[Event] = []
         self._closed = False
         self._handlers: dict[type[Command], Callable[[Any], None]] = {
