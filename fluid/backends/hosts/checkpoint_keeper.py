@@ -36,6 +36,7 @@ from fluid.backends.hosts.memory_folder import MemoryFolder
 from fluid.engine.checkpoint_places import CheckpointValue
 from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.checkpoint_seal import sealed_bytes
 from fluid.lane.fetching import fetch_checkpoint
 from fluid.lane.link_rates import LinkRates
 from fluid.lane.run_paths import folder_name
@@ -194,13 +195,15 @@ class CheckpointKeeper:
         while not self._leads():  # Another host of this machine does it.
             if self._closing.wait(_LOOK_S):
                 return
+        is_first = True  # The host before may have been killed.
         while True:
-            select.select([self._pipe], [], [], _LOOK_S)
+            select.select([self._pipe], [], [], 0.0 if is_first else _LOOK_S)
             if self._closing.is_set():
                 return
             self._ledger.begin_turn()
             try:
-                self._do_what_is_wanted(self._ledger.read_pipe(self._pipe))
+                self._do_what_is_wanted(self._ledger.read_pipe(self._pipe), count=is_first)
+                is_first = False
             except Exception as error:  # The next checkpoints go to disk.
                 _log.debug("no room could be made in host memory: %s", error)
                 self._retry_at = self._clock.now() + _LOOK_S
@@ -218,15 +221,15 @@ class CheckpointKeeper:
             return False
         return True
 
-    def _do_what_is_wanted(self, told: Sequence[RestoreSample | RoomWish]) -> None:
+    def _do_what_is_wanted(self, told: Sequence[RestoreSample | RoomWish], *, count: bool) -> None:
         wishes = [one for one in told if isinstance(one, RoomWish)]
         with self._lock:
             for one in told:
                 if isinstance(one, RestoreSample):
                     self._costs.record(*one)
-            has_to_count = bool(self._lost)
+            count |= bool(self._lost)
         use = self._ledger.limit(*self._limits(self._ledger.read().used))
-        if wishes or has_to_count or (use.used > use.full_at and self._clock.now() >= self._retry_at):
+        if wishes or count or (use.used > use.full_at and self._clock.now() >= self._retry_at):
             self._make_room(wishes)
 
     def _limits(self, taken: int) -> tuple[int, int]:
@@ -336,6 +339,8 @@ class CheckpointKeeper:
                     self._fetch(wanted, wanted.source)
                 else:
                     raise FileNotFoundError(wanted.path)
+                # The seal came over the network, too, and is not counted.
+                self._ledger.correct((sealed_bytes(place) or 0) - self._coming)
             except BaseException:
                 self._ledger.correct(-self._coming)
                 raise
