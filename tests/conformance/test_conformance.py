@@ -21,6 +21,7 @@ import pytest
 import fluid
 from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import (
     Command,
     DumpStacks,
@@ -243,10 +244,12 @@ class Session:
         #: The newest checkpoint of each trial that outlives the run.
         self.kept: dict[str, Checkpoint] = {}
         self.calls = 0
+        self.placed: list[CheckpointPlaced] = []
         self.tell(*(DeviceAdded(backend.now(), device) for device in backend.devices()))
 
     def tell(self, *events: Event) -> list[Command]:
         saves = [event for event in events if isinstance(event, TrialSaved) and event.kept is not None]
+        self.placed += [event for event in events if isinstance(event, CheckpointPlaced)]
         self.kept |= {event.trial_id: event.checkpoint for event in saves}
         commands = self.state.handle(*events)
         validate_state(self.state)
@@ -721,3 +724,18 @@ def test_data_are_loaded_once_per_host(session: Session, tmp_path: Path) -> None
     hosts = {device.host for device in session.backend.devices()}
     assert (notes / "loads").read_text().split() == ["load"] * len(hosts)
     assert set(session.ends().values()) == {"DONE"}
+
+
+def test_a_checkpoint_is_brought_into_the_memory_of_its_host(session: Session) -> None:
+    session.submit("g", a=(1, 0.2))
+    session.run_to_the_end()
+    trial = session.state.trials["a"]
+    if session.is_real:
+        session.run(lambda: trial.checkpoint is not None)
+    checkpoint = trial.checkpoint or Checkpoint(1, "")
+    session.backend.execute([ValueCheckpoints({"a": CheckpointValue(0.9, pinned=True)})])
+    session.backend.execute([PrefetchCheckpoint("a", checkpoint, checkpoint.host)])
+    session.run(lambda: bool(session.placed))
+    (placed,) = session.placed
+    assert (placed.trial_id, placed.checkpoint.host, placed.checkpoint.in_memory) == ("a", checkpoint.host, True)
+    assert placed.checkpoint.iteration == checkpoint.iteration
