@@ -30,7 +30,7 @@ from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.backends.local.backend import LocalBackend
 from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import Command
-from fluid.engine.events import Event, TrialSaved, TrialStarted
+from fluid.engine.events import Event, IterationDone, TrialSaved, TrialStarted
 from fluid.resources import Device
 
 #: Iterations of a trial, in all, at the end of each rung.
@@ -99,6 +99,9 @@ class WatchedBackend(LocalBackend):
         for event in events:
             if isinstance(event, (TrialSaved, CheckpointPlaced)):
                 self.places[event.trial_id] = event.checkpoint
+            elif isinstance(event, IterationDone):
+                with self.guard:  # It is saved before it is ranked.
+                    self.values[event.trial_id] = CheckpointValue(0.5)
             elif isinstance(event, TrialStarted) and event.restoring is not None:
                 self.restores.setdefault(event.trial_id, []).append(event.restoring)
                 with self.guard:  # It runs: its checkpoint is only there in case its lane is lost.
@@ -193,7 +196,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="brackets under each rule, which take turns")
     parser.add_argument("--megabytes", type=int, default=200, help="of a trial's state")
     parser.add_argument("--room", type=int, default=8, help="states that host memory has room for")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of an iteration")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of an iteration")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     here = str(Path(__file__).resolve().parent)
@@ -206,8 +209,8 @@ def main() -> None:
     print("rule   promotions  in memory  stall, s  copy, s  stall by copy")
     for rule, one in figures.items():
         print(
-            f"{rule:<6} {one['promotions']:>10}  {one['in_memory']:>8.0%}  {one['stall_s']:>8.3f}  {one['copy_s']:>7.3f}"
-            f"  {one['stall_by_copy']:>13.2f}"
+            f"{rule:<6} {one['promotions']:>10}  {one['in_memory']:>8.0%}  {one['stall_s']:>8.3f}"
+            f"  {one['copy_s']:>7.3f}  {one['stall_by_copy']:>13.2f}"
         )
     if options.json:
         written = {
