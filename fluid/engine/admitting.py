@@ -179,7 +179,7 @@ class Admitting:
         return rooms
 
     def _bytes(self, trial: TrialRecord, need: MemoryNeed) -> float:
-        return self._occupancy.groups.typical_bytes(trial.fusion_group, need)
+        return self._occupancy.groups.typical_bytes(trial.sharing_group, need)
 
     # -- scarcity ------------------------------------------------------------------------------------------
 

@@ -114,11 +114,11 @@ class Allocations:
         """Books with which trials alone a trial shares a device."""
         groups, move = self._occupancy.groups.of, trial.placement.move
         for row in (trial.row,) if move is None else (trial.row, move.old_devices_row):
-            if trial.fusion_group is not None:
-                groups[row] = trial.fusion_group
+            if trial.sharing_group is not None:
+                groups[row] = trial.sharing_group
                 estimate = self._estimates.of_key(trial)
                 rows = estimate.turns if trial.takes_turns else estimate.fusing.rows
-                self._occupancy.groups.rows[trial.fusion_group] = rows
+                self._occupancy.groups.rows[trial.sharing_group] = rows
             else:
                 groups.pop(row, None)
             for device in self._occupancy.held.get(row, ()):
@@ -154,8 +154,8 @@ class Allocations:
             need: device memory, where it is known.
             old_devices_row: row that keeps the devices it leaves until :meth:`release_old_devices`.
         """
-        if old_devices_row is not None and trial.fusion_group is not None:
-            self._occupancy.groups.of[old_devices_row] = trial.fusion_group
+        if old_devices_row is not None and trial.sharing_group is not None:
+            self._occupancy.groups.of[old_devices_row] = trial.sharing_group
         self._occupancy.move(trial.row, devices, width, need, old_devices_row=old_devices_row)
         trial.placement.width = width
         self._table.remove(trial.row)

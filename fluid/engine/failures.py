@@ -108,7 +108,7 @@ class Failures:
             self._count(trial, failure)
         elif neighbours > 1:
             # The trial runs again with fewer neighbours, and this does not count as a failure.
-            fused = trial.fusion_group is not None
+            fused = trial.sharing_group is not None
             trial.limits.packing_cap = neighbours // 2 if fused else neighbours - 1
             core.enqueue(trial, f"out of memory beside {neighbours - 1} others", kind=failure.kind)
         elif self._others_leave(devices):

@@ -79,7 +79,7 @@ class Fusing:
     def admit(self, trial: TrialRecord) -> None:
         """Finds the group of a new trial, if it is to share a lane; one that asks for a share of a device has none."""
         if self._turns.takes(trial):
-            trial.fusion_group = TURNS
+            trial.sharing_group = TURNS
         if not trial.spec.fusible or trial.spec.devices is not None or not self._estimates.fuses:
             return
         key = self._submitted[trial.row] = trial.spec.profile_key
@@ -123,9 +123,9 @@ class Fusing:
         """Books with which trials a trial shares a lane: with those of its group, until fusing them is over."""
         key = trial.spec.profile_key
         if self._estimates.fusing_is_over(key):
-            trial.fusion_group = TURNS if self._turns.takes(trial) else None
+            trial.sharing_group = TURNS if self._turns.takes(trial) else None
         else:
-            trial.fusion_group = key
+            trial.sharing_group = key
         if not trial.state.holds_devices:
             return
         self._allocations.update_group(trial)
@@ -133,15 +133,15 @@ class Fusing:
         for lane_id in trial.placement.lanes:
             lane = self._lanes.get(lane_id)
             if lane is not None and len(lane.holders) == 1:
-                lane.fusion_group = trial.fusion_group
+                lane.sharing_group = trial.sharing_group
 
     def of(self, trial: TrialRecord, devices: Sequence[int]) -> Fusion | Joining | None:
         """With which trials a trial may share a lane of the devices that it was given; ``None`` for none."""
-        if trial.fusion_group is None:
+        if trial.sharing_group is None:
             return None
         if trial.takes_turns:
             return self._turns.lane_for(trial, devices[0]) if len(devices) == 1 else None
-        return Fusion(trial.fusion_group, self._estimates.of_key(trial).fusing.rows)
+        return Fusion(trial.sharing_group, self._estimates.of_key(trial).fusing.rows)
 
     def uneven(self) -> list[TrialRecord]:
         """Trials that wait for their turn though a further lane of their device is idle, or to be started."""
@@ -181,7 +181,7 @@ class Fusing:
                 continue
             trial = self._all[next(iter(lane.holders))]
             rows = self._estimates.of_key(trial).fusing.rows
-            if lane.rows != rows and (trial.fusion_group is not None or lane.rows is not None):
+            if lane.rows != rows and (trial.sharing_group is not None or lane.rows is not None):
                 lane.rows = rows
                 commands.append(LimitRows(lane_id, rows))
 
@@ -202,7 +202,7 @@ class Fusing:
         key = trial.spec.profile_key
         has_trained_like, lane.trained_key = lane.trained_key == key, key
         if event.rows == 1 and len(lane.holders) <= 1:
-            is_alone = trial.fusion_group is not None and len(trial.placement.lanes) == 1
+            is_alone = trial.sharing_group is not None and len(trial.placement.lanes) == 1
             if not is_alone or trial.pace.settled or not has_trained_like:
                 return False
         is_first, lane.step_at = event.at != lane.step_at, event.at

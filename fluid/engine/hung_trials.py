@@ -104,7 +104,7 @@ class HungTrials:
         A trial that shares a lane may wait there for long until it is its turn.
         """
         trials = self._core.trials
-        beside = (self._core.lanes.get(lane_id) for lane_id in trial.placement.hosts) if trial.fusion_group else ()
+        beside = (self._core.lanes.get(lane_id) for lane_id in trial.placement.hosts) if trial.sharing_group else ()
         others = (trials[other].placement.since for lane in beside if lane is not None for other in lane.holders)
         return max((trial.placement.since, *others))
 

@@ -58,7 +58,7 @@ class LaneRecord:
         spare: whether it was started as a spare lane, and no trial has held it since.
         holders: the trials that hold the lane, in order of arrival: one, or several that are fused or take turns; empty
             while it is idle.
-        fusion_group: the group of trials that others may join here; ``None`` where it has at most one holder.
+        sharing_group: the group of trials that others may join here; ``None`` where it has at most one holder.
         rows: how many of its trials it was told to train in one step; ``None`` if nothing.
         step_at: when fused trials last reported a step, seconds.
         trained_key: the profile key of the trial that last reported an iteration; ``None`` before the first.
@@ -79,7 +79,7 @@ class LaneRecord:
     used: bool = False
     spare: bool = False
     holders: dict[str, None] = field(default_factory=dict)
-    fusion_group: str | None = None
+    sharing_group: str | None = None
     rows: int | None = None
     step_at: float = -math.inf
     trained_key: str | None = None

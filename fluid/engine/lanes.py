@@ -23,7 +23,7 @@ class Fusion(NamedTuple):
 
     def joins(self, lane: LaneRecord) -> bool:
         """Whether the trial may share a lane that others hold."""
-        return lane.fusion_group == self.group and len(lane.holders) < self.rows
+        return lane.sharing_group == self.group and len(lane.holders) < self.rows
 
 
 class Company(Protocol):
@@ -191,7 +191,7 @@ class Lanes:
     # -- which trial runs where --------------------------------------------------------------------------
 
     def acquire(
-        self, device_id: int, trial_id: str, commands: list[Command], fusion: Company | None = None
+        self, device_id: int, trial_id: str, commands: list[Command], company: Company | None = None
     ) -> LaneRecord:
         """Gives a trial an idle lane of a device: the one that keeps its state, else a warm one, else a new one.
 
@@ -205,7 +205,7 @@ class Lanes:
         for lane in self._by_device.get(device_id, {}).values():
             if lane.others:
                 gangs = True
-            elif not lane.holders or (fusion is not None and fusion.joins(lane)):
+            elif not lane.holders or (company is not None and company.joins(lane)):
                 keeps = trial_id in lane.residents
                 rank = (not lane.holders, not keeps, not lane.draining, not lane.ready, len(lane.residents))
                 if best_rank is None or rank < best_rank:
@@ -216,7 +216,7 @@ class Lanes:
             best = self.start(device_id, commands)
         best.holders[trial_id] = None
         best.spare = False
-        best.fusion_group = None if fusion is None else fusion.group
+        best.sharing_group = None if company is None else company.group
         self.rows_due.add(best.lane_id)
         return best
 
@@ -227,12 +227,12 @@ class Lanes:
         commands: list[Command],
         *,
         gang: bool,
-        fusion: Company | None = None,
+        company: Company | None = None,
     ) -> list[LaneRecord]:
         """Gives a trial lanes of its devices: one on each, or for a gang one of them all."""
         if gang:
             return [self._acquire_gang(tuple(device_ids), trial_id, commands)]
-        return [self.acquire(device_id, trial_id, commands, fusion) for device_id in device_ids]
+        return [self.acquire(device_id, trial_id, commands, company) for device_id in device_ids]
 
     def _acquire_gang(self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command]) -> LaneRecord:
         """Gives a gang an idle lane of exactly these devices; those of other sets that hold nothing are ended."""
@@ -281,7 +281,7 @@ class Lanes:
             if lane is not None:
                 lane.holders.pop(trial_id, None)
                 if not lane.holders:
-                    lane.fusion_group = None
+                    lane.sharing_group = None
 
     def drain(self, lane_id: int, trial_id: str, memory: float) -> None:
         """Marks a lane as draining: the trial that may run there was told to leave, and holds memory until it has."""

@@ -46,7 +46,7 @@ class Lifecycle:
         core = self._core
         devices = core.occupancy.held[trial.row]
         lanes = core.lanes.acquire_all(
-            devices, trial.trial_id, core.commands, gang=trial.spec.gang, fusion=core.fusing.of(trial, devices)
+            devices, trial.trial_id, core.commands, gang=trial.spec.gang, company=core.fusing.of(trial, devices)
         )
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.fusing.placed(trial)

@@ -107,8 +107,8 @@ def placed_as(trial: TrialRecord, estimates: Estimates, occupancy: Occupancy) ->
     need = trial.spec.memory or trial.pace.expected_need
     bounded, unlike = occupancy.memory.is_bounded, len(occupancy.models) > 1
     kind: Hashable = (need, trial.spec.profile_key) if unlike else need or (trial.spec.profile_key if bounded else None)
-    if trial.fusion_group is not None:
-        kind = (kind, trial.fusion_group)
+    if trial.sharing_group is not None:
+        kind = (kind, trial.sharing_group)
     return kind if trial.constraint is None else (kind, trial.constraint)
 
 

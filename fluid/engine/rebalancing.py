@@ -231,7 +231,7 @@ class Rebalancing:
             lanes: how many there are in each lane.
         """
         estimate = self._estimates.of_key(trial)
-        if trial.fusion_group is not None:
+        if trial.sharing_group is not None:
             return False
         if lanes[trial.placement.lanes] > 1:
             return True

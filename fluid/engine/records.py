@@ -286,7 +286,7 @@ class TrialRecord:
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         story: the latest transitions, for error messages.
         constraint: what the trial asks of its devices; ``None`` if nothing.
-        fusion_group: the trials with which it shares a lane and devices; ``None`` if it has a lane of its own.
+        sharing_group: the trials with which it shares a lane and devices; ``None`` if it has a lane of its own.
         owner: number of its group's owner.
         group_priority: its group's priority.
         job: number of its job (:class:`fluid.engine.owners.JobTerms`).
@@ -307,7 +307,7 @@ class TrialRecord:
     outcome: TrialState | None = None
     story: list[tuple[float, str]] = field(default_factory=list)
     constraint: Constraint | None = field(init=False)
-    fusion_group: str | None = None
+    sharing_group: str | None = None
     owner: int = 0
     group_priority: float = 1.0
     job: int = 0
@@ -323,7 +323,7 @@ class TrialRecord:
     @property
     def takes_turns(self) -> bool:
         """Whether it takes turns with others of its lane."""
-        return self.fusion_group == TURNS
+        return self.sharing_group == TURNS
 
     def add_to_story(self, at: float, text: str) -> None:
         """Adds what happened at a time, seconds; the oldest of many entries are dropped."""

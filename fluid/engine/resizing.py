@@ -75,7 +75,7 @@ class Resizing:
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
         new = [device for device in devices if device not in lane_of]
         lanes = core.lanes.acquire_all(
-            new, trial.trial_id, core.commands, gang=False, fusion=core.fusing.of(trial, new)
+            new, trial.trial_id, core.commands, gang=False, company=core.fusing.of(trial, new)
         )
         lane_of.update(zip(new, [lane.lane_id for lane in lanes], strict=True))
         place.lanes = tuple(lane_of[device] for device in devices)

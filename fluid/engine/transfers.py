@@ -153,12 +153,12 @@ class Transfers:
     def _may_leave(self, trial: TrialRecord) -> bool:
         if trial.state is not TrialState.RUNNING or trial.calls or trial.owner not in self._core.shares.demands:
             return False
-        if not trial.spec.can_save or trial.spec.gang or trial.fusion_group is not None or trial.progress.left <= 1:
+        if not trial.spec.can_save or trial.spec.gang or trial.sharing_group is not None or trial.progress.left <= 1:
             return False
         rarely = self._times.get(trial.row, 0) < tuning.MOST_TRANSFERS
         return rarely and self._core.estimates.is_measured(trial)
 
     def _may_come(self, trial: TrialRecord) -> bool:
-        if trial.placement.width > 1.0 or trial.pinned or trial.calls or trial.fusion_group is not None:
+        if trial.placement.width > 1.0 or trial.pinned or trial.calls or trial.sharing_group is not None:
             return False
         return trial.owner in self._core.shares.demands and self._core.estimates.is_measured(trial)

@@ -207,4 +207,4 @@ def _leaves(trial: TrialRecord) -> bool:
 
 def _agree(one: TrialRecord, other: TrialRecord) -> bool:
     """Whether two trials may share a device."""
-    return one.fusion_group == other.fusion_group
+    return one.sharing_group == other.sharing_group

@@ -341,7 +341,7 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield f"runs in lanes {place.lanes} and holds devices {held}"
     if any(trial.trial_id not in lane.holders for lane in lanes):
         yield f"runs in lanes {place.lanes}, which others hold"
-    usable = all(lane.ready and (not lane.draining or trial.fusion_group) for lane in lanes)
+    usable = all(lane.ready and (not lane.draining or trial.sharing_group) for lane in lanes)
     if place.launched and place.move is None and not usable:
         yield f"runs in lanes {place.lanes}, of which some are not usable"
     yield from _watched(state, trial)
