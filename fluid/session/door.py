@@ -80,6 +80,11 @@ class SessionDoor:
         return self._session.devices
 
     @property
+    def in_rounds(self) -> bool:
+        """Whether all trials advance together, an iteration each in turn."""
+        return self._session.in_rounds
+
+    @property
     def max_devices(self) -> int:
         """Most devices that the session may come to hold: those in use, those parked, or ``autoscale`` if more."""
         return self._session.max_devices

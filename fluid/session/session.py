@@ -84,7 +84,7 @@ class Session:
     ) -> None:
         self._state, self._backend, self._folder = state, backend, folder
         self._max_width = max_width
-        self._insists_on_fusing = facts.get("packing") == "fused"
+        self._insists_on_fusing, self.in_rounds = facts.get("packing") == "fused", bool(facts.get("rounds"))
         self._payloads = payload_cache(backend)
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0

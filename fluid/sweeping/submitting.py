@@ -84,7 +84,8 @@ class SweepTrials:
     def submit(self, trials: list[Trial]) -> None:
         """Submits trials."""
         if self.handle is None:
-            search = self._plan.search(most_under_way(self._plan, max(1, self.executor.max_devices)))
+            devices, in_rounds = max(1, self.executor.max_devices), self.executor.in_rounds
+            search = self._plan.search(most_under_way(self._plan, devices, in_rounds=in_rounds))
             said = self._plan.group
             group = TrialGroup(trials, self._plan.name, search=search, requires=said.requires, owner=said.owner)
             self.handle = self.executor.submit_trialgroup(

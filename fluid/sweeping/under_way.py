@@ -25,12 +25,20 @@ def most_fusible(devices: int, rows: int) -> int:
     return devices * max(_PER_DEVICE_FUSIBLE, _PER_ROW * rows)
 
 
-def most_under_way(plan: SweepPlan, devices: int) -> int | None:
-    """How many trials of a sweep are under way at once on so many devices, before any are fused."""
+def most_under_way(plan: SweepPlan, devices: int, *, in_rounds: bool) -> int | None:
+    """How many trials of a sweep are under way at once on so many devices, before any are fused.
+
+    Args:
+        plan: the sweep.
+        devices: that there are.
+        in_rounds: whether all of its trials are to advance together.
+    """
     if plan.under_way is not None:
         return plan.under_way
     if plan.learns:
         return devices + 1
+    if in_rounds and plan.samples is not None:
+        return None
     if plan.algorithm == "asha" or plan.samples is None:
         return devices * (_PER_DEVICE_FUSIBLE if is_fusible(plan.trainable) else _PER_DEVICE)
     return None
@@ -41,7 +49,7 @@ class UnderWay:
 
     Trials of ASHA start as others end, so that promotions get their turn: a few for each device, or for each row where
     trials are fused. A searcher learns most if few are under way: one for each device, and one more, so that no device
-    waits while the next config is suggested. In other sweeps all trials start together.
+    waits while the next config is suggested. In other sweeps, and where trials advance in rounds, all start together.
     """
 
     def __init__(self, plan: SweepPlan) -> None:
@@ -54,7 +62,7 @@ class UnderWay:
     def begin(self, executor: FluidExecutor) -> None:
         """Called once, with the executor that runs the sweep."""
         plan, self._devices = self._plan, max(1, executor.max_devices)
-        self._most = most_under_way(plan, self._devices)
+        self._most = most_under_way(plan, self._devices, in_rounds=executor.in_rounds)
         self._follows_rows = plan.under_way is None and not plan.learns and self._most is not None
 
     def has_room(self, under_way: int) -> bool:

@@ -200,7 +200,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
         """Returns the most trials under way at once, if all request what the first one does."""
         if self._concurrency is not None:
             return self._concurrency
-        if isinstance(self._base, _IN_ROUNDS):
+        if isinstance(self._base, _IN_ROUNDS) or (executor.in_rounds and all_known_at_once(controller)):
             return None
         devices, at_once = executor.max_devices, ResourceRequests(executor).trials_at_once(trial)
         if type(self._base) is FIFOScheduler:

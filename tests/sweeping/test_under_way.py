@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,3 +103,15 @@ def test_synchronous_sweeps_have_all_under_way_and_limits_of_the_user_are_kept(p
     limited.begin(packing)
     assert not limited.note(64)
     assert not limited.has_room(3)
+
+
+def test_in_rounds_all_trials_are_under_way_unless_the_user_or_a_searcher_limits_them() -> None:
+    with FluidExecutor("simulated", rounds=True, verbose=0) as in_rounds:
+        for plan, has_room in ((_plan("asha"), True), (_plan("asha", under_way=3), False)):
+            under_way = UnderWay(plan)
+            under_way.begin(in_rounds)
+            assert under_way.has_room(99) is has_room
+            assert not under_way.note(64)
+        learning = UnderWay(replace(_plan("asha"), learns=True))
+        learning.begin(in_rounds)
+        assert not learning.has_room(2)
