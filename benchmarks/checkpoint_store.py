@@ -1,12 +1,16 @@
 """Measures restores of promoted trials where host memory has room for few states: by value, and by age.
 
-    python benchmarks/checkpoint_store.py [--runs 3] [--megabytes 200] [--room 8] [--json FILE]
+    python benchmarks/checkpoint_store.py [--algorithm hyperband] [--runs 3] [--megabytes 200] [--room 8] [--json FILE]
 
-A bracket of HyperBand with 27 trials and eta 3 runs on CPU devices whose memory holds one state each, so that every
-trial leaves its lane at a rung. Host memory has room for eight states. Under "value" the host is told how trials rank
-at their rung, and fetches those ahead that are about to be promoted; under "age", what was written longest ago goes
-first. The stall of a promotion is what finding, reading and loading the checkpoint took in the lane. It is compared
-with reading a file of as many bytes in host memory into a new array, in the same lane, right after it.
+``fluid.run`` runs a sweep of 27 trials with rungs at 1, 3, 9 and 27 iterations: Hyperband, or its first bracket alone
+(``--algorithm sha``: 27, 9, 3 and 1 trials). The memory of each of the two CPU devices has room for one state, so that
+trials leave their lanes at rungs. Host memory has room for eight states. Under "value" the engine tells the host what
+checkpoints are worth there, and has the best of a rung read ahead; under "age" the host hears nothing of that, and what
+was written longest ago goes to disk first.
+
+Each promotion, when a trial goes on from a rung, counts by where its state was found, as the journal says. The stall of
+a promotion is what finding, reading and loading the checkpoint took in the lane. It is compared with reading a file of
+as many bytes in host memory into a new array, in the same lane, right after it.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
-import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,17 +31,17 @@ from typing import Any
 import numpy as np
 from measuring import machine
 
-from fluid import FluidExecutor, Trial, TrialGroup
+import fluid
+from fluid import FluidExecutor
 from fluid.backends.local.backend import LocalBackend
-from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
+from fluid.engine.checkpoint_places import PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import Command
-from fluid.engine.events import Event, IterationDone, TrialSaved, TrialStarted
 from fluid.resources import Device
+from fluid.search import uniform
 
-#: Iterations of a trial, in all, at the end of each rung.
+TRIALS, BUDGET, ETA = 27, 27, 3
 RUNGS = (1, 3, 9)
-ETA = 3
-_PATIENCE_S = 300.0
+RULES = ("value", "age")
 
 
 class Stateful:
@@ -51,7 +56,7 @@ class Stateful:
             self.state = np.ones(self.config["bytes"], np.uint8)
         time.sleep(self.config["seconds"])
         self.state[::4096] += 1
-        return {"loss": self.config["loss"], "copy_s": self.copy_s}
+        return {"loss": self.config["quality"], "copy_s": self.copy_s}
 
     def save_checkpoint(self, folder: str) -> None:
         self.state.tofile(os.path.join(folder, "state"))
@@ -65,162 +70,106 @@ class Stateful:
         del copy
 
 
-class WatchedBackend(LocalBackend):
-    """Notes restores; under "value" tells its host how trials rank, and has it fetch those that are promoted next."""
-
-    rule = "value"
-
-    def watch(self) -> None:
-        """Begins to note."""
-        self.restores: dict[str, list[Any]] = {}
-        self.places: dict[str, Any] = {}
-        self.wanted: list[str] = []
-        self.values: dict[str, CheckpointValue] = {}
-        self.asked: set[tuple[str, str]] = set()
-        self.guard = threading.Lock()
-
-    def rank(self, promoted: Sequence[str], others: Sequence[str]) -> None:
-        """Takes which trials are promoted, as far as is known, the first one first, and which are not."""
-        with self.guard:
-            self.wanted = list(promoted)
-            self.values |= {name: CheckpointValue(0.95, pinned=False) for name in promoted}
-            self.values |= {name: CheckpointValue(0.02) for name in others}
-        self.wake()
+class DeafBackend(LocalBackend):
+    """Its host is told nothing of what checkpoints are worth."""
 
     def execute(self, commands: Sequence[Command]) -> None:
-        """Carries commands out; those for the stores only if the rule is "value"."""
-        if self.rule == "age":
-            commands = [one for one in commands if not isinstance(one, (ValueCheckpoints, PrefetchCheckpoint))]
-        super().execute(commands)
-
-    def poll(self, timeout: float | None = None) -> list[Event]:
-        """Waits for what happens, and notes it."""
-        events = super().poll(timeout)
-        for event in events:
-            if isinstance(event, (TrialSaved, CheckpointPlaced)):
-                self.places[event.trial_id] = event.checkpoint
-            elif isinstance(event, IterationDone):
-                with self.guard:  # It is saved before it is ranked.
-                    self.values[event.trial_id] = CheckpointValue(0.5)
-            elif isinstance(event, TrialStarted) and event.restoring is not None:
-                self.restores.setdefault(event.trial_id, []).append(event.restoring)
-                with self.guard:  # It runs: its checkpoint is only there in case its lane is lost.
-                    self.values[event.trial_id] = CheckpointValue(0.01)
-                    self.wanted = [name for name in self.wanted if name != event.trial_id]
-                    self.asked.clear()  # What had no room before may have some now.
-        with self.guard:
-            values, self.values, wanted = self.values, {}, list(self.wanted)
-        if self.rule == "value":
-            if values:
-                super().execute([ValueCheckpoints(values)])
-            for name in wanted:
-                place = self.places.get(name)
-                if place is not None and not place.in_memory and (name, place.path) not in self.asked:
-                    self.asked.add((name, place.path))
-                    super().execute([PrefetchCheckpoint(name, place, "localhost")])
-        return events
+        """Carries out commands, except those for the host's store."""
+        super().execute([one for one in commands if not isinstance(one, (ValueCheckpoints, PrefetchCheckpoint))])
 
 
-def run(rule: str, size: int, room: int, seconds: float, seed: int) -> list[dict[str, Any]]:
-    """Runs a bracket; returns how each promoted trial was restored."""
-    losses = np.random.default_rng(seed).permutation(ETA ** len(RUNGS)) / 27.0
-    found: list[dict[str, Any]] = []
+def run(rule: str, options: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
+    """Runs a sweep; returns how each promoted trial went on."""
+    size = options.megabytes * 1_000_000
     with tempfile.TemporaryDirectory(dir="/dev/shm") as twins, tempfile.TemporaryDirectory() as folder:
         twin = os.path.join(twins, "state")
         np.ones(size, np.uint8).tofile(twin)
         devices = [Device(number, kind="cpu", memory_bytes=1.75 * size) for number in range(2)]
-        memory = int(room * (size + 4096))
-        backend = WatchedBackend(devices, run_dir=folder, checkpoint_memory_bytes=memory)
-        backend.rule = rule
-        backend.watch()
-        config = {"bytes": size, "seconds": seconds, "twin": twin}
-        trials = [
-            Trial(Stateful, {**config, "loss": float(loss)}, budget=1, trial_id=f"t{number:02}")
-            for number, loss in enumerate(losses)
-        ]
-        with FluidExecutor(backend, run_dir=folder, packing="off", max_width=1, profile=None, verbose=0) as executor:
-            handle = executor.submit_trialgroup(TrialGroup(trials))
-            alive = [trial.trial_id for trial in trials]
-            loss_of = {f"t{number:02}": float(loss) for number, loss in enumerate(losses)}
-            for rung, more in zip(RUNGS, (*np.diff(RUNGS), 0), strict=True):
-                deadline = time.monotonic() + _PATIENCE_S
-                done: list[str] = []
-                while len(done) < len(alive):  # Ranks by the results so far.
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"{len(done)} of {len(alive)} trials have come to iteration {rung}")
-                    time.sleep(0.02)
-                    counts: dict[str, int] = {}
-                    for result in handle.results():
-                        counts[result.trial_id] = counts.get(result.trial_id, 0) + 1
-                    now = [name for name in alive if counts.get(name, 0) >= rung]
-                    if now != done:
-                        done = now
-                        best = sorted(done, key=loss_of.__getitem__)
-                        kept = max(1, len(alive) // ETA)
-                        backend.rank(best[:kept], best[kept:])
-                handle.wait()
-                handle.raise_failures()
-                if not more:
-                    break
-                alive = sorted(alive, key=loss_of.__getitem__)[: len(alive) // ETA]
-                backend.rank(alive, [])
-                before = {name: len(backend.restores.get(name, ())) for name in alive}
-                for name in alive:
-                    handle.extend(name, int(more))
-                handle.wait()
-                copies = {result.trial_id: result.metrics["copy_s"] for result in handle.results()}
-                for name in alive:
-                    for restoring in backend.restores.get(name, [])[before[name] :][:1]:
-                        found.append({**restoring._asdict(), "copy_s": copies[name], "rung": rung})
-    return found
+        make = LocalBackend if rule == "value" else DeafBackend
+        backend = make(devices, run_dir=folder, checkpoint_memory_bytes=options.room * (size + 4096))
+        executor = FluidExecutor(backend, run_dir=folder, packing="off", max_width=1, profile=None, verbose=0)
+        space = {"quality": uniform(0.0, 1.0), "bytes": size, "seconds": options.seconds, "twin": twin}
+        sweep = {"algorithm": options.algorithm, "samples": TRIALS, "budget": BUDGET, "eta": ETA, "seed": seed}
+        fluid.run(Stateful, space, metric="loss", mode="min", executor=executor, **sweep)
+        if options.keep:
+            kept = Path(options.keep) / f"{rule}-{seed}"
+            kept.mkdir(parents=True, exist_ok=True)
+            for name in ("journal.jsonl", "results.jsonl"):
+                (kept / name).write_bytes((Path(folder) / name).read_bytes())
+        return promotions(Path(folder))
 
 
-def summary(restores: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def promotions(folder: Path) -> list[dict[str, Any]]:
+    """Returns how each promoted trial of a run went on: from where, in how many seconds, and what a copy took."""
+    copies = {}
+    for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines():
+        result = json.loads(line)
+        copies[result["trial"], result["iteration"]] = result["metrics"]["copy_s"]
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        if entry["what"] == "TrialStarted" and entry["iteration"] in RUNGS and entry.get("restoring"):
+            trial, rung = entry["trial_id"], entry["iteration"]
+            source, seconds, size = entry["restoring"]
+            one = {"source": source, "seconds": seconds, "bytes": size, "copy_s": copies[trial, rung + 1]}
+            found.setdefault((trial, rung), {"trial": trial, "rung": rung, **one})
+    for trial, iteration in copies:  # What went on and was not restored stayed on its device.
+        if iteration - 1 in RUNGS:
+            found.setdefault((trial, iteration - 1), {"trial": trial, "rung": iteration - 1, "source": "device"})
+    return list(found.values())
+
+
+def summary(promoted: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the figures of a rule."""
-    ratios = [one["seconds"] / one["copy_s"] for one in restores if one["copy_s"]]
-    own = [(one["seconds"] - one["copy_s"]) / one["copy_s"] for one in restores if one["copy_s"]]
+    sources = Counter(one["source"] for one in promoted)
+    restored = [one for one in promoted if one["source"] != "device"]
     return {
-        "promotions": len(restores),
-        "in_memory": sum(one["source"] == "memory" for one in restores) / max(1, len(restores)),
+        "promotions": len(promoted),
+        "sources": dict(sources),
+        "in_memory": 1.0 - sources["disk"] / len(promoted),
         # The lane's seconds contain the copy that it is compared with.
-        "stall_s": statistics.median(one["seconds"] - one["copy_s"] for one in restores),
-        "copy_s": statistics.median(one["copy_s"] for one in restores),
-        "stall_by_copy": statistics.median(own),
-        "stall_and_copy_by_copy": statistics.median(ratios),
+        "stall_s": statistics.median(one["seconds"] - one["copy_s"] for one in restored),
+        "copy_s": statistics.median(one["copy_s"] for one in restored),
+        "stall_by_copy": statistics.median((one["seconds"] - one["copy_s"]) / one["copy_s"] for one in restored),
     }
 
 
 def main() -> None:
     """Runs the benchmark and prints its figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=3, help="brackets under each rule, which take turns")
-    parser.add_argument("--megabytes", type=int, default=200, help="of a trial's state")
-    parser.add_argument("--room", type=int, default=8, help="states that host memory has room for")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of an iteration")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--algorithm", choices=("hyperband", "sha"), default="hyperband", help="default hyperband")
+    parser.add_argument("--runs", type=int, default=3, help="sweeps under each rule, which take turns; default 3")
+    parser.add_argument("--megabytes", type=int, default=200, help="of a trial's state; default 200")
+    parser.add_argument("--room", type=int, default=8, help="states that host memory has room for; default 8")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of an iteration; default 1")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES, help="default both")
+    parser.add_argument("--keep", metavar="FOLDER", help="copy the journals and results of the runs to this folder")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file, to those of other sweeps")
     options = parser.parse_args()
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH", ""))))
-    restores: dict[str, list[dict[str, Any]]] = {"value": [], "age": []}
+    promoted: dict[str, list[dict[str, Any]]] = {rule: [] for rule in options.rules}
     for seed in range(options.runs):
-        for rule, found in restores.items():
-            found += run(rule, options.megabytes * 1_000_000, options.room, options.seconds, seed)
-    figures = {rule: summary(found) for rule, found in restores.items()}
-    print("rule   promotions  in memory  stall, s  copy, s  stall by copy")
+        for rule, found in promoted.items():
+            found += [{"seed": seed, **one} for one in run(rule, options, seed)]
+    figures = {rule: summary(found) for rule, found in promoted.items()}
+    print("rule   promotions  in memory  stall, s  copy, s  stall by copy  sources")
     for rule, one in figures.items():
         print(
-            f"{rule:<6} {one['promotions']:>10}  {one['in_memory']:>8.0%}  {one['stall_s']:>8.3f}"
-            f"  {one['copy_s']:>7.3f}  {one['stall_by_copy']:>13.2f}"
+            f"{rule:<6} {one['promotions']:>10}  {one['in_memory']:>8.1%}  {one['stall_s']:>8.3f}"
+            f"  {one['copy_s']:>7.3f}  {one['stall_by_copy']:>13.2f}  {one['sources']}"
         )
     if options.json:
-        written = {
+        file = Path(options.json)
+        written = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        written[options.algorithm] = {
+            "command": f"python benchmarks/checkpoint_store.py {' '.join(sys.argv[1:])}",
             "machine": {**machine(), "system": platform.release()},
             "date": time.strftime("%Y-%m-%d"),
-            "options": vars(options),
             **figures,
-            "restores": restores,
+            "promoted": promoted,
         }
-        Path(options.json).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from fluid.engine import tuning
 from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.claims import Claims
 from fluid.engine.core import SessionState
-from fluid.engine.events import TrialForgotten, TrialSaved
+from fluid.engine.events import Checkpoint, TrialForgotten, TrialSaved
 from fluid.engine.records import TrialRecord
 from fluid.engine.rungs import RungKey, RungRanking, RungReached
 from fluid.trialgroup import TrialState
@@ -22,6 +22,7 @@ _NEVER = CheckpointValue(0.0)
 _AT_ONCE = CheckpointValue(1.0, pinned=True)
 _GONE = frozenset({TrialState.STOPPED, TrialState.FAILED})
 _ABOUT_TO_START = frozenset({TrialState.QUEUED, TrialState.STARTING})
+_WAITS = frozenset({TrialState.DONE, TrialState.QUEUED})
 _RUNS = frozenset({TrialState.RUNNING, TrialState.RESIZING, TrialState.STOPPING})
 
 
@@ -46,8 +47,8 @@ class CheckpointValues:
         self._rung_of: dict[str, RungKey] = {}
         #: By group: iterations of the highest rung reached, the best score there negated, and the trial that has it.
         self._best: dict[str, tuple[int, float, str]] = {}
-        #: Iteration of the checkpoint of each trial that was asked for last.
-        self._fetched: dict[str, int] = {}
+        #: Of trials whose checkpoint was asked for and has not come: its iteration, and the host.
+        self._asked: dict[str, tuple[int, str]] = {}
 
     # -- events --------------------------------------------------------------------------------------------
 
@@ -71,16 +72,16 @@ class CheckpointValues:
         self._note_best(trial.group_id, (rung.iterations, -ranking.places[trial_id][0], trial_id))
         if trial_id in self._in_memory:
             self._due.add(trial_id)
-        if self._in_memory and ranking.is_to_be_valued():
-            self._due.update(name for *_, name in ranking.ranked if name in self._in_memory)
-        for name in ranking.best_when_nearly_all_came():
-            self._fetch(name)
+        known = self._in_memory | self._asked.keys()
+        if known and ranking.is_to_be_valued():
+            self._due.update(name for *_, name in ranking.ranked if name in known)
+        self._due.update(name for name in ranking.best_when_nearly_all_came() if name not in self._in_memory)
 
     def saved(self, event: TrialSaved) -> None:
         """A trial has a new checkpoint, or one that was copied to disk."""
+        self._due.add(event.trial_id)
         if event.checkpoint.in_memory:
             self._in_memory.add(event.trial_id)
-            self._due.add(event.trial_id)
 
     def placed(self, event: CheckpointPlaced) -> None:
         """A store has moved a checkpoint; one that is not its trial's newest is of use only if that is lost."""
@@ -90,9 +91,9 @@ class CheckpointValues:
         residence = trial.residence
         if residence.checkpoint is not None and residence.checkpoint.iteration == moved.iteration:
             residence.checkpoint = moved
+            self._due.add(trial.trial_id)
             if moved.in_memory:
                 self._in_memory.add(trial.trial_id)
-                self._due.add(trial.trial_id)
             else:
                 self._in_memory.discard(trial.trial_id)
         durable = residence.durable
@@ -105,42 +106,54 @@ class CheckpointValues:
         for known in (self._in_memory, self._due):
             known.discard(trial_id)
         self.told.pop(trial_id, None)
-        self._fetched.pop(trial_id, None)
+        self._asked.pop(trial_id, None)
         key = self._rung_of.pop(trial_id, None)
         if key is not None:
             self._leave(key)
 
     def tell(self) -> None:
-        """Tells the stores what has changed in this call of the engine."""
+        """Tells the stores what has changed in this call of the engine, and asks for what is wanted in memory."""
         core, due = self._core, self._due
-        if self._in_memory:
-            due.update(core.trials.touched & self._in_memory)
+        due.update(name for name in core.trials.touched if name in self._in_memory or name in self._rung_of)
         core.trials.touched.clear()
-        if not due:
-            return
         changed: dict[str, CheckpointValue] = {}
+        wanted: list[tuple[int, str, str]] = []
         for trial_id in due:
             trial = core.trials.get(trial_id)
             checkpoint = None if trial is None else trial.residence.checkpoint
-            if trial is None or checkpoint is None or not checkpoint.in_memory:
+            if trial is None or checkpoint is None:
                 self._in_memory.discard(trial_id)
                 continue
             value = self._value(trial)
-            if _differ(value, self.told.get(trial_id, UNNAMED)):
+            was_asked, host = trial_id in self._asked, self._wanted_on(trial, checkpoint)
+            if host is None:
+                self._asked.pop(trial_id, None)
+            elif self._asked.get(trial_id) != (checkpoint.iteration, host):
+                self._asked[trial_id] = (checkpoint.iteration, host)
+                wanted.append((self._rankings[self._rung_of[trial_id]].rank(trial_id), trial_id, host))
+            # A store also has to know what a checkpoint is worth that it is to bring, and when it need not any more.
+            is_of_use = checkpoint.in_memory or was_asked or host is not None
+            if is_of_use and _differ(value, self.told.get(trial_id, UNNAMED)):
                 changed[trial_id] = self.told[trial_id] = value
-            if trial.state in _GONE:
+            if not checkpoint.in_memory or trial.state in _GONE:
                 self._in_memory.discard(trial_id)
         due.clear()
         if changed:
             core.commands.append(ValueCheckpoints(changed))
+        for _, trial_id, host in sorted(wanted):  # Those that start first come first.
+            checkpoint = core.trials[trial_id].residence.checkpoint
+            assert checkpoint is not None
+            core.commands.append(PrefetchCheckpoint(trial_id, checkpoint, host))
 
     def problems(self) -> list[str]:
         """What is wrong with what stores were told, for the validation of states."""
         found = []
-        for trial_id in self._in_memory:
+        for trial_id in sorted({*self._in_memory, *self._asked}):
             trial = self._core.trials.get(trial_id)
-            if trial is None or trial.residence.checkpoint is None or not trial.residence.checkpoint.in_memory:
+            if trial is None or trial.residence.checkpoint is None:
                 continue  # It was lost, which the next event about it will show.
+            if not trial.residence.checkpoint.in_memory and trial_id not in self._asked:
+                continue
             value, told = self._value(trial), self.told.get(trial_id, UNNAMED)
             key = self._rung_of.get(trial_id)
             if key is not None and self._rankings[key].valued < len(self._rankings[key].ranked):
@@ -205,21 +218,15 @@ class CheckpointValues:
 
     # -- prefetching ---------------------------------------------------------------------------------------
 
-    def _fetch(self, trial_id: str) -> None:
-        """Asks for the checkpoint of a trial that waits at its rung, if it is on disk, for the host it will run on."""
-        trial = self._core.trials.get(trial_id)
-        if trial is None or trial.state is not TrialState.DONE:
-            return
-        checkpoint = trial.residence.checkpoint
-        if checkpoint is None or trial.residence.lane is not None:
-            return
-        if self._fetched.get(trial_id) == checkpoint.iteration:
-            return
+    def _wanted_on(self, trial: TrialRecord, checkpoint: Checkpoint) -> str | None:
+        """The host to whose memory the checkpoint of a trial is to be brought: of one that goes on from its rung."""
+        key = self._rung_of.get(trial.trial_id)
+        if key is None or trial.state not in _WAITS or trial.residence.lane is not None:
+            return None
+        if trial.state is TrialState.DONE and not self._rankings[key].goes_on_surely(trial.trial_id):
+            return None
         host = self._host_for(trial, checkpoint.host)
-        if host is None or (checkpoint.in_memory and checkpoint.host == host):
-            return
-        self._fetched[trial_id] = checkpoint.iteration
-        self._core.commands.append(PrefetchCheckpoint(trial_id, checkpoint, host))
+        return None if checkpoint.in_memory and checkpoint.host == host else host
 
     def _host_for(self, trial: TrialRecord, home: str) -> str | None:
         """The host on which a trial is likely to run: that of its checkpoint, or that with most devices for it."""

@@ -109,7 +109,14 @@ class RungRanking:
 
     def best_when_nearly_all_came(self) -> list[str]:
         """The trials that would go on if no further one came; none before so many have come that it is likely."""
-        size = self.rung.size
-        if size is None or len(self.ranked) < NEARLY_ALL * size:
+        if not self._nearly_all_came:
             return []
         return [trial_id for *_, trial_id in islice(self.ranked, self.promotable)]
+
+    def goes_on_surely(self, trial_id: str) -> bool:
+        """Whether a trial is one of those."""
+        return self._nearly_all_came and self.rank(trial_id) < self.promotable
+
+    @property
+    def _nearly_all_came(self) -> bool:
+        return self.rung.size is not None and len(self.ranked) >= NEARLY_ALL * self.rung.size

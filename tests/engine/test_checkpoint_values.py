@@ -60,7 +60,7 @@ def values(commands: list[Command]) -> list[ValueCheckpoints]:
 
 def test_nothing_is_told_of_checkpoints_that_are_not_in_memory() -> None:
     sweep = Sweep()
-    for number, name in enumerate(sweep.names):
+    for number, name in enumerate(sweep.names[:7]):  # None is about to be fetched, either.
         sweep.run(name, number, in_memory=False)
     assert not values(sweep.log)
 
@@ -149,6 +149,38 @@ def test_the_best_are_fetched_once_when_nearly_all_came() -> None:
     sweep.move("t0", in_memory=True)
     assert sweep.told["t0"].pinned
     assert fetched(sweep.run("t8", 0.5, in_memory=False)) == [("t8", "localhost")]
+
+
+def test_a_promoted_trial_that_had_to_leave_memory_is_asked_for_again() -> None:
+    sweep = Sweep()
+    for number, name in enumerate(sweep.names):
+        sweep.run(name, number)
+    assert not fetched(sweep.log)
+    for name in ("t0", "t1", "t2"):
+        sweep.extend(name, 2)
+    waiting = next(name for name in ("t1", "t2") if sweep.trial(name).state is TrialState.QUEUED)
+    commands = sweep.move(waiting, in_memory=False)
+    assert fetched(commands) == [(waiting, "localhost")]
+    assert not fetched(sweep.tick()), "the store keeps the wish"
+    assert not fetched(sweep.move(waiting, in_memory=True))
+    assert fetched(sweep.move(waiting, in_memory=False)) == [(waiting, "localhost")]
+    assert sweep.told[waiting] == CheckpointValue(1.0, pinned=True)
+
+
+def test_the_store_hears_what_a_checkpoint_is_worth_before_it_is_asked_for_it_and_when_it_need_not_bring_it() -> None:
+    sweep = Sweep()
+    for number, name in enumerate(sweep.names[:7]):
+        sweep.run(name, number, in_memory=False)
+    commands = [each for each in sweep.run("t7", 0.5, in_memory=False) if not isinstance(each, StartTrial)]
+    kinds = [type(each) for each in commands if isinstance(each, (ValueCheckpoints, PrefetchCheckpoint))]
+    assert kinds == [ValueCheckpoints] + [PrefetchCheckpoint] * 3
+    assert fetched(commands) == [("t0", "localhost"), ("t7", "localhost"), ("t1", "localhost")]
+    assert all(sweep.told[name].pinned for name in ("t0", "t1", "t7"))
+    sweep.run("t8", 0.2, in_memory=False)
+    assert not sweep.told["t1"].pinned and sweep.told["t8"].pinned
+    sweep.extend("t0", 2)
+    sweep.started("t0", 1)
+    assert sweep.told["t0"] == CheckpointValue(pytest.approx(0.05), pinned=False)
 
 
 def test_a_checkpoint_of_a_host_without_devices_is_fetched_to_another() -> None:

@@ -19,12 +19,12 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.checkpoint_values import (
+    UNKNOWN,
     RestoreCosts,
     StoredCheckpoint,
     Worth,
@@ -32,6 +32,7 @@ from fluid.backends.hosts.checkpoint_values import (
     room_kept,
     worths,
 )
+from fluid.backends.hosts.checkpoint_wishes import CheckpointWishes, Wanted
 from fluid.backends.hosts.memory_folder import MemoryFolder
 from fluid.engine.checkpoint_places import CheckpointValue
 from fluid.lane.checkpoint_files import iteration_of
@@ -72,14 +73,6 @@ class KeeperOptions(NamedTuple):
     key: bytes = b""
 
 
-class _Wanted(NamedTuple):
-    """A checkpoint that is to come into memory: of the trial of that folder, written to ``path``."""
-
-    trial: str
-    path: str
-    source: tuple[str, int] | None
-
-
 class NoRoomError(Exception):
     """What is in memory is worth more than what is to come."""
 
@@ -116,7 +109,7 @@ class CheckpointKeeper:
         self._largest: int | None = None
         #: When to try again to move checkpoints that could not be moved.
         self._retry_at = 0.0
-        self._wanted: SimpleQueue[_Wanted | None] = SimpleQueue()
+        self._wishes = CheckpointWishes()
         self._threads: list[threading.Thread] = []
         self._pipe = self._leader = -1
         if options.memory_folder:
@@ -129,16 +122,21 @@ class CheckpointKeeper:
 
     def value(self, values: Mapping[str, CheckpointValue]) -> None:
         """Takes what checkpoints of trials are worth, by trial."""
+        by_folder = {folder_name(trial_id): value for trial_id, value in values.items()}
         with self._lock:
-            self._values |= {folder_name(trial_id): value for trial_id, value in values.items()}
+            self._values |= by_folder
+        self._wishes.revalue(by_folder)
 
     def forget(self, trial_id: str) -> None:
         """Drops what is known of a trial."""
         with self._lock:
             self._values.pop(folder_name(trial_id), None)
+        self._wishes.drop(folder_name(trial_id))
 
     def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
         """Brings a checkpoint into memory, in the background, if nothing there that has to go for it is worth more.
+
+        If there is, and the trial is pinned, that is tried again until it is pinned no more.
 
         Args:
             host: name of the machine; nothing is done for another one.
@@ -150,7 +148,7 @@ class CheckpointKeeper:
             return
         if len(self._threads) < 2:
             self._start(self._bring_wanted, "fluid-prefetching")
-        self._wanted.put(_Wanted(folder_name(trial_id), path, source))
+        self._wishes.add(Wanted(folder_name(trial_id), path, source))
 
     def note_lanes(self, running: int, lost: int | None = None) -> None:
         """Takes how many lanes run, and the number of one that has just ended."""
@@ -169,7 +167,7 @@ class CheckpointKeeper:
     def close(self) -> None:
         """Ends the threads, once the checkpoint that one is moving has moved."""
         self._closing.set()
-        self._wanted.put(None)
+        self._wishes.close()
         self._ledger.wake_host()
         for thread in self._threads:
             thread.join()
@@ -204,6 +202,7 @@ class CheckpointKeeper:
             try:
                 self._do_what_is_wanted(self._ledger.read_pipe(self._pipe), count=is_first)
                 is_first = False
+                self._wishes.try_again()
             except Exception as error:  # The next checkpoints go to disk.
                 _log.debug("no room could be made in host memory: %s", error)
                 self._retry_at = self._clock.now() + _LOOK_S
@@ -312,15 +311,18 @@ class CheckpointKeeper:
     # -- what is wanted in memory ----------------------------------------------------------------------------
 
     def _bring_wanted(self) -> None:
-        while (wanted := self._wanted.get()) is not None and not self._closing.is_set():
+        while (wanted := self._wishes.next()) is not None:
             try:
                 self._bring(wanted)
             except NoRoomError:
-                _log.debug("%s is worth less than what is in memory", wanted.path)
+                _log.debug("%s is not worth more than what is in memory", wanted.path)
+                if self._values.get(wanted.trial, UNKNOWN).pinned:
+                    continue  # It is tried again.
             except Exception as error:  # It is gone or damaged, or its machine is: its trial finds another.
                 _log.debug("%s could not be brought into memory: %s", wanted.path, error)
+            self._wishes.drop(wanted.trial, wanted)
 
-    def _bring(self, wanted: _Wanted) -> None:
+    def _bring(self, wanted: Wanted) -> None:
         """Copies a checkpoint into memory, unless it is there.
 
         Raises:
@@ -349,7 +351,7 @@ class CheckpointKeeper:
         if os.path.isdir(place):
             self._report(place, in_memory=True)
 
-    def _fetch(self, wanted: _Wanted, source: tuple[str, int]) -> None:
+    def _fetch(self, wanted: Wanted, source: tuple[str, int]) -> None:
         name = os.path.basename(wanted.path)
 
         def place_for(found: str, size: int) -> str:

@@ -109,12 +109,11 @@ def test_what_is_worth_least_goes_to_disk_before_memory_is_full(here: Machine) -
 
 
 def test_a_lane_that_finds_no_room_waits_for_what_is_worth_less(here: Machine) -> None:
-    lane, sizes = here.lane(), {"a": 0.9, "b": 0.8, "c": 0.2}
-    here.keeper.value({trial_id: CheckpointValue(value) for trial_id, value in sizes.items()})
-    for trial_id in sizes:
-        save(lane, trial_id, size=3 * SIZE)
-    eventually(lambda: here.used() <= 8 * SIZE)
-    lane.forget_resident("d")
+    lane, sizes = here.lane(), {"a": 3, "b": 2, "c": 3}
+    here.keeper.value({"a": CheckpointValue(0.9), "b": CheckpointValue(0.8), "c": CheckpointValue(0.2)})
+    for trial_id, size in sizes.items():
+        save(lane, trial_id, size=size * SIZE)
+    assert here.in_memory() == ["a1", "b1", "c1"], "there is just room for them"
     assert save(lane, "d", size=3 * SIZE).startswith(str(here.memory))
     eventually(lambda: here.in_memory() == ["a1", "b1", "d1"])
 
@@ -228,6 +227,29 @@ def test_a_checkpoint_comes_back_from_disk_over_what_is_worth_less(here: Machine
     assert damage_of(path) is None
     lane.delete("wanted")
     assert here.on_disk() == ["c1"]
+
+
+def test_a_pinned_one_that_has_no_room_comes_once_there_is_some(here: Machine) -> None:
+    lane, names = here.lane(), "abcdefgh"
+    paths = {name: save(lane, name, durable=True) for name in ("first", "second", "unpinned")}
+    here.keeper.value({name: CheckpointValue(1.0, pinned=True) for name in (*names, "first", "second")})
+    here.keeper.value({"unpinned": CheckpointValue(0.9)})
+    for name in names:
+        save(lane, name)
+    for name, path in paths.items():
+        here.prefetch(name, path)
+    save(lane, "a", 2)  # Of the two, one goes to disk; there is still no room for another.
+    here.settled(["a2", *(f"{name}1" for name in "bcdefgh")])
+    here.keeper.value({"a": CheckpointValue(0.05)})
+    here.settled([*(f"{name}1" for name in "bcdefgh"), "first1"])
+    # The second starts before there is room for it.
+    here.keeper.value({"second": CheckpointValue(0.05)})
+    lane.delete("b")
+    save(lane, "z")
+    here.settled([*(f"{name}1" for name in "cdefgh"), "first1", "z1"])
+    lane.delete("c")
+    save(lane, "y")
+    here.settled([*(f"{name}1" for name in "defgh"), "first1", "y1", "z1"])
 
 
 def test_a_damaged_one_does_not_come_into_memory(here: Machine) -> None:
