@@ -126,13 +126,13 @@ class CheckpointValues:
                 continue
             value = self._value(trial)
             was_asked, host = trial_id in self._asked, self._wanted_on(trial, checkpoint)
-            if host is None:
+            if host is None and (checkpoint.in_memory or not value.pinned):
                 self._asked.pop(trial_id, None)
-            elif self._asked.get(trial_id) != (checkpoint.iteration, host):
+            elif host is not None and self._asked.get(trial_id) != (checkpoint.iteration, host):
                 self._asked[trial_id] = (checkpoint.iteration, host)
                 wanted.append((self._rankings[self._rung_of[trial_id]].rank(trial_id), trial_id, host))
             # A store also has to know what a checkpoint is worth that it is to bring, and when it need not any more.
-            is_of_use = checkpoint.in_memory or was_asked or host is not None
+            is_of_use = checkpoint.in_memory or was_asked or trial_id in self._asked
             if is_of_use and _differ(value, self.told.get(trial_id, UNNAMED)):
                 changed[trial_id] = self.told[trial_id] = value
             if not checkpoint.in_memory or trial.state in _GONE:

@@ -164,7 +164,7 @@ def test_a_promoted_trial_that_had_to_leave_memory_is_asked_for_again() -> None:
     assert not fetched(sweep.tick()), "the store keeps the wish"
     assert not fetched(sweep.move(waiting, in_memory=True))
     assert fetched(sweep.move(waiting, in_memory=False)) == [(waiting, "localhost")]
-    assert sweep.told[waiting] == CheckpointValue(1.0, pinned=True)
+    assert sweep.told[waiting] == CheckpointValue(pytest.approx(1.0), pinned=True)
 
 
 def test_the_store_hears_what_a_checkpoint_is_worth_before_it_is_asked_for_it_and_when_it_need_not_bring_it() -> None:
@@ -178,9 +178,10 @@ def test_the_store_hears_what_a_checkpoint_is_worth_before_it_is_asked_for_it_an
     assert all(sweep.told[name].pinned for name in ("t0", "t1", "t7"))
     sweep.run("t8", 0.2, in_memory=False)
     assert not sweep.told["t1"].pinned and sweep.told["t8"].pinned
-    sweep.extend("t0", 2)
-    sweep.started("t0", 1)
-    assert sweep.told["t0"] == CheckpointValue(pytest.approx(0.05), pinned=False)
+    sweep.extend("t8", 2)
+    assert sweep.told["t8"].pinned
+    sweep.started("t8", 1)
+    assert sweep.told["t8"] == CheckpointValue(pytest.approx(0.05), pinned=False)
 
 
 def test_a_checkpoint_of_a_host_without_devices_is_fetched_to_another() -> None:

@@ -56,7 +56,7 @@ class Machine:
 
     def settled(self, in_memory: list[str]) -> None:
         """Waits until these checkpoints, and no others, are in memory, and the ledger says so."""
-        eventually(lambda: self.in_memory() == in_memory and self.used() == SIZE * len(in_memory))
+        eventually(lambda: self.in_memory() == sorted(in_memory) and self.used() == SIZE * len(in_memory))
 
     def prefetch(self, trial_id: str, path: str, source: tuple[str, int] | None = None) -> None:
         self.keeper.prefetch(self.name, trial_id, path, source)
