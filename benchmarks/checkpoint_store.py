@@ -40,7 +40,6 @@ from fluid.resources import Device
 from fluid.search import uniform
 
 TRIALS, BUDGET, ETA = 27, 27, 3
-RUNGS = (1, 3, 9)
 RULES = ("value", "age")
 
 
@@ -105,17 +104,21 @@ def promotions(folder: Path) -> list[dict[str, Any]]:
     for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines():
         result = json.loads(line)
         copies[result["trial"], result["iteration"]] = result["metrics"]["copy_s"]
+    ended: dict[str, int] = {}
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for line in (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
-        if entry["what"] == "TrialStarted" and entry["iteration"] in RUNGS and entry.get("restoring"):
-            trial, rung = entry["trial_id"], entry["iteration"]
-            source, seconds, size = entry["restoring"]
-            one = {"source": source, "seconds": seconds, "bytes": size, "copy_s": copies[trial, rung + 1]}
-            found.setdefault((trial, rung), {"trial": trial, "rung": rung, **one})
-    for trial, iteration in copies:  # What went on and was not restored stayed on its device.
-        if iteration - 1 in RUNGS:
-            found.setdefault((trial, iteration - 1), {"trial": trial, "rung": iteration - 1, "source": "device"})
+        what, trial = entry["what"], entry.get("trial_id")
+        if what == "ReportEnd":
+            ended[trial] = entry["iteration"]
+        elif what == "BudgetExtended":  # If it is not restored, its state has stayed on its device.
+            rung = ended[trial]
+            found[trial, rung] = {"trial": trial, "rung": rung, "source": "device"}
+        elif what == "TrialStarted" and (trial, entry["iteration"]) in found and entry["restoring"]:
+            one = found[trial, entry["iteration"]]
+            if one["source"] == "device":
+                one["source"], one["seconds"], one["bytes"] = entry["restoring"]
+                one["copy_s"] = copies[trial, entry["iteration"] + 1]
     return list(found.values())
 
 
