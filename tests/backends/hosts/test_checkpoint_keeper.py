@@ -109,7 +109,7 @@ def test_what_is_worth_least_goes_to_disk_before_memory_is_full(here: Machine) -
 
 
 def test_a_lane_that_finds_no_room_waits_for_what_is_worth_less(here: Machine) -> None:
-    lane, sizes = here.lane(), {"a": 3, "b": 2, "c": 3}
+    lane, sizes = here.lane(), {"a": 3, "b": 1, "c": 3}
     here.keeper.value({"a": CheckpointValue(0.9), "b": CheckpointValue(0.8), "c": CheckpointValue(0.2)})
     for trial_id, size in sizes.items():
         save(lane, trial_id, size=size * SIZE)
