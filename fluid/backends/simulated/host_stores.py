@@ -177,11 +177,15 @@ class StoringBackend(SimulatedBackend):
         checkpoint = self._newest.get(command.trial_id)
         if not self.stores.fetches or checkpoint is None or checkpoint.in_memory:
             return
+        before, used = dict(self._newest), dict(self._used)
         self._newest[command.trial_id] = replace(checkpoint, in_memory=True, host=command.host)
         self._use(command.trial_id)
         gone = self._evict(command.host, tell=False)
-        if command.trial_id in gone:
-            return  # It is worth less than all that is there.
+        unknown = CheckpointValue(0.5)
+        value = self._values.get(command.trial_id, unknown)
+        if any(self._values.get(name, unknown)[::-1] >= value[::-1] for name in gone):
+            self._newest, self._used = before, used  # What would have to go is not worth less.
+            return
         self.fetched += 1
         for trial_id in (*gone, command.trial_id):
             self._ready.append(CheckpointPlaced(self.now(), trial_id, self._newest[trial_id]))
