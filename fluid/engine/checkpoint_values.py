@@ -223,7 +223,7 @@ class CheckpointValues:
         key = self._rung_of.get(trial.trial_id)
         if key is None or trial.state not in _WAITS or trial.residence.lane is not None:
             return None
-        if trial.state is TrialState.DONE and not self._rankings[key].goes_on_surely(trial.trial_id):
+        if not self._rankings[key].goes_on_surely(trial.trial_id):
             return None
         host = self._host_for(trial, checkpoint.host)
         return None if checkpoint.in_memory and checkpoint.host == host else host
