@@ -107,6 +107,17 @@ class CheckpointStore:
         self._last[trial_id] = name
         return stored
 
+    def save_in_memory(self, trial_id: str, number: int, write: Callable[[str], None]) -> Stored | None:
+        """Writes a checkpoint to host memory, where it stays until the caller deletes it; ``None`` if it could not be.
+
+        Args:
+            trial_id: names its folder; of no trial that is saved by :meth:`save`.
+            number: tells it from the trial's others, the higher the newer.
+            write: fills the empty folder it is given.
+        """
+        self._written += 1
+        return self._save_in_memory(trial_id, checkpoint_name(number, self._lane_id, self._written), write)
+
     def persist(self, path: str) -> str:
         """Copies a checkpoint from host memory, of whichever lane, to disk; returns its path there.
 

@@ -22,6 +22,7 @@ from fluid.lane.keep_messages import KeepBar, ResidentNotKept
 from fluid.lane.locating import CheckpointLocator
 from fluid.lane.messages import DeleteCheckpoints, LaneOptions, PersistCheckpoint, ResidentSaved, ResidentSetBack
 from fluid.lane.output import LaneStreams
+from fluid.lane.own_store import set_own_store
 from fluid.lane.process_state import read_random_state, restore_random_state, write_random_state
 from fluid.lane.restoring import restore_best
 from fluid.lane.work_queue import ResidentTrial
@@ -60,6 +61,7 @@ class ResidentCheckpoints:
         self._meter = meter
         self._enter = enter
         self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder)
+        set_own_store(self._store, options)
         self._locator = CheckpointLocator(options)
         #: Seconds of the last save, by trainable.
         self._costs: dict[int, float] = {}

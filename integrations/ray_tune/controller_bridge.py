@@ -14,8 +14,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-import ray
-
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
@@ -27,12 +25,16 @@ from fluid.integrations.ray_tune.final_saves import FinalSaves
 from fluid.integrations.ray_tune.hyperband_stalls import HyperBandStalls
 from fluid.integrations.ray_tune.interruption import Interruption, interruption_of
 from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
+from fluid.integrations.ray_tune.memory_checkpoints import MemoryCheckpoints
+from fluid.integrations.ray_tune.memory_saves import CheckpointWanted
 from fluid.integrations.ray_tune.private_api import RESULT_DUPLICATE, TrackedActor, Trial, waits_for_saves
+from fluid.integrations.ray_tune.save_references import SaveReferences
 from fluid.integrations.ray_tune.serialization import pickle_arguments
 from fluid.integrations.ray_tune.side_by_side import has_begun
 from fluid.integrations.ray_tune.submission import TrialSubmission
 from fluid.integrations.ray_tune.tune_trial import ActorStage, Task, TuneTrial, checkpoint_path, notify
 from fluid.integrations.ray_tune.turn_waits import TurnWaits
+from fluid.integrations.ray_tune.virtual_time import is_rehearsed
 from fluid.results.records import Result
 from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialListener, TrialRequest
@@ -80,6 +82,7 @@ class ControllerBridge(TrialListener):
         self._inbox = EventInbox(self, executor.session.hold)
         self._waits = TurnWaits(executor, controller, self._inbox)
         self._outbox = ControllerOutbox(controller, self._waits.clock)
+        self._memory = MemoryCheckpoints(controller, scheduler, rehearsed=is_rehearsed(executor))
         self._submission = TrialSubmission(
             executor=executor,
             controller=controller,
@@ -87,10 +90,12 @@ class ControllerBridge(TrialListener):
             concurrency=concurrency,
             mode=mode,
             listener=self._inbox,
+            memory=self._memory,
         )
         self._on_started, self._on_died, self._concurrency = on_started, on_died, concurrency
         self._stalls = HyperBandStalls(controller, scheduler)
         self._waits_for_saves = waits_for_saves(scheduler)
+        self._references = SaveReferences(self._waits_for_saves)
         self._trials: dict[TrackedActor, TuneTrial] = {}
         #: Number of ``save`` calls that lanes have not answered.
         self._saving = 0
@@ -100,8 +105,6 @@ class ControllerBridge(TrialListener):
         self._started: deque[TuneTrial] = deque()
         #: Number of trials of whose start the controller is about to be told.
         self._announced = 0
-        #: The reference to ``None`` that stands for checkpoints which the scheduler does not look at.
-        self._placeholder: Any = None
         self._broken: BaseException | None = None
 
     # -- the controller's actors ---------------------------------------------------------------------------
@@ -187,15 +190,15 @@ class ControllerBridge(TrialListener):
     def save(self, actor: TrackedActor, task: Task) -> Any:
         """Requests a checkpoint of the state that made the last result; returns a reference to it."""
         tune_trial = self._trials[actor]
-        saved = tune_trial.claim_save()
+        saved = self._memory.hand_over(tune_trial.claim_save(), tune_trial.trial.trial_id)
         if isinstance(saved, FailedSave):
             raised = save_error(saved, tune_trial.trial)
             self._outbox.answer(tune_trial, lambda: notify(task.on_error, actor, raised))
-            return self._reference(None)
+            return self._references.of(None)
         if saved is not None:
             tune_trial.record_save(saved)
             self._outbox.answer(tune_trial, lambda: notify(task.on_result, actor, saved))
-            return self._reference(saved)
+            return self._references.of(saved)
         if tune_trial.runs_ahead:
             self._submission.note_late_save(tune_trial)
         future = tune_trial.handle.call(tune_trial.trial_id, "save")
@@ -205,10 +208,10 @@ class ControllerBridge(TrialListener):
             lambda done: self._inbox.post(partial(self._saved, tune_trial, task, done, generation))
         )
         if not self._waits_for_saves:
-            return self._reference(None)
+            return self._references.of(None)
         with contextlib.suppress(Exception):  # The controller is told of a failure by ``_saved``.
-            return self._reference(tune_trial.completed(future.result()))
-        return self._reference(None)
+            return self._references.of(self._completed(tune_trial, future.result()))
+        return self._references.of(None)
 
     def call(self, actor: TrackedActor, method: str, arguments: Any) -> Any:
         """Calls any other method of the trainable and waits for its return value."""
@@ -245,6 +248,7 @@ class ControllerBridge(TrialListener):
     def close(self) -> None:
         """Stops every trial, and waits a while for the clean-up of the trials."""
         self._submission.close(self._trials.values())
+        self._memory.close()
         self._trials.clear()
         self._started.clear()
         self._number_live = 0
@@ -289,10 +293,8 @@ class ControllerBridge(TrialListener):
     def on_result(self, result: Result) -> None:
         self._concurrency.note(result.rows)
         tune_trial = self._submission.find(result.trial_id)
-        if tune_trial is None:
-            return
-        if tune_trial.cut_at is not None:
-            return  # A restored sweep makes it again.
+        if tune_trial is None or tune_trial.cut_at is not None:
+            return  # What comes after the cut, a restored sweep makes again.
         if not tune_trial.receive(result.metrics):
             return
         if tune_trial.stage is ActorStage.REMOVED:
@@ -311,7 +313,9 @@ class ControllerBridge(TrialListener):
 
     def on_request(self, request: TrialRequest) -> None:
         try:
-            request.answer(self._submission.answer(request.trial_id, request.read()))
+            wanted = request.read()
+            answer = self._memory.answer if isinstance(wanted, CheckpointWanted) else self._submission.answer
+            request.answer(answer(request.trial_id, wanted))
         except Exception as error:
             request.refuse(error)
 
@@ -320,17 +324,21 @@ class ControllerBridge(TrialListener):
 
     def _saved(self, tune_trial: TuneTrial, task: Task, done: Future[Any], generation: int) -> None:
         self._count_save(-1)
-        error = done.exception()
+        error, actor = done.exception(), tune_trial.actor
+        saved = self._completed(tune_trial, done.result()) if error is None else None
         if tune_trial.task_generation != generation:
             return
-        actor = tune_trial.actor
-        if error is None:
-            saved = tune_trial.completed(done.result())
+        if error is None and not isinstance(saved, FailedSave):
             tune_trial.record_save(saved)
             self._outbox.answer(tune_trial, lambda: notify(task.on_result, actor, saved))
         else:
-            raised = as_task_error(error, tune_trial.trial, "save")
+            trial = tune_trial.trial
+            raised = save_error(saved, trial) if error is None else as_task_error(error, trial, "save")
             self._outbox.answer(tune_trial, lambda: notify(task.on_error, actor, raised))
+
+    def _completed(self, tune_trial: TuneTrial, saved: Any) -> Any:
+        """Returns what Tune is to be given of what a lane has saved."""
+        return self._memory.hand_over(tune_trial.completed(saved), tune_trial.trial.trial_id)
 
     def _count_save(self, change: int) -> None:
         self._saving += change
@@ -390,11 +398,3 @@ class ControllerBridge(TrialListener):
         self._trials.pop(tune_trial.actor, None)
         self._submission.remove(tune_trial)
         self._on_died(tune_trial)
-
-    def _reference(self, saved: Any) -> Any:
-        """Returns a reference to a checkpoint; one to ``None`` if the scheduler never looks at it."""
-        if self._waits_for_saves:
-            return ray.put(saved)
-        if self._placeholder is None:
-            self._placeholder = ray.put(None)
-        return self._placeholder

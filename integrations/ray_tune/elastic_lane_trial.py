@@ -145,7 +145,8 @@ class ElasticLaneTrial(SavableLaneTrial):
         with self._in_place():
             self._trainable._open_logfiles(*self._log_files)
         # Earlier hosts may have written checkpoints; only the storage knows the newest.
-        self._storage.current_checkpoint_index = newest_checkpoint_index(self._storage)
+        # One more may be on its way there from host memory.
+        self._storage.current_checkpoint_index = newest_checkpoint_index(self._storage) + self._in_memory
         self._trainable._storage = self._storage
 
     def _end_hosting(self) -> None:

@@ -21,6 +21,7 @@ from fluid._clock import MonotonicClock
 from fluid.engine import tuning
 from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
 from fluid.integrations.ray_tune.inner_training import InnerTraining, install, switch_training
+from fluid.integrations.ray_tune.memory_saves import restore, save_in_memory
 from fluid.integrations.ray_tune.private_api import (
     DONE,
     RESULT_DUPLICATE,
@@ -83,9 +84,11 @@ class LaneTrialSpec(NamedTuple):
         arguments: those of the trainable, by name.
         checkpoints: the iterations after which the lane makes a checkpoint.
         session_path: where Ray keeps this sweep's files on a machine; ``None`` in releases that do not need it.
-        restore_from: the result of ``save`` from which it is restored; ``None`` for a fresh start.
+        restore_from: the result of ``save`` from which it is restored, or a :class:`SavedInMemory`; ``None`` for a
+            fresh start.
         devices: how many the trial holds.
         epoch: when the session's clock showed 0, seconds since 1970, in a rehearsal; ``None`` in others.
+        in_memory: whether the lane may write checkpoints to host memory, from which the driver copies them.
     """
 
     arguments: Mapping[str, Any]
@@ -94,6 +97,7 @@ class LaneTrialSpec(NamedTuple):
     restore_from: Any = None
     devices: int = 1
     epoch: float | None = None
+    in_memory: bool = False
 
 
 class LaneTrial:
@@ -107,7 +111,7 @@ class LaneTrial:
         if spec.restore_from is not None:
             try:
                 with self._in_place():
-                    self._trainable.restore(spec.restore_from)
+                    restore(self._trainable.restore, spec.restore_from)
             except Exception as error:
                 raise RestoreError(traceback.format_exc(), _sendable(error)) from error
 
@@ -129,6 +133,7 @@ class LaneTrial:
         #: Seconds that the last checkpoint took.
         self._save_cost: float | None = None
         self._checkpoints = spec.checkpoints
+        self._in_memory = spec.in_memory
         if spec.session_path is not None:
             give_session_path(spec.arguments["storage"], spec.session_path)
         with self._in_place():
@@ -207,9 +212,12 @@ class LaneTrial:
 
     def _save(self) -> Any:
         begun = self._clock.now()
-        saved = self._trainable.save()
+        trainable = self._trainable
+        in_memory = save_in_memory(trainable, trainable.trial_id) if self._in_memory else None
+        saved = trainable.save() if in_memory is None else in_memory.result
         self._save_cost, self._work = self._clock.now() - begun, 0.0
-        return TrainingResult(checkpoint=saved.checkpoint, metrics=self._without_config(saved.metrics))
+        result = TrainingResult(checkpoint=saved.checkpoint, metrics=self._without_config(saved.metrics))
+        return result if in_memory is None else in_memory._replace(result=result)
 
     def _without_config(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Replaces the config, which may be large and which the driver has, by ``None``."""

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,7 @@ __all__ = [
     "Trial",
     "UnsupportedRayError",
     "arguments_of",
+    "before_state_is_written",
     "check",
     "check_train",
     "cluster_may_grow",
@@ -276,6 +277,28 @@ def newest_checkpoint_index(storage: Any) -> int:
     folder = pyarrow_fs.FileSelector(storage.trial_fs_path, allow_not_found=True)
     names = (_CHECKPOINT.fullmatch(info.base_name) for info in storage.storage_filesystem.get_file_info(folder))
     return max([int(storage.current_checkpoint_index), *(int(found[1]) for found in names if found)])
+
+
+def before_state_is_written(controller: Any, prepare: Callable[[], None]) -> bool:
+    """Has a function called before the controller writes the experiment's state; returns whether it can be.
+
+    The state names the checkpoints from which a restored sweep goes on.
+    """
+    manager = getattr(controller, "_checkpoint_manager", None)
+    name = next((name for name in ("sync_up_experiment_state", "checkpoint") if hasattr(manager, name)), None)
+    if name is None:
+        return False
+    write = getattr(manager, name)
+
+    def write_prepared(save_fn: Callable[[], None], *args: Any, **options: Any) -> Any:
+        def save() -> None:
+            prepare()
+            save_fn()
+
+        return write(save, *args, **options)
+
+    setattr(manager, name, write_prepared)
+    return True
 
 
 def labels_of(request: Any) -> dict[str, str]:

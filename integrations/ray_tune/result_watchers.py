@@ -11,6 +11,11 @@ from typing import Any
 #: Packages whose callbacks only read results, and those in them that are examples of users' code.
 _READERS, _EXAMPLES = ("ray.", "fluid."), (".examples.", ".tests.")
 
+#: What callbacks are told of a checkpoint with, and where methods of these names do not read it. Those of
+#: ``ray.air.integrations`` upload it.
+_GIVEN_CHECKPOINTS = ("on_checkpoint", "on_trial_save", "log_trial_save")
+_SILENT = ("ray.tune.", "fluid.")
+
 
 def may_ask_for_checkpoints(controller: Any) -> bool:
     """Whether a callback of the sweep may do more with a result than to read it.
@@ -25,3 +30,12 @@ def _only_reads(callback: Any) -> bool:
     # Through the object and not its class: the method may have been replaced on the object alone.
     module = str(getattr(callback.on_trial_result, "__module__", ""))
     return module.startswith(_READERS) and not any(part in module for part in _EXAMPLES)
+
+
+def may_read_checkpoints(controller: Any) -> bool:
+    """Whether a callback of the sweep may read the files of each checkpoint when Tune is given it."""
+    return any(
+        not str(getattr(getattr(callback, method, None), "__module__", None) or "ray.tune.").startswith(_SILENT)
+        for callback in controller._callbacks._callbacks
+        for method in _GIVEN_CHECKPOINTS
+    )

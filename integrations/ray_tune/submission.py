@@ -15,12 +15,12 @@ from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.ray_tune.budgets import Budgets
 from fluid.integrations.ray_tune.concurrency import Concurrency
-from fluid.integrations.ray_tune.decisions import had_run_its_course
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for
 from fluid.integrations.ray_tune.inner_needs import InnerNeeds
 from fluid.integrations.ray_tune.inner_training import DevicesWanted
-from fluid.integrations.ray_tune.interruption import interruption_of
 from fluid.integrations.ray_tune.lane_trial import RESULT, SPEC, LaneTrial, LaneTrialSpec
+from fluid.integrations.ray_tune.memory_checkpoints import MemoryCheckpoints
+from fluid.integrations.ray_tune.outcomes import outcome_of
 from fluid.integrations.ray_tune.private_api import (
     FunctionTrainable,
     TrackedActor,
@@ -56,6 +56,7 @@ class TrialSubmission:
         concurrency: most trials under way at once; ``None`` for as many as the controller adds.
         mode: ``"min"`` or ``"max"`` of the sweep's metric; ``None`` if Tune was not told.
         listener: receives the group's events.
+        memory: the checkpoints that lanes have written to host memory.
 
     Attributes:
         is_broken: whether the executor is closed.
@@ -70,6 +71,7 @@ class TrialSubmission:
         concurrency: Concurrency,
         mode: str | None,
         listener: EventInbox,
+        memory: MemoryCheckpoints,
     ) -> None:
         self.is_broken = False
         self._executor = executor
@@ -77,7 +79,7 @@ class TrialSubmission:
         self._scheduler = scheduler
         self._concurrency = concurrency
         self._mode = mode
-        self._listener = listener
+        self._listener, self._memory = listener, memory
         self._budgets = Budgets(controller, scheduler)
         self._inner_needs = InnerNeeds(executor)
         self._clock = clock_of(executor)
@@ -217,7 +219,13 @@ class TrialSubmission:
         tune_trial.reports_checkpoints = is_function and self._epoch is None
         path = session_path_of(arguments["storage"])
         spec = LaneTrialSpec(
-            arguments, grant.checkpoints, path, tune_trial.restore_from, tune_trial.devices, self._epoch
+            arguments,
+            grant.checkpoints,
+            path,
+            self._memory.find(tune_trial.restore_from),
+            tune_trial.devices,
+            self._epoch,
+            self._memory.are_used,
         )
         return FluidTrial(
             lane_trial,
@@ -286,7 +294,7 @@ class TrialSubmission:
     # -- Ray Train within trials -----------------------------------------------------------------------------
 
     def answer(self, trial_id: str, wanted: DevicesWanted) -> bool:
-        """Answers a trial that is about to run Ray Train; returns whether it has to end, to be started anew.
+        """Answers a trial that is about to run Ray Train: whether it has to end, to be started anew.
 
         Raises:
             FluidError: there are too few devices.
@@ -366,24 +374,7 @@ class TrialSubmission:
         tune_trial.discard_results()
         tune_trial.discard_unclaimed_save()
         tune_trial.stage = ActorStage.DROPPED
-        self._stop(tune_trial, self._outcome(tune_trial))
-
-    def _outcome(self, tune_trial: TuneTrial) -> str | None:
-        """Returns Fluid's state for Tune's status of a trial; ``None`` if an error has ended the sweep."""
-        trial = tune_trial.trial
-        interruption = interruption_of(self._executor)
-        if interruption is not None and trial.trial_id in interruption.cut_off:
-            return TrialState.PAUSED.value  # It goes on in a restored sweep, though Tune has set TERMINATED.
-        if trial.status == Trial.TERMINATED:
-            at_end = (
-                tune_trial.finished_early
-                or tune_trial.reported_done
-                or had_run_its_course(self._controller, self._scheduler, trial, tune_trial.iteration)
-            )
-            return TrialState.DONE.value if at_end else TrialState.STOPPED.value
-        if trial.status == Trial.ERROR:
-            return TrialState.FAILED.value
-        return TrialState.PAUSED.value if trial.status in (Trial.PAUSED, Trial.PENDING) else None
+        self._stop(tune_trial, outcome_of(tune_trial, self._executor, self._controller, self._scheduler))
 
     def _stop(self, tune_trial: TuneTrial, outcome: str | None) -> None:
         self._by_id.pop(tune_trial.trial_id, None)

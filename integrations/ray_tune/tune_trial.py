@@ -14,7 +14,9 @@ from fluid.engine.events import Failure
 from fluid.integrations.ray_tune.budgets import Grant
 from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
 from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED
+from fluid.integrations.ray_tune.memory_saves import SavedInMemory
 from fluid.integrations.ray_tune.private_api import DONE, TRAINING_ITERATION, TrackedActor, TrainingResult, Trial
+from fluid.lane.own_store import delete_places
 
 
 class Task(NamedTuple):
@@ -279,6 +281,8 @@ def notify(callback: Callable[..., Any] | None, *arguments: Any) -> None:
 
 
 def _delete_checkpoint(saved: Any) -> None:
-    if checkpoint_path(saved) is not None:
+    if isinstance(saved, SavedInMemory):
+        delete_places(saved.places)
+    elif checkpoint_path(saved) is not None:
         with suppress(OSError):  # A checkpoint that cannot be deleted only takes space.
             saved.checkpoint.filesystem.delete_dir(saved.checkpoint.path)

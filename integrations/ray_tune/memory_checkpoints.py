@@ -1,0 +1,161 @@
+"""Copies checkpoints from host memory to Tune's storage, in the driver, where lanes have only written them to memory.
+
+Tune sees each as one in its storage, and finds it there whenever it looks: before it writes the experiment's state,
+from which a sweep is restored; before it may delete one, which it does when the trial has a newer one; when it goes on
+from one on another machine; and at the end of the sweep. A lane that dies takes nothing with it.
+
+All but the copying runs in the controller's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from pyarrow import fs as pyarrow_fs
+from ray.tune.schedulers import PopulationBasedTraining
+
+from fluid.integrations.ray_tune.lane_trial import FailedSave
+from fluid.integrations.ray_tune.memory_saves import CheckpointWanted, SavedInMemory, opened
+from fluid.integrations.ray_tune.private_api import before_state_is_written
+from fluid.integrations.ray_tune.result_watchers import may_read_checkpoints
+from fluid.lane.own_store import delete_places
+
+_log = logging.getLogger(__name__)
+#: Checkpoints of a trial that stay in memory: a trial may wait for a device to go on from the last but one.
+_KEPT = 2
+#: Copies under way at a time.
+_THREADS = 2
+
+
+class MemoryCheckpoints:
+    """The checkpoints of one sweep that lanes have written to host memory.
+
+    Args:
+        controller: Tune's.
+        scheduler: the user's.
+        rehearsed: whether the sweep is rehearsed: it then has no states.
+
+    Attributes:
+        are_used: whether lanes may write checkpoints to host memory: with population based training, unless callbacks
+            may read each as soon as it is made.
+    """
+
+    def __init__(self, controller: Any, scheduler: Any, *, rehearsed: bool) -> None:
+        self.are_used = (
+            isinstance(scheduler, PopulationBasedTraining)
+            and not rehearsed
+            and not may_read_checkpoints(controller)
+            and before_state_is_written(controller, self.settle)
+        )
+        self._pool: ThreadPoolExecutor | None = None
+        #: With the copying of each, by its path in Tune's storage.
+        self._saved: dict[str, tuple[SavedInMemory, Future[None]]] = {}
+        #: Those paths by Tune's id of the trial, the oldest first.
+        self._of_trial: dict[str, deque[str]] = {}
+        #: Of those that could not be copied.
+        self._failed: set[str] = set()
+        #: Those that were being read when they were to be deleted.
+        self._left: list[SavedInMemory] = []
+
+    def hand_over(self, saved: Any, trial_id: str) -> Any:
+        """Begins to copy a checkpoint that Tune is about to be given.
+
+        Args:
+            saved: what a lane has returned.
+            trial_id: Tune's id of the trial.
+
+        Returns:
+            What Tune is to be given; a :class:`FailedSave` if the checkpoint cannot be copied, as others before.
+        """
+        if not isinstance(saved, SavedInMemory):
+            return saved
+        path = str(saved.checkpoint.path)
+        if path not in self._saved or self._saved[path][0].places != saved.places:
+            paths = self._of_trial.setdefault(trial_id, deque())
+            for before in paths:
+                self.settle_one(before)
+            if path in paths:  # The trial was set back, and counts its checkpoints anew.
+                paths.remove(path)
+                self._forget(path)
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="fluid-tune-storage")
+            self._saved[path] = saved, self._pool.submit(_store, saved)
+            paths.append(path)
+            while len(paths) > _KEPT:
+                self._forget(paths.popleft())
+        if self._failed:  # The storage may be full: from now on Tune is told of it at once.
+            error = self._saved[path][1].exception()
+            if isinstance(error, Exception):
+                return FailedSave("".join(traceback.format_exception(error)), error)
+        return saved.result
+
+    def find(self, saved: Any) -> Any:
+        """Returns a checkpoint of Tune as one in memory, if it is there, or else as it is."""
+        known = None if saved is None else self._saved.get(str(saved.checkpoint.path))
+        return saved if known is None else SavedInMemory(saved, known[0].places)
+
+    def settle(self) -> None:
+        """Waits until all checkpoints that Tune was given are in its storage."""
+        for path in self._saved:
+            self.settle_one(path)
+
+    def settle_one(self, path: str) -> None:
+        """Waits until a checkpoint is in Tune's storage; one that cannot be copied is logged."""
+        saved, copying = self._saved.get(path, (None, None))
+        if saved is None or copying is None or path in self._failed or copying.exception() is None:
+            return
+        try:
+            _store(saved)
+        except Exception as error:
+            self._failed.add(path)
+            _log.error("The checkpoint %s could not be written to the sweep's storage: %s", path, error)
+        else:
+            done: Future[None] = Future()
+            done.set_result(None)
+            self._saved[path] = saved, done
+
+    def answer(self, trial_id: str, wanted: CheckpointWanted) -> bool:
+        """Answers a trial that goes on from a checkpoint; returns whether Tune was given that by a lane's memory."""
+        self.settle_one(wanted.path)
+        return wanted.path in self._saved
+
+    def close(self) -> None:
+        """Waits for all copies, and deletes what is in memory."""
+        self.settle()
+        for path in list(self._saved):
+            self._forget(path)
+        for saved in self._left:
+            delete_places(saved.places)
+        self._left.clear()
+        self._of_trial.clear()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _forget(self, path: str) -> None:
+        saved, _ = self._saved.pop(path)
+        self._failed.discard(path)
+        delete_places(saved.places)
+        if any(map(os.path.isdir, saved.places)):
+            self._left.append(saved)
+
+
+def _store(saved: SavedInMemory) -> None:
+    """Copies a checkpoint to Tune's storage.
+
+    Raises:
+        OSError: it is gone, or cannot be written there.
+    """
+    with opened(saved) as folder:
+        if folder is None:
+            raise FileNotFoundError(saved.places[0])
+        checkpoint, files = saved.checkpoint, saved.checkpoint.filesystem
+        files.create_dir(checkpoint.path)
+        # As Tune does: uploading by several threads may hang, https://github.com/apache/arrow/issues/32372.
+        threads = type(files).__name__ != "S3FileSystem"
+        pyarrow_fs.copy_files(folder, checkpoint.path, destination_filesystem=files, use_threads=threads)
