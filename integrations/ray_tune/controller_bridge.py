@@ -325,7 +325,7 @@ class ControllerBridge(TrialListener):
     def _saved(self, tune_trial: TuneTrial, task: Task, done: Future[Any], generation: int) -> None:
         self._count_save(-1)
         error, actor = done.exception(), tune_trial.actor
-        saved = self._completed(tune_trial, done.result()) if error is None else None
+        saved: Any = self._completed(tune_trial, done.result()) if error is None else None
         if tune_trial.task_generation != generation:
             return
         if error is None and not isinstance(saved, FailedSave):

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 #: Checkpoints of a trial that stay in memory: a trial may wait for a device to go on from the last but one.
 _KEPT = 2
 #: Copies under way at a time.
-_THREADS = 2
+_THREADS = 4
 
 
 class MemoryCheckpoints:
