@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import threading
 import traceback
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,8 +30,8 @@ from fluid.lane.own_store import delete_places
 _log = logging.getLogger(__name__)
 #: Checkpoints of a trial that stay in memory: a trial may wait for a device to go on from the last but one.
 _KEPT = 2
-#: Copies under way at a time.
-_THREADS = 4
+#: Copies under way at a time, and the niceness of their threads: a trial that goes on reads its state meanwhile.
+_THREADS, _NICENESS = 2, 10
 
 
 class MemoryCheckpoints:
@@ -83,7 +85,7 @@ class MemoryCheckpoints:
                 paths.remove(path)
                 self._forget(path)
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="fluid-tune-storage")
+                self._pool = ThreadPoolExecutor(_THREADS, "fluid-tune-storage", _let_lanes_go_first)
             self._saved[path] = saved, self._pool.submit(_store, saved)
             paths.append(path)
             while len(paths) > _KEPT:
@@ -145,6 +147,12 @@ class MemoryCheckpoints:
             self._left.append(saved)
 
 
+def _let_lanes_go_first() -> None:
+    """Lowers the priority of the calling thread, where threads have one of their own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+
+
 def _store(saved: SavedInMemory) -> None:
     """Copies a checkpoint to Tune's storage.
 
@@ -156,6 +164,5 @@ def _store(saved: SavedInMemory) -> None:
             raise FileNotFoundError(saved.places[0])
         checkpoint, files = saved.checkpoint, saved.checkpoint.filesystem
         files.create_dir(checkpoint.path)
-        # As Tune does: uploading by several threads may hang, https://github.com/apache/arrow/issues/32372.
-        threads = type(files).__name__ != "S3FileSystem"
-        pyarrow_fs.copy_files(folder, checkpoint.path, destination_filesystem=files, use_threads=threads)
+        # By this thread alone, which has its niceness; uploads to S3 by several threads may hang, too.
+        pyarrow_fs.copy_files(folder, checkpoint.path, destination_filesystem=files, use_threads=False)
