@@ -30,12 +30,14 @@ def test_a_bad_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["sha", "asha", "pbt"])
-def test_by_value_no_more_is_read_from_disk_than_by_last_use(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_value_fewer_trials_are_restored_from_disk_than_by_last_use(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     module = __import__("checkpoint_values")
     for seed in range(2):
         by_value, by_use = (module.run(module.Case(algorithm, 0.2, seed, policy)) for policy in ("value", "lru"))
         if algorithm != "asha":  # whose promotions depend on the seconds of restores
             assert by_value["memory"] + by_value["disk"] == by_use["memory"] + by_use["disk"] > 0
-        assert by_value["disk"] + by_value["fetched"] < by_use["disk"]
+        assert by_value["disk"] < by_use["disk"]
     sys.modules.pop("checkpoint_values")

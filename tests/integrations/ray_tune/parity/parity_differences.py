@@ -16,6 +16,7 @@ ON_PURPOSE: dict[str, tuple[str, ...]] = {
     "Tune's own loggers": (),
     "Fluid's live view": (),
     "What trials print": (),
+    "PyTorch tensors of `tune.with_parameters": (),
     "Ray Client": ("run._remote", "run._remote_string_queue"),
     "fluid report": (),
 }
