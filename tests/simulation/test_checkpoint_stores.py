@@ -30,7 +30,7 @@ def test_a_bad_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["sha", "asha", "pbt"])
-def test_by_value_fewer_trials_are_restored_from_disk_than_by_last_use(
+def test_by_value_fewer_are_restored_from_disk_than_by_last_use(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)

@@ -26,9 +26,9 @@ SIZE = 1000
 
 
 class Machine:
-    """A host's folders; its keeper allows so many bytes in memory."""
+    """A host's folders; its keeper allows so many bytes in memory, and keeps an eighth of them free."""
 
-    def __init__(self, folder: Path, name: str = "localhost", limit: int = 9 * SIZE) -> None:
+    def __init__(self, folder: Path, name: str = "localhost", limit: int = 9_250) -> None:
         self.name, self.limit = name, limit
         self.run = folder / f"run-{name}"
         self.memory = folder / f"fluid-0123456789abcdef-{name}"
@@ -103,8 +103,11 @@ def test_what_is_worth_least_goes_to_disk_before_memory_is_full(here: Machine) -
     eventually(lambda: bool(here.heard()))
     (moved,) = here.moved
     assert (moved.in_memory, moved.host) == (False, "localhost") and damage_of(moved.path) is None
-    save(lane, "a", 2)  # The one before is worth nothing.
-    here.settled(["a2", "c1", "d1", "e1", "f1", "g1", "h1", "i1"])
+    lane.delete("h")
+    save(lane, "a", 2)  # The one before is worth nothing from now on.
+    here.settled(["a1", "a2", "c1", "d1", "e1", "f1", "g1", "i1"])
+    save(lane, "j")
+    here.settled(["a2", "c1", "d1", "e1", "f1", "g1", "i1", "j1"])
     assert here.on_disk() == ["a1", "b1"]
 
 
