@@ -21,6 +21,7 @@ from typing import Any
 from pyarrow import fs as pyarrow_fs
 from ray.tune.schedulers import PopulationBasedTraining
 
+from fluid._clock import MonotonicClock
 from fluid.integrations.ray_tune.lane_trial import FailedSave
 from fluid.integrations.ray_tune.memory_saves import CheckpointWanted, SavedInMemory, opened
 from fluid.integrations.ray_tune.private_api import before_state_is_written
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 _KEPT = 2
 #: Copies under way at a time, and the niceness of their threads: a trial that goes on reads its state meanwhile.
 _THREADS, _NICENESS = 2, 10
+#: Seconds for which a copy waits, unless it is needed, so that the trial that goes on can read its state first.
+_HEAD_START_S = 1.0
 
 
 class MemoryCheckpoints:
@@ -55,8 +58,11 @@ class MemoryCheckpoints:
             and before_state_is_written(controller, self.settle)
         )
         self._pool: ThreadPoolExecutor | None = None
+        self._clock = MonotonicClock()
         #: With the copying of each, by its path in Tune's storage.
         self._saved: dict[str, tuple[SavedInMemory, Future[None]]] = {}
+        #: Set for a path once its copy is needed.
+        self._needed: dict[str, threading.Event] = {}
         #: Those paths by Tune's id of the trial, the oldest first.
         self._of_trial: dict[str, deque[str]] = {}
         #: Of those that could not be copied.
@@ -86,11 +92,13 @@ class MemoryCheckpoints:
                 self._forget(path)
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_THREADS, "fluid-tune-storage", _let_lanes_go_first)
-            self._saved[path] = saved, self._pool.submit(_store, saved)
+            needed = self._needed[path] = threading.Event()
+            self._saved[path] = saved, self._pool.submit(self._store_later, saved, needed, self._clock.now())
             paths.append(path)
             while len(paths) > _KEPT:
                 self._forget(paths.popleft())
         if self._failed:  # The storage may be full: from now on Tune is told of it at once.
+            self._need(path)
             error = self._saved[path][1].exception()
             if isinstance(error, Exception):
                 return FailedSave("".join(traceback.format_exception(error)), error)
@@ -109,6 +117,7 @@ class MemoryCheckpoints:
     def settle_one(self, path: str) -> None:
         """Waits until a checkpoint is in Tune's storage; one that cannot be copied is logged."""
         saved, copying = self._saved.get(path, (None, None))
+        self._need(path)
         if saved is None or copying is None or path in self._failed or copying.exception() is None:
             return
         try:
@@ -139,8 +148,19 @@ class MemoryCheckpoints:
             self._pool.shutdown()
             self._pool = None
 
+    def _need(self, path: str) -> None:
+        """Has a copy made at once."""
+        if path in self._needed:
+            self._needed[path].set()
+
+    def _store_later(self, saved: SavedInMemory, needed: threading.Event, at: float) -> None:
+        """Copies a checkpoint that was handed over at that time, seconds, to Tune's storage."""
+        needed.wait(max(0.0, at + _HEAD_START_S - self._clock.now()))
+        _store(saved)
+
     def _forget(self, path: str) -> None:
         saved, _ = self._saved.pop(path)
+        self._needed.pop(path, None)
         self._failed.discard(path)
         delete_places(saved.places)
         if any(map(os.path.isdir, saved.places)):
