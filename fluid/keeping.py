@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,16 +110,33 @@ class KeepRule(NamedTuple):
         return than is None or (value < than if self.mode == "min" else value > than)
 
 
+def number_of(value: Any) -> float | None:
+    """The number that a metric's value stands for, NaN and infinities included; ``None`` if it is no number.
+
+    All who compare metrics compare by this one rule. Numbers are those of Python, ``Decimal`` and ``Fraction``, scalars
+    of NumPy and PyTorch and arrays with one element, and whatever has ``__float__``. A bool is none, nor is a text.
+
+    It calls methods of the value's class, which is the user's: apply it in the lane, or to what JSON has decoded. It
+    never raises.
+    """
+    if type(value) is float:
+        return value
+    try:
+        if not isinstance(value, (int, float)) and hasattr(value, "item"):
+            value = value.item()  # Raises for an array of several elements.
+        if value is None or isinstance(value, (bool, str, bytes)):
+            return None
+        return float(value)
+    except OverflowError:  # An integer that no float holds.
+        return math.nan
+    except BaseException:  # The class is the user's, and may raise anything.
+        return None
+
+
 def finite_number(value: Any) -> float | None:
-    """A metric's value as a float, also a scalar of NumPy or PyTorch; ``None`` for what cannot be compared."""
-    if type(value) is not float:
-        if value is None or isinstance(value, (bool, str, bytes)) or getattr(value, "ndim", 0) != 0:
-            return None
-        try:
-            value = float(value)
-        except Exception:  # A value of the user's own class may raise anything.
-            return None
-    return value if value - value == 0.0 else None  # Neither NaN nor infinite.
+    """:func:`number_of` a value; ``None`` also for NaN and infinities, which are never the best."""
+    number = number_of(value)
+    return number if number is not None and math.isfinite(number) else None
 
 
 def value_of(metrics: object, name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
+from fluid.keeping import number_of, value_of
 from fluid.lane.run_paths import trial_folder
 from fluid.results.checkpoints import (
     KeptCheckpoint,
@@ -53,6 +54,14 @@ class Result:
     device_ids: tuple[int, ...]
     config: Mapping[str, Any]
     rows: int = 1
+
+    def number(self, name: str) -> float | None:
+        """The number that a metric has, NaN and infinities included; ``None`` if it was not reported or is no number.
+
+        Args:
+            name: of the metric; nested names are joined by ``/``.
+        """
+        return number_of(value_of(self.metrics, name))
 
     @property
     def device_seconds(self) -> float:
