@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,18 @@ class Search:
             require_number("time_budget_s", self.time_budget_s, at_least=0.0)
         if self.shape is not None and not isinstance(self.shape, SearchShape):
             raise InvalidFieldError("shape", self.shape, "must be a SearchShape or None")
+
+
+def copied_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a config that shares nothing with it that can be changed, as far as its values can be copied."""
+    copied: dict[str, Any] = {}
+    known: dict[int, Any] = {}
+    for name, value in config.items():
+        try:
+            copied[name] = copy.deepcopy(value, known)
+        except BaseException:  # The class is the user's: it may hold a lock, and may raise anything.
+            copied[name] = value
+    return copied
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,7 @@ if str(_HERE) not in sys.path:
     sys.path.append(str(_HERE))
 
 from browser import Browser, chromium, running_browser  # noqa: E402
+from iteration_runs import one_by_one  # noqa: E402
 
 # Nothing is timed. On CI every run tries the same examples, so that a failure belongs to the change it shows up with.
 settings.register_profile(
@@ -84,7 +85,7 @@ class Lane:
         poller.register(self.wire.fileno(), select.POLLIN)
         while not any(map(wanted, self.messages)):
             assert poller.poll(PATIENCE_MS), f"no {kind.__name__}, but {self.messages}"
-            self.messages += self.wire.receive()
+            self.messages += [each for message in self.wire.receive() for each in one_by_one(message)]
             assert not self.wire.ended, f"the lane ended after {self.messages}"
         found = next(filter(wanted, self.messages))
         self.messages.remove(found)

@@ -24,7 +24,7 @@ from fluid.elastic.messages import (
     StoreValues,
 )
 from fluid.elastic.rendezvous import Rendezvous
-from fluid.trainables.pickling import pack_metrics
+from fluid.trainables.encoded_metrics import encode_metrics
 
 
 class MemberProtocol:
@@ -115,7 +115,7 @@ class MemberProtocol:
         seconds = self._clock.now() - begun
         at_end(done)
         if self.member.trainable.rank == 0:
-            self._send(MemberIterated(self._generation, done.iteration, pack_metrics(done.metrics), seconds))
+            self._send(MemberIterated(self._generation, done.iteration, encode_metrics(done.metrics), seconds))
         if not done.go_on:
             self.left = 0
             self._send(Halted(self._generation, done.iteration, done.finished))
@@ -141,7 +141,7 @@ class MemberProtocol:
         self.member.join(
             self._rendezvous, message.rank, message.size, message.sync, message.reported, message.connection
         )
-        metrics = None if self.member.metrics is None else pack_metrics(self.member.metrics)
+        metrics = None if self.member.metrics is None else encode_metrics(self.member.metrics)
         self._send(Joined(message.generation, self.member.iteration, metrics, self._clock.now() - begun))
 
     def _run(self, message: RunMember) -> None:

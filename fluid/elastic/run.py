@@ -33,7 +33,7 @@ from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
 from fluid.errors import FluidError, require_integer
 from fluid.resources import available_cores
-from fluid.trainables.pickling import dump_config, dump_trainable, unpack_metrics
+from fluid.trainables.pickling import dump_config, dump_trainable
 
 #: Longest that processes may take to end before they are killed, seconds.
 _END_S = 10.0
@@ -190,8 +190,7 @@ class ElasticRun:
         while True:
             event = self._next_event((Reported, AllHalted, Collapsed, MemberFailed))
             if isinstance(event, Reported):
-                metrics = unpack_metrics(event.metrics)
-                results.append(ElasticResult(event.iteration, metrics, event.width))
+                results.append(ElasticResult(event.iteration, event.metrics.decode(), event.width))
                 if on_result is not None:
                     on_result(results[-1])
             elif isinstance(event, AllHalted):

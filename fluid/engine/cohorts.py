@@ -65,8 +65,8 @@ class Cohorts:
         key = trial.spec.profile_key
         return key if self._estimates.is_cohort(key) else None
 
-    def iterated(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, *, observed: bool) -> None:
-        """Learns from an iteration, after the profile has.
+    def iterated(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, *, observed: int) -> None:
+        """Learns from an iteration, or a run of several, after the profile has.
 
         A trial may run no more than one iteration, which is not observed as it may load or compile something. In a lane
         that others have used, and alone on its device, it is better than nothing.
@@ -75,13 +75,13 @@ class Cohorts:
             trial: the trial.
             seconds: that the iteration took.
             memory: what the trial was seen to need, if that was measured.
-            observed: whether the trial's pace follows from it.
+            observed: iterations from which the trial's pace follows, 0 or all.
         """
         key = self._submitted.get(trial.row)
         if key is None:
             return
         pace = trial.pace
-        if observed and (pace.observed & (pace.observed - 1)) == 0:  # the first, the second, the fourth, ...
+        if pace.observed.bit_length() > (pace.observed - observed).bit_length():  # the first, second, fourth, ...
             known = pace.seconds
         elif not observed and pace.observed == 0 and pace.placed_at is None and self._is_alone(trial):
             known = seconds * self._estimates.speed_held(trial)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from fluid.engine.events import Checkpoint, Failure, PausePurpose
+from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
 from fluid.trialgroup import TrialState
 
 
@@ -309,19 +310,34 @@ class ReportStart(TrialNotice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(TrialNotice):
-    """The trial finished an iteration.
+    """The trial finished an iteration, or a run of several short ones, of which this tells the last.
 
     Attributes:
         rows: fused trials that did it in one step of so many seconds, this one included.
+        run: all iterations of the run, this one included; ``None`` for one alone.
     """
 
     iteration: int
-    metrics: Any
+    metrics: EncodedMetrics
     seconds: float
     width: float
     device_ids: tuple[int, ...]
     at: float
     rows: int = 1
+    run: IterationRun | None = None
+
+    @property
+    def iterations(self) -> Iterator[tuple[int, float, float, EncodedMetrics]]:
+        """Each iteration: its number, when it ended, its seconds, and what the trial reported."""
+        run = self.run
+        if run is None:
+            return iter([(self.iteration, self.at, self.seconds, self.metrics)])
+        return zip(range(self.iteration + 1 - len(run.at), self.iteration + 1), *run, strict=True)
+
+    @property
+    def count(self) -> int:
+        """Iterations that this tells of."""
+        return 1 if self.run is None else len(self.run.at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from itertools import chain
 from statistics import median_low
 
 from fluid.engine import tuning
+from fluid.engine.events import IterationDone
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.model_speeds import ModelSpeeds
 from fluid.engine.needs import Needs
@@ -224,10 +225,19 @@ class Estimates:
         """Standard deviation of the logarithm of the true seconds of work left over those predicted; 0 if unknown."""
         return self._beliefs.sigma(trial, self.of_key(trial).model)
 
-    def observe_pace(self, trial: TrialRecord, seconds: float, model: str | None) -> None:
-        """Learns the pace of a trial from an iteration, in seconds at width 1 and speed 1, on that device model."""
-        self._beliefs.observe(trial, seconds)
-        trial.pace.observe(seconds, model)
+    def observe_pace(self, trial: TrialRecord, done: IterationDone, stretch: float, model: str | None) -> None:
+        """Learns the pace of a trial from iterations that took so many times the seconds at width 1 and speed 1.
+
+        Args:
+            trial: the trial.
+            done: its iteration, or a run of them.
+            stretch: above 0.
+            model: the device model.
+        """
+        seconds = done.typical_seconds / stretch
+        one = done.seconds / stretch if done.seconds > 0.0 else None
+        self._beliefs.observe(trial, seconds, done.count, one)
+        trial.pace.observe(seconds, model, done.count)
 
     def log_paces(self, key: str) -> Sequence[float]:
         """Logarithms of the seconds per iteration, at width 1 and speed 1, of the newest trials of a key."""

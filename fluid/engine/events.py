@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
-from typing import Any
+from statistics import median_low
 
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.restores import Restoring
 from fluid.engine.trial_spec import TrialSpec
 from fluid.keeping import Kept
 from fluid.resources import Device, MemoryNeed
+from fluid.trainables.encoded_metrics import NO_METRICS, EncodedMetrics, IterationRun
 from fluid.trialgroup import TrialState
 
 #: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
@@ -274,7 +275,7 @@ class TrialStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class IterationDone(Event):
-    """A trial finished an iteration.
+    """A trial finished an iteration, or a run of several short ones, of which this tells the last.
 
     Attributes:
         iteration: its number, from 1. That of the iteration before if the trial found that none was left to do.
@@ -284,6 +285,7 @@ class IterationDone(Event):
         finished: whether the trial has no more to do, whatever its budget.
         busy: share of the iteration in which it kept its device busy, if measured.
         rows: fused trials, this one included, that did it in one step; ``settled`` if it prepared nothing.
+        run: all iterations of the run, this one included; ``None`` for one alone.
     """
 
     trial_id: str
@@ -291,12 +293,23 @@ class IterationDone(Event):
     _: KW_ONLY
     iteration: int
     seconds: float
-    metrics: Any = None
+    metrics: EncodedMetrics = NO_METRICS
     memory: MemoryNeed | None = None
     finished: bool = False
     busy: float | None = None
     rows: int = 1
     settled: bool = True
+    run: IterationRun | None = None
+
+    @property
+    def count(self) -> int:
+        """Iterations that this tells of."""
+        return 1 if self.run is None else len(self.run.at)
+
+    @property
+    def typical_seconds(self) -> float:
+        """Wall time of the iteration, or the median of the run's."""
+        return self.seconds if self.run is None else median_low(self.run.seconds)
 
 
 class PausePurpose(Enum):

@@ -74,7 +74,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class IterationReported:
-    """What is written of a :class:`Report`; results.jsonl has the rest."""
+    """What is written of a :class:`Report`, of a run of iterations the last; results.jsonl has the rest."""
 
     at: float
     trial_id: str

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from fluid.engine import tuning
+from fluid.engine.events import IterationDone
 from fluid.engine.fusing_estimates import FusingEstimate
 from fluid.planning.fused_rates import FusedRates
 from fluid.planning.profile import Profile
@@ -133,21 +134,22 @@ class KeyEstimate:
         """Seconds of work left per device that repay trying one more co-resident, which is started for it."""
         return max(tuning.WORTH_TRYING_S, tuning.WORTH_TRYING_STARTS * self.warm_up)
 
-    def add_iteration(self, seconds: float) -> None:
-        """Records how long an iteration took."""
-        self.latest.append(seconds)
-        if seconds > self.longest:
-            self.longest = seconds
+    def add_iterations(self, done: IterationDone) -> None:
+        """Records how long an iteration took, or a run of several."""
+        self.latest.append(done.typical_seconds)
+        longest = done.seconds if done.run is None else max(done.run.seconds)
+        if longest > self.longest:
+            self.longest = longest
 
     def is_usual(self, seconds: float) -> bool:
         """Whether an iteration took about as long as others before it, and so hardly loaded or compiled anything."""
         return len(self.latest) > tuning.LEAST_OBSERVED and seconds <= tuning.USUAL * median_low(self.latest)
 
-    def worth_observing(self, co_residents: int, width: int) -> bool:
-        """Counts an iteration; returns whether the profile is to learn from it."""
+    def worth_observing(self, co_residents: int, width: int, count: int = 1) -> bool:
+        """Counts an iteration, or so many at once; returns whether the profile is to learn from it, or from them."""
         seen = self.observed.get((co_residents, width), 0)
-        self.observed[co_residents, width] = seen + 1
-        return seen < tuning.OBSERVE_ALL or seen % tuning.OBSERVE_EVERY == 0
+        self.observed[co_residents, width] = seen + count
+        return seen < tuning.OBSERVE_ALL or -seen % tuning.OBSERVE_EVERY < count
 
     @property
     def known_alone(self) -> bool:

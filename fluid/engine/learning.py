@@ -8,20 +8,20 @@ from fluid.engine.records import TrialRecord
 
 
 def learn_from(core: SessionState, trial: TrialRecord, event: IterationDone) -> None:
-    """Learns from an iteration that a trial has finished.
+    """Learns from an iteration that a trial has finished, or once from a run of several.
 
     Args:
         core: the state of the session.
         trial: the trial, which still holds its devices.
-        event: its iteration.
+        event: its iterations.
     """
     pace = trial.pace
     if pace.settled_after is not None:
-        core.measuring.observe_warm_up(trial, pace.settled_after - event.seconds)
+        core.measuring.observe_warm_up(trial, pace.settled_after - event.typical_seconds)
         pace.settled_after = None
     before = pace.observed
     _observe(core, trial, event)
-    core.cohorts.iterated(trial, event.seconds, event.memory, observed=pace.observed > before)
+    core.cohorts.iterated(trial, event.typical_seconds, event.memory, observed=pace.observed - before)
 
 
 def _observe(core: SessionState, trial: TrialRecord, event: IterationDone) -> None:
@@ -31,9 +31,9 @@ def _observe(core: SessionState, trial: TrialRecord, event: IterationDone) -> No
         return
     co_residents = None if pace.disturbed or trial.placement.move is not None else core.timing.co_residents(trial)
     if co_residents is not None:
-        core.measuring.observe(trial, co_residents, event.seconds, event.memory, event.busy)
+        core.measuring.observe(trial, co_residents, event)
     elif event.memory is not None:
         core.measuring.observe_memory(trial, event.memory)
     if not pace.settled:
-        core.timing.settle(trial, core.now, is_usual=core.estimates.of_key(trial).is_usual(event.seconds))
+        core.timing.settle(trial, core.now, is_usual=core.estimates.of_key(trial).is_usual(event.typical_seconds))
     pace.disturbed = False

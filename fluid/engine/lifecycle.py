@@ -198,13 +198,13 @@ class Lifecycle:
         elif event.lane_id not in place.lost_lanes:
             return  # the trial has left that lane, or another one is its rank 0, which reports for all
         further = event.iteration - progress.done
-        if further != 1 and not (further == 0 and event.finished):
+        if further != event.count and not (further == 0 and event.finished):
             raise core.error(trial, f"reports iteration {event.iteration} after {progress.done}")
         progress.count(event.iteration)
         core.watching.answered(trial, core.now)
         trial.residence.checkpoint_is_current = False
         if further:
-            core.estimates.of_key(trial).add_iteration(event.seconds)
+            core.estimates.of_key(trial).add_iterations(event)
             if core.strikes.any:
                 core.changed |= core.strikes.iterated(core.occupancy.held[trial.row])
             if trial.limits.avoids is not None:
@@ -230,6 +230,7 @@ class Lifecycle:
         if event.iteration <= trial.progress.reported or trial.state is TrialState.STOPPING:
             return
         core, place = self._core, trial.placement
+        unreported = event.iteration - trial.progress.reported  # Of a run that repeats iterations, the rest is news.
         trial.progress.reported = event.iteration
         move = place.move
         width = place.width if move is None or move.called_off else move.old_width
@@ -248,6 +249,7 @@ class Lifecycle:
                 device_ids=devices,
                 at=event.at,
                 rows=event.rows,
+                run=None if event.run is None else event.run.last(unreported),
             )
         )
 

@@ -58,19 +58,16 @@ class Measuring:
         self,
         trial: TrialRecord,
         co_residents: Sequence[TrialRecord],
-        seconds: float,
-        memory: MemoryNeed | None,
-        busy: float | None = None,
+        done: IterationDone,
     ) -> None:
-        """Learns from an iteration of a running trial whose co-residency did not change meanwhile.
+        """Learns from an iteration of a running trial, or a run of several, while its co-residency did not change.
 
         Args:
             trial: the trial.
             co_residents: the trials on its device, itself included, all of which iterated.
-            seconds: that the iteration took.
-            memory: what the trial was seen to need, if that was measured.
-            busy: share of the time in which the device was busy, if that was measured.
+            done: the iteration, or the run, from which the profile learns once.
         """
+        seconds, memory, busy = done.typical_seconds, done.memory, done.busy
         estimate = self._estimates.of_key(trial)
         residents = len(co_residents)
         width = 1 if trial.spec.gang else max(1, round(trial.placement.width))
@@ -79,17 +76,17 @@ class Measuring:
         if seconds <= 0.0:
             return
         alone = residents == width == 1
-        learns = estimate.worth_observing(residents, width)
+        learns = estimate.worth_observing(residents, width, done.count)
         if alone:
             learns |= busy is not None and not estimate.busy_known
             estimate.busy_known |= busy is not None
-            estimate.seconds_alone += seconds
+            estimate.seconds_alone += seconds * done.count
         if learns:
             self._learn(trial, estimate, co_residents, seconds, width=width, busy=busy)
         if alone:
             speed = self._estimates.speed(trial, self._occupancy.held[trial.row])
-            trial.pace.solo = smooth(trial.pace.solo, seconds * speed)
-        self._estimates.observe_pace(trial, seconds / self._estimates.stretch(trial), estimate.model)
+            trial.pace.solo = smooth(trial.pace.solo, seconds * speed, done.count)
+        self._estimates.observe_pace(trial, done, self._estimates.stretch(trial), estimate.model)
 
     def observe_step(self, trial: TrialRecord, event: IterationDone, *, is_first: bool, packs: int | None) -> None:
         """Learns from a step of fused trials, or of one that takes turns with others in its lane.
@@ -103,9 +100,10 @@ class Measuring:
         estimate, rows = self._estimates.of_key(trial), event.rows
         if event.memory is not None:
             self.observe_memory(trial, event.memory)
-        if event.seconds <= 0.0:
+        if event.typical_seconds <= 0.0:
             return
-        fusing, seconds = estimate.fusing, event.seconds * self._occupancy.speed(self._occupancy.held[trial.row])
+        fusing, speed = estimate.fusing, self._occupancy.speed(self._occupancy.held[trial.row])
+        seconds = event.typical_seconds * speed
         if not event.settled:
             if is_first:
                 fusing.prepared(seconds, rows, estimate.pace)
@@ -116,26 +114,27 @@ class Measuring:
             fusing.busy.append(event.busy)
         if is_first and fusing.worth_observing(packs, rows):
             self._profile.observe(estimate.key, seconds, model=estimate.model, co_residents=packs, rows=rows)
-            self._update(trial, estimate, event.seconds)
+            self._update(trial, estimate, event.typical_seconds)
             if rows == packs == 1:
                 self._update_other_models(estimate, alone=True)
         known = packs == 1 and (rows == 1 or (fusing.rates is not None and rows in fusing.rates.rows))
         if known:
             stretch = 1.0 if rows == 1 or fusing.rates is None else fusing.rates.stretch(rows)
-            self._estimates.observe_pace(trial, seconds / stretch, estimate.model)
+            self._estimates.observe_pace(trial, event, stretch / speed, estimate.model)
 
-    def observe_turn(self, trial: TrialRecord, seconds: float, lanes: int) -> None:
-        """Learns from an iteration of a trial that takes turns in one of so many lanes of its device."""
+    def observe_turn(self, trial: TrialRecord, done: IterationDone, lanes: int) -> None:
+        """Learns from iterations of a trial that takes turns in one of so many lanes of its device."""
         estimate = self._estimates.of_key(trial)
-        if seconds <= 0.0:
+        if done.typical_seconds <= 0.0:
             return
-        seconds *= self._occupancy.speed(self._occupancy.held[trial.row])
-        if estimate.worth_observing(lanes, 1):
+        speed = self._occupancy.speed(self._occupancy.held[trial.row])
+        seconds = done.typical_seconds * speed
+        if estimate.worth_observing(lanes, 1, done.count):
             typical = seconds if lanes == 1 else _as_typical(trial, estimate, seconds)
             self._profile.observe(estimate.key, typical, model=estimate.model, co_residents=lanes)
             estimate.add_observed(lanes, trial.row)
             self._update(trial, estimate, seconds)
-        self._estimates.observe_pace(trial, seconds / estimate.alpha ** (lanes - 1), estimate.model)
+        self._estimates.observe_pace(trial, done, estimate.alpha ** (lanes - 1) / speed, estimate.model)
 
     def estimate_changed(self, estimate: KeyEstimate) -> None:
         """Brings an estimate up to date: a lane has found how far its trials can be fused, or a cohort begins."""

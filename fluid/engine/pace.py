@@ -42,10 +42,10 @@ class Pace:
     placed_at: float | None = None
     settled_after: float | None = None
 
-    def observe(self, seconds: float, model: str | None) -> None:
-        """Adds an iteration, in seconds at width 1 and speed 1, on a device of that model."""
-        self.seconds, self.model = smooth(self.seconds, seconds), model
-        self.observed += 1
+    def observe(self, seconds: float, model: str | None, count: int = 1) -> None:
+        """Adds an iteration, or so many, in seconds at width 1 and speed 1, on a device of that model."""
+        self.seconds, self.model = smooth(self.seconds, seconds, count), model
+        self.observed += count
 
     @property
     def expected(self) -> float | None:
@@ -80,7 +80,9 @@ class Pace:
         self.solo = None if self.solo is None else self.solo * factor
 
 
-def smooth(before: float | None, latest: float) -> float:
-    """The exponentially weighted mean of what was observed before and the latest observation."""
-    weight = tuning.PACE_SMOOTHING
-    return latest if before is None else (1.0 - weight) * before + weight * latest
+def smooth(before: float | None, latest: float, count: int = 1) -> float:
+    """The exponentially weighted mean of what was observed before and the latest observation, or so many alike."""
+    if before is None:
+        return latest
+    kept: float = (1.0 - tuning.PACE_SMOOTHING) ** count
+    return kept * before + (1.0 - kept) * latest

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from fluid.engine import tuning
+from fluid.engine.pace import smooth
 from fluid.engine.records import TrialRecord
 from fluid.planning.measurements import log_spread
 from fluid.planning.profile import Profile
@@ -54,17 +55,24 @@ class PaceBeliefs:
         self._profile = profile
         self._by_key: dict[str, _KeyBelief] = {}
 
-    def observe(self, trial: TrialRecord, seconds: float) -> None:
-        """Learns from an iteration, in seconds at width 1 and speed 1, before the trial's pace does."""
+    def observe(self, trial: TrialRecord, seconds: float, count: int = 1, one: float | None = None) -> None:
+        """Learns from an iteration, or so many, in seconds at width 1 and speed 1, before the trial's pace does.
+
+        Args:
+            trial: the trial.
+            seconds: of the iteration, or typical ones of several.
+            count: how many.
+            one: of a single one of several, as the noise is that of single iterations.
+        """
         belief = self._by_key.setdefault(trial.spec.profile_key, _KeyBelief())
         before, latest = trial.pace.seconds, math.log(seconds)
         if before is not None and before > 0.0:
-            off = _variance_of_pace(trial.pace.observed)
-            belief.deviations.append((latest - math.log(before)) / math.sqrt(1.0 + off))
+            off, known = _variance_of_pace(trial.pace.observed), math.log(before)
+            single = latest if one is None else math.log(one)
+            belief.deviations.append((single - known) / math.sqrt(1.0 + off))
             belief.noise = None
             # As fluid.engine.pace smooths it, nearly: the mean of logarithms in place of that of seconds.
-            weight = tuning.PACE_SMOOTHING
-            latest = weight * latest + (1.0 - weight) * math.log(before)
+            latest = smooth(known, latest, count)
         paces = belief.paces
         if trial.row not in paces and len(paces) >= _MOST_TRIALS:
             del paces[next(iter(paces))]

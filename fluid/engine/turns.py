@@ -191,7 +191,7 @@ class Turns:
         if is_first and self._estimates.of_key(trial).pace is not None:
             return True  # A first iteration loads, or compiles.
         if all(self._is_settled(other) for other in busy if other is not lane):
-            self._measuring.observe_turn(trial, event.seconds, len(busy))
+            self._measuring.observe_turn(trial, event, len(busy))
         return True
 
     def _is_settled(self, lane: LaneRecord) -> bool:

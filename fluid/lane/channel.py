@@ -12,11 +12,12 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from fluid._clock import Clock
-from fluid.lane.messages import decode, encode
+from fluid.lane.messages import ResidentIterated, decode, encode
+from fluid.trainables.encoded_metrics import IterationRun
 
 #: Longest that a message waits for others to share its batch, seconds.
 _OLDEST_S = 0.005
-#: Most messages of a batch: a driver that lags behind must not get larger ones.
+#: Most messages, or short iterations, of a batch: a driver that lags behind must not get larger ones.
 _LARGEST_BATCH = 64
 #: After this many checks without a pending message, the watcher sleeps until it is woken.
 _IDLE_CHECKS = 20
@@ -44,6 +45,35 @@ class Connection(Protocol):
         ...
 
 
+class _PendingRun:
+    """Short iterations of one trial, which wait to be told together: one message costs the driver the least."""
+
+    __slots__ = ("_columns", "_done", "trial_id")
+
+    def __init__(self, done: ResidentIterated) -> None:
+        self.trial_id = done.trial_id
+        self._done = done
+        self._columns: tuple[list[Any], list[Any], list[Any]] = ([done.at], [done.seconds], [done.metrics])
+
+    def add(self, done: ResidentIterated) -> None:
+        """Adds the iteration that follows."""
+        at, seconds, metrics = self._columns
+        at.append(done.at)
+        seconds.append(done.seconds)
+        metrics.append(done.metrics)
+        memory, busy = self._done.memory, self._done.busy
+        if memory is not None and memory != done.memory:
+            persistent, ephemeral = done.memory or memory
+            done = done._replace(memory=(max(memory[0], persistent), max(memory[1], ephemeral)))
+        self._done = done if busy is None or done.busy is not None else done._replace(busy=busy)
+
+    def message(self) -> ResidentIterated:
+        """Returns what the driver is told."""
+        if len(self._columns[0]) == 1:
+            return self._done
+        return self._done._replace(run=IterationRun(*map(tuple, self._columns)))
+
+
 class Channel:
     """Sends and receives messages in batches.
 
@@ -64,6 +94,9 @@ class Channel:
         self._readable.register(connection.fileno(), select.POLLIN)
         self._lock = threading.Lock()
         self._pending: list[Any] = []
+        #: The last of them, if it is a run of short iterations; how many iterations and other messages wait.
+        self._run: _PendingRun | None = None
+        self._waiting = 0
         #: When the oldest pending message came.
         self._since = 0.0
         self._wake_reader, self._wake_writer = os.pipe()
@@ -80,13 +113,33 @@ class Channel:
     def send(self, message: Any, *, at_once: bool = True) -> None:
         """Sends a message; unless ``at_once``, it may wait a few milliseconds for others to share its batch."""
         with self._lock:
-            if not self._pending:
-                self._since = self._clock.now()
+            self._run = None
             self._pending.append(message)
-            if at_once or len(self._pending) >= _LARGEST_BATCH or self._clock.now() - self._since > _OLDEST_S:
-                self._flush_locked()
-                return
-        if self._asleep:
+            self._send_if_due_locked(at_once=at_once)
+        self._wake()
+
+    def send_short(self, done: ResidentIterated) -> None:
+        """Sends a short iteration, together with those of its trial that follow within a few milliseconds."""
+        with self._lock:
+            if self._run is not None and self._run.trial_id == done.trial_id:
+                self._run.add(done)
+            else:
+                self._run = _PendingRun(done)
+                self._pending.append(self._run)
+            self._send_if_due_locked()
+        self._wake()
+
+    def _send_if_due_locked(self, *, at_once: bool = False) -> None:
+        """Counts what was added to what is pending, and sends all if that is due."""
+        if not self._waiting:
+            self._since = self._clock.now()
+        self._waiting += 1
+        if at_once or self._waiting >= _LARGEST_BATCH or self._clock.now() - self._since > _OLDEST_S:
+            self._flush_locked()
+
+    def _wake(self) -> None:
+        """Wakes the watcher, which sends what stays pending for too long."""
+        if self._asleep and self._pending:
             self._asleep = False
             os.write(self._wake_writer, b"x")
 
@@ -141,7 +194,8 @@ class Channel:
 
     def _flush_locked(self) -> None:
         if self._pending:
-            batch, self._pending = self._pending, []
+            batch, self._pending, self._run, self._waiting = self._pending, [], None, 0
+            batch = [each.message() if type(each) is _PendingRun else each for each in batch]
             self._connection.send_bytes(encode(batch))
 
     def _watch(self) -> None:

@@ -16,6 +16,7 @@ from fluid.elastic.messages import LOOPBACK
 from fluid.keeping import KeepRule, Kept
 from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.policy import DEFAULT_POLICY
+from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
 
 
 class LaneOptions(NamedTuple):
@@ -279,22 +280,24 @@ class ResidentStarted(NamedTuple):
 class ResidentIterated(NamedTuple):
     """A trial finished an iteration, or, if ``metrics`` is ``None``, had none left to run.
 
-    ``metrics`` are plain values in a dict, or :class:`fluid.trainables.pickling.Packed`. ``memory`` is (persistent,
-    ephemeral) bytes, and ``busy`` the share that a meter of :mod:`fluid.lane.gpu_busy_meter` measured. ``rows`` trials,
-    this one included, trained in one step, which took ``seconds``; all of them report it with the same ``at``.
-    ``settled`` is false for a step that also traced its programs: its seconds say nothing of later ones.
+    ``memory`` is (persistent, ephemeral) bytes, and ``busy`` the share that a meter of
+    :mod:`fluid.lane.gpu_busy_meter` measured. ``rows`` trials, this one included, trained in one step, which took
+    ``seconds``; all of them report it with the same ``at``. ``settled`` is false for a step that also traced its
+    programs: its seconds say nothing of later ones. ``run`` has all iterations of a run of short ones that are told
+    together, of which this is the last.
     """
 
     at: float
     trial_id: str
     iteration: int
     seconds: float
-    metrics: Any
+    metrics: EncodedMetrics | None
     memory: tuple[float, float] | None
     finished: bool
     busy: float | None = None
     rows: int = 1
     settled: bool = True
+    run: IterationRun | None = None
 
 
 class ResidentPaused(NamedTuple):

@@ -38,7 +38,8 @@ from fluid.lane.resident_memory import ResidentMemory
 from fluid.lane.run_paths import trial_folder
 from fluid.lane.threads import LaneThreads
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
-from fluid.trainables.pickling import dump_result, pack_metrics
+from fluid.trainables.encoded_metrics import encode_metrics
+from fluid.trainables.pickling import dump_result
 from fluid.trainables.resident import Step
 from fluid.trainables.trainable import can_save, make_resident, set_up
 
@@ -297,7 +298,7 @@ class Residents:
         self, resident: ResidentTrial, step: Step, took: StepTook, *, rows: int = 1, settled: bool = True
     ) -> ResidentIterated:
         """Counts an iteration of a trial, one of several in the step; returns the report for the driver."""
-        metrics = None if step.metrics is None else pack_metrics(step.metrics)
+        metrics = None if step.metrics is None else encode_metrics(step.metrics)
         resident.record_iteration(took.seconds, rows)
         self.queue.note_iteration(resident)
         if metrics is not None:

@@ -318,7 +318,11 @@ class _Lane:
             self._tell_news()
         if done.seconds > _SHORT_S:
             self._output.collect()
-        self._send(done, at_once=done.seconds > _SHORT_S and resident.unsent is None)
+        if done.seconds > _SHORT_S or is_first or done.metrics is None or not done.settled:
+            self._send(done, at_once=done.seconds > _SHORT_S and resident.unsent is None)
+        else:
+            self._note.write(None)
+            self._channel.send_short(done)
         if resident.reports_states:
             self._tell_savability(resident)
         if resident.unsent is not None:

@@ -98,7 +98,7 @@ class LoggerHub:
                 self._told.append((written, event))
         for command in commands:
             if type(command) is Report:
-                written += 1
+                written += command.count
             elif type(command) is ReportEnd or type(command) is ReportStart:
                 self._told.append((written, command))
         self._written = written

@@ -10,7 +10,7 @@ from fluid.backends.simulated.steps import PlayedIteration
 from fluid.errors import InvalidFieldError, require_number
 from fluid.rehearsal.replayable import Replayable, ReplayedIteration
 from fluid.resources import MemoryNeed
-from fluid.trainables.pickling import pack_metrics
+from fluid.trainables.encoded_metrics import encode_metrics
 
 
 class ReplayedCourse:
@@ -58,7 +58,7 @@ class ReplayedCourse:
                 raise self._error
             return None
         memory = None if one.memory_bytes is None else MemoryNeed(one.memory_bytes)
-        return PlayedIteration(one.seconds, pack_metrics(one.metrics), memory, finished=iteration == self._last)
+        return PlayedIteration(one.seconds, encode_metrics(one.metrics), memory, finished=iteration == self._last)
 
     def call(self, method: str, payload: bytes) -> bytes | None:
         """Calls of methods answer nothing."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from fluid.results.checkpoints import (
     load_checkpoint,
     stored_trainable,
 )
+from fluid.trainables.encoded_metrics import EncodedMetrics
+from fluid.trialgroup import Trial, copied_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One finished iteration of a trial.
+    """One finished iteration of a trial. It is its holder's own: no other reader has the same metrics or config.
 
     Example:
         >>> from fluid import FluidExecutor, Trial, TrialGroup
@@ -38,7 +41,7 @@ class Result:
     Attributes:
         trial_id: the trial.
         iteration: its number, from 1.
-        metrics: what the trial reported.
+        metrics: what the trial reported, as it was then; decoded at the first read, in the reader's thread.
         seconds: wall time of the iteration.
         width: width at which it ran: ``1/p`` as one of p trials on a device, 1, or a number of devices.
         device_ids: devices on which it ran.
@@ -61,12 +64,56 @@ class Result:
         Args:
             name: of the metric; nested names are joined by ``/``.
         """
-        return number_of(value_of(self.metrics, name))
+        held = _METRICS.held(self)
+        return held.numbers.get(name) if isinstance(held, EncodedMetrics) else number_of(value_of(held, name))
+
+    def copy(self) -> Result:
+        """A result that shares nothing with this one that its holder could change."""
+        metrics, config = _METRICS.held(self), _CONFIG.held(self)
+        metrics = metrics if isinstance(metrics, EncodedMetrics) else copy.deepcopy(metrics)
+        shared: Any = config if isinstance(config, Trial) else copied_config(config)
+        return replace(self, metrics=metrics, config=shared)
 
     @property
     def device_seconds(self) -> float:
         """Seconds of devices that it used: of a device that trials shared, the trial's part."""
         return device_seconds(self.seconds, self.width, len(self.device_ids), self.rows)
+
+
+class _AtFirstRead:
+    """A slot of :class:`Result` of which what it holds is made into what the reader gets when it is first read.
+
+    Args:
+        slot: the slot.
+        kind: what it may hold until then.
+        make: makes the value of that.
+    """
+
+    def __init__(self, slot: Any, kind: type, make: Callable[[Any], Any]) -> None:
+        self._slot, self._kind, self._make = slot, kind, make
+
+    def held(self, result: Result) -> Any:
+        """What the slot holds."""
+        return self._slot.__get__(result, Result)
+
+    def __get__(self, result: Result | None, owner: type | None = None) -> Any:
+        if result is None:
+            return self
+        value = self._slot.__get__(result, owner)
+        if isinstance(value, self._kind):
+            value = self._make(value)
+            self._slot.__set__(result, value)
+        return value
+
+    def __set__(self, result: Result, value: Any) -> None:
+        self._slot.__set__(result, value)
+
+
+#: ``Result.metrics`` holds EncodedMetrics at first, and ``Result.config`` the Trial: most are never read.
+_METRICS = _AtFirstRead(vars(Result)["metrics"], EncodedMetrics, EncodedMetrics.decode)
+_CONFIG = _AtFirstRead(vars(Result)["config"], Trial, lambda trial: copied_config(trial.config))
+for _name, _slot in (("metrics", _METRICS), ("config", _CONFIG)):
+    setattr(Result, _name, _slot)
 
 
 def device_seconds(seconds: float, width: float, devices: int, rows: int = 1) -> float:

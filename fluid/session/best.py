@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluid.keeping import finite_number, value_of
 from fluid.results.metrics import is_bookkeeping, less_is_better
 from fluid.trialgroup import Search, Trial
 
@@ -67,20 +67,27 @@ class BestTracker:
         """Name of the metric; ``None`` as long as it is unknown."""
         return self._metric
 
-    def hear(self, trial: Trial, iteration: int, metrics: Any) -> None:
-        """Takes a result of a trial."""
+    def hear(self, trial: Trial, iteration: int, numbers: Mapping[str, float]) -> None:
+        """Takes a result of a trial.
+
+        Args:
+            trial: the trial.
+            iteration: the number of its iteration.
+            numbers: that it reported: see :class:`fluid.trainables.encoded_metrics.EncodedMetrics`.
+        """
         shown = trial.shown
-        if shown is not None and shown.metrics is not None:
-            metrics = metrics.get(shown.metrics) if isinstance(metrics, Mapping) else None
-        value = self._value_in(metrics)
-        if value is None:
+        inner = "" if shown is None or shown.metrics is None else f"{shown.metrics}/"
+        if self._metric is None:
+            self._metric = next((name for each in numbers if (name := _metric_name(each, inner, numbers))), None)
+        value = None if self._metric is None else numbers.get(inner + self._metric)
+        if value is None or not math.isfinite(value):
             return
         value *= self._sign or self._find_sign()
         known = self._best_of.get(trial.id)
         if known is not None and known[0] <= value:
             return
-        further = ((name, finite_number(value_of(metrics, name))) for name in self._besides)
-        besides = tuple((name, found) for name, found in further if found is not None)
+        further = ((name, numbers.get(inner + name)) for name in self._besides)
+        besides = tuple((name, found) for name, found in further if found is not None and math.isfinite(found))
         entry = self._best_of[trial.id] = value, iteration, trial, besides
         if self._best is not None and value < self._best[0] and trial.id not in self._failed:
             self._best = entry
@@ -129,18 +136,6 @@ class BestTracker:
             besides=dict(besides),
         )
 
-    def _value_in(self, metrics: Any) -> float | None:
-        if not isinstance(metrics, Mapping):
-            return None
-        if self._metric is None:
-            self._metric = next((name for name, value in metrics.items() if _is_metric(name, value)), None)
-            if self._metric is None:
-                return None
-        value = metrics.get(self._metric)
-        if value is None:
-            value = value_of(metrics, self._metric)
-        return finite_number(value)
-
     def _find_sign(self) -> float:
         assert self._metric is not None
         less = less_is_better(self._metric) if self._mode is None else self._mode == "min"
@@ -152,5 +147,7 @@ def _value_of(entry: _Entry) -> float:
     return entry[0]
 
 
-def _is_metric(name: object, value: object) -> bool:
-    return isinstance(name, str) and not is_bookkeeping(name) and finite_number(value) is not None
+def _metric_name(name: str, inner: str, numbers: Mapping[str, float]) -> str | None:
+    """The metric that a number stands for; ``None`` if it only counts something, or cannot be compared."""
+    metric = name.removeprefix(inner) if name.startswith(inner) else ""
+    return metric if metric and not is_bookkeeping(metric) and math.isfinite(numbers[name]) else None

@@ -13,6 +13,7 @@ from fluid.errors import FluidError
 from fluid.results.folder_files import RESULTS, TRIALS, json_lines
 from fluid.results.iterations import CLOCK_RESET_S, read_reported
 from fluid.results.records import Result
+from fluid.trialgroup import Trial
 
 _log = logging.getLogger(__name__)
 
@@ -35,12 +36,12 @@ class GroupResults:
     first_start: float = math.inf
     last_end: float = -math.inf
 
-    def read(self, config_of: Callable[[str], Mapping[str, Any] | None]) -> Iterator[Result]:
+    def read(self, trial_of: Callable[[str], Trial | None]) -> Iterator[Result]:
         """Gives the results in the order written; their metrics are what JSON makes of them.
 
         Args:
-            config_of: the config of a trial, by its id; ``None`` for a trial that was forgotten, whose config is
-                then read from ``trials.jsonl``, as JSON has it.
+            trial_of: a trial, by its id; ``None`` for one that was forgotten, whose config is then read from
+                ``trials.jsonl``, as JSON has it.
 
         Raises:
             FluidError: the file was deleted meanwhile.
@@ -52,7 +53,7 @@ class GroupResults:
             reported = read_reported(line.entry or {})
             if reported is None or reported.group_id != self.group_id:
                 continue
-            config = config_of(reported.trial_id)
+            config: Any = trial_of(reported.trial_id)
             if config is None:
                 forgotten = self._configs() if forgotten is None else forgotten
                 config = forgotten.get(reported.trial_id, {})

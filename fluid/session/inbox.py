@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
@@ -23,7 +23,6 @@ from fluid.session.earlier_results import GroupResults
 from fluid.session.results import CallFailedError, TrialListener, TrialRequest, broken_off, exception_of
 from fluid.session.status import GroupFacts
 from fluid.trainables.driver_link import RequestRefusedError
-from fluid.trainables.pickling import unpack_metrics
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logging.getLogger(__name__)
@@ -49,7 +48,8 @@ class GroupInbox:
         self.listener = listener
         self._lock, self._hold = threading.Lock(), hold
         self._changes = ChangeWaits(self._lock, hold)
-        self._results: list[Result] = []
+        #: What trials reported, if there is no listener; readers make results of it.
+        self._reports: list[tuple[Report, Trial | None]] = []
         self._states: dict[str, TrialState] = {}
         self._failures: dict[str, Failure] = {}
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
@@ -85,22 +85,23 @@ class GroupInbox:
             FluidError: the session ended before the trials did.
         """
         if self._earlier is not None:
-            yield from self._earlier.read(self._config_of)
+            yield from self._earlier.read(self._trial_of)
         position = 0
         while True:
             with self._lock:
                 fresh = self._await_more(position)
                 if not fresh and not self._open:
                     return
-            yield from fresh
+            for report, trial in fresh:
+                yield from _results_of(report, trial)
             position += len(fresh)
 
-    def _await_more(self, position: int) -> list[Result]:
-        """Waits for results after the first so many, or the end; returns them."""
-        self._changes.wait_until(lambda: position < len(self._results) or not self._open or self._broken is not None)
-        if position == len(self._results) and self._open:
+    def _await_more(self, position: int) -> list[tuple[Report, Trial | None]]:
+        """Waits for reports after the first so many, or the end; returns them."""
+        self._changes.wait_until(lambda: position < len(self._reports) or not self._open or self._broken is not None)
+        if position == len(self._reports) and self._open:
             self._raise_if_broken()
-        return self._results[position:]
+        return self._reports[position:]
 
     def wait(self, timeout: float | None) -> bool:
         """Waits until all trials have ended, for at most ``timeout`` seconds; returns whether they have.
@@ -289,32 +290,25 @@ class GroupInbox:
 
     def _take_result(self, report: Report) -> None:
         trial = self._trial_of(report.trial_id)
-        result = Result(
-            trial_id=report.trial_id,
-            iteration=report.iteration,
-            metrics=unpack_metrics(report.metrics),
-            seconds=report.seconds,
-            width=report.width,
-            device_ids=report.device_ids,
-            rows=report.rows,
-            config={} if trial is None else trial.config,
-        )
         with self._lock:
-            if trial is not None:
-                self._tracker.hear(trial, report.iteration, result.metrics)
-            if self._began_at is None:
-                self._began_at = report.at - report.seconds
-            self._ended += 1
-            self._ended_seconds += report.seconds
+            for iteration, at, seconds, metrics in report.iterations:
+                if trial is not None:
+                    self._tracker.hear(trial, iteration, metrics.numbers)
+                if self._began_at is None:
+                    self._began_at = at - seconds
+                self._ended_seconds += seconds
+                start = at + self._clock_offset - seconds
+                if self._first_start is None or start < self._first_start:
+                    self._first_start = start
+            self._ended += report.count
             end = report.at + self._clock_offset
-            start = end - report.seconds
-            self._first_start = start if self._first_start is None else min(self._first_start, start)
             self._last_end = end if self._last_end is None else max(self._last_end, end)
             if self.listener is None:
-                self._results.append(result)
+                self._reports.append((report, trial))
                 self._changes.notify()
         if self.listener is not None:
-            self._call_listener(self.listener.on_result, result)
+            for result in _results_of(report, trial):
+                self._call_listener(self.listener.on_result, result)
 
     def _take_end(self, end: ReportEnd) -> None:
         state = end.state
@@ -353,10 +347,6 @@ class GroupInbox:
         else:
             future.set_result(result)
 
-    def _config_of(self, trial_id: str) -> Mapping[str, Any] | None:
-        trial = self._trial_of(trial_id)
-        return None if trial is None else trial.config
-
     def _trial_of(self, trial_id: str) -> Trial | None:
         try:
             return self.group[trial_id]
@@ -373,6 +363,26 @@ class GroupInbox:
     def _raise_if_broken(self) -> None:
         if self._broken is not None:
             raise broken_off(self.group.name, self._broken) from self._broken
+
+
+def _results_of(report: Report, trial: Trial | None) -> Iterator[Result]:
+    """Makes the results of a run of iterations, each its reader's own.
+
+    Args:
+        report: the run.
+        trial: whose it is; ``None`` if that was forgotten.
+    """
+    for iteration, _, seconds, metrics in report.iterations:
+        yield Result(
+            trial_id=report.trial_id,
+            iteration=iteration,
+            metrics=metrics,
+            seconds=seconds,
+            width=report.width,
+            device_ids=report.device_ids,
+            rows=report.rows,
+            config={} if trial is None else cast(Any, trial),
+        )
 
 
 #: What takes each notice.

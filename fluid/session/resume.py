@@ -34,6 +34,7 @@ from fluid.session.best import BestTracker
 from fluid.session.earlier_results import EarlierResults
 from fluid.session.run_folder import RunFolder
 from fluid.session.torn_files import cut_file, cut_torn_line
+from fluid.trainables.encoded_metrics import numbers_in
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Shown, Trial, TrialGroup, TrialState
 
@@ -134,9 +135,9 @@ class LeftSession:
         """Finds the best result of a group."""
         group, results = self.groups[group_id], self.results.groups.get(group_id)
         tracker = BestTracker(group.line.search)
-        for result in () if results is None else results.read(lambda _: {}):
+        for result in () if results is None else results.read(group.trials.get):
             if result.trial_id in group.trials:
-                tracker.hear(group.trials[result.trial_id], result.iteration, result.metrics)
+                tracker.hear(group.trials[result.trial_id], result.iteration, numbers_in(result.metrics))
         return tracker
 
     def complete(self, folder: RunFolder, payloads: Mapping[str, Mapping[Trial, TrialPayload]], at: float) -> None:

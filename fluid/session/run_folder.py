@@ -54,7 +54,6 @@ from fluid.results.group_lines import GroupLine
 from fluid.session.folder_lock import FolderLock
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
-from fluid.trainables.pickling import plain_metrics
 from fluid.trialgroup import Trial
 
 DEFAULT_HOME = "~/fluid_runs"
@@ -201,7 +200,7 @@ class RunFolder:
         """Writes what happened and what the engine decided."""
         reports = [command for command in commands if isinstance(command, Report)]
         if reports:
-            _append(self._results, "".join(_line(_result(report)) for report in reports).encode())
+            _append(self._results, "".join(map(_result_lines, reports)).encode())
         items: list[Event | Command] = [*events, *commands]
         entries = [entry for item in items if (entry := encode(item)) is not None]
         if entries:
@@ -283,19 +282,15 @@ def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:
     return {**facts, **shown}
 
 
-def _result(report: Report) -> dict[str, Any]:
-    fused = {"rows": report.rows} if report.rows > 1 else {}
-    return {
-        "group": report.group_id,
-        "trial": report.trial_id,
-        "iteration": report.iteration,
-        "metrics": plain_metrics(report.metrics),
-        "seconds": report.seconds,
-        "width": report.width,
-        "devices": report.device_ids,
-        "at": report.at,
-        **fused,
-    }
+def _result_lines(report: Report) -> str:
+    """The lines of ``results.jsonl`` for an iteration or a run of them. The lane has made the JSON of the metrics."""
+    whose = f'{{"group": {json.dumps(report.group_id)}, "trial": {json.dumps(report.trial_id)}, "iteration": '
+    where = f', "width": {report.width!r}, "devices": {list(report.device_ids)}, "at": '
+    end = f', "rows": {report.rows}}}\n' if report.rows > 1 else "}\n"
+    return "".join(
+        f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at!r}{end}'
+        for iteration, at, seconds, metrics in report.iterations
+    )
 
 
 def _open(path: Path) -> FileIO:

@@ -220,7 +220,7 @@ class _Held:
         for command in commands:
             if isinstance(command, NoteDeviceLost):
                 self._left(command.device_id)
-            elif isinstance(command, ReportEnd) or (isinstance(command, Report) and command.iteration == 1):
+            elif isinstance(command, ReportEnd) or (isinstance(command, Report) and command.iteration == command.count):
                 self._changed = True
 
     def act(self, now: float) -> list[Event]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +129,9 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Earl
     reported = dict.fromkeys((str(entry.get("trial")), entry.get("iteration", 0)) for entry in files.results())
     results = {(one.trial_id, one.iteration): one for trial in trials.values() for one in trial.results}
     left = {key: results[key] for key in reported if key in results}
+    ahead: dict[str, deque[int]] = {}  # The iterations in left, by trial.
+    for trial_id, iteration in left:
+        ahead.setdefault(trial_id, deque()).append(iteration)
     for entry in files.entries():
         what, trial_id = entry.get("what"), str(entry.get("trial_id"))
         if what == GroupRecovered.__name__:
@@ -139,8 +142,10 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Earl
         elif trial_id not in trials:
             continue
         elif what == IterationReported.__name__:
-            if (result := left.pop((trial_id, entry.get("iteration", 0)), None)) is not None:
-                yield result
+            # One entry tells of a run of iterations, by its last.
+            while (waiting := ahead.get(trial_id)) and waiting[0] <= entry.get("iteration", 0):
+                if (result := left.pop((trial_id, waiting.popleft()), None)) is not None:
+                    yield result
         elif what == ReportEnd.__name__:
             state = TrialState(entry["state"])
             failure = trials[trial_id].failure if state is TrialState.FAILED else None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fluid.keeping import number_of
+
 #: Types whose values JSON holds as they are, and which nest nothing; ``int`` is apart, because of its size.
 _ATOMS = frozenset({float, str, bool, type(None)})
 #: Python writes no integer of many more digits.
@@ -18,7 +20,7 @@ _DEPTH = 20
 
 
 def is_json(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether JSON holds a value as it is, tuples being lists; runs no code of the value's class.
+    """Whether JSON gives a value back as it is, type included; runs no code of the value's class.
 
     Args:
         value: any value, cyclic ones too.
@@ -33,7 +35,7 @@ def is_json(value: Any, depth: int = _DEPTH) -> bool:
         return False
     if kind is dict:
         return all(type(key) is str and is_json(inner, depth - 1) for key, inner in value.items())
-    return (kind is list or kind is tuple) and all(is_json(inner, depth - 1) for inner in value)
+    return kind is list and all(is_json(inner, depth - 1) for inner in value)
 
 
 def json_form(value: Any, depth: int = _DEPTH) -> Any:
@@ -65,6 +67,8 @@ def _converted(value: Any, depth: int) -> Any:
     if isinstance(value, float):
         return float.__float__(value)
     number = int.__int__(value) if isinstance(value, int) else value.item() if hasattr(value, "item") else None
+    if number is None and not isinstance(value, str):
+        number = number_of(value)  # A Decimal, a Fraction: what is compared is what the files hold.
     return number if number is not None and is_json(number, 0) else _text(value)
 
 

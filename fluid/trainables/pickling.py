@@ -14,18 +14,16 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 
 from fluid.errors import InvalidFieldError
 from fluid.trainables.import_scan import ImportScan, can_be_imported
-from fluid.trainables.json_form import is_json, json_form, key_text, message_of
+from fluid.trainables.json_form import message_of
 
 _log = logging.getLogger(__name__)
 
-_ATOMS = frozenset({float, str, bool, type(None)})
-_PLAIN = _ATOMS | {int, list, tuple, dict}
 #: Most bytes of an exception that is sent to the driver; of a larger one only the traceback is sent.
 _LARGEST_EXCEPTION = 1 << 20
 #: Names at most of the part of a value that cannot be pickled, from the outside in.
@@ -66,75 +64,6 @@ def dump_config(config: Mapping[str, Any]) -> bytes:
         for name, value in plain.items():
             _dump(f"config[{name!r}]", value)
         return _dump("config", plain)
-
-
-class Packed(NamedTuple):
-    """Metrics of which JSON cannot hold all.
-
-    They are pickled separately: the driver writes ``plain`` to its files without running code of the metrics' classes,
-    and a driver that cannot unpickle them still reads ``plain``, and the rest of the batch.
-
-    Attributes:
-        payload: the metrics as the trial reported them, pickled.
-        plain: their JSON form (:func:`fluid.trainables.json_form.json_form`).
-        converted: keys, in ``plain``, of those that JSON cannot hold as they are.
-    """
-
-    payload: bytes
-    plain: dict[str, Any]
-    converted: tuple[str, ...]
-
-
-def pack_metrics(metrics: Mapping[str, Any]) -> dict[str, Any] | Packed:
-    """Prepares metrics for sending; scalars of NumPy and PyTorch become plain numbers.
-
-    Raises:
-        TypeError: a value cannot be pickled.
-    """
-    plain: dict[str, Any] = {}
-    is_plain = True
-    for name, value in metrics.items():
-        if type(value) not in _PLAIN:
-            value = _number_of(value)
-        plain[name] = value
-        if type(value) not in _ATOMS or type(name) is not str:
-            is_plain = is_plain and type(name) is str and is_json(value)
-    if is_plain:
-        return plain
-    try:
-        payload = cloudpickle.dumps(plain)
-    except BaseException as error:  # Their __reduce__ is the user's, and may raise anything.
-        others = ", ".join(_converted(plain))
-        raise TypeError(f"these metrics cannot be pickled: {others}: {message_of(error)}") from error
-    return Packed(payload, json_form(plain), _converted(plain))
-
-
-def plain_metrics(metrics: Any) -> Any:
-    """Returns the JSON form of metrics that a lane sent."""
-    return metrics.plain if isinstance(metrics, Packed) else metrics
-
-
-def unpack_metrics(metrics: Any) -> Any:
-    """Returns metrics that a lane sent as the trial reported them, or, if they cannot be unpickled, the plain ones."""
-    if not isinstance(metrics, Packed):
-        return metrics
-    try:
-        return pickle.loads(metrics.payload)
-    except BaseException as error:  # A __reduce__ may raise SystemExit; the session's thread gets no KeyboardInterrupt.
-        _log.warning("some metrics cannot be read by the driver and are left out: %s", message_of(error))
-        return {name: value for name, value in metrics.plain.items() if name not in metrics.converted}
-
-
-def _converted(metrics: Mapping[Any, Any]) -> tuple[str, ...]:
-    return tuple(key_text(name) for name, value in metrics.items() if type(name) is not str or not is_json(value))
-
-
-def _number_of(value: Any) -> Any:
-    """Returns a scalar of NumPy or PyTorch as a plain number; any other value as it is."""
-    try:
-        return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
-    except BaseException:  # The class is the user's.
-        return value
 
 
 def dump_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:

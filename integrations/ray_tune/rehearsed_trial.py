@@ -39,7 +39,8 @@ from fluid.rehearsal.backend import replayable_of
 from fluid.rehearsal.course import ReplayedCourse
 from fluid.rehearsal.replayable import Replayable
 from fluid.trainables.elastic_class import elastic_class_of
-from fluid.trainables.pickling import dump_result, pack_metrics, unpack_metrics
+from fluid.trainables.encoded_metrics import NO_METRICS, encode_metrics
+from fluid.trainables.pickling import dump_result
 
 #: The file of a checkpoint.
 STATE_FILE = "rehearsed.json"
@@ -129,12 +130,12 @@ class RehearsedTrial:
         played = self._replayed.play(self._start + iteration)
         if played is None:
             return None
-        metrics = dict(unpack_metrics(played.metrics))
+        metrics = dict(played.metrics.decode())
         if played.finished and not self._is_function:
             metrics[DONE] = True
         finished = bool(metrics.get(DONE))  # A function is found to have returned after its last report.
         report = functools.partial(self._report, iteration, metrics)
-        return played._replace(metrics=None, finished=finished, report=report)
+        return played._replace(metrics=NO_METRICS, finished=finished, report=report)
 
     def call(self, method: str, payload: bytes) -> bytes | None:
         """Answers a call as a lane does: see :class:`fluid.integrations.ray_tune.lane_trial.LaneTrial`."""
@@ -162,7 +163,7 @@ class RehearsedTrial:
         saved: Any = None
         if result.get(SHOULD_CHECKPOINT) or number in self._checkpoints.likely or self._checkpoints.due(number, done):
             saved = self._save_or_failure()
-        return pack_metrics({RESULT: result, SAVED: saved, DONE: done})
+        return encode_metrics({RESULT: result, SAVED: saved, DONE: done})
 
     def _filled(self, metrics: dict[str, Any], counters: Counters, took: float, at: float) -> dict[str, Any]:
         """A result with the fields that Tune's Trainable adds, in its order, without the config."""

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from iteration_runs import one_by_one
 
 from fluid.backends.local.backend import LocalBackend
 from fluid.engine.commands import Command, StartLane
-from fluid.engine.events import Event, IterationDone, LaneReady
-from fluid.trainables.pickling import unpack_metrics
+from fluid.engine.events import Event, LaneReady
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
 E = TypeVar("E", bound=Event)
-
-
-def as_reported(event: Event) -> Event:
-    """An event with metrics as the submitter gets them."""
-    return replace(event, metrics=unpack_metrics(event.metrics)) if isinstance(event, IterationDone) else event
 
 
 class Drive:
@@ -61,7 +55,7 @@ class Drive:
                     return event
             left = deadline - self.backend.now()
             assert left > 0, f"no {kind.__name__} came, but {self.seen}"
-            self.seen += [as_reported(event) for event in self.backend.poll(left)]
+            self.seen += [each for event in self.backend.poll(left) for each in one_by_one(event)]
 
     def of(self, kind: type[E], trial_id: str, **fields: Any) -> E:
         """The next event of a kind about a trial, whose fields have these values."""

@@ -12,7 +12,7 @@ import pytest
 from fluid._clock import VirtualClock
 from fluid.lane import serve as lane_serve
 from fluid.lane.device import DeviceMemoryMeter
-from fluid.lane.messages import LaneOptions, RunResident, ShipTrainable, StartResident
+from fluid.lane.messages import LaneOptions, ResidentIterated, RunResident, ShipTrainable, StartResident
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_memory import OwnMemory
 from fluid.trainables.driver_link import in_trial
@@ -60,6 +60,9 @@ class ScriptedChannel:
         return self.batches.pop(0)
 
     def send(self, message: Any, *, at_once: bool = True) -> None:
+        pass
+
+    def send_short(self, done: ResidentIterated) -> None:
         pass
 
     def flush(self) -> None:

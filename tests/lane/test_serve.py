@@ -39,7 +39,7 @@ from fluid.lane.messages import (
     StartResident,
 )
 from fluid.lane.store_ledger import StoreLedger
-from fluid.trainables.pickling import Packed, dump_arguments, dump_config, dump_trainable
+from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
 
 
 class Counter:
@@ -170,9 +170,34 @@ def test_metrics_become_plain_numbers(lane: Any) -> None:
 
     lane.start("a", Metrics, {}, 1)
     metrics = lane.receive(ResidentIterated).metrics
-    assert isinstance(metrics, Packed)
-    assert metrics.plain == {"scalar": 0.5, "zero": 3, "many": "array([0, 1, 2])", "list": [1, (2, {})]}
-    assert [type(metrics.plain[name]) for name in ("scalar", "zero")] == [float, int]
+    assert list(metrics.pop("many")) == [0, 1, 2]
+    assert metrics == {"scalar": 0.5, "zero": 3, "list": [1, (2, {})]}
+    assert [type(metrics[name]) for name in ("scalar", "zero")] == [float, int]
+
+
+def test_short_iterations_of_a_trial_are_one_message(lane: Any) -> None:
+    """Whatever the trial does to what it has reported: a message is what it had at the report."""
+    from iteration_runs import one_by_one  # Lanes import this file, and are not to load the engine.
+
+    class Appends:
+        def __init__(self, config: dict[str, Any]) -> None:
+            self.curve: list[int] = []
+
+        def step(self) -> dict[str, Any]:
+            self.curve.append(len(self.curve))
+            return {"curve": self.curve, "one": {"same": self.curve}}
+
+    lane.start("a", Appends, {}, 200)
+    sent: list[Any] = []
+    while sum(1 if one.run is None else len(one.run.at) for one in sent) < 200:
+        sent += [message for message in lane.wire.receive() if isinstance(message, ResidentIterated)]
+    assert len(sent) < 100, "most are told together"
+    runs = [message.run for message in sent if message.run is not None]
+    assert all(len(set(map(len, run))) == 1 and sorted(run.at) == list(run.at) for run in runs)
+    done = [each for message in sent for each in one_by_one(message)]
+    assert [each.iteration for each in done] == list(range(1, 201))
+    for each in done:
+        assert each.metrics == {"curve": list(range(each.iteration)), "one": {"same": list(range(each.iteration))}}
 
 
 # -- calls ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,11 @@ from fluid.results.metrics import Goal, goals_of
         (True, None),
         ("0.5", None),
         (None, None),
-        (np.array([0.5]), None),
+        (np.array([0.5]), 0.5),
+        (np.array([0.5, 1.0]), None),
+        (np.bool_(True), None),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 2), 0.5),
         (float("nan"), None),
         (float("inf"), None),
         (10**400, None),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import pickle
 import sys
 import threading
@@ -11,12 +10,11 @@ import types
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 
 from fluid.errors import InvalidFieldError
 from fluid.trainables.import_scan import imports_of
-from fluid.trainables.pickling import Packed, dump_config, dump_trainable, pack_metrics, plain_metrics, unpack_metrics
+from fluid.trainables.pickling import dump_config, dump_trainable
 
 
 def test_a_module_that_only_this_process_has_is_sent_along(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,77 +78,11 @@ def test_a_refusal_names_the_part_of_the_trainable() -> None:
             dump_trainable(trainable)
 
 
-def test_metrics() -> None:
-    plain = {"i": 1, "f": 0.5, "s": "x", "n": None, "l": [1, {"a": (2,)}]}
-    assert pack_metrics(plain) == plain
-    packed = pack_metrics({"scalar": numpy.int64(3), "array": numpy.arange(2)})
-    assert isinstance(packed, Packed)
-    assert packed.plain == {"scalar": 3, "array": "array([0, 1])"}
-    assert list(unpack_metrics(packed)["array"]) == [0, 1] and plain_metrics(packed) is packed.plain
-    with pytest.raises(TypeError, match="bad"):
-        pack_metrics({"good": 1, "bad": threading.Lock()})
-
-
 class Hostile:
-    """Raises whatever is asked of it."""
-
-    ndim = 0
-
-    def item(self) -> Any:
-        raise RuntimeError("no")
+    """Cannot be printed."""
 
     def __repr__(self) -> str:
         raise SystemExit("no")
-
-
-class Unreadable:
-    """Cannot be read again."""
-
-    def __reduce__(self) -> Any:
-        return sys.exit, (3,)
-
-
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-CYCLE: dict[str, Any] = {"a": 1}
-CYCLE["self"] = CYCLE
-
-
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        ({(0, 1): 5, None: True}, {"(0, 1)": 5, "None": True}),
-        ([numpy.float32(0.5), numpy.array([2]), float("inf")], [0.5, 2, float("inf")]),
-        (numpy.str_("x"), "x"),
-        (Hostile(), "<Hostile>"),
-        ({"a": [Hostile()]}, {"a": ["<Hostile>"]}),
-        (10**400, 10**400),
-        pytest.param(10**5000, "<int>", id="too long to print"),
-        (b"\xff", "b'\\xff'"),
-    ],
-)
-def test_any_metric_has_a_form_in_json(value: Any, written: Any) -> None:
-    assert json.loads(json.dumps(plain_metrics(pack_metrics({"x": value})))) == {"x": written}
-    named = pack_metrics({"y": 1, (1, "x"): value})
-    assert isinstance(named, Packed) and named.plain == {"y": 1, "(1, 'x')": written}
-    assert list(unpack_metrics(named)) == ["y", (1, "x")]
-
-
-@pytest.mark.parametrize("value", [Unreadable(), CYCLE, nested(100), {numpy.int64(3): 0.9}])
-def test_whatever_a_metric_is_the_driver_can_write_it(value: Any) -> None:
-    packed = pack_metrics({"plain": 1, "x": value})
-    assert json.loads(json.dumps(plain_metrics(packed))).keys() == {"plain", "x"}
-    assert unpack_metrics(packed)["plain"] == 1, "also where it cannot be read"
-
-
-def test_what_nests_too_deep_to_be_pickled_is_refused() -> None:
-    with pytest.raises(TypeError, match="cannot be pickled: x: "):
-        pack_metrics({"x": nested(100_000)})
 
 
 def test_a_config_that_exits_while_it_is_pickled_is_refused() -> None:

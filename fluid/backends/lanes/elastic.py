@@ -104,7 +104,7 @@ class ElasticTrials:
         if isinstance(event, TrialFailed):
             self._left.pop(event.trial_id, None)
         elif isinstance(event, IterationDone) and event.trial_id in self._left:
-            self._left[event.trial_id] = 0 if event.finished else max(0, self._left[event.trial_id] - 1)
+            self._left[event.trial_id] = 0 if event.finished else max(0, self._left[event.trial_id] - event.count)
         return []
 
     def lane_lost(self, lane_id: int) -> list[PoolAction]:

@@ -12,7 +12,6 @@ from fluid.engine.commands import Command, StartTrial, StopTrial
 from fluid.engine.events import Event, Failure, IterationDone, TrialFailed
 from fluid.lane import messages as m
 from fluid.resources import MemoryNeed
-from fluid.trainables.pickling import plain_metrics
 
 
 class ToLane(NamedTuple):
@@ -118,7 +117,7 @@ class Outbox:
         Returns:
             Whether the trial says that it has no more to do.
         """
-        finished = bool(plain_metrics(reported.metrics).get("done", False))
+        finished = bool(reported.metrics.plain().get("done", False))
         event = IterationDone(
             max(self._clock.now() if at is None else at, self.latest),
             self._trial_id,

@@ -110,7 +110,7 @@ class ElasticTrial:
         if isinstance(event, TrialFailed):
             self._failed(event)
         elif event.lane_id == self._alone and isinstance(event, IterationDone):
-            self.left = 0 if event.finished else max(0, self.left - 1)
+            self.left = 0 if event.finished else max(0, self.left - event.count)
             self._advance()
         elif event.lane_id == self._alone and isinstance(self._pending, Pause):
             self._pending, self._since, self.left = None, event.at, 0

@@ -95,7 +95,7 @@ class ThreadShares:
             if isinstance(event, IterationDone):
                 trial = self._trials.get(event.trial_id)
                 if trial is not None:
-                    trial.left -= 1
+                    trial.left -= event.count
                     if trial.left <= 0 or event.finished:
                         self._end(event.trial_id)
             elif isinstance(event, _ENDS):

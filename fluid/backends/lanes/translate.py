@@ -35,6 +35,7 @@ from fluid.lane.device_messages import HeldAtRest, OwnBytesChanged
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
+from fluid.trainables.encoded_metrics import NO_METRICS
 
 
 def start_message(
@@ -119,18 +120,22 @@ def _started(message: m.ResidentStarted, lane_id: int, host: str, at: float) -> 
 
 
 def _iterated(message: m.ResidentIterated, lane_id: int, host: str, at: float) -> IterationDone:
+    run, later = message.run, at - message.at
+    if run is not None and later:
+        run = run._replace(at=tuple(each + later for each in run.at))
     return IterationDone(
         at,
         message.trial_id,
         lane_id,
         iteration=message.iteration,
         seconds=message.seconds,
-        metrics=message.metrics,
+        metrics=message.metrics or NO_METRICS,
         memory=None if message.memory is None else MemoryNeed(*message.memory),
         finished=message.finished,
         busy=message.busy,
         rows=message.rows,
         settled=message.settled,
+        run=run,
     )
 
 

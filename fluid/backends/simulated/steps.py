@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from fluid.engine.checkpoint_places import CheckpointPlaced, PrefetchCheckpoint
 from fluid.engine.commands import Call
@@ -14,6 +14,7 @@ from fluid.lane.errors import describe
 from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, joining_service
 from fluid.planning.fused_rates import FusedRates
 from fluid.resources import MemoryNeed
+from fluid.trainables.encoded_metrics import NO_METRICS, EncodedMetrics
 
 
 class PlayedIteration(NamedTuple):
@@ -30,13 +31,13 @@ class PlayedIteration(NamedTuple):
     """
 
     seconds: float
-    metrics: Any = None
+    metrics: EncodedMetrics = NO_METRICS
     memory: MemoryNeed | None = None
     finished: bool = False
     failure: Failure | None = None
-    report: Callable[[float, float], Any] | None = None
+    report: Callable[[float, float], EncodedMetrics] | None = None
 
-    def reported(self, seconds: float, now: float) -> Any:
+    def reported(self, seconds: float, now: float) -> EncodedMetrics:
         """What the trial reports of it once it has taken so many seconds, and ends now."""
         return self.metrics if self.report is None else self.report(seconds, now)
 
@@ -192,7 +193,7 @@ class VirtualStep:
             trial.lanes[0],
             iteration=trial.done,
             seconds=now - self.began,
-            metrics=None if played is None else played.reported(now - self.began, now),
+            metrics=NO_METRICS if played is None else played.reported(now - self.began, now),
             memory=None if played is None else played.memory,
             finished=played is not None and played.finished,
             rows=self.rows,

@@ -45,8 +45,8 @@ from fluid.engine.events import (
 from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.resources import Device
+from fluid.trainables.encoded_metrics import NO_METRICS
 from fluid.trainables.payload import payload_of
-from fluid.trainables.pickling import unpack_metrics
 
 MANY = 10**9
 
@@ -228,7 +228,7 @@ def test_huge_messages_do_not_block_the_driver(drive: Any) -> None:
     assert drive.backend.poll(0.0) == []
     (other,) = drive.lanes(1)
     start(drive, "echo", other, 1, Echo, data=data)
-    assert unpack_metrics(drive.of(IterationDone, "echo").metrics)["data"] == data
+    assert drive.of(IterationDone, "echo").metrics["data"] == data
 
 
 # -- failures ---------------------------------------------------------------------------------------------------
@@ -366,10 +366,10 @@ def test_a_saved_trial_goes_on_as_if_nothing_had_happened(drive: Any, package: s
     saved = drive.until(TrialSaved, lambda event: event.checkpoint.iteration == 2)
     assert not saved.dropped
     drive.do(RunIteration("a", (first,), 3))
-    straight = [unpack_metrics(drive.of(IterationDone, "a", iteration=number).metrics)["draws"] for number in (3, 4, 5)]
+    straight = [drive.of(IterationDone, "a", iteration=number).metrics["draws"] for number in (3, 4, 5)]
     drive.do(StartTrial("a", (second,), iterations=3, checkpoint=saved.checkpoint))
     again = [drive.of(IterationDone, "a", lane_id=second) for _ in range(3)]
-    assert [unpack_metrics(event.metrics)["draws"] for event in again] == straight
+    assert [event.metrics["draws"] for event in again] == straight
     assert [event.iteration for event in again] == [3, 4, 5]
 
 
@@ -483,7 +483,7 @@ def test_bad_commands_are_refused_before_any_is_carried_out(drive: Any) -> None:
         (StartLane(9, 5), "no device 5"),
         (StartLane(lane, 0), "there is, or was"),
         (
-            Report("a", "g", iteration=1, metrics={}, seconds=0.1, width=1.0, device_ids=(0,), at=0.0),
+            Report("a", "g", iteration=1, metrics=NO_METRICS, seconds=0.1, width=1.0, device_ids=(0,), at=0.0),
             "no command for a backend",
         ),
     ]:
