@@ -41,6 +41,8 @@ class Allocations:
         self._table = table
         #: Rows of trials that are being resized: they hold devices, and planners do not see them.
         self._moving: set[int] = set()
+        #: Rows whose work has changed since a planner asked last how uncertain it is; more iterate than planners ask.
+        self._unsure: set[int] = set()
 
     @property
     def running(self) -> list[int]:
@@ -53,6 +55,10 @@ class Allocations:
 
     def snapshot(self) -> Running:
         """The trials that run and are not being resized, by ascending row."""
+        for row in self._unsure:
+            if row in self._table:
+                self._table.set_sigma(row, self._estimates.sigma(self._trials.by_row[row]))
+        self._unsure.clear()
         return self._table.snapshot(self._occupancy, self._estimates.epsilon)
 
     def snapshots(self) -> list[Running]:
@@ -184,9 +190,9 @@ class Allocations:
             devices,
             speed=self._estimates.speed(trial, devices),
             work=self.work.by_row[trial.row],
-            sigma=self._estimates.sigma(trial),
             model=self._estimates.of_key(trial).model,
         )
+        self._unsure.add(trial.row)
 
     def rekey(self, trial: TrialRecord) -> None:
         """Books the estimates of another profile key for a trial."""
@@ -239,7 +245,8 @@ class Allocations:
         self.work.set(trial.row, height)
         if height < before:
             self.work.jobs.done[trial.owner] += before - height
-        self._table.set_work(trial.row, height, self._estimates.sigma(trial))
+        self._table.set_work(trial.row, height)
+        self._unsure.add(trial.row)
 
     def update_speeds(self, profile_key: str | None = None) -> set[str]:
         """Books how fast device models were measured to be.

@@ -92,7 +92,6 @@ class RunningTable:
         *,
         speed: float = 1.0,
         work: float,
-        sigma: float = 0.0,
         model: str | None = None,
     ) -> None:
         """Adds a trial.
@@ -102,7 +101,6 @@ class RunningTable:
             devices: that it holds.
             speed: of the slowest of them.
             work: seconds that it has left.
-            sigma: standard deviation of the logarithm of the true ones over these.
             model: of the slowest of them.
         """
         position = self._position[trial.row] = len(self._rows)
@@ -120,7 +118,7 @@ class RunningTable:
         self._work.values[position] = work
         self._width.values[position] = trial.placement.width
         self._speed.values[position] = speed
-        self._sigma.values[position] = sigma
+        self._sigma.values[position] = 0.0
 
     def remove(self, row: int) -> None:
         """Removes a trial; one that is not in the table is passed over."""
@@ -134,14 +132,19 @@ class RunningTable:
             for column in self._columns:
                 column.values[position] = column.values[len(self._rows)]
 
-    def set_work(self, row: int, work: float, sigma: float = 0.0) -> None:
-        """Sets the seconds of work that a trial has left, and how uncertain they are, as :meth:`add` has them.
-
-        One that is not in the table is passed over.
-        """
+    def set_work(self, row: int, work: float) -> None:
+        """Sets the seconds of work that a trial has left; a trial that is not in the table is passed over."""
         position = self._position.get(row)
         if position is not None:
             self._work.values[position] = work
+
+    def set_sigma(self, row: int, sigma: float) -> None:
+        """Sets the standard deviation of the logarithm of a trial's true seconds of work over those predicted.
+
+        It is 0 at first. A trial that is not in the table is passed over.
+        """
+        position = self._position.get(row)
+        if position is not None:
             self._sigma.values[position] = sigma
 
     def set_speed(self, row: int, speed: float) -> None:

@@ -68,7 +68,8 @@ def test_what_is_left_after_removals_and_changes_is_what_a_new_table_says(
     again = table_of(left)
     for trial in left[::3]:
         for each in (table, again):
-            each.set_work(trial.row, 9.0, sigma=0.5)
+            each.set_work(trial.row, 9.0)
+            each.set_sigma(trial.row, 0.5)
     seen, expected = table.snapshot(occupancy, 0.1), again.snapshot(occupancy, 0.1)
     uncertain = {trial.row for trial in left[::3]}
     spreads = [0.0] * len(left) if seen.sigma is None else seen.sigma.tolist()
