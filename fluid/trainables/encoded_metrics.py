@@ -50,7 +50,9 @@ class EncodedMetrics(NamedTuple):
         if self.payload is not None:
             try:
                 return pickle.loads(self.payload)
-            except BaseException as error:  # A __reduce__ may raise SystemExit.
+            except KeyboardInterrupt:  # The reader's own.
+                raise
+            except BaseException as error:  # A __reduce__ may raise anything.
                 _log.warning("some metrics cannot be unpickled here, and are in their JSON form: %s", message_of(error))
         return self.plain()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def send_to_member(lane: Any, message: Any) -> None:
 
 def loss_of(message: Any) -> float:
     metrics = message.metrics
-    return float((metrics if isinstance(metrics, dict) else pickle.loads(metrics.payload))["loss"])
+    return float((metrics if isinstance(metrics, dict) else metrics.decode())["loss"])
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ def test_a_listener_is_told_of_everything_in_order(make: Callable[..., FluidExec
     ]
     assert listener.hear(1) == [("broken", "the executor was closed")] and listener.told.empty()
     assert listener.threads == {"fluid-pump"}
-    assert handle.makespan is not None and not handle._inbox._results
+    assert handle.makespan is not None and not handle._inbox._reports
     with pytest.raises(FluidError, match="listener"):
         handle.results()
 

@@ -21,6 +21,7 @@ from fluid.engine.events import (
     TrialReleased,
 )
 from fluid.lane import messages as m
+from fluid.trainables.encoded_metrics import encode_metrics
 
 
 class Table:
@@ -104,8 +105,8 @@ def test_a_trial_back_in_one_lane_is_handed_back_with_what_waits(table: Table) -
 def test_every_lane_that_a_stopped_trial_leaves_is_told_of_once(table: Table) -> None:
     table.start(0, 1)
     table.trials.execute(StopTrial("a", (1,)))
-    assert table.say(0, MemberIterated(1, 1, {"loss": 1.0}, 0.5)) == [
-        IterationDone(0.0, "a", 0, iteration=1, seconds=0.5, metrics={"loss": 1.0}),
+    assert table.say(0, MemberIterated(1, 1, encode_metrics({"loss": 1.0}), 0.5)) == [
+        IterationDone(0.0, "a", 0, iteration=1, seconds=0.5, metrics=encode_metrics({"loss": 1.0})),
     ]
     table.say(0, Halted(1, 1, False))
     assert kinds(table.say(1, Halted(1, 1, False))) == [(0, Join)]

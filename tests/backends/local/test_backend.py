@@ -179,7 +179,7 @@ def test_a_generator_ends_by_itself(drive: Any) -> None:
     start(drive, "g", lane, 5, two)
     done = [drive.of(IterationDone, "g") for _ in range(3)]
     assert [(event.iteration, event.finished) for event in done] == [(1, False), (2, False), (2, True)]
-    assert done[2].metrics is None
+    assert done[2].metrics == {}
     drive.do(RunIteration("g", (lane,), 1))
     assert drive.of(IterationDone, "g").finished
 
@@ -597,7 +597,7 @@ with LocalBackend(2, preload=[], grace=0.2) as backend:
         for event in backend.poll(None):
             assert not isinstance(event, LaneLost), event
             if isinstance(event, IterationDone):
-                print(backend.run_folder, *event.metrics["pids"], flush=True)
+                print(backend.run_folder, *event.metrics.decode()["pids"], flush=True)
 """
 
 
@@ -710,7 +710,8 @@ def test_it_closes_itself_when_it_is_let_go(processes: Any) -> None:
     events: list[Any] = []
     while not any(isinstance(event, IterationDone) for event in events):
         events += backend.poll(60.0)
-    processes.watch(*(events[-1].metrics[name] for name in ("pid", "server")))
+    told = events[-1].metrics.decode()
+    processes.watch(told["pid"], told["server"])
     del backend
     assert processes.have_ended()
 

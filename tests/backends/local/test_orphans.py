@@ -65,7 +65,7 @@ backend.execute([StartLane(0, 0), StartTrial("a", (0,), iterations=1)])
 while True:
     for event in backend.poll(None):
         if isinstance(event, IterationDone):
-            print(json.dumps({"driver": os.getpid(), **event.metrics}), flush=True)
+            print(json.dumps({"driver": os.getpid(), **event.metrics.decode()}), flush=True)
 """
 
 
