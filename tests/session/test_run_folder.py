@@ -20,8 +20,8 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.reports.loader import load_run
-from fluid.results.folder_files import FORMAT
 from fluid.resources import Device
+from fluid.results.folder_files import FORMAT
 from fluid.session.folder_lock import FolderLock
 from fluid.trialgroup import Trial, TrialGroup
 
