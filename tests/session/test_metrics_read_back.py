@@ -235,3 +235,27 @@ def test_tensors(tmp_path: Path) -> None:
     for iteration, metrics in written(tmp_path / "run")["a"].items():
         assert (metrics["loss"], metrics["one"]) == (float(iteration), float(iteration))
         assert metrics["parts"]["all"] == repr(torch.full((2, 2), float(iteration)))
+
+
+def test_what_nests_deeply_or_holds_itself(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        deep: list[Any] = []
+        for _ in range(100):
+            deep = [deep]
+        for step in range(50):
+            own: dict[str, Any] = {"step": [step]}
+            own["own"] = [own, own]
+            yield {"loss": 1.0, "deep": deep, "own": own}
+            own["step"].append("later")
+            deep[0].append(step)
+
+    with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
+        handle = executor.submit_trialgroup(TrialGroup([Trial(train, budget=50, trial_id="a")]))
+        for result in handle.results():
+            own, deep, depth = result.metrics["own"], result.metrics["deep"], 0
+            assert own["step"] == [result.iteration - 1] and own["own"][0] is own["own"][1] is own
+            assert deep[0][1:] == list(range(result.iteration - 1))
+            while deep:
+                deep, depth = deep[0], depth + 1
+            assert depth == 100
+    assert list(written(tmp_path / "run")["a"]) == list(range(1, 51))
