@@ -21,6 +21,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.reports.loader import load_run
 from fluid.resources import Device
+from fluid.results.folder_files import FORMAT
 from fluid.session.folder_lock import FolderLock
 from fluid.trialgroup import Trial, TrialGroup
 
@@ -219,10 +220,12 @@ def test_what_is_no_session_is_not_resumed(folder: Any) -> None:
 def test_a_folder_of_a_newer_fluid_is_refused(tmp_path: Path) -> None:
     use(tmp_path / "run")
     path = tmp_path / "run/session.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2, "fluid": "9.0"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": FORMAT + 1, "fluid": "9.0"}))
     files = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
     for read in (resume, load_run):
-        with pytest.raises(InvalidFieldError, match=r"is of Fluid 9\.0, format 2; this Fluid reads formats up to 1"):
+        with pytest.raises(
+            InvalidFieldError, match=rf"is of Fluid 9\.0, format {FORMAT + 1}; this Fluid reads formats up to {FORMAT}"
+        ):
             read(tmp_path / "run")
     assert {path: path.read_bytes() for path in files} == files
 
