@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,10 @@ class Result:
     config: Mapping[str, Any]
     rows: int = 1
 
+    def copy(self) -> Result:
+        """Returns a copy, for a reader who may change its metrics and config."""
+        return replace(self, metrics=_copied(self.metrics), config=_copied(self.config))
+
     def number(self, name: str) -> float | None:
         """The number that a metric has, NaN and infinities included; ``None`` if it was not reported or is no number.
 
@@ -67,6 +71,13 @@ class Result:
     def device_seconds(self) -> float:
         """Seconds of devices that it used: of a device that trials shared, the trial's part."""
         return device_seconds(self.seconds, self.width, len(self.device_ids), self.rows)
+
+
+def _copied(value: Any) -> Any:
+    """Copies dicts and lists, nested ones too; other values, whose classes are the user's, stay as they are."""
+    if type(value) is dict:
+        return {name: _copied(part) for name, part in value.items()}
+    return list(map(_copied, value)) if type(value) is list else value
 
 
 def device_seconds(seconds: float, width: float, devices: int, rows: int = 1) -> float:
