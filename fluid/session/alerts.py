@@ -98,7 +98,7 @@ class Alerts:
 
     def _is_told_elsewhere(self, group_id: str) -> bool:
         inbox = self._inboxes.get(group_id)
-        return inbox is not None and inbox.listener is not None and inbox.listener.tells_failures
+        return inbox is not None and bool(getattr(inbox.listener, "tells_failures", False))
 
     def _device_lost(self) -> None:
         """Says so where trials wait for what nothing will bring but the user."""

@@ -25,15 +25,13 @@ def guarded(whose: str, call: Callable[..., T], *facts: Any) -> T | None:
         facts: its arguments.
 
     Returns:
-        What it returns; ``None`` where it raised, or is a coroutine, which nobody would run.
+        What it returns; ``None`` where it raised, or returned a coroutine, which nobody would run.
     """
     try:
         found = call(*facts)
         if not isinstance(found, CoroutineType):
             return found
         found.close()
-        name = getattr(call, "__name__", "a method")
-        _log.error("%s: %s is async, and does nothing: make it a plain function", whose, name)
     except BaseException:
         with contextlib.suppress(BaseException):  # Handlers of the log are the user's, too.
             _log.exception("%s raised", whose)

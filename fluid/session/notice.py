@@ -84,6 +84,12 @@ class PreemptionNotice:
     # -- when it comes -------------------------------------------------------------------------------------
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._responses and self._heard is None:  # The last executor was closed by another thread.
+            before, self._before = self._before, {}
+            self._put_back(before)
+            if signal.getsignal(number) != self._handle:
+                os.kill(os.getpid(), number)
+                return
         if (self._heard is not None and not self._saved) or not self._responses:
             self._end_at_once(number)
         elif self._heard is None:

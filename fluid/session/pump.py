@@ -29,11 +29,11 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
 from fluid.session.alerts import Alerts
 from fluid.session.batches import apart, earlier
-from fluid.session.calls import Calls
 from fluid.session.departures import Departures
 from fluid.session.device_scaling import DeviceScaling
 from fluid.session.drain_waits import DrainWaits
 from fluid.session.endings import Endings
+from fluid.session.handed_calls import HandedCalls
 from fluid.session.inbox import GroupInbox
 from fluid.session.keeper import Keeper
 from fluid.session.limit_reached import LimitReachedError, ended_early
@@ -89,8 +89,8 @@ class Pump:
         self._ticks = Ticks(state)
         self.hold = backend.hold if isinstance(backend, VirtualBackend) else NO_HOLD
         self.hold.take()  # A deadline must not pass before the first trials are submitted.
-        self.waits = SessionWaits(self.hold, self._closed_error, lambda: self.over)
-        self._calls = Calls(self.waits, backend.wake)
+        self.waits = SessionWaits(self.hold, self._closed_error, lambda: self.endings.over)
+        self._calls = HandedCalls(self.waits, backend.wake)
         self.endings = Endings(state, folder.path, rehearsed=self.hold.is_virtual)
         self.drains = DrainWaits(self.handle, backend.now, self.waits)
         self.departures = Departures(self._group_of, self.waits)

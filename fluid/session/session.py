@@ -41,7 +41,7 @@ from fluid.session.status import GroupStatus, Status, status_of
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import TrialPayload
-from fluid.trialgroup import PAUSED_BY_USER, Trial, TrialGroup, TrialState
+from fluid.trialgroup import PAUSED_BY_USER, Trial, TrialGroup, TrialState, avoid_names
 
 T = TypeVar("T")
 #: States that trials keep when the session ends.
@@ -232,6 +232,7 @@ class Session:
             for group_id, group in left.groups.items()
         }
         trackers = {group_id: left.best_of(group_id) for group_id in left.groups}
+        avoid_names(left.trial_ids, (group.line.name for group in left.groups.values()))
 
         def register(group_id: str) -> None:
             for trial, payload in payloads[group_id].items():

@@ -14,7 +14,7 @@ from fluid.session.waits import SessionFuture, SessionWaits
 T = TypeVar("T")
 
 
-class _Request(SessionFuture):
+class _HandedCall(SessionFuture):
     """A call: either the session's thread takes it, and makes it wholly, or an interrupted caller takes it back."""
 
     def __init__(self, waits: SessionWaits, work: Callable[[], Any]) -> None:
@@ -26,7 +26,7 @@ class _Request(SessionFuture):
         return self._taken.acquire(blocking=False)
 
 
-class Calls:
+class HandedCalls:
     """The calls of one session.
 
     Args:
@@ -36,16 +36,16 @@ class Calls:
 
     def __init__(self, waits: SessionWaits, wake: Callable[[], None]) -> None:
         self._waits, self._wake = waits, wake
-        self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._handed: queue.SimpleQueue[_HandedCall] = queue.SimpleQueue()
 
     def make(self, work: Callable[[], T]) -> T:
         """Has a call made, and returns or raises what it does. An interrupt ends the wait.
 
         The call was then made, or is being made, or never will be.
         """
-        request = _Request(self._waits, work)
+        request = _HandedCall(self._waits, work)
         try:
-            self._requests.put(request)
+            self._handed.put(request)
             self._wake()
             made: T = request.result()
             return made
@@ -55,7 +55,7 @@ class Calls:
 
     def post(self, work: Callable[[], None]) -> None:
         """Has a call made, without waiting for it."""
-        self._requests.put(_Request(self._waits, work))
+        self._handed.put(_HandedCall(self._waits, work))
         self._wake()
 
     # -- in the session's thread ---------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Calls:
             request.take()
             request.set_exception(error())
 
-    def _waiting(self) -> Iterator[_Request]:
+    def _waiting(self) -> Iterator[_HandedCall]:
         with suppress(queue.Empty):
             while True:
-                yield self._requests.get_nowait()
+                yield self._handed.get_nowait()
