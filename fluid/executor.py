@@ -197,8 +197,6 @@ class FluidExecutor(SessionDoor):
     def _repr_html_(self) -> str:
         return table_html(session_facts(self._session))
 
-    # -- trials --------------------------------------------------------------------------------------------
-
     def submit_trialgroup(
         self,
         group: TrialGroup,
@@ -221,6 +219,7 @@ class FluidExecutor(SessionDoor):
             InvalidFieldError: a trial's id is taken, its trainable or config cannot be pickled, no device meets its
                 requirements, or the listener is none. Nothing of the group runs then, and nothing of it is left; what
                 runs already is not disturbed.
+            FluidError: no trial would run, as the session has ended or was drained, or no device works.
         """
         if not isinstance(group, TrialGroup):
             raise InvalidFieldError("group", group, "must be a TrialGroup")

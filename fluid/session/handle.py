@@ -77,13 +77,13 @@ class TrialGroupHandle:
     def results(self) -> Iterator[Result]:
         """Gives every result from the first one on, as it comes, until all trials have ended.
 
-        Each call starts at the first result. A trial that is extended or added while results are read is waited
+        Each call starts at the first result. A trial that is extended or added before all have ended is waited
         for too. In a session that was resumed, the first results are those of the sessions before, read from the run
         folder: their metrics are what JSON makes of them. A listener of theirs is gone, so each group has results.
 
         Raises:
-            FluidError: the executor was closed, or its session broke, before the trials ended; or a listener was
-                given, which gets the results instead.
+            FluidError: the session has ended before the trials, a listener would wait for its own session, or a
+                listener was given, which gets the results instead.
         """
         if self._inbox.listener is not None:
             raise FluidError(f"group {self.name!r} has a listener, which gets its results; they are not kept for later")
@@ -99,7 +99,7 @@ class TrialGroupHandle:
             Whether all trials have ended.
 
         Raises:
-            FluidError: the executor was closed, or its session broke, before the trials ended.
+            FluidError: the session has ended before the trials, or a listener would wait for its own session.
         """
         if timeout is not None:
             require_number("timeout", timeout, at_least=0.0)

@@ -142,8 +142,9 @@ class TrialRequest:
 class TrialListener(Protocol):
     """Is called at each start, result and end of a group's trials. Derive from it, and override what you need.
 
-    The session's thread calls its methods, in order, and does nothing else meanwhile: they must not wait. They may use
-    the group's handle. What they raise is logged. The first call may come before ``submit_trialgroup`` has returned.
+    The session's thread calls its methods, in order, and does nothing else meanwhile: they must not wait, and calls
+    that would wait for that thread itself raise a :class:`FluidError`. They may use the group's handle. What they raise
+    is logged. The first call may come before ``submit_trialgroup`` has returned.
 
     Example:
         >>> from fluid import FluidExecutor, Trial, TrialGroup, TrialListener

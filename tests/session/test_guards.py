@@ -37,6 +37,8 @@ def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 class Greets:
     """Has a method to call."""
 
+    def setup(self, config: dict[str, Any]) -> None: ...
+
     def step(self) -> dict[str, Any]:
         return {"loss": 1.0}
 
@@ -190,16 +192,15 @@ def test_a_callback_that_exits_in_the_callers_thread_exits_there() -> None:
 
 def test_a_lock_that_an_interrupted_thread_never_gave_back_keeps_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluid.session.waits._LOST_S", 0.0)
-    future = SessionFuture(SessionWaits())
-    threads = [
-        threading.Thread(target=future._condition.acquire),
-        threading.Thread(target=future.set_result, args=(3,)),
-    ]
-    for thread in threads:
-        thread.start()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    assert future.result(PATIENCE) == 3
+    future, over = SessionFuture(SessionWaits()), threading.Event()
+    holder = threading.Thread(target=lambda: future._condition.acquire() and over.wait(PATIENCE))
+    holder.start()
+    answers = threading.Thread(target=future.set_result, args=(3,))
+    answers.start()
+    answers.join(PATIENCE)
+    assert not answers.is_alive() and future.result(PATIENCE) == 3
+    over.set()
+    holder.join(PATIENCE)
 
 
 class RudeGroup(TrialGroup):
@@ -273,16 +274,6 @@ def test_what_is_asked_of_another_groups_trial_changes_nothing(idle: FluidExecut
     assert other.states == {"b": "QUEUED"} and trial.progress.budget == 1 and not trial.held
 
 
-def test_trials_are_waited_for_before_anything_of_them_is_told(idle: FluidExecutor) -> None:
-    """A trial may end at the instant at which it comes: here, as it is stopped by the listener that hears of it."""
-    handle = idle.submit_trialgroup(group("a"))
-    handle.add(Trial(train, trial_id="b"))
-    handle.stop("a")
-    assert not handle.done
-    handle.stop("b")
-    assert handle.wait(PATIENCE)
-
-
 def test_a_device_that_is_not_there_cannot_be_removed(executor: FluidExecutor) -> None:
     with pytest.raises(InvalidFieldError, match="device_id=5: is not in use"):
         executor.remove_device(5)
@@ -323,7 +314,7 @@ def test_a_session_that_was_drained_refuses_work_and_says_why(executor: FluidExe
     handle = executor.submit_trialgroup(group("done"))
     assert handle.wait(PATIENCE)
     waiting = executor.submit_trialgroup(group("a", trainable=Greets, budget=10**9))
-    assert executor.drain_all(PATIENCE) in (True, False)
+    assert not executor.drain_all(0.0)  # That trial cannot be saved.
     assert executor.closed
     refused: list[Callable[[], object]] = [
         lambda: executor.submit_trialgroup(group("b")),
@@ -336,7 +327,7 @@ def test_a_session_that_was_drained_refuses_work_and_says_why(executor: FluidExe
         lambda: fluid.run(train, {"x": [1]}, metric="loss", algorithm="grid"),  # In the block of this executor.
     ]
     for ask in refused:
-        with pytest.raises(LimitReachedError, match=r"the session was drained: . of 1 unfinished trials are saved"):
+        with pytest.raises(LimitReachedError, match="the session was drained: 0 of 1 unfinished trials are saved"):
             ask()
     assert handle.wait() and waiting.states.keys() == {"a"}
 
