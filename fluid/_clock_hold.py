@@ -11,9 +11,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 from fluid._clock import Clock
 from fluid._sleepers import LOOK_S, Sleepers
@@ -41,7 +39,7 @@ class Place:
     __slots__ = ("waits", "wakes")
 
     def __init__(self) -> None:
-        self.waits: list[_ClockWait] = []
+        self.waits: dict[_ClockWait, None] = {}
         self.wakes = 0
 
 
@@ -62,24 +60,9 @@ class ClockHold:
     def end(self) -> None:
         """The session has ended: nothing is done for those who wait any more."""
 
-    def await_done(self, future: Future[Any], timeout: float | None, *, looks: bool = False) -> bool:
-        """Waits for a future, of :meth:`future` or any other; returns whether it is done.
-
-        Args:
-            future: what to wait for.
-            timeout: most seconds, of the session's clock; ``None`` for no limit.
-            looks: whether the timeout is only how often the caller looks at something else. A virtual clock does not
-                stop for that.
-        """
-        return bool(wait([future], timeout=timeout).done)
-
     def keep(self) -> AbstractContextManager[None]:
         """Lets the calling thread hold the clock also while it sleeps, such as for a file or another process."""
         return nullcontext()
-
-    def future(self) -> Future[Any]:
-        """Returns a future of something that the session does: to wait for it is to wait for the session."""
-        return Future()
 
 
 class VirtualClockHold(ClockHold):
@@ -93,7 +76,9 @@ class VirtualClockHold(ClockHold):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        # Re-entrant: a signal handler runs wherever the main thread is. It is held in short blocks, in which those who
+        # submit wait for nothing; each of their waits has a lock of its own.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         #: Threads that act at this instant, by their identifier.
         self._acting: set[int] = set()
@@ -156,14 +141,6 @@ class VirtualClockHold(ClockHold):
         """Whether the session has ended."""
         return self._is_over
 
-    def await_done(self, future: Future[Any], timeout: float | None, *, looks: bool = False) -> bool:
-        if not isinstance(future, _HeldFuture):
-            return super().await_done(future, timeout, looks=looks)
-        return self.wait_until(future.done, future.place, None if looks else timeout)
-
-    def future(self) -> Future[Any]:
-        return _HeldFuture(self)
-
     @contextmanager
     def keep(self) -> Iterator[None]:
         thread = threading.get_ident()
@@ -183,7 +160,6 @@ class VirtualClockHold(ClockHold):
         timeout: float | None = None,
         *,
         polls: bool = False,
-        unlocked: threading.Condition | None = None,
     ) -> bool:
         """Waits until a condition holds; returns whether it does.
 
@@ -192,7 +168,6 @@ class VirtualClockHold(ClockHold):
             place: where to wait.
             timeout: most virtual seconds; ``None`` for no limit.
             polls: whether the wait also ends where nothing is left to happen on the virtual clock.
-            unlocked: held by the caller while the condition is evaluated, and not while it waits.
 
         Raises:
             FluidError: the thread that moves the clock would wait without end, as in a listener.
@@ -211,14 +186,10 @@ class VirtualClockHold(ClockHold):
             begun = self._begin(place, seen, deadline, polls)
             if begun is None:
                 continue
-            if unlocked is not None:
-                unlocked.release()
             try:
                 self._sleep(begun)
             finally:
                 self._leave(begun)
-                if unlocked is not None:
-                    unlocked.acquire()
             if begun.is_expired:
                 return condition()
 
@@ -263,7 +234,7 @@ class VirtualClockHold(ClockHold):
             return begun
 
     def _enter(self, begun: _ClockWait) -> None:
-        begun.place.waits.append(begun)
+        begun.place.waits[begun] = None
         self._waits[begun] = None
         self._acting.discard(begun.thread)
         if not self._acting or begun.may_expire:
@@ -276,10 +247,12 @@ class VirtualClockHold(ClockHold):
                 self._end(begun)
 
     def _end(self, begun: _ClockWait) -> None:
-        begun.place.waits.remove(begun)
-        del self._waits[begun]
+        # Done twice is harmless: an interrupt may have come between any two of these lines.
+        begun.place.waits.pop(begun, None)
         self._hold_for(begun.thread)
-        begun.signal.release()
+        if begun.signal.locked():
+            begun.signal.release()
+        self._waits.pop(begun, None)
 
     def _hold_for(self, thread: int) -> None:
         if not self._is_let_go:
@@ -375,23 +348,6 @@ class _ClockWait:
     def may_expire(self) -> bool:
         """Whether it ends with time alone, or where nothing is left to happen."""
         return self.polls or self.deadline < float("inf")
-
-
-class _HeldFuture(Future[Any]):
-    """A future for which a thread waits as it does for the session."""
-
-    def __init__(self, hold: VirtualClockHold) -> None:
-        super().__init__()
-        self._hold, self.place = hold, Place()
-        self.add_done_callback(lambda _: hold.wake(self.place))
-
-    def result(self, timeout: float | None = None) -> Any:
-        self._hold.wait_until(self.done, self.place, timeout)
-        return super().result(0.0)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._hold.wait_until(self.done, self.place, timeout)
-        return super().exception(0.0)
 
 
 #: Of every session on a real clock.

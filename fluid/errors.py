@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import pickle
 from collections.abc import Collection
 
 #: Most characters of a value in an error.
@@ -50,7 +51,22 @@ class InvalidFieldError(FluidError, ValueError):
 
     def __reduce__(self) -> tuple[type[InvalidFieldError], tuple[str, object, str]]:
         # The default would call __init__ with the message alone, so the error could not cross a process.
-        return type(self), (self.field, self.value, self.reason)
+        value = self.value
+        try:
+            pickle.dumps(value)
+        except Exception:  # It may be what was refused as it cannot be pickled. The error must cross all the same.
+            value = _ValueText(_shown(value))
+        return type(self), (self.field, value, self.reason)
+
+
+class _ValueText:
+    """Stands for a value of another process, of which only the text came here."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def _shown(value: object) -> str:
@@ -59,7 +75,9 @@ def _shown(value: object) -> str:
         text = repr(value)
     except ValueError:
         return f"a {type(value).__name__} too long to print"
-    except (Exception, SystemExit):
+    except KeyboardInterrupt:
+        raise  # Of the user at the keyboard.
+    except BaseException:
         return f"a {type(value).__name__} that cannot be printed"
     text = " ".join(map(str.strip, text.splitlines()))  # Arrays and models take many lines.
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

@@ -36,6 +36,7 @@ from fluid.session.saving import save_all
 from fluid.session.session import Session
 from fluid.session.specs import terms_of
 from fluid.session.status import Status
+from fluid.session.waits import in_a_sessions_thread
 from fluid.trialgroup import TrialGroup
 
 if TYPE_CHECKING:
@@ -196,8 +197,6 @@ class FluidExecutor(SessionDoor):
     def _repr_html_(self) -> str:
         return table_html(session_facts(self._session))
 
-    # -- trials --------------------------------------------------------------------------------------------
-
     def submit_trialgroup(
         self,
         group: TrialGroup,
@@ -220,6 +219,7 @@ class FluidExecutor(SessionDoor):
             InvalidFieldError: a trial's id is taken, its trainable or config cannot be pickled, no device meets its
                 requirements, or the listener is none. Nothing of the group runs then, and nothing of it is left; what
                 runs already is not disturbed.
+            FluidError: no trial would run, as the session has ended or was drained, or no device works.
         """
         if not isinstance(group, TrialGroup):
             raise InvalidFieldError("group", group, "must be a TrialGroup")
@@ -282,8 +282,6 @@ class FluidExecutor(SessionDoor):
     def _handle_of(self, inbox: GroupInbox) -> TrialGroupHandle:
         return self._handles.setdefault(inbox.group_id, TrialGroupHandle(self._session, inbox))
 
-    # -- how it stands ------------------------------------------------------------------------
-
     def status(self) -> Status:
         """How the session stands."""
         return self._session.status()
@@ -297,34 +295,35 @@ class FluidExecutor(SessionDoor):
         """Shows in the live view what is about to begin, until the next group is submitted; for integrations."""
         self._terminal.announce(text)
 
-    # -- its end -------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Ends all lanes, and waits until they are gone. Trials that have not ended are broken off.
 
         A second call waits for the first. Called by a listener, it returns at once, and the session ends after the
         listener. An error while closing, such as that of a Ray cluster that is gone, is logged.
+
+        Raises:
+            FluidError: the session's thread has not ended within five minutes; the error says where it is.
         """
-        if self._session.is_in_thread:
+        if in_a_sessions_thread():
             self._closing = True
             NOTICE.unwatch(self)
             self._session.close()
             return  # Another call waits until all is gone: that of the with block, or the one at the program's end.
-        with self._close_lock:
+        with self._close_lock, contextlib.ExitStack() as rest:
+            rest.callback(atexit.unregister, self.close)
+            rest.callback(self._terminal.close)
+            rest.callback(self._attached.close)
             if not self._closing:
                 self._terminal.close_view()  # First, so that it can still ask how things stand.
             self._closing = True
             NOTICE.unwatch(self)
             IN_FORCE.leave(self)
             self._session.close()
-            self._attached.close()
-            self._terminal.close()
-            atexit.unregister(self.close)
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closing
+        """Whether it runs no trial any more: it was closed or drained, has met a limit, or its session broke."""
+        return self._closing or self._session.over is not None
 
     def __enter__(self) -> FluidExecutor:
         IN_FORCE.enter(self)
@@ -336,7 +335,7 @@ class FluidExecutor(SessionDoor):
 
 # -- the executor in force ----------------------------------------------------------------------------------
 
-IN_FORCE: InForce[FluidExecutor] = InForce()
+IN_FORCE: InForce[FluidExecutor] = InForce(lambda executor: executor._closing)
 
 
 def submit_trialgroup(

@@ -387,7 +387,7 @@ def _name_of(trainable: Any, algorithm: str) -> str:
 
 #: Names of sweeps by executor, also of those that have not submitted a group yet, as threads may share an executor.
 _claimed: WeakKeyDictionary[FluidExecutor, set[str]] = WeakKeyDictionary()
-_naming = threading.Lock()
+_naming = threading.RLock()
 
 
 def _new_name(name: str, executor: FluidExecutor) -> str:

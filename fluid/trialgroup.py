@@ -14,8 +14,38 @@ from fluid.resources import MemoryNeed, Requires, require_devices
 from fluid.search_shape import SearchShape
 from fluid.trial_fields import IterationTimeout, require_config, require_timeout
 
-_trial_numbers = itertools.count()
-_group_numbers = itertools.count()
+
+class _Numbers:
+    """Makes names that nobody has given.
+
+    Args:
+        pattern: of a name, with its number.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._numbers = itertools.count()
+
+    def name(self) -> str:
+        """Returns a new name."""
+        return self._pattern.format(next(self._numbers))
+
+    def avoid(self, names: Iterable[str]) -> None:
+        """Makes none of these names, which another process has made, from now on."""
+        prefix = self._pattern.partition("{")[0]
+        numbers = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        highest = max((int(number) for number in numbers if number.isascii() and number.isdigit()), default=-1)
+        self._numbers = itertools.count(max(highest + 1, next(self._numbers)))
+
+
+_trial_names = _Numbers("trial-{:05d}")
+_group_names = _Numbers("group-{}")
+
+
+def avoid_names(trials: Iterable[str], groups: Iterable[str]) -> None:
+    """Has trials and groups that are made from now on named otherwise than those of a session that goes on here."""
+    _trial_names.avoid(trials)
+    _group_names.avoid(groups)
 
 
 class TrialState(str, Enum):
@@ -242,7 +272,7 @@ class Trial:
         if self.shown is not None and not isinstance(self.shown, Shown):
             raise InvalidFieldError("shown", self.shown, "must be a Shown or None")
         if self.trial_id is None:
-            object.__setattr__(self, "trial_id", f"trial-{next(_trial_numbers):05d}")
+            object.__setattr__(self, "trial_id", _trial_names.name())
         else:
             require_text("trial_id", self.trial_id)
 
@@ -301,7 +331,7 @@ class TrialGroup:
             raise InvalidFieldError("search", search, "must be a Search or None")
         if isinstance(trials, (Trial, str)) or not isinstance(trials, Iterable):
             raise InvalidFieldError("trials", trials, "must be Trials in a list, as in TrialGroup([trial])")
-        self.name = require_text("name", name, empty=True) if name is not None else f"group-{next(_group_numbers)}"
+        self.name = require_text("name", name, empty=True) if name is not None else _group_names.name()
         if requires is not None and not isinstance(requires, Requires):
             raise InvalidFieldError("requires", requires, "must be a Requires or None")
         self.search = search

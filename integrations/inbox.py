@@ -6,11 +6,11 @@ import queue
 from collections.abc import Callable
 from functools import partial
 
-from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid._held_queue import HeldQueue
 from fluid.engine.events import Failure
 from fluid.results.records import Result
 from fluid.session.results import TrialListener, TrialRequest
+from fluid.session.waits import SessionWaits
 
 
 class EventInbox(TrialListener):
@@ -21,13 +21,13 @@ class EventInbox(TrialListener):
 
     Args:
         listener: handles the events in the owner's thread.
-        hold: of the session's clock.
+        waits: of the session.
     """
 
-    def __init__(self, listener: TrialListener, hold: ClockHold = NO_HOLD) -> None:
-        self._listener = listener
+    def __init__(self, listener: TrialListener, waits: SessionWaits) -> None:
+        self._listener, self._waits = listener, waits
         self.tells_failures = listener.tells_failures
-        self._events = HeldQueue[Callable[[], None]](hold)
+        self._events = HeldQueue[Callable[[], None]](waits.hold)
 
     def on_start(self, trial_id: str) -> None:
         self.post(partial(self._listener.on_start, trial_id))
@@ -56,8 +56,12 @@ class EventInbox(TrialListener):
 
         Returns:
             Whether there was any.
+
+        Raises:
+            FluidError: the session's thread asks, as in a listener.
         """
-        handlers = self._events.get_settled(timeout, polls=polls)
+        with self._waits.waiting("events"):
+            handlers = self._events.get_settled(timeout, polls=polls)
         for handler in handlers:
             handler()
         return bool(handlers)
@@ -73,7 +77,8 @@ class EventInbox(TrialListener):
             Whether there was any.
         """
         try:
-            handler = self._events.get(timeout, polls=polls)
+            with self._waits.waiting("events"):
+                handler = self._events.get(timeout, polls=polls)
         except queue.Empty:
             return False
         while True:

@@ -1,5 +1,6 @@
 """Who holds a virtual clock: the threads that submit, until they wait for the session."""
 
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import pytest
 from fluid._clock import VirtualClock
 from fluid._clock_hold import Place, VirtualClockHold
 from fluid._held_queue import HeldQueue
+from fluid.session.waits import SessionFuture, SessionWaits
 
 
 class Played:
@@ -281,7 +283,8 @@ def test_waits_last_until_the_session_has_ended_though_it_closes(played):
 
 
 def test_futures_are_waited_for_as_the_session_is(played):
-    future = played.hold.future()
+    waits = SessionWaits(played.hold)
+    future = SessionFuture(waits)
     played.hold.take()
 
     def move() -> None:
@@ -291,9 +294,9 @@ def test_futures_are_waited_for_as_the_session_is(played):
 
     threading.Thread(target=move, daemon=True).start()
     assert future.result() == 3
-    other = played.hold.future()
+    other = SessionFuture(waits)
     threading.Thread(target=lambda: played.hold.await_free() and played.hold.expire(9.0), daemon=True).start()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         other.result(2.0)
 
 

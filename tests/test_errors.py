@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import multiprocessing
 import pickle
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -14,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fluid
+from fluid.engine.events import Failure
 from fluid.errors import (
     FluidError,
     InvalidFieldError,
@@ -176,3 +181,54 @@ def test_what_is_not_one_of_the_words_is_refused(value: object) -> None:
 
 def test_one_of_the_words_is_returned() -> None:
     assert require_one_of("kind", "gpu", {"gpu": 1, "cpu": 2}) == "gpu"
+
+
+# --- Errors that cross a process
+
+FAILURE = Failure("error", "ValueError: too low", "Traceback", pickle.dumps(ValueError("too low")))
+#: One of each public error, with all that it can hold.
+PUBLIC: dict[str, BaseException] = {
+    "CallFailedError": fluid.CallFailedError("a", "method", FAILURE),
+    "FluidError": FluidError("text", 3),
+    "InvalidFieldError": InvalidFieldError("budget", -1, "must be at least 1"),
+    "LimitReachedError": fluid.LimitReachedError("the deadline has come", "runs/1", unfinished=5, unsaved=["a"]),
+    "MissingDependencyError": MissingDependencyError("pip install x"),
+    "SweepFailedError": fluid.SweepFailedError("all failed", {"the": "result"}),
+    "SweepInterrupted": fluid.SweepInterrupted(130, {"the": "result"}, ["a", "b"]),
+    "TrialFailedError": fluid.TrialFailedError("a", FAILURE),
+}
+
+
+def test_each_public_error_is_here() -> None:
+    public = (getattr(fluid, name) for name in fluid.__all__)
+    errors = {each.__name__ for each in public if isinstance(each, type) and issubclass(each, BaseException)}
+    assert errors == PUBLIC.keys()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_errors_survive_pickle_copy_and_a_pool(name: str, pool: ProcessPoolExecutor) -> None:
+    error = PUBLIC[name]
+    crossed = pool.submit(_raise, error).exception() if isinstance(error, Exception) else None
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error), crossed or error):
+        assert type(other) is type(error)
+        assert str(other) == str(error) and other.args == error.args
+        shown, expected = (
+            {key: value for key, value in vars(each).items() if not key.startswith("__")} for each in (other, error)
+        )
+        assert shown == expected
+
+
+def test_an_error_about_what_cannot_be_pickled_crosses_a_process() -> None:
+    error = InvalidFieldError("trainable", lambda: 0, "cannot be pickled")
+    other = pickle.loads(pickle.dumps(error))
+    assert str(other) == str(error) and repr(other.value) == repr(error.value)

@@ -52,7 +52,7 @@ class LiveView:
         self._interval = interval
         self._follower = StatusFollower()
         self._stopping = threading.Event()
-        self._drawing = threading.Lock()
+        self._drawing = threading.RLock()  # A signal handler may close the executor while the main thread draws.
         #: Whether drawing is over.
         self._finished = False
         #: Two views would overwrite each other on one terminal, so only the first one draws.

@@ -45,6 +45,8 @@ class Alerts:
         for command in commands:
             if isinstance(command, NoteDeviceLost) and command.reason:
                 _log.warning("device %d is given up: %s", command.device_id, command.reason)
+            if isinstance(command, NoteDeviceLost):
+                self._device_lost()
             elif isinstance(command, NoteHung):
                 self._hangs(command)
             elif isinstance(command, ReportEnd) and command.failure is not None:
@@ -96,7 +98,15 @@ class Alerts:
 
     def _is_told_elsewhere(self, group_id: str) -> bool:
         inbox = self._inboxes.get(group_id)
-        return inbox is not None and inbox.listener is not None and inbox.listener.tells_failures
+        return inbox is not None and bool(getattr(inbox.listener, "tells_failures", False))
+
+    def _device_lost(self) -> None:
+        """Says so where trials wait for what nothing will bring but the user."""
+        state = self._state
+        if state.devices or state.most_devices or state.drained:
+            return
+        if waiting := sum(group.open for group in state.groups.values()):
+            _log.warning("no device is left: %d unfinished trials wait until add_device() adds one", waiting)
 
     def _hangs(self, hung: NoteHung) -> None:
         what = "its processes are killed" if hung.killed else f"after {hung.limit:.0f} s its processes are killed"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 
-from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid.engine.commands import Command, StopLane, StopTrial
 from fluid.engine.events import Event, LaneLost, TrialFailed, TrialReleased, TrialSaved
+from fluid.session.waits import SessionFuture, SessionWaits
 
 
 class Departures:
@@ -15,14 +14,14 @@ class Departures:
 
     Args:
         group_of: returns the group of a trial; ``None`` if the trial was forgotten.
-        hold: of the session's clock.
+        waits: of the session.
     """
 
-    def __init__(self, group_of: Callable[[str], str | None], hold: ClockHold = NO_HOLD) -> None:
-        self._group_of, self._hold = group_of, hold
+    def __init__(self, group_of: Callable[[str], str | None], waits: SessionWaits) -> None:
+        self._group_of, self._waits = group_of, waits
         #: The group of each trial that is about to leave a lane, by lane.
         self._leaving: dict[int, dict[str, str]] = {}
-        self._waiting: list[tuple[str, Future[None]]] = []
+        self._waiting: list[tuple[str, SessionFuture]] = []
 
     def follow(self, events: Iterable[Event], commands: Iterable[Command]) -> None:
         """Takes what happened, and what the engine answered."""
@@ -50,9 +49,9 @@ class Departures:
         leaving = {trial for trials in self._leaving.values() for trial, group in trials.items() if group == group_id}
         return tuple(sorted(leaving))
 
-    def wait_for(self, group_id: str) -> Future[None]:
+    def wait_for(self, group_id: str) -> SessionFuture:
         """Returns what is set when all stopped trials of a group have left their lanes."""
-        answer: Future[None] = self._hold.future()
+        answer = SessionFuture(self._waits)
         if self.of(group_id):
             self._waiting.append((group_id, answer))
         else:

@@ -22,7 +22,11 @@ class SessionDoor:
         self._session.add_device(device)
 
     def remove_device(self, device_id: int) -> None:
-        """Gives a device up: its trials go on elsewhere from their newest checkpoint."""
+        """Gives a device up: its trials go on elsewhere from their newest checkpoint.
+
+        Raises:
+            InvalidFieldError: the device is not in use.
+        """
         self._session.remove_device(device_id)
 
     def drain(self, device: int | Device, deadline_s: float) -> bool:
@@ -50,7 +54,7 @@ class SessionDoor:
         """Saves all trials, so that :meth:`close` loses nothing; waits until they are saved.
 
         No trial starts any more. Each trial that runs is paused at the end of its iteration and saved to disk.
-        :meth:`resume` then goes on with the session and repeats nothing.
+        :meth:`resume` then goes on with the session and repeats nothing. Further work is refused.
 
         Args:
             deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.

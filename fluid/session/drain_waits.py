@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 
-from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid.engine.commands import Command
 from fluid.engine.events import DeviceDraining, Event, SessionDraining
 from fluid.engine.notices import NoteDrained
+from fluid.session.waits import SessionFuture, SessionWaits
 
 
 class DrainWaits:
@@ -17,16 +16,16 @@ class DrainWaits:
     Args:
         handle: gives the engine an event.
         now: tells the time.
-        hold: of the session's clock.
+        waits: of the session.
     """
 
-    def __init__(self, handle: Callable[[Event], None], now: Callable[[], float], hold: ClockHold = NO_HOLD) -> None:
-        self._handle, self._hold = handle, hold
+    def __init__(self, handle: Callable[[Event], None], now: Callable[[], float], waits: SessionWaits) -> None:
+        self._handle, self._waits = handle, waits
         self._now = now
         #: By device; the session's where that is ``None``.
-        self._waiting: dict[int | None, list[Future[tuple[str, ...]]]] = {}
+        self._waiting: dict[int | None, list[SessionFuture]] = {}
 
-    def begin(self, device_id: int | None, deadline_s: float) -> Future[tuple[str, ...]]:
+    def begin(self, device_id: int | None, deadline_s: float) -> SessionFuture:
         """Begins to drain a device, or the session where that is ``None``.
 
         Args:
@@ -39,7 +38,7 @@ class DrainWaits:
         Raises:
             InvalidFieldError: the device is not in use.
         """
-        answer: Future[tuple[str, ...]] = self._hold.future()
+        answer = SessionFuture(self._waits)
         waiting = self._waiting.setdefault(device_id, [])
         waiting.append(answer)
         now = self._now()

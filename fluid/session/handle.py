@@ -22,7 +22,7 @@ from fluid.session.reprs import group_html, group_text
 from fluid.session.results import TrialFailedError
 from fluid.session.session import Session
 from fluid.trainables.pickling import dump_arguments
-from fluid.trialgroup import Search, Trial, TrialState
+from fluid.trialgroup import Search, Shown, Trial, TrialState
 
 if TYPE_CHECKING:
     from fluid.results.tables import DataFrame
@@ -53,7 +53,7 @@ class TrialGroupHandle:
     def __init__(self, session: Session, inbox: GroupInbox) -> None:
         self._session = session
         self._inbox = inbox
-        self._group = inbox.group
+        self._group, self._requests = inbox.group, session.requests(inbox)
         self._live = LiveTrials(session, [inbox])
 
     def __repr__(self) -> str:
@@ -77,13 +77,13 @@ class TrialGroupHandle:
     def results(self) -> Iterator[Result]:
         """Gives every result from the first one on, as it comes, until all trials have ended.
 
-        Each call starts at the first result. A trial that is extended or added while results are read is waited
+        Each call starts at the first result. A trial that is extended or added before all have ended is waited
         for too. In a session that was resumed, the first results are those of the sessions before, read from the run
         folder: their metrics are what JSON makes of them. A listener of theirs is gone, so each group has results.
 
         Raises:
-            FluidError: the executor was closed, or its session broke, before the trials ended; or a listener was
-                given, which gets the results instead.
+            FluidError: the session has ended before the trials, a listener would wait for its own session, or a
+                listener was given, which gets the results instead.
         """
         if self._inbox.listener is not None:
             raise FluidError(f"group {self.name!r} has a listener, which gets its results; they are not kept for later")
@@ -99,7 +99,7 @@ class TrialGroupHandle:
             Whether all trials have ended.
 
         Raises:
-            FluidError: the executor was closed, or its session broke, before the trials ended.
+            FluidError: the session has ended before the trials, or a listener would wait for its own session.
         """
         if timeout is not None:
             require_number("timeout", timeout, at_least=0.0)
@@ -245,8 +245,8 @@ class TrialGroupHandle:
         """
         if not isinstance(now, bool):
             raise InvalidFieldError("now", now, "must be True or False")
-        self._session.stop(trial_id, outcome, now=now)
-        self._group.stop(trial_id)
+        self._require_known(trial_id)
+        self._requests.stop(trial_id, outcome, now=now)
 
     def pause(self, trial_id: str) -> None:
         """Pauses a trial at the end of its current iteration, until :meth:`resume`. Pausing it twice is harmless.
@@ -263,7 +263,7 @@ class TrialGroupHandle:
             InvalidFieldError: the trial is unknown, or has ended.
         """
         self._require_known(trial_id)
-        self._session.pause(trial_id)
+        self._requests.pause(trial_id)
 
     def resume(self, trial_id: str) -> None:
         """Lets a paused trial go on from its state, as soon as a device is free.
@@ -277,7 +277,7 @@ class TrialGroupHandle:
             InvalidFieldError: the trial is unknown.
         """
         self._require_known(trial_id)
-        self._session.resume_trial(trial_id)
+        self._requests.resume(trial_id)
 
     def await_cleanup(self, timeout: float) -> tuple[str, ...]:
         """Waits until the trials that were stopped so far have left their processes, where ``cleanup()`` is called.
@@ -308,12 +308,13 @@ class TrialGroupHandle:
         """
         by = require_integer("by", by, at_least=1)
         follow_up_iterations = require_integer("follow_up_iterations", follow_up_iterations, at_least=0)
-        self._session.extend(trial_id, by, follow_up_iterations)
-        self._group.extend(trial_id, by, follow_up_iterations=follow_up_iterations)
+        self._require_known(trial_id)
+        self._requests.extend(trial_id, by, follow_up_iterations)
 
     def rank(self, trial_id: str, rung: Rung, score: float) -> None:
         """Tells that a trial has come to a rung, for search algorithms: checkpoints of the best stay in memory."""
-        self._session.ask(partial(RungReached, trial_id=trial_id, rung=rung, score=score))
+        self._require_known(trial_id)
+        self._requests.ask(partial(RungReached, trial_id=trial_id, rung=rung, score=score))
 
     def add(self, *trials: Trial) -> None:
         """Adds trials to the group; they are planned together.
@@ -321,16 +322,15 @@ class TrialGroupHandle:
         Raises:
             InvalidFieldError: the id of one is taken, or it cannot be pickled. Then none of them is added.
         """
-        added: list[Trial] = []
-        try:
-            for trial in trials:
-                added.append(self._group.add(trial))
-            if added:
-                self._session.add(self._inbox.group_id, added)
-        except BaseException:
-            for trial in added:
-                self._group.remove(trial.id)
-            raise
+        added: dict[str, Trial] = {}
+        for trial in trials:
+            if not isinstance(trial, Trial):
+                raise InvalidFieldError("trial", trial, "must be a Trial")
+            if trial.id in added or trial.id in self._group:
+                raise InvalidFieldError("trial_id", trial.id, f"already in TrialGroup {self.name!r}")
+            added[trial.id] = trial
+        if added:
+            self._requests.add(list(added.values()))
 
     def call(self, trial_id: str, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Calls a method of a trial's trainable, in the trial's lane, between two of its iterations.
@@ -357,13 +357,7 @@ class TrialGroupHandle:
         if not isinstance(method, str) or not method.isidentifier():
             raise InvalidFieldError("method", method, "must be the name of a method")
         payload = dump_arguments(args, kwargs)
-        call_id, future = self._inbox.expect_answer(method)
-        try:
-            self._session.call(trial_id, call_id, method, payload)
-        except BaseException:
-            self._inbox.withdraw_call(call_id)
-            raise
-        return future
+        return self._requests.call(trial_id, method, payload)
 
     def show_config(self, trial_id: str, config: Mapping[str, Any]) -> None:
         """Says which hyperparameters a trial has that chose them while it ran, as objectives of Optuna do.
@@ -379,9 +373,7 @@ class TrialGroupHandle:
             FluidError: the executor is closed.
         """
         self._require_known(trial_id)
-        trial = self._group.show(trial_id, config)
-        self._inbox.show(trial)
-        self._session.show_config(trial)
+        self._requests.show_config(trial_id, Shown(trial_id, config).config)
 
     def forget(self, trial_id: str) -> None:
         """Drops all that is kept of a trial that has ended, so that a long session does not grow; its files stay.
@@ -392,7 +384,7 @@ class TrialGroupHandle:
             InvalidFieldError: the trial is unknown, or has not ended.
         """
         self._require_known(trial_id)
-        self._session.forget(trial_id)
+        self._requests.forget(trial_id)
 
     def _require_known(self, trial_id: str) -> None:
         if trial_id not in self._group:

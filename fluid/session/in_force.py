@@ -7,29 +7,25 @@ block of the process, so that worker threads of a block's owner submit to that b
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-
-class Closable(Protocol):
-    """What can be in force until it is closed."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-
-
-T = TypeVar("T", bound=Closable)
+T = TypeVar("T")
 
 
 class InForce(Generic[T]):
     """The executors in force in one process.
 
+    Args:
+        is_closed: whether one was closed. One that was drained stays in force, and refuses what it is given.
+
     Attributes:
         lock: held while one is made or looked for, so that two threads do not make two default ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_closed: Callable[[T], bool]) -> None:
+        self._is_closed = is_closed
         self.lock = threading.RLock()
         #: Blocks that this thread or task is in, the innermost last. A task starts with those of the one that made it.
         self._entered_here: ContextVar[tuple[T, ...]] = ContextVar("fluid_executors", default=())
@@ -60,7 +56,7 @@ class InForce(Generic[T]):
         """Returns the executor in force; ``None`` if there is none."""
         with self.lock:
             candidates = [*self._default, *self._entered, *self._entered_here.get()]
-        return next((executor for executor in reversed(candidates) if not executor.closed), None)
+        return next((executor for executor in reversed(candidates) if not self._is_closed(executor)), None)
 
     def has(self, executor: T) -> bool:
         """Whether an executor is the default one, or in a ``with`` block of any thread."""

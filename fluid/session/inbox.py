@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, cast
 
-from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
 from fluid.engine.events import Failure
 from fluid.engine.savability import ReportUnsavable
@@ -17,11 +17,12 @@ from fluid.engine.set_back import ReportSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
-from fluid.session.best import BestSoFar, BestTracker
-from fluid.session.change_waits import ChangeWaits
+from fluid.session.best import BestTracker
 from fluid.session.earlier_results import GroupResults
+from fluid.session.guard import guarded
 from fluid.session.results import CallFailedError, TrialListener, TrialRequest, broken_off, exception_of
 from fluid.session.status import GroupFacts
+from fluid.session.waits import ChangeWaits, SessionFuture, SessionWaits
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
@@ -31,23 +32,29 @@ _log = logging.getLogger(__name__)
 class GroupInbox:
     """The results, ends and answers of one group.
 
-    Only the session's thread writes, by :meth:`take` and the methods below it; any thread may read and wait.
+    Only the session's thread writes, by :meth:`take` and the methods below it; any thread may read and wait. There is
+    no lock: a reader takes one value, or a copy of one container, at a time, and what ends a wait is written last.
 
     Args:
         group_id: the group's id within the session.
         group: the group as the user holds it.
         listener: gets every start, result and end as it happens; ``None`` to keep results for the handle.
-        hold: of the session's clock.
+        waits: of the session.
     """
 
     def __init__(
-        self, group_id: str, group: TrialGroup, listener: TrialListener | None = None, hold: ClockHold = NO_HOLD
+        self,
+        group_id: str,
+        group: TrialGroup,
+        listener: TrialListener | None = None,
+        waits: SessionWaits | None = None,
     ) -> None:
         self.group_id = group_id
         self.group = group
         self.listener = listener
-        self._lock, self._hold = threading.Lock(), hold
-        self._changes = ChangeWaits(self._lock, hold)
+        self._waits = waits or SessionWaits()
+        #: For results, and for the end of all trials.
+        self._news, self._ends = ChangeWaits(self._waits, "results"), ChangeWaits(self._waits, "trials")
         #: What trials reported, if there is no listener; readers make results of it.
         self._reports: list[tuple[Report, Trial | None]] = []
         self._states: dict[str, TrialState] = {}
@@ -55,8 +62,9 @@ class GroupInbox:
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
         self.outcomes: Mapping[str, TrialState] = {}
         self.has_forgotten = False
-        #: Trials that were forgotten, by id; ``None`` until a handle asks for them.
-        self._forgotten: dict[str, SubmittedTrial] | None = None
+        #: Trials that were forgotten since a handle asks for them, by id.
+        self._forgotten: dict[str, SubmittedTrial] = {}
+        self._keeps_forgotten = False
         #: Trials that have not ended.
         self._open: set[str] = {trial.id for trial in group.active}
         #: What an earlier session reported; ``None`` if none did.
@@ -72,7 +80,7 @@ class GroupInbox:
         self._ended_seconds = 0.0
         #: Why the session ended; ``None`` while it goes on.
         self._broken: BaseException | None = None
-        self._next_call = 0
+        self._call_ids = itertools.count()
         #: Calls that were not answered: number -> method and the caller's future.
         self._calls: dict[int, tuple[str, Future[Any]]] = {}
 
@@ -88,106 +96,84 @@ class GroupInbox:
             yield from self._earlier.read(self._trial_of)
         position = 0
         while True:
-            with self._lock:
-                fresh = self._await_more(position)
-                if not fresh and not self._open:
-                    return
+            self._news.wait_until(partial(self._has_news, position))
+            ended = not self._open  # Looked at first: no result comes after the end.
+            fresh = self._reports[position:]
+            if not fresh and ended:
+                return
+            if not fresh:
+                self._raise_if_over()
             for report, trial in fresh:
                 yield from _results_of(report, trial)
             position += len(fresh)
 
-    def _await_more(self, position: int) -> list[tuple[Report, Trial | None]]:
-        """Waits for reports after the first so many, or the end; returns them."""
-        self._changes.wait_until(lambda: position < len(self._reports) or not self._open or self._broken is not None)
-        if position == len(self._reports) and self._open:
-            self._raise_if_broken()
-        return self._reports[position:]
+    def _has_news(self, position: int) -> bool:
+        return position < len(self._reports) or not self._open or self._is_over
 
     def wait(self, timeout: float | None) -> bool:
         """Waits until all trials have ended, for at most ``timeout`` seconds; returns whether they have.
 
         Raises:
-            FluidError: the session ended before the trials did.
+            FluidError: the session ended before the trials did, or its own thread would wait for itself.
         """
-        with self._lock:
-            ended = self._changes.wait_until(lambda: not self._open or self._broken is not None, timeout)
-            if self._open:
-                self._raise_if_broken()
-            return ended
+        ended = self._ends.wait_until(lambda: not self._open or self._is_over, timeout)
+        if self._open:
+            self._raise_if_over()
+        return ended
 
     @property
     def done(self) -> bool:
         """Whether all trials have ended."""
-        with self._lock:
-            return not self._open
+        return not self._open
 
     @property
     def makespan(self) -> float | None:
         """Seconds from the first start to the last finish so far; ``None`` before the first iteration ended."""
-        with self._lock:
-            if self._first_start is None or self._last_end is None:
-                return None
-            return self._last_end - self._first_start
+        start, end = self._first_start, self._last_end
+        return None if start is None or end is None else end - start
 
     @property
     def states(self) -> dict[str, TrialState]:
         """How trials ended, by id, for those that have."""
-        with self._lock:
-            return {trial_id: state for trial_id, state in self._states.items() if trial_id not in self._open}
+        return {trial_id: state for trial_id, state in self._states.copy().items() if trial_id not in self._open}
 
     @property
     def failures(self) -> dict[str, Failure]:
         """Why trials failed for good, by id."""
-        with self._lock:
-            return dict(self._failures)
+        return self._failures.copy()
 
     def keep_forgotten(self) -> None:
         """Keeps, from now on, trials that are forgotten: the group's user asks for all."""
-        with self._lock:
-            if self._forgotten is None:
-                self._forgotten = {}
+        self._keeps_forgotten = True
 
     @property
     def forgotten(self) -> dict[str, SubmittedTrial]:
         """The trials that were forgotten since :meth:`keep_forgotten` was called first, by id."""
-        with self._lock:
-            return dict(self._forgotten or {})
-
-    @property
-    def best(self) -> BestSoFar | None:
-        """The best result so far, by the metric of the group's search; ``None`` if there is none."""
-        with self._lock:
-            return self._tracker.best()
-
-    @property
-    def facts(self) -> GroupFacts:
-        """What the status of the session shows of the group."""
-        with self._lock:
-            return GroupFacts(
-                name=self.group.name,
-                search=self.group.search,
-                best=self._tracker.best(),
-                first_start=self._began_at,
-                results=self._ended,
-                result_seconds=self._ended_seconds,
-            )
+        return self._forgotten.copy()
 
     def expect_answer(self, method: str) -> tuple[int, Future[Any]]:
         """Returns the number of a new call, and a future of its answer."""
-        future = self._hold.future()
-        future.set_running_or_notify_cancel()
-        with self._lock:
-            call_id = self._next_call
-            self._next_call += 1
-            self._calls[call_id] = method, future
+        call_id, future = next(self._call_ids), SessionFuture(self._waits, f"what {method!r} returns")
+        self._calls[call_id] = method, future
         return call_id, future
 
     def withdraw_call(self, call_id: int) -> None:
         """Drops a call that the engine refused."""
-        with self._lock:
-            self._calls.pop(call_id, None)
+        self._calls.pop(call_id, None)
 
     # -- from the session's thread -------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> GroupFacts:
+        """What the status of the session shows of the group."""
+        return GroupFacts(
+            name=self.group.name,
+            search=self.group.search,
+            best=self._tracker.best(),
+            first_start=self._began_at,
+            results=self._ended,
+            result_seconds=self._ended_seconds,
+        )
 
     def take(self, notice: TrialNotice) -> None:
         """Takes what the engine reports of a trial of the group."""
@@ -195,8 +181,7 @@ class GroupInbox:
 
     def reopen(self, trial_id: str) -> None:
         """Makes waiters wait for a trial too, which was added or extended."""
-        with self._lock:
-            self._open.add(trial_id)
+        self._open.add(trial_id)
 
     def drop(self, trial_id: str, outcome: TrialState | None) -> None:
         """Drops a trial that was forgotten.
@@ -206,18 +191,28 @@ class GroupInbox:
             outcome: how its submitter said that it came out; ``None`` if it said nothing.
         """
         trial = self._trial_of(trial_id)
-        with self._lock:
-            state, failure = self._states.pop(trial_id, None), self._failures.pop(trial_id, None)
-            if self._forgotten is not None and trial is not None and state is not None:
-                text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
-                self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure)
-            self._tracker.forget(trial_id)
-        if trial_id in self.group:
-            self.group.remove(trial_id)
+        state, failure = self._states.pop(trial_id, None), self._failures.pop(trial_id, None)
+        if self._keeps_forgotten and trial is not None and state is not None:
+            text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
+            self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure)
+        self._tracker.forget(trial_id)
+        if trial is not None:
+            self.change(self.group.remove, trial_id)
 
-    def show(self, trial: Trial) -> None:
-        """Takes it that a trial is shown otherwise from now on."""
-        with self._lock:
+    def change(self, method: Callable[..., object], *arguments: Any) -> None:
+        """Changes the group, whose class may be the user's, as the engine has accepted the change."""
+        guarded(f"group {self.group.name!r}", method, *arguments)
+
+    def require_new(self, trials: Iterable[Trial]) -> None:
+        """Refuses trials whose ids the group has already."""
+        for trial in trials:
+            if self._trial_of(trial.id) is not None:
+                raise InvalidFieldError("trial_id", trial.id, f"already in TrialGroup {self.group.name!r}")
+
+    def show(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        """Takes it that a trial is shown with other hyperparameters from now on."""
+        self.change(self.group.show, trial_id, config)
+        if (trial := self._trial_of(trial_id)) is not None:
             self._tracker.show(trial)
 
     def take_over(
@@ -237,24 +232,22 @@ class GroupInbox:
             clock_offset: seconds to add to times of this session, for one axis with those of ``results``.
             tracker: has heard ``results``.
         """
-        with self._lock:
-            self._earlier, self._clock_offset = results, clock_offset
-            if results is not None:
-                self._first_start, self._last_end = results.first_start, results.last_end
-            self._states.update(ended)
-            self._open -= set(ended)
-            self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
-            for trial_id in self._failures:
-                tracker.fail(trial_id)
-            self._tracker = tracker
-            self._changes.notify()
+        self._earlier, self._clock_offset = results, clock_offset
+        if results is not None:
+            self._first_start, self._last_end = results.first_start, results.last_end
+        self._states.update(ended)
+        self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
+        for trial_id in self._failures:
+            tracker.fail(trial_id)
+        self._tracker = tracker
+        self._open -= set(ended)
+        self.wake()
 
     def break_off(self, error: BaseException) -> None:
         """Wakes all waiters: the session has ended."""
-        with self._lock:
-            self._broken = error
-            calls, self._calls = self._calls, {}
-            self._changes.notify()
+        self._broken = error
+        self.wake()
+        calls, self._calls = self._calls, {}
         for _, future in calls.values():
             future.set_exception(FluidError(f"the call was not answered: {error}"))
         if self.listener is not None:
@@ -270,7 +263,7 @@ class GroupInbox:
             listener.on_request(request)
         except BaseException as error:
             _log.exception("the listener of group %r raised", self.group.name)
-            request.refuse(error)
+            guarded(f"what the listener of group {self.group.name!r} raised", request.refuse, error)
 
     def _take_start(self, start: ReportStart) -> None:
         if self.listener is not None:
@@ -290,43 +283,40 @@ class GroupInbox:
 
     def _take_result(self, report: Report) -> None:
         trial = self._trial_of(report.trial_id)
-        with self._lock:
-            for iteration, at, seconds, metrics in report.iterations:
-                if trial is not None:
-                    self._tracker.hear(trial, iteration, metrics.numbers)
-                if self._began_at is None:
-                    self._began_at = at - seconds
-                self._ended_seconds += seconds
-                start = at + self._clock_offset - seconds
-                if self._first_start is None or start < self._first_start:
-                    self._first_start = start
-            self._ended += report.count
-            end = report.at + self._clock_offset
-            self._last_end = end if self._last_end is None else max(self._last_end, end)
-            if self.listener is None:
-                self._reports.append((report, trial))
-                self._changes.notify()
+        for iteration, at, seconds, metrics in report.iterations:
+            if trial is not None:
+                self._tracker.hear(trial, iteration, metrics.numbers)
+            if self._began_at is None:
+                self._began_at = at - seconds
+            self._ended_seconds += seconds
+            start = at + self._clock_offset - seconds
+            if self._first_start is None or start < self._first_start:
+                self._first_start = start
+        self._ended += report.count
+        end = report.at + self._clock_offset
+        self._last_end = end if self._last_end is None else max(self._last_end, end)
+        if self.listener is None:
+            self._reports.append((report, trial))
+            self._news.notify()
         if self.listener is not None:
             for result in _results_of(report, trial):
                 self._call_listener(self.listener.on_result, result)
 
     def _take_end(self, end: ReportEnd) -> None:
         state = end.state
-        with self._lock:
-            self._states[end.trial_id] = state
-            if end.failure is not None and state is TrialState.FAILED:
-                self._failures[end.trial_id] = end.failure
-                self._tracker.fail(end.trial_id)
-            self._open.discard(end.trial_id)
-            if not self._open:
-                self._open = set()  # An empty set keeps the room that its members took.
-            self._changes.notify()
+        self._states[end.trial_id] = state
+        if end.failure is not None and state is TrialState.FAILED:
+            self._failures[end.trial_id] = end.failure
+            self._tracker.fail(end.trial_id)
+        self._open.discard(end.trial_id)
+        if not self._open:
+            self._open = set()  # An empty set keeps the room that its members took.
+            self.wake()
         if self.listener is not None:
             self._call_listener(self.listener.on_end, end.trial_id, state, end.failure)
 
     def _take_answer(self, answer: ReportCall) -> None:
-        with self._lock:
-            waiting = self._calls.pop(answer.call_id, None)
+        waiting = self._calls.pop(answer.call_id, None)
         if waiting is None:
             return  # The caller was interrupted.
         method, future = waiting
@@ -352,17 +342,27 @@ class GroupInbox:
             return self.group[trial_id]
         except InvalidFieldError:  # It was forgotten.
             return None
+        except BaseException:  # The class of the group is the user's.
+            _log.exception("group %r raised", self.group.name)
+            return None
 
     def _call_listener(self, method: Callable[..., None], *facts: Any) -> None:
-        """Calls a method of the listener. An error that it raises is logged, and ends nothing."""
-        try:
-            method(*facts)
-        except BaseException:  # Also SystemExit: it must not end the session's thread.
-            _log.exception("the listener of group %r raised", self.group.name)
+        guarded(f"the listener of group {self.group.name!r}", method, *facts)
 
-    def _raise_if_broken(self) -> None:
-        if self._broken is not None:
-            raise broken_off(self.group.name, self._broken) from self._broken
+    def wake(self) -> None:
+        """Has all who wait look again."""
+        self._news.notify()
+        self._ends.notify()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether no trial will run any more."""
+        return self._broken is not None or self._waits.over() is not None
+
+    def _raise_if_over(self) -> None:
+        error = self._broken or self._waits.over()
+        if error is not None:
+            raise broken_off(self.group.name, error) from error
 
 
 def _results_of(report: Report, trial: Trial | None) -> Iterator[Result]:

@@ -27,3 +27,6 @@ class SweepInterrupted(SystemExit):
         super().__init__(status)
         self.result = result
         self.cut_off = frozenset(cut_off)
+
+    def __reduce__(self) -> tuple[type[SweepInterrupted], tuple[Any, Any, frozenset[str]]]:
+        return type(self), (self.code, self.result, self.cut_off)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ class LimitReachedError(FluidError):
         saved = f"{self.saved} of {unfinished} unfinished trials are saved"
         resume = "" if rehearsed else f"; FluidExecutor.resume({self.run_dir!r}) goes on"
         super().__init__(f"{reason}: {saved}{resume}")
+
+    def __reduce__(self) -> tuple[Callable[..., LimitReachedError], tuple[str, str]]:
+        left: Any = {"unfinished": self.unfinished, "unsaved": self.unsaved, "rehearsed": self.rehearsed}
+        return partial(type(self), **left), (self.reason, self.run_dir)
 
     @property
     def saved(self) -> int:

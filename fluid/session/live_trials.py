@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fluid.errors import FluidError
 from fluid.results.following import ResultsFollower
 from fluid.results.loading import completed
 from fluid.results.metrics import goals_of
@@ -28,7 +29,8 @@ Parts = dict[tuple[str, str], list[SubmittedTrial]]
 class LiveTrials:
     """Reads trials of a session, also after it has ended. Keeps what it has read: each call reads what is new.
 
-    Thread-safe, and may be used by a listener.
+    Thread-safe, and may be used by a listener: the session's thread reads on its own, as a thread that reads may be
+    interrupted by a signal handler that waits for the session.
 
     Args:
         session: the session.
@@ -38,8 +40,14 @@ class LiveTrials:
     def __init__(self, session: Session, inboxes: Sequence[GroupInbox]) -> None:
         self._session = session
         self._inboxes = {inbox.group_id: inbox for inbox in inboxes}
-        self._lock = threading.Lock()
-        self._follower = ResultsFollower(session.run_dir, self._inboxes)
+        self._lock = threading.RLock()
+        self._reads = False
+        #: What the session's thread reads with.
+        self._of_listeners: LiveTrials | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._follower = ResultsFollower(self._session.run_dir, self._inboxes)
         #: By id of the submitted trial.
         self._results: dict[str, list[Result]] = {}
         #: Trials that had been forgotten when they were first asked for, by id, from the run folder.
@@ -51,15 +59,30 @@ class LiveTrials:
         """The trials, in order of submission; first those that were forgotten.
 
         Raises:
-            FluidError: the run folder was deleted.
+            FluidError: the run folder was deleted, or a signal handler asks that has interrupted this very call.
         """
+        if self._session.is_in_thread:
+            self._of_listeners = self._of_listeners or LiveTrials(self._session, list(self._inboxes.values()))
+            return self._of_listeners._read()
+        return self._read()
+
+    def _read(self) -> tuple[TrialResult, ...]:
         for inbox in self._inboxes.values():
             inbox.keep_forgotten()  # First, so that none is forgotten unseen.
         standing = self._session.standing(self._inboxes)  # Not under the lock, which a listener may wait for.
         with self._lock:
-            parts = self._parts(standing)
-            self._read_results({part.trial_id: part for of_trial in parts.values() for part in of_trial})
-            return tuple(self._make(shown, of_trial) for shown, of_trial in parts.items())
+            if self._reads:
+                raise FluidError("the trials are being read by what this signal handler has interrupted")
+            self._reads = True
+            try:
+                parts = self._parts(standing)
+                self._read_results({part.trial_id: part for of_trial in parts.values() for part in of_trial})
+                return tuple(self._make(shown, of_trial) for shown, of_trial in parts.items())
+            except BaseException:
+                self._begin()  # It was interrupted between reading a result and keeping it.
+                raise
+            finally:
+                self._reads = False
 
     def sweep(self, metric: Any = None, mode: Any = None) -> SweepResult:
         """The trials as a sweep; metric and mode are those of the groups' searches where none are given.

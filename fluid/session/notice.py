@@ -40,12 +40,17 @@ class PreemptionNotice:
         self._before: dict[int, Any] = {}
         #: The signal that was heard; ``None`` before.
         self._heard: int | None = None
-        self._saved = False
+        self._saved = self._responds = False
 
     @property
     def heard(self) -> int | None:
         """The signal that was heard; ``None`` if none was."""
         return self._heard
+
+    @property
+    def responds(self) -> bool:
+        """Whether trials are being saved, and the main thread has not been interrupted yet."""
+        return self._responds
 
     def watch(self, key: object, response: Response) -> Response | None:
         """Responds to a notice from now on; returns the response of the same object whose place this one takes."""
@@ -62,7 +67,7 @@ class PreemptionNotice:
             if self._responses or threading.current_thread() is not threading.main_thread():
                 return
             before, self._before = self._before, {}
-            self._heard, self._saved = None, False
+            self._heard, self._saved, self._responds = None, False, False
         self._put_back(before)
 
     def install(self) -> None:
@@ -79,12 +84,19 @@ class PreemptionNotice:
     # -- when it comes -------------------------------------------------------------------------------------
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._responses and self._heard is None:  # The last executor was closed by another thread.
+            before, self._before = self._before, {}
+            self._put_back(before)
+            if signal.getsignal(number) != self._handle:
+                os.kill(os.getpid(), number)
+                return
         if (self._heard is not None and not self._saved) or not self._responses:
             self._end_at_once(number)
         elif self._heard is None:
-            self._heard = number
+            self._heard, self._responds = number, True
             threading.Thread(target=self._respond, args=(number,), name="fluid-notice", daemon=True).start()
         else:
+            self._responds = False
             raise SystemExit(128 + self._heard)
 
     def _respond(self, number: int) -> None:
@@ -102,6 +114,7 @@ class PreemptionNotice:
         for thread in threads:
             thread.join()
         if None in lines:
+            self._responds = False
             return
         for line in lines:
             if line:
@@ -110,6 +123,8 @@ class PreemptionNotice:
         main = threading.main_thread().ident
         if main is not None and threading.main_thread().is_alive():
             signal.pthread_kill(main, number)
+        else:
+            self._responds = False
 
     def _put_back(self, before: Mapping[int, Any]) -> None:
         for number, handler in before.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,19 +32,19 @@ from fluid.session.batches import apart, earlier
 from fluid.session.departures import Departures
 from fluid.session.device_scaling import DeviceScaling
 from fluid.session.drain_waits import DrainWaits
+from fluid.session.endings import Endings
+from fluid.session.handed_calls import HandedCalls
 from fluid.session.inbox import GroupInbox
 from fluid.session.keeper import Keeper
 from fluid.session.limit_reached import LimitReachedError, ended_early
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
+from fluid.session.waits import SessionWaits
 from fluid.sizing.goals import NO_GOALS, Goals
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-#: Seconds between two checks, by a thread that waits for an answer, that the pump still runs.
-_PUMP_CHECK = 1.0
 
 
 class Pump:
@@ -65,6 +64,9 @@ class Pump:
         began: when the session began, seconds on the clock of the events.
         scaling: decides how many devices the session holds.
         hold: of the session's clock.
+        waits: who waits for the session.
+        endings: why it runs no further trials.
+        drains, departures: those who wait for drains, and for trials to be cleaned up.
     """
 
     def __init__(
@@ -84,12 +86,14 @@ class Pump:
         #: Calls of inboxes that are still to be made, in order.
         self._notifications: deque[Callable[[], None]] = deque()
         self._notifying = False
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._ticks = Ticks(state)
         self.hold = backend.hold if isinstance(backend, VirtualBackend) else NO_HOLD
         self.hold.take()  # A deadline must not pass before the first trials are submitted.
-        self._drains = DrainWaits(self.handle, backend.now, self.hold)
-        self._departures = Departures(self._group_of, self.hold)
+        self.waits = SessionWaits(self.hold, self._closed_error, lambda: self.endings.over)
+        self._calls = HandedCalls(self.waits, backend.wake)
+        self.endings = Endings(state, folder.path, rehearsed=self.hold.is_virtual)
+        self.drains = DrainWaits(self.handle, backend.now, self.waits)
+        self.departures = Departures(self._group_of, self.waits)
         self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self.began = backend.now()
@@ -113,13 +117,8 @@ class Pump:
             FluidError: the session has ended.
         """
         if self._closing or self._broken is not None:
-            raise self._closed_error() from self._broken
-        if self.is_in_thread:
-            return work()
-        answer: Future[T] = Future()
-        self._calls.put((work, answer))
-        self._backend.wake()
-        return self._await(answer)
+            raise self._closed_error()
+        return work() if self.is_in_thread else self._calls.make(work)
 
     def act(self, work: Callable[[], T]) -> T:
         """The same for a thread that submits: a virtual clock stands still until it waits for the session again."""
@@ -127,69 +126,62 @@ class Pump:
             self.hold.take()
         return self.call(work)
 
-    def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
-        """Drains a device, or the session where that is ``None``; waits until that has ended.
+    def work(self, work: Callable[[], T]) -> T:
+        """The same for what lets trials run; it is refused where none will."""
 
-        Returns:
-            Ids of the trials that were not saved.
+        def done() -> T:
+            self.endings.require_open()
+            return work()
 
-        Raises:
-            InvalidFieldError: the device is not in use.
-            FluidError: the session has ended, or this is the pump's thread.
-        """
-        if self.is_in_thread:
-            raise FluidError("a listener cannot wait for a drain: drain in another thread")
-        answer: Future[tuple[str, ...]] = self.act(lambda: self._drains.begin(device_id, deadline_s))
-        unsaved: tuple[str, ...] = self._await(answer)
-        return unsaved
-
-    def await_departures(self, group_id: str, timeout_s: float) -> tuple[str, ...]:
-        """Waits until the stopped trials of a group have left their lanes, and so were cleaned up.
-
-        Returns:
-            Ids of those that have not after ``timeout_s`` seconds.
-
-        Raises:
-            FluidError: the session has ended, or this is the pump's thread.
-        """
-        if self.is_in_thread:
-            raise FluidError("a listener cannot wait for trials to be cleaned up: wait in another thread")
-        self.hold.await_done(self.call(lambda: self._departures.wait_for(group_id)), timeout_s)
-        left: tuple[str, ...] = self.call(lambda: self._departures.of(group_id))
-        return left
+        return self.act(done)
 
     def _group_of(self, trial_id: str) -> str | None:
         trial = self._state.trials.get(trial_id)
         return None if trial is None else trial.group_id
-
-    def _await(self, answer: Future[T]) -> T:
-        while not answer.done():
-            self.hold.await_done(answer, _PUMP_CHECK, looks=True)
-            if not self._thread.is_alive() and not answer.done():
-                raise self._closed_error() from self._broken
-        return answer.result()
 
     @property
     def has_ended(self) -> bool:
         """Whether the pump was closed, or an error has ended it."""
         return self._closing or self._broken is not None
 
+    def require_open(self) -> None:
+        """Refuses what needs trials to run, where none will any more.
+
+        Raises:
+            FluidError: why.
+        """
+        if self.has_ended:
+            raise self._closed_error()
+        self.endings.require_open()
+
+    @property
+    def over(self) -> FluidError | None:
+        """Why no trial will run any more; ``None`` while trials may."""
+        return self._closed_error() if self.has_ended else self.endings.over
+
     @property
     def is_in_thread(self) -> bool:
         """Whether the pump's thread asks."""
-        return threading.current_thread() is self._thread
+        return self.waits.is_in_thread
 
     def close(self) -> None:
-        """Ends the thread, and with it the backend; waits until both are gone, unless the thread itself calls it."""
+        """Ends the thread, and with it the backend; waits until both are gone.
+
+        It does not wait in the thread itself, nor in that of a session for which this one waits.
+
+        Raises:
+            FluidError: the thread has not ended in time; the error says where it is.
+        """
         self._closing = True
         self.hold.let_go()
         self._backend.wake()
-        if not self.is_in_thread:
-            self._thread.join()
+        self.waits.await_end()
 
     def _closed_error(self) -> FluidError:
-        error = self._broken or self._limit
-        return FluidError("the executor is closed") if error is None else ended_early(error, "the executor is closed")
+        cause = self._broken or self._limit
+        error = FluidError("the executor is closed") if cause is None else ended_early(cause, "the executor is closed")
+        error.__cause__ = self._broken
+        return error
 
     # -- in the pump's thread ------------------------------------------------------------------------------
 
@@ -206,7 +198,7 @@ class Pump:
                 may no longer agree.
         """
         if self._broken is not None:
-            raise self._closed_error() from self._broken
+            raise self._closed_error()
         try:
             commands = self._state.handle(*events)
         except InvalidFieldError:
@@ -221,10 +213,13 @@ class Pump:
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
         with self._ending_on_error():
             self.scaling.heard(events, commands)
-        self._departures.follow(events, commands)
+        self.departures.follow(events, commands)
         self.keeper.follow(events, commands)
         self._alerts.look(commands)
-        self._drains.follow(commands)
+        if self.endings.look(commands):
+            for inbox in self.inboxes.values():
+                inbox.wake()
+        self.drains.follow(commands)
         self.notify(*(self._notification(notice) for notice in commands if isinstance(notice, TrialNotice)))
 
     def _notification(self, notice: TrialNotice) -> Callable[[], None]:
@@ -257,8 +252,7 @@ class Pump:
 
     def _post(self, call: Callable[[], None]) -> None:
         """Has a call made in the pump's thread, from any thread; it is not waited for."""
-        self._calls.put((call, Future()))
-        self._backend.wake()
+        self._calls.post(call)
 
     def notify(self, *notifications: Callable[[], None]) -> None:
         """Makes calls of inboxes, in order; those that a listener causes while it is called come after it."""
@@ -283,6 +277,13 @@ class Pump:
             raise
 
     def _run(self) -> None:
+        self.waits.begin()
+        try:
+            self._work()
+        finally:
+            self.waits.end()
+
+    def _work(self) -> None:
         try:
             devices = self._backend.devices()
             self._facts["devices"] = [asdict(device) for device in devices]
@@ -294,7 +295,7 @@ class Pump:
                 self._turn()
             if self._broken is None:
                 self.keeper.finish(lambda seconds: self._handle_all(self._backend.poll(seconds)))
-                self._answer_calls()  # Of the thread that brings checkpoints here.
+                self._calls.answer(lambda: self._broken is not None)  # Of the thread that brings checkpoints here.
         except BaseException as error:
             self._broken = error
         if self._broken is not None:
@@ -319,16 +320,15 @@ class Pump:
 
     def _finish_early(self, reason: str, seconds: float) -> None:
         """Saves all trials within so many seconds, and ends the session."""
+        self.endings.reason = reason
 
         def saved(answer: Future[tuple[str, ...]]) -> None:
             if answer.exception() is None:
-                unfinished = sum(group.open for group in self._state.groups.values())
-                left: Any = {"unfinished": unfinished, "unsaved": answer.result(), "rehearsed": self.hold.is_virtual}
-                self._limit = LimitReachedError(reason, self._folder.path, **left)
+                self._limit = self.endings.drained
                 _log.warning("%s", self._limit)
                 self._closing = True
 
-        self._drains.begin(None, seconds).add_done_callback(saved)
+        self.drains.begin(None, seconds).add_done_callback(saved)
 
     def _write_facts(self, **last: Any) -> None:
         how = self._backend.sharing
@@ -339,7 +339,7 @@ class Pump:
 
     def _turn(self) -> None:
         """One round: the user's calls, then what the backend reports, then a tick or an alarm if one is due."""
-        answered = self._answer_calls()
+        answered = self._calls.answer(lambda: self._broken is not None)
         if self._broken is not None:
             return
         begun = self._backend.now()
@@ -373,27 +373,7 @@ class Pump:
         self.handle(Tick(began))
         self._ticks.ticked(began, self._backend.now())
 
-    def _answer_calls(self) -> bool:
-        answered = False
-        for work, answer in self._waiting_calls():
-            answered = True
-            try:
-                result = work()
-            except BaseException as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)
-            if self._broken is not None:
-                break
-        return answered
-
-    def _waiting_calls(self) -> Iterator[tuple[Callable[[], Any], Future[Any]]]:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                yield self._calls.get_nowait()
-
     def _refuse_calls(self) -> None:
-        for _, answer in self._waiting_calls():
-            answer.set_exception(self._closed_error())
-        self._departures.give_up()
-        self._drains.give_up(self._closed_error())
+        self._calls.refuse(self._closed_error)
+        self.departures.give_up()
+        self.drains.give_up(self._closed_error())

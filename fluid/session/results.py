@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import pickle
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,6 +13,8 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
 from fluid.session.limit_reached import ended_early
 from fluid.trainables.driver_link import RequestRefusedError, dump_message, dump_refusal
+
+_log = logging.getLogger("fluid.session")
 
 
 class TrialFailedError(FluidError):
@@ -138,8 +142,9 @@ class TrialRequest:
 class TrialListener(Protocol):
     """Is called at each start, result and end of a group's trials. Derive from it, and override what you need.
 
-    The session's thread calls its methods, in order, and does nothing else meanwhile: they must not wait. They may use
-    the group's handle. What they raise is logged. The first call may come before ``submit_trialgroup`` has returned.
+    The session's thread calls its methods, in order, and does nothing else meanwhile: they must not wait, and calls
+    that would wait for that thread itself raise a :class:`FluidError`. They may use the group's handle. What they raise
+    is logged. The first call may come before ``submit_trialgroup`` has returned.
 
     Example:
         >>> from fluid import FluidExecutor, Trial, TrialGroup, TrialListener
@@ -191,6 +196,10 @@ def require_listener(listener: object, field: str = "listener") -> None:
     if missing or isinstance(listener, type):
         reason = f"it has no {', '.join(missing)}" if missing else "this is the class itself"
         raise InvalidFieldError(field, listener, f"must be an object derived from TrialListener: {reason}")
+    for name in methods:
+        if inspect.iscoroutinefunction(getattr(listener, name)):
+            text = "%s of %s %s is async, and will do nothing: the session runs no event loop; make it a plain function"
+            _log.warning(text, name, field, type(listener).__name__)
 
 
 def exception_of(failure: Failure) -> BaseException | None:

@@ -131,6 +131,11 @@ class LeftSession:
         kept: dict[str, Any] = {name: facts[name] for name in names if name in facts}
         return {"profile": self.recovered.profile, **kept}
 
+    @property
+    def trial_ids(self) -> set[str]:
+        """Ids that are taken, those of forgotten trials included."""
+        return self.written.trials.union(*(group.trials for group in self.groups.values()))
+
     def best_of(self, group_id: str) -> BestTracker:
         """Finds the best result of a group."""
         group, results = self.groups[group_id], self.results.groups.get(group_id)

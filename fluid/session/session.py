@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import replace
@@ -14,28 +15,20 @@ from typing import Any, TypeVar
 from fluid._clock import Clock
 from fluid.backends.base import Backend, ForkingBackend
 from fluid.engine.events import (
-    OUTCOMES,
-    BudgetExtended,
-    CallRequested,
     DeviceAdded,
     DeviceLost,
-    Event,
     GroupSubmitted,
-    PauseRequested,
-    ResumeRequested,
-    StopRequested,
-    TrialForgotten,
-    TrialsAdded,
 )
 from fluid.engine.group_terms import GroupTerms
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
-from fluid.errors import FluidError, require_one_of
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.results.group_lines import GroupLine
 from fluid.session.forecasts import Forecasts
+from fluid.session.group_requests import GroupRequests, Prepared
 from fluid.session.inbox import GroupInbox
 from fluid.session.payloads import payload_cache
 from fluid.session.pump import Pump
@@ -47,9 +40,8 @@ from fluid.session.standing import Standing, standing_of
 from fluid.session.status import GroupStatus, Status, status_of
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
-from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
-from fluid.trialgroup import PAUSED_BY_USER, Trial, TrialGroup, TrialState
+from fluid.trialgroup import PAUSED_BY_USER, Trial, TrialGroup, TrialState, avoid_names
 
 T = TypeVar("T")
 #: States that trials keep when the session ends.
@@ -91,7 +83,7 @@ class Session:
         self._pump = Pump(state, backend, folder, facts, keep, goals)
         self._keeper = self._pump.keeper
         self.clock: Clock = backend  # Of its events; a hold makes it stand still.
-        self.hold = self._pump.hold
+        self.hold, self.waits = self._pump.hold, self._pump.waits
         #: Forecasts of its groups.
         logged = None if self.hold.is_virtual else folder
         self.forecasts = Forecasts(state, backend.now, self._pump.inboxes, self._in_thread, logged)
@@ -121,61 +113,31 @@ class Session:
             warn_of_unfusible(group)
 
         def submit() -> GroupInbox:
+            self._pump.endings.require_devices()
             group_id = str(self._next_group)
-            inbox = GroupInbox(group_id, group, listener, self.hold)
+            inbox = GroupInbox(group_id, group, listener, self.waits)
             event = GroupSubmitted(at=self._backend.now(), group_id=group_id, trials=specs, terms=terms)
             self._pump.handle(event, accepted=lambda: self._open_group(inbox, payloads))
             say_what_is_awaited(self._state, group.name, specs)
             return inbox
 
-        return self._pump.act(submit)
+        return self._pump.work(submit)
 
-    def add(self, group_id: str, trials: list[Trial]) -> None:
-        """Adds trials to a group."""
-        payloads, specs = self._prepare(with_requirements(trials, self._pump.inboxes[group_id].group))
+    def requests(self, inbox: GroupInbox) -> GroupRequests:
+        """What the handle of a group asks for."""
 
-        def add() -> None:
-            inbox, now = self._pump.inboxes[group_id], self._backend.now()
-            event = TrialsAdded(at=now, group_id=group_id, trials=specs)
-            self._pump.handle(event, accepted=lambda: self._take_in(inbox, payloads))
-            say_what_is_awaited(self._state, inbox.group.name, specs)
-            self._pump.notify(*(partial(inbox.reopen, trial.id) for trial in trials))
+        def prepare(trials: list[Trial]) -> Prepared:
+            payloads, specs = self._prepare(with_requirements(trials, inbox.group))
+            return specs, lambda: self._take_in(inbox, payloads)
 
-        self._pump.act(add)
-
-    def stop(self, trial_id: str, outcome: str | None, *, now: bool = False) -> None:
-        """Stops a trial; with ``now``, by killing its lanes."""
-        known = None if outcome is None else TrialState(require_one_of("outcome", outcome, OUTCOMES))
-        self.ask(partial(StopRequested, trial_id=trial_id, outcome=known, now=now))
-
-    def pause(self, trial_id: str) -> None:
-        """Pauses a trial until it is resumed."""
-        self.ask(partial(PauseRequested, trial_id=trial_id))
-
-    def resume_trial(self, trial_id: str) -> None:
-        """Lets a paused trial go on."""
-        self.ask(partial(ResumeRequested, trial_id=trial_id))
-
-    def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
-        """Gives a trial ``budget`` further iterations."""
-
-        def extend() -> None:
-            event = BudgetExtended(
-                at=self._backend.now(),
-                trial_id=trial_id,
-                iterations=budget,
-                follow_up_iterations=follow_up_iterations,
-            )
-            self._pump.handle(event)
-            trial = self._state.trials[trial_id]
-            if not trial.state.ended:
-                self._pump.notify(partial(self._pump.inboxes[trial.group_id].reopen, trial_id))
-
-        self._pump.act(extend)
+        return GroupRequests(inbox, self._pump, self._state, self._backend, self._folder, prepare)
 
     def await_departures(self, group_id: str, timeout_s: float) -> tuple[str, ...]:
         """Waits until the stopped trials of a group were cleaned up; returns the ids of those that were not in time."""
-        return self._pump.await_departures(group_id, timeout_s)
+        departures = self._pump.departures
+        with self.waits.waiting("trials to be cleaned up"), suppress(FutureTimeoutError):
+            self._in_thread(lambda: departures.wait_for(group_id)).result(timeout_s)
+        return self._in_thread(lambda: departures.of(group_id))
 
     def await_kept(self, timeout_s: float) -> bool:
         """Waits until all checkpoints that outlive the session so far are in the run folder; returns whether they are.
@@ -183,32 +145,8 @@ class Session:
         Raises:
             FluidError: the session has ended, or this is its own thread.
         """
-        if self.is_in_thread:
-            raise FluidError("a listener cannot wait for checkpoints: wait in another thread")
-        return bool(wait([self._in_thread(self._keeper.settled)], timeout=timeout_s).done)
-
-    def call(self, trial_id: str, call_id: int, method: str, payload: bytes) -> None:
-        """Calls a method of a trial; the group's inbox gets the answer."""
-
-        event = partial(CallRequested, trial_id=trial_id, call_id=call_id, method=method, payload=payload)
-        self.ask(event)
-
-    def show_config(self, trial: Trial) -> None:
-        """Writes which hyperparameters reports show of a trial."""
-        config = json_form(dict(trial.shown.config)) if trial.shown is not None else {}
-        self._in_thread(lambda: self._folder.write_shown_config(trial.id, config))
-
-    def forget(self, trial_id: str) -> None:
-        """Drops a trial that has ended."""
-
-        def forget() -> None:
-            known = self._state.trials.get(trial_id)
-            self._pump.handle(TrialForgotten(at=self._backend.now(), trial_id=trial_id))
-            self._pump.notify(partial(self._backend.forget, trial_id))
-            if known is not None:
-                self._pump.notify(partial(self._pump.inboxes[known.group_id].drop, trial_id, known.outcome))
-
-        self._pump.act(forget)
+        with self.waits.waiting("checkpoints"):
+            return bool(wait([self._in_thread(self._keeper.settled)], timeout=timeout_s).done)
 
     # -- devices -------------------------------------------------------------------------------------------
 
@@ -233,11 +171,20 @@ class Session:
 
     def remove_device(self, device_id: int) -> None:
         """Gives a device up."""
-        self._pump.act(lambda: self._pump.handle(DeviceLost(at=self._backend.now(), device_id=device_id)))
+
+        def remove() -> None:
+            if all(device.index != device_id for device in self._state.devices):
+                raise InvalidFieldError("device_id", device_id, "is not in use")
+            self._pump.handle(DeviceLost(at=self._backend.now(), device_id=device_id))
+
+        self._pump.act(remove)
 
     def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
         """Drains a device, or the whole session where that is ``None``; returns ids of trials that were not saved."""
-        return self._pump.drain(device_id, deadline_s)
+        with self.waits.waiting("a drain"):
+            answer = self._pump.act(lambda: self._pump.drains.begin(device_id, deadline_s))
+            unsaved: tuple[str, ...] = answer.result()
+        return unsaved
 
     def add_deadline(self, seconds: float, ended: Callable[[str], None]) -> Callable[[], None]:
         """Sizes the session for an end so many seconds from now; returns what drops that deadline again.
@@ -285,6 +232,7 @@ class Session:
             for group_id, group in left.groups.items()
         }
         trackers = {group_id: left.best_of(group_id) for group_id in left.groups}
+        avoid_names(left.trial_ids, (group.line.name for group in left.groups.values()))
 
         def register(group_id: str) -> None:
             for trial, payload in payloads[group_id].items():
@@ -297,7 +245,7 @@ class Session:
             left.complete(self._folder, payloads, now)
             for event in map(self._keeper.recovered, left.events(now, self._spec)):
                 group = left.groups[event.group_id].submitted()
-                inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.hold)
+                inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 results, offset = left.results.groups.get(event.group_id), left.results.offset_at(now)
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
@@ -345,6 +293,24 @@ class Session:
         """Whether the session was closed, or broke."""
         return self._pump.has_ended
 
+    def require_open(self, what: str) -> None:
+        """Refuses what would wait for trials that never end.
+
+        Args:
+            what: waits, for the error.
+
+        Raises:
+            FluidError: no trial will run any more, or the session's own thread asks, as in a listener.
+        """
+        self._pump.require_open()
+        with self.waits.waiting(what):
+            pass
+
+    @property
+    def over(self) -> FluidError | None:
+        """Why no trial will run any more: it has ended, or was drained; ``None`` while trials may."""
+        return self._pump.over
+
     @property
     def run_dir(self) -> Path:
         """The run folder."""
@@ -365,10 +331,6 @@ class Session:
         self._pump.close()
 
     # -- parts of requests ---------------------------------------------------------------------------------
-
-    def ask(self, event: Callable[..., Event]) -> None:
-        """Asks the engine for something, by an event that is made at its time."""
-        self._pump.act(lambda: self._pump.handle(event(at=self._backend.now())))
 
     def _in_thread(self, work: Callable[[], T]) -> T:
         return self._pump.call(work)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.results.records import Result
+from fluid.session.guard import guarded
 from fluid.session.results import TrialListener, TrialRequest
-
-_log = logging.getLogger(__name__)
 
 
 class Callbacks(TrialListener):
-    """Calls several listeners in turn. What one raises is logged, and ends nothing.
+    """Calls several listeners in turn. What one raises is logged, and ends nothing. Each has results of its own.
 
     Args:
         listeners: what to call.
@@ -23,14 +20,15 @@ class Callbacks(TrialListener):
 
     def __init__(self, listeners: tuple[TrialListener, ...], name: str) -> None:
         self._listeners = listeners
-        self._name = name
-        self.tells_failures = any(listener.tells_failures for listener in listeners)
+        self._whose = f"a callback of the sweep {name!r}"
+        self.tells_failures = any(getattr(listener, "tells_failures", False) for listener in listeners)
 
     def on_start(self, trial_id: str) -> None:
         self._call("on_start", trial_id)
 
     def on_result(self, result: Result) -> None:
-        self._call("on_result", result)
+        for listener in self._listeners:
+            guarded(self._whose, lambda each=listener: each.on_result(result.copy()))
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         self._call("on_end", trial_id, state, failure)
@@ -38,7 +36,7 @@ class Callbacks(TrialListener):
     def on_request(self, request: TrialRequest) -> None:
         """Asks the first listener that answers requests."""
         for listener in self._listeners:
-            if type(listener).on_request is not TrialListener.on_request:
+            if getattr(type(listener), "on_request", None) is not TrialListener.on_request:
                 listener.on_request(request)
                 return
         super().on_request(request)
@@ -48,8 +46,4 @@ class Callbacks(TrialListener):
 
     def _call(self, method: str, *facts: Any) -> None:
         for listener in self._listeners:
-            called: Callable[..., None] = getattr(listener, method)
-            try:
-                called(*facts)
-            except Exception:
-                _log.exception("a callback of the sweep %r raised", self._name)
+            guarded(self._whose, getattr(listener, method), *facts)

@@ -79,12 +79,12 @@ class SweepLoop(TrialListener):
             Exception: what ended the sweep.
         """
         self.trials.executor, self._clock = executor, executor.session.clock
+        executor.session.require_open("fluid.run")
         self._asking.begin(executor.session.hold)
         budget_s = self.plan.time_budget_s
         self._deadline = None if budget_s is None else self._clock.now() + budget_s
         self._under_way.begin(executor)
-        first = self._fill if earlier is None else partial(self._go_on, earlier)
-        self._work.start(partial(self._guard, first))
+        self._work.start(partial(self._guard, self._fill if earlier is None else partial(self._go_on, earlier)))
         while not self._is_over:
             try:
                 self._asking.run_errand(self._seconds_left)
@@ -162,7 +162,9 @@ class SweepLoop(TrialListener):
             self._end_refused()
         except LimitReachedError as error:  # As it takes no further trials; :meth:`on_broken` is about to be called.
             self._break_off(error.reason)
-        except Exception as error:
+        except BaseException as error:  # What the user gave may raise anything; the caller's thread, Ctrl-C.
+            if not isinstance(error, Exception) and not self.trials.executor.session.is_in_thread:
+                raise
             self._fail(error)
 
     # -- starting trials -----------------------------------------------------------------------------------
@@ -282,12 +284,10 @@ class SweepLoop(TrialListener):
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
         for promotion in decision.promoted:
-            promoted = self.trials.by_number[promotion.trial]
-            self.trials.extend(promoted, promotion.budget, promotion.follow_up_iterations)
+            self.trials.extend(self.trials.by_number[promotion.trial], promotion.budget, promotion.follow_up_iterations)
         for number in decision.ended:
             ended = self.trials.by_number[number]
-            outcome = TrialState.DONE if ended.iteration >= self.plan.budget else TrialState.STOPPED
-            self._let_go(ended, outcome.value)
+            self._let_go(ended, (TrialState.DONE if ended.iteration >= self.plan.budget else TrialState.STOPPED).value)
         self.plan.rules.decided(trial.number, is_over=trial.number not in self.trials.by_number)
         if self.plan.rules.reason is not None:
             self._end(self.plan.rules.reason)

@@ -77,7 +77,7 @@ class OptimizerLoop(TrialListener):
         self._under_way: set[str] = set()
         #: Jobs that have ended and are not registered yet.
         self._ended: list[Any] = []
-        self._inbox = EventInbox(self, executor.session.hold)
+        self._inbox = EventInbox(self, executor.session.waits)
         #: By which jobs are timed.
         self._time = SessionTime(executor)
         state.begin_at(self._time.now())

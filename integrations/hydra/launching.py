@@ -118,7 +118,7 @@ class _JobBatch(TrialListener):
         self._error: BaseException | None = None
 
     def run(self, executor: FluidExecutor, group: TrialGroup) -> list[Any]:
-        inbox = EventInbox(self)
+        inbox = EventInbox(self, executor.session.waits)
         handle = executor.submit_trialgroup(group, inbox)
         try:
             while self._open and self._error is None:

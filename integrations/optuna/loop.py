@@ -94,7 +94,7 @@ class OptimizeLoop(TrialListener):
         self._handle: TrialGroupHandle | None = None
         #: Its batches, a group each, are scheduled as one.
         self._owner = new_owner(study.study_name)
-        self._inbox = EventInbox(self, executor.session.hold)
+        self._inbox = EventInbox(self, executor.session.waits)
         #: The first error that ends the run; it is raised once the trials under way have ended.
         self._error: Exception | None = None
 

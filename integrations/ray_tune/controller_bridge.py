@@ -79,7 +79,7 @@ class ControllerBridge(TrialListener):
         if self._interruption is not None:
             self._interruption.attach(controller)
         self._final_saves: FinalSaves | None = None
-        self._inbox = EventInbox(self, executor.session.hold)
+        self._inbox = EventInbox(self, executor.session.waits)
         self._waits = TurnWaits(executor, controller, self._inbox)
         self._outbox = ControllerOutbox(controller, self._waits.clock)
         self._memory = MemoryCheckpoints(controller, scheduler, rehearsed=is_rehearsed(executor))

@@ -7,12 +7,13 @@ import pytest
 from fluid.engine.commands import StopLane, StopTrial
 from fluid.engine.events import Checkpoint, Event, Failure, LaneLost, TrialFailed, TrialReleased, TrialSaved
 from fluid.session.departures import Departures
+from fluid.session.waits import SessionWaits
 
 GROUPS = {"a": "0", "b": "0", "c": "1"}
 
 
 def departures() -> Departures:
-    made = Departures(GROUPS.get)
+    made = Departures(GROUPS.get, SessionWaits())
     made.follow((), [StopTrial("a", (1, 2)), StopTrial("b", (1,)), StopTrial("c", (3,)), StopTrial("forgotten", (1,))])
     return made
 

@@ -1,0 +1,38 @@
+"""The one door through which the session's thread calls code of users: listeners, callbacks, groups of their class.
+
+Such code may raise anything, also what ends a program (``SystemExit``, ``KeyboardInterrupt``). The session's thread
+goes on in any case: an error that left it would end the trials of all groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_log = logging.getLogger("fluid.session")
+
+
+def guarded(whose: str, call: Callable[..., T], *facts: Any) -> T | None:
+    """Calls a user's code; what it raises is logged, and ends nothing.
+
+    Args:
+        whose: names the code in the log.
+        call: the code.
+        facts: its arguments.
+
+    Returns:
+        What it returns; ``None`` where it raised, or returned a coroutine, which nobody would run.
+    """
+    try:
+        found = call(*facts)
+        if not isinstance(found, CoroutineType):
+            return found
+        found.close()
+    except BaseException:
+        with contextlib.suppress(BaseException):  # Handlers of the log are the user's, too.
+            _log.exception("%s raised", whose)
+    return None
