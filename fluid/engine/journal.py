@@ -280,7 +280,10 @@ class Replay:
         if history is not None and event.outcome is not None:
             self.result.outcomes[event.trial_id] = event.outcome
         if history is not None and history.ended in (None, TrialState.DONE):
-            self._change(event.trial_id, ended=TrialState.STOPPED, paused=False)
+            ended = TrialState.STOPPED if event.failure is None else TrialState.FAILED
+            self._change(event.trial_id, ended=ended, paused=False)
+            if event.failure is not None:
+                self.result.failures[event.trial_id] = event.failure
 
     def _held(self, event: PauseRequested | ResumeRequested) -> None:
         self._change(event.trial_id, paused=isinstance(event, PauseRequested))

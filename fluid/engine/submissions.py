@@ -197,6 +197,7 @@ class Submissions:
         trial = self._core.trials[event.trial_id]
         if event.outcome is not None:
             trial.outcome = TrialState(event.outcome)
+        trial.limits.verdict = trial.limits.verdict or event.failure
         self._lifecycle.stop(trial, now=event.now)
 
     def check_forgotten(self, event: TrialForgotten, claims: Claims) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
+from fluid.engine.events import Failure, StopRequested
 from fluid.engine.submissions import NothingLeftError
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
@@ -46,7 +48,7 @@ class SweepTrials:
         self.open = 0
         self.refused: list[str] = []
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
-        self._replayed: dict[str, str] | None = None
+        self._replayed: dict[str, str | Failure] | None = None
         #: Meanwhile: the rung that each trial came to last, and its score.
         self._ranks: dict[str, tuple[Rung, float]] = {}
         #: What an earlier session has left of the trials.
@@ -122,7 +124,7 @@ class SweepTrials:
     def reached(self, trial: SweepTrial) -> RungDecision:
         """A trial has come to its rung; returns what follows. Its checkpoint is kept in memory if it may go on."""
         assert trial.values  # It has reported.
-        scheduler, score = self._plan.scheduler, self._plan.score(trial.values)
+        scheduler, score = self._plan.scheduler, self._plan.score(trial.values[0])
         rung = scheduler.rung_of(trial.number)
         if self._replayed is not None:
             self._ranks[trial.trial_id] = rung, score
@@ -137,13 +139,15 @@ class SweepTrials:
         trial.results.clear()
         self.by_id[trial.trial_id] = trial
 
-    def stop(self, trial: SweepTrial, outcome: str) -> None:
-        """Stops a trial after its iteration."""
+    def stop(self, trial: SweepTrial, outcome: str | Failure) -> None:
+        """Stops a trial after its iteration; one that has failed as the sweep finds, for that failure."""
         assert self.handle is not None
         if self._replayed is not None:
             self._replayed[trial.trial_id] = outcome
-            return
-        self.handle.stop(trial.trial_id, outcome)
+        elif isinstance(outcome, Failure):
+            self.executor.session.ask(partial(StopRequested, trial_id=trial.trial_id, failure=outcome))
+        else:
+            self.handle.stop(trial.trial_id, outcome)
 
     def abandon(self) -> None:
         """Stops what is under way, without waiting for it: the executor is used further."""
@@ -164,7 +168,7 @@ class SweepTrials:
         """Takes what an earlier session has left of the trials, by id."""
         self._past = past
 
-    def end_replay(self) -> Mapping[str, str]:
+    def end_replay(self) -> Mapping[str, str | Failure]:
         """Ends the replay; returns what trials are to be stopped with, by id."""
         stops, self._replayed = self._replayed, None
         for trial in self.by_number.values():
