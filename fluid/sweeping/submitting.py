@@ -18,7 +18,7 @@ from fluid.session.results import TrialListener
 from fluid.sweeping.plan import SweepPlan, SweepTrial
 from fluid.sweeping.resuming import AGAIN, EarlierTrial
 from fluid.sweeping.under_way import most_under_way
-from fluid.trialgroup import Trial, TrialGroup, TrialState
+from fluid.trialgroup import Submission, Trial, TrialGroup, TrialState
 
 
 class SweepTrials:
@@ -47,6 +47,8 @@ class SweepTrials:
         self.by_number: dict[int, SweepTrial] = {}
         self.open = 0
         self.refused: list[str] = []
+        #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
+        self._submission = Submission()
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
         self._replayed: dict[str, str | Failure] | None = None
         #: Meanwhile: the rung that each trial came to last, and its score.
@@ -74,7 +76,7 @@ class SweepTrials:
         """Enters a trial that is about to be submitted."""
         self.by_id[trial.trial_id] = self.by_number[trial.number] = trial
         self.open += 1
-        return Trial(
+        made = Trial(
             self._plan.trainable,
             trial.config,
             budget=trial.budget,
@@ -82,6 +84,8 @@ class SweepTrials:
             follow_up_iterations=follow_up_iterations,
             **self._plan.trial_options,
         )
+        trial.config = made.config  # What runs, whatever the searcher does with what it suggested.
+        return made
 
     def submit(self, trials: list[Trial]) -> None:
         """Submits trials."""
@@ -89,7 +93,14 @@ class SweepTrials:
             devices, in_rounds = max(1, self.executor.max_devices), self.executor.in_rounds
             search = self._plan.search(most_under_way(self._plan, devices, in_rounds=in_rounds))
             said = self._plan.group
-            group = TrialGroup(trials, self._plan.name, search=search, requires=said.requires, owner=said.owner)
+            group = TrialGroup(
+                trials,
+                self._plan.name,
+                search=search,
+                requires=said.requires,
+                owner=said.owner,
+                submission=self._submission,
+            )
             self.handle = self.executor.submit_trialgroup(
                 group, self._listener, priority=said.priority, preempt=said.preempt
             )
@@ -162,6 +173,8 @@ class SweepTrials:
     def begin_replay(self) -> None:
         """Takes up the group that the executor has gone on with."""
         self.handle = next(handle for handle in self.executor.handles if handle.name == self._plan.name)
+        group = next(inbox.group for inbox in self.executor.session.inboxes if inbox.group.name == self._plan.name)
+        group.submission = self._submission
         self._replayed = {}
 
     def remember(self, past: Mapping[str, EarlierTrial]) -> None:
