@@ -33,10 +33,7 @@ def own_config(config: object) -> dict[str, Any]:
     if all(type(value) in _ATOMS for value in plain.values()):
         _require_names(plain, 0)
         return plain
-    within = place_within_itself(config)
-    if within is not None:
-        entry = "".join(f"[{key!r}]" for key in within)
-        raise InvalidFieldError(f"config{entry}", plain, "holds itself, so that no file can hold it")
+    require_finite("config", config)
     _require_names(plain, 0)
     try:
         return copy.deepcopy(plain)
@@ -44,18 +41,22 @@ def own_config(config: object) -> dict[str, Any]:
         return {name: _with_own_containers(value, _DEEPEST) for name, value in plain.items()}
 
 
-def place_within_itself(value: Any) -> tuple[Any, ...] | None:
-    """Where mappings, lists and tuples that nest hold one that they are in: keys and positions; ``None`` if nowhere.
+def require_finite(field: str, value: Any) -> None:
+    """Refuses a value whose mappings, lists and tuples, nested in each other, hold one that they are in.
 
-    Each is looked at once, however deep it is and however often it is there. Objects of other classes are not.
+    Each is looked at once, however deep it is and however often it is there; objects of other classes are not.
 
     Example:
-        >>> from fluid.trial_fields import place_within_itself
+        >>> from fluid.trial_fields import require_finite
         >>> config = {"a": 1, "b": [2, {}]}
-        >>> place_within_itself(config)
+        >>> require_finite("config", config)
         >>> config["b"][1]["c"] = config
-        >>> place_within_itself(config)
-        ('b', 1, 'c')
+        >>> require_finite("config", config)
+        Traceback (most recent call last):
+        fluid.errors.InvalidFieldError: config['b'][1]['c']=<class 'dict'>: holds itself
+
+    Raises:
+        InvalidFieldError: it does; the field names the entry.
     """
     #: From the outside in: each value, its key in the one before, and those in it that are still to be looked at.
     within, seen = [(value, None, _nested(value))], {id(value)}
@@ -66,11 +67,12 @@ def place_within_itself(value: Any) -> tuple[Any, ...] | None:
             continue
         key, part = rest.pop()
         if any(part is above for above, _, _ in within):
-            return (*(key for _, key, _ in within[1:]), key)
+            entry = "".join(f"[{key!r}]" for key in (*(key for _, key, _ in within[1:]), key))
+            # Not the value itself: its repr may take as long as any other walk through all of its paths.
+            raise InvalidFieldError(f"{field}{entry}", type(part), "holds itself")
         if id(part) not in seen:
             seen.add(id(part))
             within.append((part, key, _nested(part)))
-    return None
 
 
 def _nested(value: Any) -> list[tuple[Any, Any]]:

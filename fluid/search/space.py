@@ -12,7 +12,7 @@ import numpy as np
 from fluid.errors import InvalidFieldError
 from fluid.search.conversion import TuneFunction, convert
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
-from fluid.trial_fields import place_within_itself
+from fluid.trial_fields import require_finite
 
 Path = tuple[str, ...]
 
@@ -195,8 +195,7 @@ def make_space(space: object) -> Space | ConditionalSpace:
 write [a, b] for choices, uniform(low, high) for a range, and a list of this one value for a constant
     """
     if isinstance(space, Mapping) and convert(space) is None:
-        if (within := place_within_itself(space)) is not None:
-            raise InvalidFieldError(field_of(within), space, "holds itself")
+        require_finite("space", space)
         found = list(_read(space, ()))
         return Space(
             domains={_name(path): value for path, kind, value in found if kind == "domain"},

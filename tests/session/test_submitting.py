@@ -41,13 +41,6 @@ def _scaled(folder: Path, scale: int) -> Scaled:
     return Scaled(folder, scale)
 
 
-SCALE = 1
-
-
-def by_a_global(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"loss": SCALE}
-
-
 @pytest.fixture(scope="module")
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FluidExecutor]:
     with FluidExecutor("local", 1, run_dir=tmp_path_factory.mktemp("fluid"), verbose=0) as made:
@@ -73,7 +66,7 @@ def test_each_submission_has_the_trainable_as_it_is_then(executor: FluidExecutor
     assert [result.metrics["loss"] for result in handle.results()] == [2.0, 3.0, 3.0]
 
 
-def test_globals_count_as_they_are_at_the_submission(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_globals_count_as_they_are_at_the_submission(executor: FluidExecutor) -> None:
     source = "SCALE = 1\ndef train(config):\n    yield {'loss': SCALE}\n"
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(source, namespace)
