@@ -42,7 +42,8 @@ class Failure:
         kind: ``"error"`` (it raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (no result in time, twice),
             ``"not_saved"`` (no space to save it as it left a lane), ``"no_device"`` (none is left that could run it),
             ``"device"`` (it raised, its device answers no more), ``"metric"`` (it reported none), or ``"stopped"``.
-        message, traceback, exception: for people; the traceback as text, or empty; the pickled exception, or ``None``.
+        message, traceback: one line for people, and the traceback as text; empty if there is none.
+        exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.
     """
 
     kind: str
@@ -140,13 +141,12 @@ class StopRequested(Event):
 
     Attributes:
         outcome: one of :data:`OUTCOMES`, which reports show; ``None`` for the state in which the trial ends.
-        now, failure: whether its lanes are killed, else it ends its iteration first; if it is to end FAILED, why.
+        now: whether its lanes are killed; otherwise it ends its iteration first.
     """
 
     trial_id: str
     outcome: TrialState | None = None
     now: bool = False
-    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,8 +360,7 @@ class _Story:
         return StoryLine(entry.at, "set_back", text, {"iteration": kept})
 
     def _stop(self, entry: Entry) -> StoryLine:
-        now = " at once" if entry.fields.get("now") else ""
-        outcome = "FAILED" if entry.fields.get("failure") else entry.fields.get("outcome")
+        outcome, now = entry.fields.get("outcome"), " at once" if entry.fields.get("now") else ""
         who = "its search algorithm" if self._teller.searched(self._trial) else "the submitter"
         if outcome is None:
             return StoryLine(entry.at, "stop", f"{who} stopped it{now}", {"by": who})
@@ -375,8 +374,9 @@ class _Story:
         verb = "left its lane" if state == "STOPPED" and self._outcome not in ("", "STOPPED") else state.lower()
         text = f"{verb} after {count(iteration, 'iteration')}"
         if isinstance(failure, Mapping):
-            lines = str(failure.get("message", "")).strip().splitlines() or [""]
-            text = f"failed for good ({failure.get('kind')}): {lines[0]}; log: {self._teller.log_of(self._trial)}"
+            message = str(failure.get("message", "")).strip().splitlines()
+            text = f"failed for good ({failure.get('kind')}): {message[0] if message else ''}"
+            text += f"; log: {self._teller.log_of(self._trial)}"
         return StoryLine(entry.at, "ended", text, {"state": state, "iteration": iteration})
 
     def _unfinished(self) -> StoryLine:

@@ -24,7 +24,7 @@ from fluid.session.results import TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
-from fluid.sweeping.reported import ReportedMetrics
+from fluid.sweeping.reported import SweepMetrics
 from fluid.sweeping.resuming import AGAIN, EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
@@ -58,7 +58,7 @@ class SweepLoop(TrialListener):
         )
         #: Trials that have come to the budget of their suggestion, by its token: the searcher may let them continue.
         self._waiting: dict[int, SweepTrial] = {}
-        self._reported = ReportedMetrics(plan)
+        self._reported = SweepMetrics(plan)
         self._error: BaseException | None = None
         self._is_over = False
 

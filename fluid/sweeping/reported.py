@@ -33,7 +33,7 @@ _FIRST_RESULTS = 10
 _MISSPELT, _ALIKE = 0.85, 0.5
 
 
-class ReportedMetrics:
+class SweepMetrics:
     """Follows what the trials of a sweep report.
 
     Args:

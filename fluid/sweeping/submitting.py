@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
-from fluid.engine.events import Failure, StopRequested
+from fluid.engine.events import Failure
 from fluid.engine.submissions import NothingLeftError
+from fluid.engine.verdicts import FailRequested
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.records import TrialResult
@@ -156,7 +157,7 @@ class SweepTrials:
         if self._replayed is not None:
             self._replayed[trial.trial_id] = outcome
         elif isinstance(outcome, Failure):
-            self.executor.session.ask(partial(StopRequested, trial_id=trial.trial_id, failure=outcome))
+            self.executor.session.ask(partial(FailRequested, trial_id=trial.trial_id, failure=outcome))
         else:
             self.handle.stop(trial.trial_id, outcome)
 

@@ -336,7 +336,7 @@ def test_a_given_executor_is_closed_at_the_end(executor: FluidExecutor, tmp_path
 
 def test_other_groups_are_not_disturbed(executor: FluidExecutor) -> None:
     with pytest.raises(InvalidFieldError):
-        run(executor, metric="none", samples=4, budget=10**9, algorithm="random")
+        run(executor, metric="losss", samples=4, budget=10**9, algorithm="random")
     handle = executor.submit_trialgroup(TrialGroup([Trial(curve, {"x": 1.0}, budget=50, trial_id="other")]))
     assert len(run(executor, samples=4).trials) == 4
     assert len(list(handle.results())) == 50
