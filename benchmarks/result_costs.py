@@ -2,10 +2,10 @@
 
     python benchmarks/result_costs.py [--quick] [--against CHECKOUT] [--json FILE]
 
-Trials whose iterations do nothing run on one local device, in three ways: one trial of a class, whose results a listener
-hears; the same, whose results a handle gives; and 16 trials of ``fluid.run``. What counts is the CPU time of the
-session's thread, as each stage is entered and left; "rest" is what its turns take besides. The lane's own time and that
-of readers in other threads do not count.
+Trials whose iterations do nothing run on one local device, in three ways: one trial of a class, whose results a
+listener hears; the same, whose results a handle gives; and 16 trials of ``fluid.run``. What counts is the CPU time of
+the session's thread, as each stage is entered and left; "rest" is what its turns take besides. The lane's own time and
+that of readers in other threads do not count.
 
 ``--against`` runs the same with another checkout of Fluid, in turn, so that both meet the same load.
 """

@@ -100,10 +100,10 @@ class KeepRule(NamedTuple):
     entry: str | None = None
     best: float | None = None
 
-    def value(self, result: Mapping[str, Any]) -> float | None:
-        """Returns the metric of a result; ``None`` if it is missing or no finite number."""
-        found = value_of(result if self.entry is None else result.get(self.entry), self.metric)
-        return finite_number(found)
+    def value(self, result: Mapping[str, Any], last: float | None = None) -> float | None:
+        """Returns the metric of a result, or the trial's ``last`` one where it has none; ``None`` if not finite."""
+        number = number_of(value_of(result if self.entry is None else result.get(self.entry), self.metric))
+        return last if number is None else number if math.isfinite(number) else None
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value is strictly better than another one; any is better than ``None``."""

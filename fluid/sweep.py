@@ -29,7 +29,7 @@ from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopArgument, StopRules
 from fluid.session.interrupted import SweepInterrupted
 from fluid.session.notice import NOTICE
-from fluid.session.results import TrialFailedError, TrialListener, require_listener
+from fluid.session.results import TrialListener, require_listener
 from fluid.sizing.goals import parse_duration
 from fluid.sweeping.algorithms import (
     ALGORITHMS,
@@ -41,7 +41,7 @@ from fluid.sweeping.algorithms import (
     shape_for,
 )
 from fluid.sweeping.loop import SweepLoop
-from fluid.sweeping.plan import GroupOptions, SweepFailedError, SweepPlan
+from fluid.sweeping.plan import GroupOptions, SweepPlan, UnreportedMetricError, raise_if_all_failed
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 
@@ -157,7 +157,8 @@ def run(
         The sweep's trials. Its ``notes`` say what ended the sweep early, if anything did.
 
     Raises:
-        InvalidFieldError: an argument cannot be used, or a trial did not report the metric.
+        InvalidFieldError: an argument cannot be used; or no trial has reported the metric, and the error's ``result``
+            has what there is. A single trial that does not report it fails (``docs/sweeps.md``).
         SweepFailedError: all trials have failed.
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
@@ -243,6 +244,9 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None,
             loop.run(executor, earlier)
         if IN_FORCE.has(executor) and not executor.session.has_ended:  # Else they are brought as the executor closes.
             executor.session.await_kept(_KEPT_S)
+    except UnreportedMetricError as error:
+        error.result = _result(loop, executor.run_dir)
+        raise
     except KeyboardInterrupt:
         heard = int(signal.SIGINT)
         loop.tell_rest()
@@ -264,21 +268,13 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None,
         raise SweepInterrupted(128 + heard, result, loop.trials.unfinished)
     if loop.trials.unfinished and loop.reason is not None:
         farewell.append(f"fluid: {loop.reason}: {counted}{resume}")
-    _raise_if_all_failed(result)
+    raise_if_all_failed(result)
     if len(loop.plan.goals) == 1:
         try:
             _ = result.best
         except FluidError as error:  # NaN only: the user should hear of it without asking for the best trial.
             farewell.append(f"fluid: {error}")
     return result
-
-
-def _raise_if_all_failed(result: SweepResult) -> None:
-    failures = result.failures
-    if failures and len(failures) == len(result.trials):
-        trial_id, failure = next(iter(failures.items()))
-        text = f"all {len(failures)} trials failed; the first one: {failure.message}"
-        raise SweepFailedError(text, result) from TrialFailedError(trial_id, failure)
 
 
 def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:

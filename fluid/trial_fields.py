@@ -1,7 +1,8 @@
-"""Checks of a trial's fields."""
+"""A trial's fields, checked."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,13 +12,84 @@ from fluid.errors import InvalidFieldError, require_number, require_text
 IterationTimeout = float | Literal["auto"] | None
 #: Mappings within mappings whose names are checked.
 _DEEPEST = 20
+#: Types whose values nothing can change.
+_ATOMS = frozenset({int, float, str, bool, bytes, type(None)})
+#: What is looked into for itself.
+_NESTING = (dict, list, tuple, Mapping)
 
 
-def require_config(config: object) -> None:
-    """Refuses a config that is no mapping, or with a name in it that no file can hold."""
+def own_config(config: object) -> dict[str, Any]:
+    """Returns a copy of a config, which whoever gave it may change afterwards.
+
+    The copy is deep, as a whole: what its values share stays shared, as in the pickle that lanes get. It takes about as
+    much memory as that. Where a value cannot be copied, as a lock or a file, only dicts, lists, tuples and sets are.
+
+    Raises:
+        InvalidFieldError: it is no mapping, holds itself, or has a name in it that no file can hold.
+    """
     if not isinstance(config, Mapping):
         raise InvalidFieldError("config", config, "must be a mapping of hyperparameters")
-    _require_names(config, 0)
+    plain = dict(config)
+    if all(type(value) in _ATOMS for value in plain.values()):
+        _require_names(plain, 0)
+        return plain
+    require_finite("config", config)
+    _require_names(plain, 0)
+    try:
+        return copy.deepcopy(plain)
+    except (Exception, SystemExit, GeneratorExit):  # The values' classes are the user's; a lock cannot be copied.
+        return {name: _with_own_containers(value, _DEEPEST) for name, value in plain.items()}
+
+
+def require_finite(field: str, value: Any) -> None:
+    """Refuses a value whose mappings, lists and tuples, nested in each other, hold one that they are in.
+
+    Each is looked at once, however deep it is and however often it is there; objects of other classes are not.
+
+    Example:
+        >>> from fluid.trial_fields import require_finite
+        >>> config = {"a": 1, "b": [2, {}]}
+        >>> require_finite("config", config)
+        >>> config["b"][1]["c"] = config
+        >>> require_finite("config", config)
+        Traceback (most recent call last):
+        fluid.errors.InvalidFieldError: config['b'][1]['c']=<class 'dict'>: holds itself
+
+    Raises:
+        InvalidFieldError: it does; the field names the entry.
+    """
+    #: From the outside in: each value, its key in the one before, and those in it that are still to be looked at.
+    within, seen = [(value, None, _nested(value))], {id(value)}
+    while within:
+        _, _, rest = within[-1]
+        if not rest:
+            within.pop()
+            continue
+        key, part = rest.pop()
+        if any(part is above for above, _, _ in within):
+            entry = "".join(f"[{key!r}]" for key in (*(key for _, key, _ in within[1:]), key))
+            # Not the value itself: its repr may take as long as any other walk through all of its paths.
+            raise InvalidFieldError(f"{field}{entry}", type(part), "holds itself")
+        if id(part) not in seen:
+            seen.add(id(part))
+            within.append((part, key, _nested(part)))
+
+
+def _nested(value: Any) -> list[tuple[Any, Any]]:
+    """The mappings, lists and tuples in one, and their keys; the last one first."""
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+    nested = [(key, part) for key, part in parts if type(part) not in _ATOMS and isinstance(part, _NESTING)]
+    return nested[::-1]
+
+
+def _with_own_containers(value: Any, depth: int) -> Any:
+    """A value whose dicts, lists, tuples and sets, down to some level, are copies; all else is shared."""
+    kind = type(value)
+    if depth > 0 and kind is dict:
+        return {key: _with_own_containers(part, depth - 1) for key, part in value.items()}
+    if depth > 0 and (kind is list or kind is tuple):
+        return kind(_with_own_containers(part, depth - 1) for part in value)
+    return set(value) if kind is set else value
 
 
 def _require_names(config: Mapping[Any, Any], depth: int) -> None:

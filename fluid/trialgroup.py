@@ -12,7 +12,7 @@ from typing import Any
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.resources import MemoryNeed, Requires, require_devices
 from fluid.search_shape import SearchShape
-from fluid.trial_fields import IterationTimeout, require_config, require_timeout
+from fluid.trial_fields import IterationTimeout, own_config, require_timeout
 
 
 class _Numbers:
@@ -112,7 +112,7 @@ class Shown:
 
     def __post_init__(self) -> None:
         require_text("trial_id", self.trial_id)
-        require_config(self.config)
+        object.__setattr__(self, "config", own_config(self.config))
         if self.metrics is not None and not isinstance(self.metrics, str):
             raise InvalidFieldError("metrics", self.metrics, "must be a string or None")
         object.__setattr__(self, "iterations", require_integer("iterations", self.iterations, at_least=0))
@@ -166,18 +166,6 @@ class Search:
             raise InvalidFieldError("shape", self.shape, "must be a SearchShape or None")
 
 
-def copied_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a config that shares nothing with it that can be changed, as far as its values can be copied."""
-    copied: dict[str, Any] = {}
-    known: dict[int, Any] = {}
-    for name, value in config.items():
-        try:
-            copied[name] = copy.deepcopy(value, known)
-        except BaseException:  # The class is the user's: it may hold a lock, and may raise anything.
-            copied[name] = value
-    return copied
-
-
 @dataclass(frozen=True, eq=False)
 class Trial:
     """One configuration to train, and the iterations it may run until the algorithm decides about it again.
@@ -195,7 +183,7 @@ class Trial:
         trainable: what to train: a class with ``setup``/``step``/``save_checkpoint``/``load_checkpoint``/
             ``cleanup``, a generator function of the config, and of its ``state`` if it is to be saved, or a function
             trainable of Ray Tune. Planners do not look at it.
-        config: the hyperparameters; none by default.
+        config: the hyperparameters, of which the trial has a copy; none by default.
         budget: iterations to run, an integer of at least 1, the default.
         priority: trials of a higher priority start before those of a lower one; 1 by default.
         trial_id: unique name; ``None``, the default, for one that Fluid makes.
@@ -268,13 +256,19 @@ class Trial:
             object.__setattr__(self, "threads", require_integer("threads", self.threads, at_least=1))
         if not isinstance(self.retry_errors, bool):
             raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
-        require_config(self.config)
+        object.__setattr__(self, "config", own_config(self.config))
         if self.shown is not None and not isinstance(self.shown, Shown):
             raise InvalidFieldError("shown", self.shown, "must be a Shown or None")
         if self.trial_id is None:
             object.__setattr__(self, "trial_id", _trial_names.name())
         else:
             require_text("trial_id", self.trial_id)
+
+    def changed(self, **fields: Any) -> Trial:
+        """The trial with other fields, which were checked; its config is the same object."""
+        made = copy.copy(self)
+        vars(made).update(fields)
+        return made
 
     @property
     def id(self) -> str:
@@ -288,6 +282,24 @@ class Trial:
         if self.profile_key is not None:
             return self.profile_key
         return str(getattr(self.trainable, "__qualname__", None) or type(self.trainable).__qualname__)
+
+
+class Submission:
+    """What a user submits by one call, though its trials are submitted one after another, as those of a sweep are.
+
+    A trainable is pickled as it is when its first trial is submitted; all trials of the submission run that. It is sent
+    to a lane once. Without one, trainables are pickled anew at each call that submits or adds trials.
+
+    Example:
+        >>> from fluid import Trial, TrialGroup
+        >>> from fluid.trialgroup import Submission
+        >>> sweep = Submission()
+        >>> stages = [TrialGroup([Trial(print)], name, submission=sweep) for name in ("stage 1", "stage 2")]
+    """
+
+    def __init__(self) -> None:
+        #: What was pickled so far, by id(); keeping the trainable with its pickle keeps its id from being reused.
+        self.pickled: dict[int, tuple[Any, Any]] = {}
 
 
 class TrialGroup:
@@ -313,6 +325,8 @@ class TrialGroup:
             any device will do.
         owner: whose group it is: the groups of one owner are scheduled as one, and owners share the devices
             (docs/groups.md). ``None``, the default, for an owner of its own.
+        submission: the sweep that it is a part of, whose trainables are pickled once; ``None``, the default, if they
+            are to be pickled as they are at each call that submits or adds trials.
 
     Raises:
         InvalidFieldError: two trials have one id.
@@ -326,7 +340,11 @@ class TrialGroup:
         search: Search | None = None,
         requires: Requires | None = None,
         owner: str | None = None,
+        submission: Submission | None = None,
     ) -> None:
+        if submission is not None and not isinstance(submission, Submission):
+            raise InvalidFieldError("submission", submission, "must be a Submission or None")
+        self.submission = submission
         if search is not None and not isinstance(search, Search):
             raise InvalidFieldError("search", search, "must be a Search or None")
         if isinstance(trials, (Trial, str)) or not isinstance(trials, Iterable):
@@ -381,7 +399,7 @@ class TrialGroup:
         if trial_id in self._stopped:
             raise InvalidFieldError("trial_id", trial_id, "was stopped and cannot be extended")
         further = require_integer("budget", budget, at_least=1)
-        extended = replace(trial, budget=trial.budget + further, follow_up_iterations=follow_up_iterations)
+        extended = trial.changed(budget=trial.budget + further, follow_up_iterations=follow_up_iterations)
         self._trials[trial_id] = extended
         return extended
 
@@ -389,7 +407,7 @@ class TrialGroup:
         """Says which hyperparameters reports show of a trial, and returns the trial that says so."""
         trial = self[trial_id]
         shown = Shown(trial.id, config) if trial.shown is None else replace(trial.shown, config=config)
-        self._trials[trial_id] = replace(trial, shown=shown)
+        self._trials[trial_id] = trial.changed(shown=shown)
         return self._trials[trial_id]
 
     def stop(self, trial_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from dataclasses import FrozenInstanceError
 from types import MappingProxyType
@@ -398,3 +399,122 @@ def test_a_bad_request_for_devices_is_refused_by_field(field: str, value: Any) -
     with pytest.raises(InvalidFieldError) as caught:
         Trial(print, **{field: value})
     assert caught.value.field == field
+
+
+# --- configs
+
+
+class Layer:
+    """A value of the user's own class."""
+
+    def __init__(self) -> None:
+        self.sizes = [1]
+
+
+def test_a_trial_has_its_own_config() -> None:
+    layer, rows = Layer(), np.zeros(3)
+    given: dict[str, Any] = {"lr": 0.1, "deep": {"a": [1, {"b": (2, [3])}]}, "layer": layer, "rows": rows, "set": {1}}
+    trial, shown = Trial(train, given), Shown("a", given)
+    given["lr"], rows[0] = 9.0, 9.0
+    given["deep"]["a"][1]["b"][1].append(9)
+    given["set"].add(9)
+    layer.sizes.append(9)
+    for config in (trial.config, shown.config):
+        assert config["lr"] == 0.1 and config["rows"][0] == 0.0 and config["set"] == {1}
+        assert config["deep"] == {"a": [1, {"b": (2, [3])}]}
+        assert config["layer"].sizes == [1]
+
+
+def test_what_values_of_a_config_share_stays_shared() -> None:
+    layer = Layer()
+    config = Trial(train, {"layer": layer, "again": [layer, layer.sizes]}).config
+    assert config["layer"] is config["again"][0] is not layer
+    assert config["layer"].sizes is config["again"][1]
+
+
+class Uncopied:
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise SystemExit("no copies")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        threading.Lock(),
+        (number for number in range(3)),
+        math,
+        MappingProxyType({"a": 1}),
+        Uncopied(),
+        [threading.Lock()],
+        threading.current_thread(),
+    ],
+)
+def test_what_cannot_be_copied_is_shared_and_the_rest_copied(value: Any) -> None:
+    deep = {"a": [1]}
+    config = Trial(train, {"value": value, "deep": deep, "pair": (deep, [value])}).config
+    deep["a"].append(2)
+    assert config["deep"] == {"a": [1]} == config["pair"][0]
+    found = config["value"][0] if isinstance(value, list) else config["value"]
+    assert found is (value[0] if isinstance(value, list) else value)
+
+
+def test_any_mapping_is_a_dict_of_its_own() -> None:
+    given = OrderedDict(a=1)
+    trial = Trial(train, MappingProxyType(given))
+    given["a"] = 2
+    assert trial.config == {"a": 1} and type(trial.config) is dict
+
+
+def test_deep_but_finite_configs_are_as_they_were() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    assert Trial(train, {"deep": deep}).config["deep"] is not None
+    wide: list[Any] = [1]
+    for _ in range(40):
+        wide = [wide, wide, wide]  # 3**40 places, of 41 lists.
+    config = Trial(train, {"wide": wide}).config
+    assert config["wide"][0] is config["wide"][2]
+
+
+def cyclic_dict() -> tuple[dict[str, Any], str]:
+    config: dict[str, Any] = {"a": 1}
+    config["me"] = config
+    return config, "config['me']"
+
+
+def cyclic_list() -> tuple[dict[str, Any], str]:
+    x: list[Any] = []
+    x.extend([x, x, x])
+    return {"a": 1, "x": x}, "config['x'][0]"
+
+
+def long_cycle() -> tuple[dict[str, Any], str]:
+    config: dict[str, Any] = {"a": {"b": [0, ({},)]}}
+    config["a"]["b"][1][0]["c"] = config["a"]
+    return config, "config['a']['b'][1][0]['c']"
+
+
+def wide_cycle() -> tuple[dict[str, Any], str]:
+    layers: list[list[Any]] = [[] for _ in range(30)]
+    for layer, inner in zip(layers, [*layers[1:], layers[0]], strict=True):
+        layer.extend([inner, inner, inner])
+    return {"x": layers[0]}, "config['x']" + "[0]" * 30
+
+
+@pytest.mark.parametrize("make", [cyclic_dict, cyclic_list, long_cycle, wide_cycle])
+@pytest.mark.parametrize("field", ["config", "shown"])
+def test_a_config_that_holds_itself_is_refused_by_its_entry(make: Any, field: str) -> None:
+    config, entry = make()
+    with pytest.raises(InvalidFieldError) as caught:
+        _ = Trial(train, config) if field == "config" else Shown("a", config)
+    assert caught.value.field == entry
+    assert "holds itself" in caught.value.reason
+
+
+def test_an_extended_trial_keeps_its_config() -> None:
+    group = TrialGroup([Trial(train, {"layers": [1]}, trial_id="a")])
+    config = group["a"].config
+    assert group.extend("a", 2).config is config
+    assert group.show("a", {"lr": 1}).config is config
+    assert group["a"].budget == 3 and group["a"].shown == Shown("a", {"lr": 1})

@@ -284,7 +284,13 @@ class SessionState:
             self.commands.append(RunIteration(trial.trial_id, trial.placement.hosts, more))
 
     def end(self, trial: TrialRecord, state: TrialState, why: str) -> None:
-        """Ends a trial that holds no device any more; its submitter is told, unless only a call had restored it."""
+        """Ends a trial that holds no device any more; its submitter is told, unless only a call had restored it.
+
+        One that is stopped because its submitter found that it has failed is FAILED.
+        """
+        verdict = trial.limits.verdict
+        if state is TrialState.STOPPED and verdict is not None:
+            state, why, trial.limits.failure = TrialState.FAILED, verdict.message, verdict
         if trial.state is not TrialState.DONE:
             self.groups[trial.group_id].open -= 1
         self.set_state(trial, state, why)

@@ -42,7 +42,7 @@ class Failure:
     Attributes:
         kind: ``"error"`` (it raised), ``"out_of_memory"``, ``"lane_lost"``, ``"timeout"`` (no result in time, twice),
             ``"not_saved"`` (no space to save it as it left a lane), ``"no_device"`` (none is left that could run it),
-            ``"device"`` (it raised, and its device answers no more), or ``"stopped"`` for a call.
+            ``"device"`` (it raised, its device answers no more), ``"metric"`` (it reported none), or ``"stopped"``.
         message, traceback: one line for people, and the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.
     """

@@ -3,8 +3,8 @@
 An entry is a JSON object: ``v``, the version; ``what``, the class of an event or command; and that one's fields.
 
 * :class:`GroupSubmitted`, :class:`GroupRecovered`, :class:`TrialsAdded`, :class:`BudgetExtended`,
-  :class:`StopRequested`, :class:`PauseRequested`, :class:`ResumeRequested`, :class:`TrialForgotten`: what the
-  submitter asked for.
+  :class:`StopRequested`, :class:`FailRequested`, :class:`PauseRequested`, :class:`ResumeRequested`,
+  :class:`TrialForgotten`: what the submitter asked for.
 * :class:`TrialSaved`, :class:`ReportSetBack`: where a trial can be restored from, and from where it could not be.
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
@@ -58,6 +58,7 @@ from fluid.engine.retention import TrialNotKept
 from fluid.engine.retiring import RETIREMENTS
 from fluid.engine.set_back import ReportSetBack
 from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
 from fluid.planning.json_input import read_record
 from fluid.planning.profile import Profile
@@ -108,7 +109,7 @@ _WRITTEN: dict[str, type] = {
         *_TOLD.values(),
         *(GroupSubmitted, GroupRecovered, TrialsAdded, BudgetExtended, StopRequested, TrialForgotten, TrialSaved),
         *(PauseRequested, ResumeRequested, ReportSetBack, DeviceAdded, NoteDeviceLost, NoteResize, ReportEnd),
-        *(IterationReported, ProfileSaved),
+        *(IterationReported, ProfileSaved, FailRequested),
     )
 }
 
@@ -191,6 +192,7 @@ class Replay:
             TrialsAdded: self._added,
             BudgetExtended: self._extended,
             StopRequested: self._stopped,
+            FailRequested: self._failed,
             PauseRequested: self._held,
             ResumeRequested: self._held,
             TrialForgotten: self._forgotten,
@@ -281,6 +283,12 @@ class Replay:
             self.result.outcomes[event.trial_id] = event.outcome
         if history is not None and history.ended in (None, TrialState.DONE):
             self._change(event.trial_id, ended=TrialState.STOPPED, paused=False)
+
+    def _failed(self, event: FailRequested) -> None:
+        history = self._history(event.trial_id)
+        if history is not None and history.ended in (None, TrialState.DONE):
+            self._change(event.trial_id, ended=TrialState.FAILED, paused=False)
+            self.result.failures[event.trial_id] = event.failure
 
     def _held(self, event: PauseRequested | ResumeRequested) -> None:
         self._change(event.trial_id, paused=isinstance(event, PauseRequested))

@@ -243,10 +243,9 @@ class Limits:
 
     Attributes:
         failures, timeouts: times it failed and was queued again; times its lanes were killed as it gave no result.
-        failure: the last failure.
+        failure, verdict: the last failure; the one that the submitter stops it for, ``None`` if there is none.
         width_cap: most devices, since the trial could not be set up on further ones; ``None`` for no cap.
-        packing_cap: most trials on its device, itself included, since it ran out of memory or killed its lane; ``None``
-            for no cap.
+        packing_cap: most trials on its device, itself included, since it ran out of memory or killed its lane, if any.
         cannot_load: whether the trial's own code could load none of its checkpoints, so that it is moved no more.
         excused: whether one of its exceptions was blamed on its device, and so was not counted.
         avoids: the device that was blamed, until any trial has completed an iteration there, or this one elsewhere;
@@ -256,6 +255,7 @@ class Limits:
     failures: int = 0
     timeouts: int = 0
     failure: Failure | None = None
+    verdict: Failure | None = None
     width_cap: int | None = None
     packing_cap: int | None = None
     cannot_load: bool = False

@@ -71,6 +71,7 @@ from fluid.engine.spare_lanes import SpareDeadline, SpareLanes
 from fluid.engine.submissions import Submissions
 from fluid.engine.transfers import Transfers
 from fluid.engine.urgency import Urgency
+from fluid.engine.verdicts import FailRequested
 from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.engine.waits import Waits
 from fluid.engine.watching import DrainDeadline, IterationDeadline
@@ -199,6 +200,7 @@ class EngineState:
             TrialsAdded: (submissions.check_added, submissions.trials_added),
             BudgetExtended: (submissions.check_extension, submissions.budget_extended),
             StopRequested: (submissions.check_stop, submissions.stop_requested),
+            FailRequested: (submissions.check_failed, submissions.fail_requested),
             PauseRequested: (self._holds.check_pause, self._holds.pause_requested),
             ResumeRequested: (self._holds.check_resume, self._holds.resume_requested),
             CallRequested: (self._calls.check, self._calls.requested),

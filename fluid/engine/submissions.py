@@ -19,6 +19,7 @@ from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import GroupRecord, Progress, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.resources import require_devices
 from fluid.trial_fields import require_timeout
@@ -198,6 +199,16 @@ class Submissions:
         if event.outcome is not None:
             trial.outcome = TrialState(event.outcome)
         self._lifecycle.stop(trial, now=event.now)
+
+    def check_failed(self, event: FailRequested, claims: Claims) -> None:
+        """Refuses to fail an unknown trial."""
+        self._core.require_known(event.trial_id)
+
+    def fail_requested(self, event: FailRequested) -> None:
+        """Stops a trial, which is FAILED then. One that has failed or was stopped stays as it is."""
+        trial = self._core.trials[event.trial_id]
+        trial.limits.verdict = trial.limits.verdict or event.failure
+        self._lifecycle.stop(trial)
 
     def check_forgotten(self, event: TrialForgotten, claims: Claims) -> None:
         """Refuses to forget a trial that has not ended."""

@@ -45,8 +45,10 @@ TRANSITIONS = (
     Transition(TrialState.PAUSED, TrialState.STOPPED, "stopped while the user had it paused"),
     Transition(TrialState.PAUSED, TrialState.FAILED, "its state could not be saved"),
     Transition(TrialState.STOPPING, TrialState.STOPPED, "left its last lane"),
+    Transition(TrialState.STOPPING, TrialState.FAILED, "left its last lane, and has failed as its submitter judges"),
     Transition(TrialState.DONE, TrialState.QUEUED, "extended, or a call needs its state"),
     Transition(TrialState.DONE, TrialState.STOPPED, "stopped after it was done"),
+    Transition(TrialState.DONE, TrialState.FAILED, "has failed as its submitter judges"),
 )
 
 #: (before, after) of every legal change of state.

@@ -178,7 +178,7 @@ class ResidentCheckpoints:
         rule = resident.rule
         if rule is None or rule.how != "best":
             return
-        value = rule.value(result)
+        value = resident.last_value = rule.value(result, resident.last_value)
         if value is None or not rule.is_better(value, rule.best) or _state_at(resident) != resident.iteration:
             return
         bar = self._bars.get(rule.group)

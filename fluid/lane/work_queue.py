@@ -43,6 +43,7 @@ class ResidentTrial:
         savable: whether it had reported one when it was last asked; ``False`` unless it reports states.
         saved: iterations done by the newest state that was saved or restored.
         rule: which of its checkpoints outlive the run; ``None`` for none.
+        last_value: what it has reported last of what that compares; ``None`` if that was no finite number.
         kept_at: iteration of the last one that this lane wrote; -1 before the first.
         unsent: what is to be told of the one that was written in its last iteration.
         restored: from where it was restored; ``None`` if it began afresh.
@@ -72,6 +73,7 @@ class ResidentTrial:
     savable: bool = False
     saved: int = 0
     rule: KeepRule | None = None
+    last_value: float | None = None
     kept_at: int = -1
     unsent: ResidentSaved | ResidentNotKept | None = None
     restored: RestoredFrom | None = None

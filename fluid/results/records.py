@@ -21,7 +21,8 @@ from fluid.results.checkpoints import (
     stored_trainable,
 )
 from fluid.trainables.encoded_metrics import EncodedMetrics
-from fluid.trialgroup import Trial, copied_config
+from fluid.trial_fields import own_config
+from fluid.trialgroup import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,9 @@ class Result:
     def copy(self) -> Result:
         """A result that shares nothing with this one that its holder could change."""
         metrics, config = _METRICS.held(self), _CONFIG.held(self)
-        metrics = metrics if isinstance(metrics, EncodedMetrics) else copy.deepcopy(metrics)
-        shared: Any = config if isinstance(config, Trial) else copied_config(config)
-        return replace(self, metrics=metrics, config=shared)
+        own: Any = metrics if isinstance(metrics, EncodedMetrics) else copy.deepcopy(metrics)
+        shared: Any = config if isinstance(config, Trial) else own_config(config)
+        return replace(self, metrics=own, config=shared)
 
     @property
     def device_seconds(self) -> float:
@@ -111,7 +112,7 @@ class _AtFirstRead:
 
 #: ``Result.metrics`` holds EncodedMetrics at first, and ``Result.config`` the Trial: most are never read.
 _METRICS = _AtFirstRead(vars(Result)["metrics"], EncodedMetrics, EncodedMetrics.decode)
-_CONFIG = _AtFirstRead(vars(Result)["config"], Trial, lambda trial: copied_config(trial.config))
+_CONFIG = _AtFirstRead(vars(Result)["config"], Trial, lambda trial: own_config(trial.config))
 for _name, _slot in (("metrics", _METRICS), ("config", _CONFIG)):
     setattr(Result, _name, _slot)
 

@@ -12,6 +12,7 @@ import numpy as np
 from fluid.errors import InvalidFieldError
 from fluid.search.conversion import TuneFunction, convert
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
+from fluid.trial_fields import require_finite
 
 Path = tuple[str, ...]
 
@@ -194,6 +195,7 @@ def make_space(space: object) -> Space | ConditionalSpace:
 write [a, b] for choices, uniform(low, high) for a range, and a list of this one value for a constant
     """
     if isinstance(space, Mapping) and convert(space) is None:
+        require_finite("space", space)
         found = list(_read(space, ()))
         return Space(
             domains={_name(path): value for path, kind, value in found if kind == "domain"},

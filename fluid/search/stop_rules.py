@@ -1,6 +1,7 @@
 """Stop rules: what ends a trial of a sweep, or the sweep itself, before the budget. Pure records and state.
 
-A rule is told every iteration's value of the metric, as a score: less is better, whatever the mode.
+A rule is told every iteration's value of the metric, as a score: less is better, whatever the mode. An iteration
+without the metric, as of an epoch without validation, leaves the value that there was.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class TrialPlateau:
         TrialPlateau(iterations=3, min_delta=0.0)
 
     Args:
-        iterations: so many iterations must have passed since its best value improved.
+        iterations: so many iterations must have passed since its best value improved, and one of them with a value.
         min_delta: what counts as an improvement: better by more than this.
     """
 
@@ -101,14 +102,16 @@ class TrialStop:
 @dataclass(slots=True)
 class _Best:
     score: float = math.inf
-    #: Iterations, or trials, since the best score improved.
+    #: Iterations, or trials, since the best score improved; whether one of the iterations had a value.
     since: int = 0
+    is_beaten: bool = False
 
     def improves(self, score: float, min_delta: float) -> bool:
         """Takes a score; returns whether it is the first finite one, or better by more than ``min_delta``."""
         better = score < math.inf and (self.score == math.inf or score < self.score - min_delta)
         if better:
             self.score, self.since = score, 0
+        self.is_beaten = not better
         return better
 
 
@@ -171,34 +174,44 @@ class StopRules:
         """Metrics with a value at which trials stop that no iteration has had so far."""
         return tuple(name for name in self._values if name in self._unreported)
 
-    def result(self, trial: int, score: float, value_of: Callable[[str], object]) -> TrialStop | None:
+    def result(self, trial: int, score: float | None, number_of: Callable[[str], float | None]) -> TrialStop | None:
         """Takes an iteration; returns why its trial is to stop, or ``None``.
 
         Args:
             trial: the trial's number.
-            score: the metric's value, negated where more is better.
-            value_of: gives any metric of the iteration by its name; ``None`` where it has not got it.
+            score: the metric's value, negated where more is better; ``None`` where the iteration has not got it: the
+                trial's last one still counts.
+            number_of: gives any metric of the iteration by its name; ``None`` where it has not got it.
         """
         stop = None
         for name, bound in self._values.items():
-            value = value_of(name)
-            if value is not None:
-                self._unreported.discard(name)
+            value = number_of(name)
+            if value is None:
+                continue
+            self._unreported.discard(name)
             sign = 1.0 if self._less_is_better.get(name) else -1.0
-            if isinstance(value, int | float) and sign * value <= sign * bound:
+            if sign * value <= sign * bound:
                 stop = TrialStop(is_success=True)
         for number, rule in enumerate(self._rules):
             if isinstance(rule, Target):
-                if score <= self._sign * rule.value and self.reason is None:
+                if score is not None and score <= self._sign * rule.value and self.reason is None:
                     self.reason = f"the metric reached the target {rule.value:g}"
             elif isinstance(rule, Plateau):
-                self._best[number].improves(score, rule.min_delta)
-            else:
-                best = self._best_of.setdefault(trial, [_Best() for _ in self._rules])[number]
-                best.since += 1
-                if not best.improves(score, rule.min_delta) and best.since >= rule.iterations:
-                    stop = stop or TrialStop(is_success=False)
+                if score is not None:
+                    self._best[number].improves(score, rule.min_delta)
+            elif self._rests(trial, number, rule, score):
+                stop = stop or TrialStop(is_success=False)
         return stop
+
+    def _rests(self, trial: int, number: int, rule: TrialPlateau, score: float | None) -> bool:
+        """Whether a trial no longer improves: not before it has reported a value since its best one."""
+        if score is None and trial not in self._best_of:
+            return False  # It has reported none so far.
+        best = self._best_of.setdefault(trial, [_Best() for _ in self._rules])[number]
+        best.since += 1
+        if score is not None:
+            best.improves(score, rule.min_delta)
+        return best.is_beaten and best.since >= rule.iterations
 
     def decided(self, trial: int, *, is_over: bool) -> None:
         """Counts a trial that has ended, or waits at a rung.

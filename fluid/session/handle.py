@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid.engine.events import Failure
 from fluid.engine.rungs import RungReached
+from fluid.engine.verdicts import FailRequested
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
 from fluid.results.best import BestTrial
 from fluid.results.records import Result, TrialResult
@@ -315,6 +316,11 @@ class TrialGroupHandle:
         """Tells that a trial has come to a rung, for search algorithms: checkpoints of the best stay in memory."""
         self._require_known(trial_id)
         self._requests.ask(partial(RungReached, trial_id=trial_id, rung=rung, score=score))
+
+    def fail(self, trial_id: str, failure: Failure) -> None:
+        """Tells that a trial has failed, for search algorithms: it ends after its iteration, as if it had raised."""
+        self._require_known(trial_id)
+        self._requests.ask(partial(FailRequested, trial_id=trial_id, failure=failure))
 
     def add(self, *trials: Trial) -> None:
         """Adds trials to the group; they are planned together.

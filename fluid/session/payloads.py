@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend
 from fluid.shared_data.parameters import dump_with_parameters
-from fluid.trainables.payload import PayloadCache
+from fluid.trainables.payload import TrialPayload, trainable_payload, trial_payload
+from fluid.trialgroup import Submission, Trial
 
 
-def payload_cache(backend: Backend) -> PayloadCache:
-    """Returns what pickles the trials of a session that has this backend."""
-    require = backend.require_replayable if isinstance(backend, ReplayingBackend) else None
-    return PayloadCache(require, dumps=dump_with_parameters)
+class SessionPickler:
+    """Pickles the trials of a session that has this backend. Thread-safe."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._require = backend.require_replayable if isinstance(backend, ReplayingBackend) else None
+
+    def payloads_of(self, trials: Iterable[Trial], submission: Submission | None) -> dict[Trial, TrialPayload]:
+        """Pickles the trials of one call, as they are now.
+
+        Args:
+            trials: the trials.
+            submission: what the call is a part of, if it is part of a sweep; ``None`` if it stands alone.
+
+        Raises:
+            InvalidFieldError: a trainable or a config cannot be used or pickled.
+            MissingDependencyError: a trainable needs a package that is not installed.
+        """
+        known = (Submission() if submission is None else submission).pickled
+        payloads = {}
+        for trial in trials:
+            if (made := known.get(id(trial.trainable))) is None:
+                made = trial.trainable, trainable_payload(trial.trainable, self._require, dump_with_parameters)
+                known[id(trial.trainable)] = made
+            shown = None if trial.shown is None else trial.shown.config
+            payloads[trial] = trial_payload(made[1], trial.config, shown, trial.threads)
+        return payloads

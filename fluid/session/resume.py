@@ -333,7 +333,7 @@ def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: Wr
         groups[group_id] = LeftGroup(replace(line, terms=terms))
     for trial in stored.values():
         group = groups[trial.group_id]
-        group.trials[trial.trial_id] = replace(trial.load(trainables), shown=written.shown.get(trial.trial_id))
+        group.trials[trial.trial_id] = trial.load(trainables).changed(shown=written.shown.get(trial.trial_id))
         if trial.group_id not in written.groups:
             group.line = replace(group.line, name=trial.name)
     for group_id, trials in recovered.groups.items():

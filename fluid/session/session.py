@@ -30,7 +30,7 @@ from fluid.results.group_lines import GroupLine
 from fluid.session.forecasts import Forecasts
 from fluid.session.group_requests import GroupRequests, Prepared
 from fluid.session.inbox import GroupInbox
-from fluid.session.payloads import payload_cache
+from fluid.session.payloads import SessionPickler
 from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
@@ -41,7 +41,7 @@ from fluid.session.status import GroupStatus, Status, status_of
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import TrialPayload
-from fluid.trialgroup import PAUSED_BY_USER, Trial, TrialGroup, TrialState, avoid_names
+from fluid.trialgroup import PAUSED_BY_USER, Submission, Trial, TrialGroup, TrialState, avoid_names
 
 T = TypeVar("T")
 #: States that trials keep when the session ends.
@@ -77,7 +77,7 @@ class Session:
         self._state, self._backend, self._folder = state, backend, folder
         self._max_width = max_width
         self._insists_on_fusing, self.in_rounds = facts.get("packing") == "fused", bool(facts.get("rounds"))
-        self._payloads = payload_cache(backend)
+        self._pickler = SessionPickler(backend)
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
         self._pump = Pump(state, backend, folder, facts, keep, goals)
@@ -108,7 +108,7 @@ class Session:
             InvalidFieldError: an id is taken, a trial cannot be pickled, or the best are to be kept without a metric.
         """
         self._keeper.require_goal(group.search)
-        payloads, specs = self._prepare(with_requirements(group.active, group))
+        payloads, specs = self._prepare(group, group.active)
         if self._insists_on_fusing and not self._pump.inboxes:
             warn_of_unfusible(group)
 
@@ -127,7 +127,7 @@ class Session:
         """What the handle of a group asks for."""
 
         def prepare(trials: list[Trial]) -> Prepared:
-            payloads, specs = self._prepare(with_requirements(trials, inbox.group))
+            payloads, specs = self._prepare(inbox.group, trials)
             return specs, lambda: self._take_in(inbox, payloads)
 
         return GroupRequests(inbox, self._pump, self._state, self._backend, self._folder, prepare)
@@ -227,9 +227,9 @@ class Session:
 
     def resume(self, left: LeftSession, listeners: Mapping[str, TrialListener]) -> None:
         """Goes on with the groups of an earlier session; ``listeners`` has those of groups, by name."""
+        once = Submission()
         payloads = {
-            group_id: {trial: self._payload_of(trial) for trial in group.trials.values()}
-            for group_id, group in left.groups.items()
+            group_id: self._pickler.payloads_of(group.trials.values(), once) for group_id, group in left.groups.items()
         }
         trackers = {group_id: left.best_of(group_id) for group_id in left.groups}
         avoid_names(left.trial_ids, (group.line.name for group in left.groups.values()))
@@ -335,15 +335,12 @@ class Session:
     def _in_thread(self, work: Callable[[], T]) -> T:
         return self._pump.call(work)
 
-    def _prepare(self, trials: list[Trial]) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
-        """Pickles trials, and says what the engine is to know of them."""
-        payloads = {trial: self._payload_of(trial) for trial in trials}
-        return payloads, tuple(map(self._spec, trials))
-
-    def _payload_of(self, trial: Trial) -> TrialPayload:
-        shown = trial.shown.config if trial.shown else None
-        payload = self._payloads.payload_of(trial.trainable, trial.config, shown)
-        return payload if trial.threads is None else replace(payload, threads=trial.threads)
+    def _prepare(
+        self, group: TrialGroup, trials: list[Trial]
+    ) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
+        """Pickles trials of a group, and says what the engine is to know of them."""
+        trials = with_requirements(trials, group)
+        return self._pickler.payloads_of(trials, group.submission), tuple(map(self._spec, trials))
 
     def _spec(self, trial: Trial) -> TrialSpec:
         return spec_of(trial, self._max_width, keep_last=self._keeper.retention.how == "last")

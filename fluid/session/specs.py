@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from fluid.engine.group_terms import GroupTerms
@@ -56,7 +55,7 @@ def with_requirements(trials: list[Trial], group: TrialGroup) -> list[Trial]:
     """Trials with what their group requires of devices."""
     if group.requires is None:
         return trials
-    return [replace(trial, requires=(trial.requires or Requires()).filled_from(group.requires)) for trial in trials]
+    return [trial.changed(requires=(trial.requires or Requires()).filled_from(group.requires)) for trial in trials]
 
 
 def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:

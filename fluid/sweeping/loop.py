@@ -15,7 +15,6 @@ from fluid._clock import Clock, MonotonicClock
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
-from fluid.keeping import value_of
 from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
@@ -24,18 +23,16 @@ from fluid.session.limit_reached import LimitReachedError
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
-from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues, require_own_budgets
+from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
+from fluid.sweeping.reported import SweepMetrics
 from fluid.sweeping.resuming import AGAIN, EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
 from fluid.sweeping.under_way import UnderWay
-from fluid.sweeping.unreported import warn_of_unreported
 from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
 _CHUNK = 1024
-#: After so many results, or when the first trial ends, the sweep warns of stop rules whose metric no trial reported.
-_FIRST_RESULTS = 10
 
 
 class SweepLoop(TrialListener):
@@ -61,9 +58,7 @@ class SweepLoop(TrialListener):
         )
         #: Trials that have come to the budget of their suggestion, by its token: the searcher may let them continue.
         self._waiting: dict[int, SweepTrial] = {}
-        self._worst = WorstValues(plan.goals)
-        #: Results until the user is warned of stop rules on metrics that no trial reports.
-        self._until_warning = _FIRST_RESULTS
+        self._reported = SweepMetrics(plan)
         self._error: BaseException | None = None
         self._is_over = False
 
@@ -94,6 +89,7 @@ class SweepLoop(TrialListener):
         if self._error is not None:
             raise self._error
         self._asking.run_all()
+        self._reported.require_any(self.trials.by_id.values())
 
     def end(self, reason: str) -> None:
         """Ends the sweep, from any thread: trials under way stop after their iteration."""
@@ -231,23 +227,22 @@ class SweepLoop(TrialListener):
         trial, plan = self.trials.by_id.get(result.trial_id), self.plan
         if trial is None:
             return
-        values = plan.values_of(result.trial_id, result.metrics)
-        trial.iteration, trial.values = result.iteration, values
-        trial.results.append(result)
-        self._worst.add(values)
+        found, *_ = self._reported.take(trial, result)
         if trial.stop is not None or self.reason is not None:
             return
-        stop = plan.rules.result(trial.number, plan.score(values), partial(value_of, result.metrics))
-        if stop is not None:
+        self._reported.require_spelling(trial, result)
+        stop = plan.rules.result(trial.number, None if found is None else plan.score(found), result.number)
+        if self._reported.is_overdue(trial) or (stop is not None and trial.values is None):
+            trial.stop, trial.failure = TrialState.FAILED.value, self._reported.failure_of(trial)
+            self.trials.stop(trial, trial.failure)
+        elif stop is not None:
             trial.stop = (TrialState.DONE if stop.is_success else TrialState.STOPPED).value
             self.trials.stop(trial, trial.stop)
         if plan.rules.reason is not None:
             self._end(plan.rules.reason)
         elif self._under_way.note(result.rows):
             self._fill()
-        self._until_warning -= 1
-        if self._until_warning == 0:
-            warn_of_unreported(self.plan, result)
+        self._reported.warn(result)
         if self._deadline is not None:
             self._check_time()  # The caller's thread may be asking.
 
@@ -257,16 +252,19 @@ class SweepLoop(TrialListener):
             return
         trial.is_open = False
         self.trials.open -= 1
-        if self._until_warning > 0 and trial.results:
-            self._until_warning = 0
-            warn_of_unreported(self.plan, trial.results[-1])
+        if trial.results:
+            self._reported.warn(trial.results[-1], trial_ended=True)
         if failure is not None and state == TrialState.FAILED:
             self._record_failure(trial, failure)
         elif self.reason is not None:
             self._let_go(trial, None if state == TrialState.STOPPED else TrialState.STOPPED.value)
-        elif state == TrialState.DONE and trial.values and trial.stop is None and trial.is_limited_below(plan.budget):
+        elif state == TrialState.DONE and trial.values is None:  # It is at its first rung, or has no more to do.
+            missing = trial.failure or self._reported.failure_of(trial)
+            self.trials.stop(trial, missing)
+            self._record_failure(trial, missing)
+        elif state == TrialState.DONE and trial.stop is None and trial.is_limited_below(plan.budget):
             self._await(trial)
-        elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.values and trial.stop is None:
+        elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.stop is None:
             self._decide(trial, self.trials.reached(trial))
         else:
             self._let_go(trial, None if state == TrialState.STOPPED else trial.stop or TrialState.DONE.value)
@@ -277,7 +275,9 @@ class SweepLoop(TrialListener):
         trial.state, trial.failure = TrialState.FAILED.value, failure
         is_worst = self.plan.oom_is_worst and failure.kind == "out_of_memory"
         del self.trials.by_number[trial.number]
-        self._tell(trial, trial.state, self._worst.values if is_worst else None)
+        self._tell(trial, trial.state, self._reported.worst.values if is_worst else None)
+        if failure.kind == "metric":
+            self._reported.note_failed(trial, self.trials.by_id.values())
         if self.reason is None:
             self._decide(trial, self.plan.scheduler.ended(trial.number, is_worst=is_worst))
 
@@ -377,10 +377,10 @@ class SweepLoop(TrialListener):
         if self.trials.handle is None:
             self._is_over = True
         for trial in list(self.trials.by_number.values()):
-            if trial.is_open:
-                self.trials.stop(trial, TrialState.STOPPED.value)
-            else:
+            if not trial.is_open:
                 self._let_go(trial, TrialState.STOPPED.value)
+            elif trial.stop is None:
+                self.trials.stop(trial, TrialState.STOPPED.value)
         self._finish_if_done()
 
     def _break_off(self, reason: str) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.keeping import value_of
 from fluid.resources import Requires
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
+from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, SearchOutcome
 from fluid.search.schedulers import RungScheduler
 from fluid.search.stop_rules import StopRules
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import SearchShape
-from fluid.session.results import TrialListener
+from fluid.session.results import TrialFailedError, TrialListener
 from fluid.session.specs import terms_of
 from fluid.trialgroup import Search, TrialGroup
 
@@ -114,35 +114,10 @@ class SweepPlan:
             time_budget_s=self.time_budget_s,
         )
 
-    def values_of(self, trial_id: str, metrics: object) -> tuple[float, ...]:
-        """The values of the metrics in a result; NaN for what is not a number.
-
-        Raises:
-            InvalidFieldError: one is missing, or is no number at all.
-        """
-        values = []
-        for goal in self.goals:
-            value = value_of(metrics, goal.metric)
-            if isinstance(value, (bool, str, bytes)):  # float() would read a text, which no result takes for a number.
-                problem = f"must be a number; trial {trial_id!r} reported {value!r}"
-                raise InvalidFieldError("metric", goal.metric, problem)
-            if value is None:
-                reported = [name for name in metrics if name != goal.metric] if isinstance(metrics, Mapping) else []
-                known = f", but {', '.join(map(repr, reported))}" if reported else ", which reported nothing"
-                raise InvalidFieldError("metric", goal.metric, f"was not reported by trial {trial_id!r}{known}")
-            try:
-                values.append(float(value))
-            except (TypeError, ValueError):
-                problem = f"must be a number; trial {trial_id!r} reported {value!r}"
-                raise InvalidFieldError("metric", goal.metric, problem) from None
-            except OverflowError:
-                values.append(math.nan)
-        return tuple(values)
-
-    def score(self, values: tuple[float, ...]) -> float:
-        """What trials are compared by: the first metric, less is better, ``inf`` for NaN."""
-        value = values[0] if self.goals[0].less else -values[0]
-        return math.inf if math.isnan(value) else value
+    def score(self, value: float) -> float:
+        """What trials are compared by: a value of the first metric, less is better, ``inf`` for NaN."""
+        score = value if self.goals[0].less else -value
+        return math.inf if math.isnan(score) else score
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -157,7 +132,7 @@ class SweepTrial:
         budget: iterations after which it waits for a decision.
         granted: iterations that the engine lets it run; less than ``budget`` only where a session goes on.
         iteration: iterations done.
-        values: of the metrics at its last iteration; ``None`` before.
+        latest: of each metric, the last number that it has reported; ``None`` before; empty before its first result.
         is_open: whether it runs, or waits for a device.
         stop: the outcome with which a rule stops it; ``None`` if none does.
         state: how it ended; ``"UNFINISHED"`` until then.
@@ -173,13 +148,19 @@ class SweepTrial:
     budget: int
     granted: int
     iteration: int = 0
-    values: tuple[float, ...] | None = None
+    latest: tuple[float | None, ...] = ()
     is_open: bool = True
     stop: str | None = None
     state: str = UNFINISHED
     failure: Failure | None = None
     is_told: bool = False
     results: list[Result] = field(default_factory=list)
+
+    @property
+    def values(self) -> tuple[float, ...] | None:
+        """The last value of each metric; ``None`` until it has reported all of them."""
+        known = tuple([value for value in self.latest if value is not None])
+        return known if known and len(known) == len(self.latest) else None
 
     def is_limited_below(self, budget: int) -> bool:
         """Whether the searcher named a budget below another one, so that it may let the trial continue."""
@@ -257,6 +238,30 @@ class SweepFailedError(FluidError):
     def __init__(self, text: str, result: Any = None) -> None:
         super().__init__(text)
         self.result = result
+
+
+def raise_if_all_failed(result: SweepResult) -> None:
+    """Raises :class:`SweepFailedError` if all trials of a sweep have failed."""
+    failures = result.failures
+    if failures and len(failures) == len(result.trials):
+        trial_id, failure = next(iter(failures.items()))
+        text = f"all {len(failures)} trials failed; the first one: {failure.message}"
+        raise SweepFailedError(text, result) from TrialFailedError(trial_id, failure)
+
+
+class UnreportedMetricError(InvalidFieldError):
+    """No trial of a sweep has reported the metric that it compares them by.
+
+    Attributes:
+        result: the sweep's result.
+    """
+
+    def __init__(self, metric: str, reason: str, result: Any = None) -> None:
+        super().__init__("metric", metric, reason)
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[UnreportedMetricError], tuple[Any, ...]]:
+        return type(self), (self.value, self.reason, self.result)
 
 
 class WorstValues:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+from fluid.engine.events import Failure
 from fluid.engine.submissions import NothingLeftError
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
@@ -16,7 +17,7 @@ from fluid.session.results import TrialListener
 from fluid.sweeping.plan import SweepPlan, SweepTrial
 from fluid.sweeping.resuming import AGAIN, EarlierTrial
 from fluid.sweeping.under_way import most_under_way
-from fluid.trialgroup import Trial, TrialGroup, TrialState
+from fluid.trialgroup import Submission, Trial, TrialGroup, TrialState
 
 
 class SweepTrials:
@@ -45,8 +46,10 @@ class SweepTrials:
         self.by_number: dict[int, SweepTrial] = {}
         self.open = 0
         self.refused: list[str] = []
+        #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
+        self._submission = Submission()
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
-        self._replayed: dict[str, str] | None = None
+        self._replayed: dict[str, str | Failure] | None = None
         #: Meanwhile: the rung that each trial came to last, and its score.
         self._ranks: dict[str, tuple[Rung, float]] = {}
         #: What an earlier session has left of the trials.
@@ -72,7 +75,7 @@ class SweepTrials:
         """Enters a trial that is about to be submitted."""
         self.by_id[trial.trial_id] = self.by_number[trial.number] = trial
         self.open += 1
-        return Trial(
+        made = Trial(
             self._plan.trainable,
             trial.config,
             budget=trial.budget,
@@ -80,6 +83,8 @@ class SweepTrials:
             follow_up_iterations=follow_up_iterations,
             **self._plan.trial_options,
         )
+        trial.config = made.config  # What runs, whatever the searcher does with what it suggested.
+        return made
 
     def submit(self, trials: list[Trial]) -> None:
         """Submits trials."""
@@ -87,7 +92,14 @@ class SweepTrials:
             devices, in_rounds = max(1, self.executor.max_devices), self.executor.in_rounds
             search = self._plan.search(most_under_way(self._plan, devices, in_rounds=in_rounds))
             said = self._plan.group
-            group = TrialGroup(trials, self._plan.name, search=search, requires=said.requires, owner=said.owner)
+            group = TrialGroup(
+                trials,
+                self._plan.name,
+                search=search,
+                requires=said.requires,
+                owner=said.owner,
+                submission=self._submission,
+            )
             self.handle = self.executor.submit_trialgroup(
                 group, self._listener, priority=said.priority, preempt=said.preempt
             )
@@ -122,7 +134,7 @@ class SweepTrials:
     def reached(self, trial: SweepTrial) -> RungDecision:
         """A trial has come to its rung; returns what follows. Its checkpoint is kept in memory if it may go on."""
         assert trial.values  # It has reported.
-        scheduler, score = self._plan.scheduler, self._plan.score(trial.values)
+        scheduler, score = self._plan.scheduler, self._plan.score(trial.values[0])
         rung = scheduler.rung_of(trial.number)
         if self._replayed is not None:
             self._ranks[trial.trial_id] = rung, score
@@ -137,13 +149,15 @@ class SweepTrials:
         trial.results.clear()
         self.by_id[trial.trial_id] = trial
 
-    def stop(self, trial: SweepTrial, outcome: str) -> None:
-        """Stops a trial after its iteration."""
+    def stop(self, trial: SweepTrial, outcome: str | Failure) -> None:
+        """Stops a trial after its iteration; one that has failed as the sweep finds, for that failure."""
         assert self.handle is not None
         if self._replayed is not None:
             self._replayed[trial.trial_id] = outcome
-            return
-        self.handle.stop(trial.trial_id, outcome)
+        elif isinstance(outcome, Failure):
+            self.handle.fail(trial.trial_id, outcome)
+        else:
+            self.handle.stop(trial.trial_id, outcome)
 
     def abandon(self) -> None:
         """Stops what is under way, without waiting for it: the executor is used further."""
@@ -158,13 +172,15 @@ class SweepTrials:
     def begin_replay(self) -> None:
         """Takes up the group that the executor has gone on with."""
         self.handle = next(handle for handle in self.executor.handles if handle.name == self._plan.name)
+        group = next(inbox.group for inbox in self.executor.session.inboxes if inbox.group.name == self._plan.name)
+        group.submission = self._submission
         self._replayed = {}
 
     def remember(self, past: Mapping[str, EarlierTrial]) -> None:
         """Takes what an earlier session has left of the trials, by id."""
         self._past = past
 
-    def end_replay(self) -> Mapping[str, str]:
+    def end_replay(self) -> Mapping[str, str | Failure]:
         """Ends the replay; returns what trials are to be stopped with, by id."""
         stops, self._replayed = self._replayed, None
         for trial in self.by_number.values():

@@ -19,34 +19,37 @@ _LARGEST = 1 << 4096
 _DEPTH = 20
 
 
-def is_json(value: Any, depth: int = _DEPTH) -> bool:
+def is_json(value: Any, depth: int = _DEPTH, within: tuple[int, ...] = ()) -> bool:
     """Whether JSON gives a value back as it is, type included; runs no code of the value's class.
 
     Args:
         value: any value, cyclic ones too.
         depth: most levels of nesting.
+        within: ids of what the value is in, from the outside in; one of these is not looked at again.
     """
     kind = type(value)
     if kind in _ATOMS:
         return True
     if kind is int:
         return bool(-_LARGEST < value < _LARGEST)
-    if depth <= 0:
+    if depth <= 0 or (kind is not dict and kind is not list) or id(value) in within:
         return False
+    within = (*within, id(value))
     if kind is dict:
-        return all(type(key) is str and is_json(inner, depth - 1) for key, inner in value.items())
-    return kind is list and all(is_json(inner, depth - 1) for inner in value)
+        return all(type(key) is str and is_json(inner, depth - 1, within) for key, inner in value.items())
+    return all(is_json(inner, depth - 1, within) for inner in value)
 
 
-def json_form(value: Any, depth: int = _DEPTH) -> Any:
+def json_form(value: Any, depth: int = _DEPTH, within: tuple[int, ...] = ()) -> Any:
     """Returns a value of the types that JSON has. Never raises, whatever the methods of the value's class do.
 
     Args:
         value: any value.
-        depth: most levels of nesting; what lies deeper becomes text.
+        depth: most levels of nesting; what lies deeper becomes text, as does what holds itself.
+        within: ids of what the value is in, from the outside in.
     """
     try:
-        return value if is_json(value, depth) else _converted(value, depth)
+        return value if is_json(value, depth, within) else _converted(value, depth, within)
     except BaseException:  # The class is the user's, and may raise anything, SystemExit too.
         return _text(value)
 
@@ -59,11 +62,13 @@ def message_of(error: BaseException) -> str:
         return "(its message cannot be shown)"
 
 
-def _converted(value: Any, depth: int) -> Any:
-    if depth > 0 and isinstance(value, Mapping):
-        return {key_text(key): json_form(inner, depth - 1) for key, inner in value.items()}
-    if depth > 0 and isinstance(value, (list, tuple)):
-        return [json_form(inner, depth - 1) for inner in value]
+def _converted(value: Any, depth: int, within: tuple[int, ...]) -> Any:
+    if depth > 0 and id(value) not in within:
+        inside = (*within, id(value))
+        if isinstance(value, Mapping):
+            return {key_text(key): json_form(inner, depth - 1, inside) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [json_form(inner, depth - 1, inside) for inner in value]
     if isinstance(value, float):
         return float.__float__(value)
     number = int.__int__(value) if isinstance(value, int) else value.item() if hasattr(value, "item") else None

@@ -1,14 +1,12 @@
 """Pickled trials, as they are sent to a lane and written to the run folder.
 
-A trial is pickled once, in the submitter's thread, so that one that cannot be pickled is refused before it reaches
-the engine.
+A trial is pickled at its submission, in the submitter's thread: lanes run what it was then, and one that cannot be
+pickled is refused before it reaches the engine.
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +18,6 @@ from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
 from fluid.trainables.trainable import is_elastic, kind_of
 
-#: Most trainables in the cache. A search submits one trainable many times; a loop may make one for each trial.
-_KEPT = 64
 #: Least size of a payload that a host keeps for all its lanes, bytes; smaller ones reach a lane sooner in a message.
 LARGE_BYTES = 1 << 16
 
@@ -82,56 +78,42 @@ def payload_of(
         InvalidFieldError: the trainable or the config cannot be used or pickled.
         MissingDependencyError: the trainable needs a package that is not installed.
     """
-    return _trial_payload(_trainable_payload(trainable), config, shown_config)
-
-
-class PayloadCache:
-    """Pickles trials, and each of the latest trainables only once. Thread-safe.
-
-    Args:
-        require: refuses trainables that cannot be used; ``None`` for those that lanes cannot run.
-        dumps: pickles a trainable, to be read by :mod:`fluid.trainables.parted_pickle`; ``None`` for cloudpickle.
-    """
-
-    def __init__(
-        self, require: Callable[[Any], None] | None = None, dumps: Callable[[Any], bytes] | None = None
-    ) -> None:
-        self._require = require
-        self._dumps = dumps
-        self._lock = threading.Lock()
-        #: By id(); keeping the trainable with its payload keeps its id from being reused.
-        self._known: OrderedDict[int, tuple[Any, TrainablePayload]] = OrderedDict()
-
-    def payload_of(
-        self, trainable: Any, config: Mapping[str, Any], shown_config: Mapping[str, Any] | None = None
-    ) -> TrialPayload:
-        """Pickles a trial: see :func:`payload_of`."""
-        with self._lock:
-            known = self._known.get(id(trainable))
-        made = _trainable_payload(trainable, self._require, self._dumps) if known is None else known[1]
-        payload = _trial_payload(made, config, shown_config)
-        with self._lock:
-            self._known[id(trainable)] = (trainable, made)
-            self._known.move_to_end(id(trainable))
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        return payload
+    return trial_payload(trainable_payload(trainable), config, shown_config)
 
 
 def _digest_of(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _trial_payload(
-    trainable: TrainablePayload, config: Mapping[str, Any], shown_config: Mapping[str, Any] | None
+def trial_payload(
+    trainable: TrainablePayload,
+    config: Mapping[str, Any],
+    shown_config: Mapping[str, Any] | None = None,
+    threads: int | None = None,
 ) -> TrialPayload:
+    """Pickles a trial whose trainable is pickled.
+
+    Raises:
+        InvalidFieldError: the config cannot be pickled.
+    """
     shown = config if shown_config is None else shown_config
-    return TrialPayload(trainable, dump_config(config), json_form(dict(shown)))
+    return TrialPayload(trainable, dump_config(config), json_form(dict(shown)), threads)
 
 
-def _trainable_payload(
+def trainable_payload(
     trainable: Any, require: Callable[[Any], None] | None = None, dumps: Callable[[Any], bytes] | None = None
 ) -> TrainablePayload:
+    """Pickles a trainable as it is now.
+
+    Args:
+        trainable: the trial's.
+        require: refuses trainables that cannot be used; ``None`` for those that lanes cannot run.
+        dumps: does the pickling, to be read by :mod:`fluid.trainables.parted_pickle`; ``None`` for cloudpickle.
+
+    Raises:
+        InvalidFieldError: it cannot be used or pickled.
+        MissingDependencyError: it needs a package that is not installed.
+    """
     sent = elastic_class_of(trainable) or trainable
     if require is None:
         kind_of(sent)

@@ -23,7 +23,7 @@ from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialListener
-from fluid.trialgroup import Trial, TrialGroup, TrialState
+from fluid.trialgroup import Submission, Trial, TrialGroup, TrialState
 
 _log = logging.getLogger("fluid.hpbandster")
 
@@ -83,6 +83,7 @@ class OptimizerLoop(TrialListener):
         state.begin_at(self._time.now())
         #: Its groups, one per stage, are scheduled as one.
         self._owner = new_owner("hpbandster")
+        self._submission = Submission()
         self._recorder = _Recorder(self._runs, self._inbox, self._time)
 
     def run(self, brackets: int) -> Any:
@@ -145,7 +146,7 @@ class OptimizerLoop(TrialListener):
         for bracket, trials in fresh.items():
             name = f"iteration {bracket}, stage {self._state.iterations[bracket].stage}"
             search = self._trials.search(self._state.iterations[bracket], len(trials))
-            group = TrialGroup(trials, name=name, search=search, owner=self._owner)
+            group = TrialGroup(trials, name=name, search=search, owner=self._owner, submission=self._submission)
             handle = self._executor.submit_trialgroup(group, listener=self._recorder)
             for trial in trials:
                 self._runs[trial.id].handle = handle

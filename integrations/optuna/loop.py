@@ -34,7 +34,7 @@ from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trial_fields import IterationTimeout
-from fluid.trialgroup import Search, Shown, Trial, TrialGroup
+from fluid.trialgroup import Search, Shown, Submission, Trial, TrialGroup
 
 with try_import("Optuna", extra="optuna"):
     from optuna.study import StudyDirection
@@ -94,6 +94,7 @@ class OptimizeLoop(TrialListener):
         self._handle: TrialGroupHandle | None = None
         #: Its batches, a group each, are scheduled as one.
         self._owner = new_owner(study.study_name)
+        self._submission = Submission()
         self._inbox = EventInbox(self, executor.session.waits)
         #: The first error that ends the run; it is raised once the trials under way have ended.
         self._error: Exception | None = None
@@ -189,7 +190,8 @@ class OptimizeLoop(TrialListener):
             name = self._study.study_name
             search = self._search(len(trials) if is_batch else arguments.n_trials)
             batch_name = f"{name}, batch {self._batches}" if is_batch else name
-            group = TrialGroup(trials, batch_name, search=search, owner=self._owner if is_batch else None)
+            owner = self._owner if is_batch else None
+            group = TrialGroup(trials, batch_name, search=search, owner=owner, submission=self._submission)
             try:
                 self._handle = self._executor.submit_trialgroup(group, self._inbox)
             except FluidError as error:

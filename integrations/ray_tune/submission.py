@@ -37,7 +37,7 @@ from fluid.integrations.ray_tune.tune_trial import ActorStage, TuneTrial, checkp
 from fluid.integrations.ray_tune.virtual_time import clock_of, epoch_of
 from fluid.session.handle import TrialGroupHandle
 from fluid.trainables.trainable import is_elastic, is_fusible
-from fluid.trialgroup import Shown, TrialGroup, TrialState
+from fluid.trialgroup import Shown, Submission, TrialGroup, TrialState
 from fluid.trialgroup import Trial as FluidTrial
 
 #: The fields of a trial that come from Tune's request.
@@ -198,7 +198,7 @@ class TrialSubmission:
         if self._handle is None:
             most = self._concurrency.limit(self._executor.max_devices, fusible=False)
             search = sweep_search(self._controller, self._scheduler, self._mode, most)
-            group = TrialGroup(trials, name=name, search=search)
+            group = TrialGroup(trials, name=name, search=search, submission=Submission())
             self._handle = self._executor.submit_trialgroup(group, listener=self._listener)
         else:
             self._handle.add(*trials)

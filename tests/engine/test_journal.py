@@ -43,6 +43,7 @@ from fluid.engine.notices import NoteDrained, NotePaused
 from fluid.engine.requests import ReportRequest, TrialAsked
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires
@@ -215,6 +216,20 @@ def test_the_outcome_of_a_forgotten_trial_is_recovered() -> None:
     assert (b.history.ended, b.failure) == ("FAILED", Failure("error", "no"))
     assert recovered.outcomes == {"a": "DONE"}
     assert list(recovered.groups["g"]) == ["c"]
+
+
+def test_a_trial_that_its_submitter_failed_has_failed_though_it_had_not_left_its_lane() -> None:
+    failure = Failure("metric", "it reported none")
+    recovered = replay(
+        lines(
+            GroupSubmitted(0.0, "g", (TrialSpec("a", 1), TrialSpec("b", 2), TrialSpec("c", 1))),
+            ReportEnd("a", "g", state="DONE", iteration=1, at=1.0),
+            *(FailRequested(2.0, name, failure) for name in "abc"),
+            ReportEnd("c", "g", state="FAILED", iteration=1, at=2.0, failure=failure),
+        )
+    )
+    assert [history.ended for history in recovered.groups["g"].values()] == ["FAILED"] * 3
+    assert recovered.failures == dict.fromkeys("abc", failure)
 
 
 def test_an_entry_names_its_class_and_has_its_fields() -> None:

@@ -4,8 +4,9 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Call, Report, ReportEnd, RunIteration, Save, StartLane, StartTrial, StopTrial
-from fluid.engine.events import IterationDone, StopRequested, TrialReleased, TrialStarted
+from fluid.engine.events import Failure, IterationDone, StopRequested, TrialReleased, TrialStarted
 from fluid.engine.state import EngineError
+from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
 
 
@@ -112,6 +113,42 @@ def test_a_done_trial_that_is_stopped_leaves_its_lane() -> None:
     assert only(commands, StopTrial).lane_ids == (0,)
     assert hand.end("a") == "STOPPED"
     hand.released("a", 0)
+
+
+METRIC = Failure("metric", "it reported none")
+
+
+def test_a_trial_that_its_submitter_finds_to_have_failed_is_failed_wherever_it_is() -> None:
+    hand = Hand(max_packing=1, profile=Known(packing=1))
+    hand.submit("done", budget=1)
+    hand.started("done")
+    hand.iterate("done")
+    hand.submit("runs", "waits")
+    hand.started("runs")
+    for name in ("done", "waits"):
+        end = only(hand.do(FailRequested(0.0, name, METRIC)), ReportEnd)
+        assert (end.trial_id, end.state, end.failure) == (name, "FAILED", METRIC)
+    assert none(hand.do(FailRequested(0.0, "runs", METRIC)), ReportEnd), "it ends its iteration first"
+    hand.do(FailRequested(0.0, "runs", Failure("metric", "later")), StopRequested(0.0, "runs"))
+    hand.released("runs", hand.lane("runs"))
+    assert hand.end("runs") == "FAILED"
+    assert hand.trial("runs").limits.failure == METRIC
+    assert {group.open for group in hand.state.groups.values()} == {0}
+    with pytest.raises(InvalidFieldError, match="FAILED"):
+        hand.extend("done")
+    for name in ("done", "runs", "waits"):
+        assert none(hand.do(FailRequested(0.0, name, METRIC)), ReportEnd)
+    with pytest.raises(InvalidFieldError, match="unknown"):
+        hand.do(FailRequested(0.0, "nobody", METRIC))
+
+
+def test_a_trial_that_has_failed_so_stays_so_where_its_lane_dies() -> None:
+    hand = Hand()
+    hand.submit("a")
+    hand.started("a")
+    hand.do(FailRequested(0.0, "a", METRIC))
+    hand.lose(hand.lane("a"))
+    assert hand.end("a") == "FAILED" and hand.trial("a").limits.failure == METRIC
 
 
 def test_events_of_a_lane_that_the_trial_has_left_change_nothing() -> None:

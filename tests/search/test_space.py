@@ -207,3 +207,10 @@ def test_a_stepped_range_includes_its_upper_bound(low: int, steps: int, step: fl
     value = domain.sample(np.random.default_rng(seed))
     assert domain.check("x", value) == value
     assert domain.at(domain.index(value)) == value
+
+
+def test_a_space_that_holds_itself_is_refused_by_its_entry() -> None:
+    space: dict[str, Any] = {"lr": [0.1, 0.2], "inner": {}}
+    space["inner"]["more"] = space
+    with pytest.raises(InvalidFieldError, match=r"^space\['inner'\]\['more'\]=.*holds itself"):
+        make_space(space)

@@ -107,6 +107,20 @@ class SlowCounter(Counter):
             time.sleep(0.01)
 
 
+class SilentCounter(SlowCounter):
+    """Reports no loss below 0.5."""
+
+    def step(self) -> dict[str, Any]:
+        metrics = super().step()
+        return metrics if self.config["x"] >= 0.5 else {"count": metrics["count"]}
+
+
+def silent_above_one(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Reports no loss above 1, and elsewhere in every second iteration only."""
+    for iteration in range(100):
+        yield {"at": iteration, **({"loss": config["x"]} if config["x"] <= 1.0 and iteration % 2 == 0 else {})}
+
+
 def slow_curve(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A function without a state that waits as :class:`SlowCounter` does."""
     counter = SlowCounter()

@@ -6,11 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_trainables import Counter, SlowCounter, curve, fail_above_one, fail_or_end, once
+from sweep_trainables import (
+    Counter,
+    SilentCounter,
+    SlowCounter,
+    curve,
+    fail_above_one,
+    fail_or_end,
+    once,
+    silent_above_one,
+)
 from waiting import eventually
 
 import fluid
@@ -114,14 +124,31 @@ def test_a_function_that_returned_its_metrics_is_not_called_again(algorithm: str
 @pytest.mark.parametrize("algorithm", ["asha", "sha", "hyperband", "random"])
 def test_a_sweep_goes_on_though_trials_failed_or_ended_by_themselves(algorithm: str, tmp_path: Path) -> None:
     space = {"x": uniform(0.0, 2.0)}
-    for trainable in (fail_or_end, fail_above_one):
+    for trainable in (fail_or_end, fail_above_one, silent_above_one):
         folder = tmp_path / trainable.__name__
         first = resume(folder, trainable, space, algorithm=algorithm)
         again = resume(folder, trainable, space, algorithm=algorithm)
         assert outcome(again) == outcome(first)
         assert [trial.state for trial in again.trials] == [trial.state for trial in first.trials]
-        assert again.failures.keys() == first.failures.keys()
+        assert again.failures == {trial: replace(why, exception=None) for trial, why in first.failures.items()}
         assert {trial.state for trial in first.trials if trial.iteration < 1 and trial.config["x"] > 1.0} <= {"FAILED"}
+
+
+@pytest.mark.parametrize("after", [2, 5, 9])
+@pytest.mark.parametrize("algorithm", ["asha", "sha"])
+def test_trials_that_never_report_the_metric_fail_after_a_kill_too(algorithm: str, after: int, tmp_path: Path) -> None:
+    run_dir, gate = tmp_path / "run", tmp_path / "run-gate"
+    gate.mkdir()
+    run_and_kill(run_dir, algorithm, 9, "SilentCounter", after)
+    for number in range(2000):
+        (gate / f"ticket-{number}").touch()
+    result = resume(run_dir, SilentCounter, {**SPACE, "folder": str(gate)}, algorithm=algorithm)
+    silent = {trial.trial_id for trial in result.trials if trial.config["x"] < 0.5}
+    assert 0 < len(silent) < 9
+    assert {trial_id: failure.kind for trial_id, failure in result.failures.items()} == dict.fromkeys(silent, "metric")
+    loaded = {trial.trial_id: (trial.state, trial.failure) for trial in fluid.load(run_dir).trials}
+    assert loaded == {trial.trial_id: (trial.state, trial.failure) for trial in result.trials}
+    assert result.best.value == min(trial.config["x"] / 9 for trial in result.trials if trial.trial_id not in silent)
 
 
 def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> None:
