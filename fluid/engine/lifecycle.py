@@ -227,8 +227,8 @@ class Lifecycle:
         self.finish(trial)
 
     def _report(self, trial: TrialRecord, event: IterationDone) -> None:
-        if event.iteration <= trial.progress.reported or trial.state is TrialState.STOPPING:
-            return
+        if event.iteration <= trial.progress.reported:
+            return  # It is repeated. One that a trial finishes while it stops counts.
         core, place = self._core, trial.placement
         trial.progress.reported = event.iteration
         move = place.move

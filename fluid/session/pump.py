@@ -35,6 +35,7 @@ from fluid.session.device_scaling import DeviceScaling
 from fluid.session.drain_waits import DrainWaits
 from fluid.session.inbox import GroupInbox
 from fluid.session.keeper import Keeper
+from fluid.session.last_reports import take_last
 from fluid.session.limit_reached import LimitReachedError, ended_early
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
@@ -224,8 +225,8 @@ class Pump:
         self._departures.follow(events, commands)
         self.keeper.follow(events, commands)
         self._alerts.look(commands)
-        self._drains.follow(commands)
-        self.notify(*(self._notification(notice) for notice in commands if isinstance(notice, TrialNotice)))
+        notices = [self._notification(notice) for notice in commands if isinstance(notice, TrialNotice)]
+        self.notify(*notices, partial(self._drains.follow, commands))  # Who waits for a drain has heard all before it.
 
     def _notification(self, notice: TrialNotice) -> Callable[[], None]:
         inbox = self.inboxes[notice.group_id]
@@ -293,7 +294,9 @@ class Pump:
             while not self._closing and self._broken is None:
                 self._turn()
             if self._broken is None:
-                self.keeper.finish(lambda seconds: self._handle_all(self._backend.poll(seconds)))
+                self.keeper.await_pending(lambda seconds: self._handle_all(self._backend.poll(seconds)))
+                self.notify(*map(self._notification, take_last(self._backend, self._state, self._folder, self.keeper)))
+                self.keeper.finish()
                 self._answer_calls()  # Of the thread that brings checkpoints here.
         except BaseException as error:
             self._broken = error
