@@ -239,7 +239,7 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None,
     try:
         with contextlib.ExitStack() as rest:
             if loop.plan.deadline_s is not None:
-                rest.callback(executor.session.add_deadline(loop.plan.deadline_s, loop.end))
+                rest.callback(executor.session.add_deadline(loop.plan.deadline_s, loop.closing))
             loop.run(executor, earlier)
         if IN_FORCE.has(executor) and not executor.session.has_ended:  # Else they are brought as the executor closes.
             executor.session.await_kept(_KEPT_S)

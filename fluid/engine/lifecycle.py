@@ -314,7 +314,7 @@ class Lifecycle:
         core.set_state(trial, TrialState.PAUSED, f"left its device; its state stays in lane {lane_id}")
         self._residency.keep(trial, lane_id)
         if successor is None or trial.held:
-            core.enqueue(trial, "paused by the user" if trial.held else "waits to go on")
+            core.enqueue(trial, trial.held or "waits to go on")
         else:
             core.queue_again(trial, pending.why)
         if successor is not None:

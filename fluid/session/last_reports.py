@@ -19,7 +19,9 @@ def take_last(backend: Backend, state: EngineState, folder: RunFolder, keeper: K
     Returns:
         What the groups are to be told.
     """
-    events = [event for event in backend.end() if isinstance(event, _LAST)] if isinstance(backend, EndingBackend) else []
+    events = (
+        [event for event in backend.end() if isinstance(event, _LAST)] if isinstance(backend, EndingBackend) else []
+    )
     if not events:
         return []
     notices: list[TrialNotice] = [one for one in state.handle(*events) if isinstance(one, (Report, ReportEnd))]

@@ -23,7 +23,17 @@ from fluid._clock_hold import NO_HOLD
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend, VirtualBackend
 from fluid.engine.commands import Notice, TrialNotice
-from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, Tick
+from fluid.engine.events import (
+    Alarm,
+    BudgetExtended,
+    DeviceAdded,
+    DeviceDraining,
+    Event,
+    GroupSubmitted,
+    LaneReady,
+    Tick,
+    TrialsAdded,
+)
 from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
@@ -45,6 +55,8 @@ from fluid.sizing.goals import NO_GOALS, Goals
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+#: What a session refuses that has met its limit.
+_WORK = (GroupSubmitted, TrialsAdded, BudgetExtended)
 #: Seconds between two checks, by a thread that waits for an answer, that the pump still runs.
 _PUMP_CHECK = 1.0
 
@@ -206,7 +218,7 @@ class Pump:
             BaseException: anything else that goes wrong. It ends the session, as the engine, the files and the lanes
                 may no longer agree.
         """
-        if self._broken is not None:
+        if self._broken is not None or (self._limit is not None and any(isinstance(one, _WORK) for one in events)):
             raise self._closed_error() from self._broken
         try:
             commands = self._state.handle(*events)
@@ -321,15 +333,16 @@ class Pump:
             rest.callback(self._alerts.at_close)
 
     def _finish_early(self, reason: str, seconds: float) -> None:
-        """Saves all trials within so many seconds, and ends the session."""
+        """Saves all trials within so many seconds, and ends the session; one whose trials have all ended stays."""
 
         def saved(answer: Future[tuple[str, ...]]) -> None:
             if answer.exception() is None:
                 unfinished = sum(group.open for group in self._state.groups.values())
                 left: Any = {"unfinished": unfinished, "unsaved": answer.result(), "rehearsed": self.hold.is_virtual}
                 self._limit = LimitReachedError(reason, self._folder.path, **left)
-                _log.warning("%s", self._limit)
-                self._closing = True
+                if unfinished:
+                    _log.warning("%s", self._limit)
+                    self._closing = True
 
         self._drains.begin(None, seconds).add_done_callback(saved)
 

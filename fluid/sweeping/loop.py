@@ -24,6 +24,7 @@ from fluid.session.limit_reached import LimitReachedError
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
+from fluid.sweeping.closing import SweepClosing
 from fluid.sweeping.plan import SweepPlan, SweepTrial, WorstValues, require_own_budgets
 from fluid.sweeping.resuming import AGAIN, EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
@@ -66,6 +67,8 @@ class SweepLoop(TrialListener):
         self._until_warning = _FIRST_RESULTS
         self._error: BaseException | None = None
         self._is_over = False
+        #: The end by a deadline of the sweep's own.
+        self.closing = SweepClosing(self.trials, self._take, self._end, lambda: self._asking.is_done)
 
     def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> None:
         """Runs until all trials have ended, or a rule ends the sweep.
@@ -94,10 +97,6 @@ class SweepLoop(TrialListener):
         if self._error is not None:
             raise self._error
         self._asking.run_all()
-
-    def end(self, reason: str) -> None:
-        """Ends the sweep, from any thread: trials under way stop after their iteration."""
-        self._take(partial(self._end, reason))
 
     def tell_rest(self) -> None:
         """Tells the searcher, if it learns, of what was not told yet; called after an interruption."""
@@ -190,7 +189,7 @@ class SweepLoop(TrialListener):
     def _next(self) -> Trial | None:
         """Makes the next trial; ``None`` if there are no more."""
         suggestion = None if self._asking.is_done else self._asking.ask_now()
-        return None if suggestion is None else self._begin(suggestion)
+        return None if suggestion is None else self.trials.begin(suggestion)
 
     def _take_up(self, suggestion: Suggestion) -> None:
         """Starts or extends a trial as the searcher has suggested."""
@@ -199,29 +198,13 @@ class SweepLoop(TrialListener):
         token = suggestion.continues
         trial = None if token is None else self._waiting.pop(token, None)
         if trial is None:
-            self.trials.submit([self._begin(suggestion)])
+            self.trials.submit([self.trials.begin(suggestion)])
             return
         trial.suggestion, trial.is_told = suggestion, False
         if suggestion.budget is not None and suggestion.budget > trial.iteration:
             self.trials.extend(trial, suggestion.budget, self.plan.budget - suggestion.budget)
         else:
             self._await(trial)
-
-    def _begin(self, suggestion: Suggestion) -> Trial:
-        """Makes the trial of a suggestion."""
-        start = self.plan.scheduler.start()
-        assert start is not None  # It starts as many trials as there are samples.
-        budget = start.budget if suggestion.budget is None else suggestion.budget
-        further = start.follow_up_iterations if suggestion.budget is None else self.plan.budget - budget
-        trial = SweepTrial(
-            number=start.trial,
-            trial_id=f"{self.plan.name}-{start.trial:05d}",
-            suggestion=suggestion,
-            config={**self.plan.constants, **suggestion.config} if self.plan.constants else suggestion.config,
-            budget=budget,
-            granted=budget,
-        )
-        return self.trials.enter(trial, further)
 
     # -- what trials report --------------------------------------------------------------------------------
 
@@ -261,7 +244,9 @@ class SweepLoop(TrialListener):
         if failure is not None and state == TrialState.FAILED:
             self._record_failure(trial, failure)
         elif self.reason is not None:
-            self._let_go(trial, None if state == TrialState.STOPPED else TrialState.STOPPED.value)
+            is_whole = trial.iteration >= plan.budget or trial.iteration < trial.budget
+            outcome = TrialState.DONE if is_whole else TrialState.STOPPED
+            self._let_go(trial, None if state == TrialState.STOPPED else outcome.value)
         elif state == TrialState.DONE and trial.values and trial.stop is None and trial.is_limited_below(plan.budget):
             self._await(trial)
         elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.values and trial.stop is None:
@@ -281,6 +266,9 @@ class SweepLoop(TrialListener):
 
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
+        if decision.promoted and self.closing.is_closed:
+            self._end(self.closing.reason)
+            return
         for promotion in decision.promoted:
             promoted = self.trials.by_number[promotion.trial]
             self.trials.extend(promoted, promotion.budget, promotion.follow_up_iterations)
@@ -368,19 +356,19 @@ class SweepLoop(TrialListener):
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def _end(self, reason: str) -> None:
-        """Ends the sweep: trials under way stop after their iteration."""
-        if self.reason is not None:
+    def _end(self, reason: str | None) -> None:
+        """Ends the sweep: trials under way stop after their iteration, but for those that run on to their end."""
+        if self.reason is not None and not self.closing.is_closed:
             return
-        self.reason = reason
+        self.reason = self.reason or reason
         self._asking.close()
         if self.trials.handle is None:
             self._is_over = True
         for trial in list(self.trials.by_number.values()):
-            if trial.is_open:
-                self.trials.stop(trial, TrialState.STOPPED.value)
-            else:
+            if not trial.is_open:
                 self._let_go(trial, TrialState.STOPPED.value)
+            elif trial.trial_id not in self.closing.run_on:
+                self.trials.stop(trial, TrialState.STOPPED.value)
         self._finish_if_done()
 
     def _break_off(self, reason: str) -> None:
@@ -397,4 +385,4 @@ class SweepLoop(TrialListener):
             for trial in list(self._waiting.values()):
                 has_ended = trial.iteration < trial.budget
                 self._let_go(trial, (TrialState.DONE if has_ended else TrialState.STOPPED).value)
-            self._is_over = True
+            self.reason, self._is_over = self.reason or self.closing.cut_by, True
