@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 
 from fluid._clock_hold import NO_HOLD, ClockHold
 from fluid.engine.commands import Command
@@ -53,12 +54,13 @@ class DrainWaits:
             raise
         return answer
 
-    def follow(self, commands: Iterable[Command]) -> None:
-        """Answers those whose drain has ended."""
-        for command in commands:
-            if isinstance(command, NoteDrained):
-                for answer in self._waiting.pop(command.device_id, ()):
-                    answer.set_result(command.unsaved)
+    def ended(self, commands: Iterable[Command]) -> list[Callable[[], None]]:
+        """Returns what answers those whose drain has ended."""
+        return [partial(self._answer, command) for command in commands if isinstance(command, NoteDrained)]
+
+    def _answer(self, drained: NoteDrained) -> None:
+        for answer in self._waiting.pop(drained.device_id, ()):
+            answer.set_result(drained.unsaved)
 
     def give_up(self, error: BaseException) -> None:
         """Tells all that the session has ended before."""

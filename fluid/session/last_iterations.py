@@ -20,6 +20,9 @@ from fluid.trialgroup import TrialState
 _SAVE_MARGIN, SAVE_MORE_S = 1.25, 0.5
 #: A trial is looked at after so large a share of its iteration: it may end a little later than predicted.
 _INTO = 0.05
+#: An iteration of a trial whose own pace is not known takes at most so many times what is predicted: where trials
+#: differ, a deadline would else end many that can end by it.
+_NOT_ITS_OWN = 1.25
 _RUNS = frozenset([TrialState.STARTING, TrialState.RUNNING, TrialState.RESIZING])
 
 
@@ -112,7 +115,8 @@ class Foresight:
 
     def _factor(self, trial: TrialRecord) -> float:
         """How many times longer than predicted the next iteration may take, with these odds."""
-        return math.exp(self._z * self._state.estimates.sigma(trial, 1))
+        factor = math.exp(self._z * self._state.estimates.sigma(trial, 1))
+        return factor if trial.pace.seconds is not None else min(factor, _NOT_ITS_OWN)
 
     def _save_s(self, trial: TrialRecord) -> float:
         saves = self._state.estimates.of_key(trial).saves

@@ -23,17 +23,7 @@ from fluid._clock_hold import NO_HOLD
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend, VirtualBackend
 from fluid.engine.commands import Notice, TrialNotice
-from fluid.engine.events import (
-    Alarm,
-    BudgetExtended,
-    DeviceAdded,
-    DeviceDraining,
-    Event,
-    GroupSubmitted,
-    LaneReady,
-    Tick,
-    TrialsAdded,
-)
+from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, Tick
 from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
@@ -43,9 +33,9 @@ from fluid.session.batches import apart, earlier
 from fluid.session.departures import Departures
 from fluid.session.device_scaling import DeviceScaling
 from fluid.session.drain_waits import DrainWaits
+from fluid.session.ending import WORK, limit_reached, take_last
 from fluid.session.inbox import GroupInbox
 from fluid.session.keeper import Keeper
-from fluid.session.last_reports import take_last
 from fluid.session.limit_reached import LimitReachedError, ended_early
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
@@ -55,8 +45,6 @@ from fluid.sizing.goals import NO_GOALS, Goals
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-#: What a session refuses that has met its limit.
-_WORK = (GroupSubmitted, TrialsAdded, BudgetExtended)
 #: Seconds between two checks, by a thread that waits for an answer, that the pump still runs.
 _PUMP_CHECK = 1.0
 
@@ -218,7 +206,7 @@ class Pump:
             BaseException: anything else that goes wrong. It ends the session, as the engine, the files and the lanes
                 may no longer agree.
         """
-        if self._broken is not None or (self._limit is not None and any(isinstance(one, _WORK) for one in events)):
+        if self._broken is not None or (self._limit is not None and any(isinstance(one, WORK) for one in events)):
             raise self._closed_error() from self._broken
         try:
             commands = self._state.handle(*events)
@@ -238,7 +226,7 @@ class Pump:
         self.keeper.follow(events, commands)
         self._alerts.look(commands)
         notices = [self._notification(notice) for notice in commands if isinstance(notice, TrialNotice)]
-        self.notify(*notices, partial(self._drains.follow, commands))  # Who waits for a drain has heard all before it.
+        self.notify(*notices, *self._drains.ended(commands))  # Who waits for a drain has heard all before it.
 
     def _notification(self, notice: TrialNotice) -> Callable[[], None]:
         inbox = self.inboxes[notice.group_id]
@@ -251,15 +239,8 @@ class Pump:
         """Hands the submitter's answer to the engine, from any thread; without effect once the session has ended."""
 
         def answer() -> None:
-            event = RequestAnswered(
-                self._backend.now(),
-                asked.trial_id,
-                asked.lane_id,
-                request_id=asked.request_id,
-                payload=payload,
-                failed=failed,
-            )
-            self.handle(event)
+            at, trial, lane, number = self._backend.now(), asked.trial_id, asked.lane_id, asked.request_id
+            self.handle(RequestAnswered(at, trial, lane, request_id=number, payload=payload, failed=failed))
 
         if self._closing or self._broken is not None:
             return
@@ -337,10 +318,8 @@ class Pump:
 
         def saved(answer: Future[tuple[str, ...]]) -> None:
             if answer.exception() is None:
-                unfinished = sum(group.open for group in self._state.groups.values())
-                left: Any = {"unfinished": unfinished, "unsaved": answer.result(), "rehearsed": self.hold.is_virtual}
-                self._limit = LimitReachedError(reason, self._folder.path, **left)
-                if unfinished:
+                self._limit = limit_reached(reason, self._state, self._folder, answer.result(), self.hold)
+                if self._limit.unfinished:
                     _log.warning("%s", self._limit)
                     self._closing = True
 

@@ -98,11 +98,12 @@ class SweepLoop(TrialListener):
             raise self._error
         self._asking.run_all()
 
-    def tell_rest(self) -> None:
-        """Tells the searcher, if it learns, of what was not told yet; called after an interruption."""
+    def abandon(self) -> None:
+        """Decides nothing more, after an interruption; tells the searcher, if it learns, of what was not told yet."""
         if self.plan.learns and self._error is None:
             self._do(self._tell_open)
             self._asking.run_all()
+        self._is_over = True
 
     def _tell_open(self) -> None:
         self._asking.close()
@@ -116,7 +117,7 @@ class SweepLoop(TrialListener):
 
     def on_result(self, result: Result) -> None:
         self._callbacks.on_result(result)
-        self._take(partial(self._record, result))
+        self._take(partial(self._record, result), counts=True)
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         self._callbacks.on_end(trial_id, state, failure)  # First: the last one may end the sweep.
@@ -132,15 +133,15 @@ class SweepLoop(TrialListener):
         limit = error.reason if isinstance(error, LimitReachedError) else None
         self._take(partial(self._fail, problem) if limit is None else partial(self._break_off, limit))
 
-    def _take(self, piece: Callable[[], None]) -> None:
+    def _take(self, piece: Callable[[], None], *, counts: bool = False) -> None:
         """Takes an event."""
-        self._do(piece)
+        self._do(piece, counts=counts)
         if self._is_over:
             self._asking.wake()
 
-    def _do(self, piece: Callable[[], None]) -> None:
-        """Does a piece of work, here or in the thread that is at it."""
-        self._work.add(partial(self._guard, piece))
+    def _do(self, piece: Callable[[], None], *, counts: bool = False) -> None:
+        """Does a piece of work, here or in the thread that is at it; one that ``counts`` also when all is over."""
+        self._work.add(partial(self._guard, piece, counts=counts))
         self._work.do()
 
     @property
@@ -152,9 +153,9 @@ class SweepLoop(TrialListener):
             self._deadline = None
             self._end(f"the time budget of {self.plan.time_budget_s:g} s was used up")
 
-    def _guard(self, piece: Callable[[], None]) -> None:
+    def _guard(self, piece: Callable[[], None], *, counts: bool = False) -> None:
         """Does a piece of work; an error in it ends the sweep."""
-        if self._is_over:
+        if self._is_over and not counts:
             return
         try:
             piece()
@@ -216,7 +217,7 @@ class SweepLoop(TrialListener):
         trial.iteration, trial.values = result.iteration, values
         trial.results.append(result)
         self._worst.add(values)
-        if trial.stop is not None or self.reason is not None:
+        if trial.stop is not None or self.reason is not None or self._is_over:
             return
         stop = plan.rules.result(trial.number, plan.score(values), partial(value_of, result.metrics))
         if stop is not None:
