@@ -114,11 +114,12 @@ def run(
             or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget. With a ``searcher``:
             ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
-        time_budget_s: seconds from the call after which the sweep ends; each trial that runs stops after its iteration.
+        time_budget_s: seconds from the call after which the sweep ends; each trial that runs stops after its iteration,
+            whose result counts.
         deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
-            as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). What
-            has not ended by then is saved; in an executor in force it stops after its iteration. ``time_budget_s``
-            ends a sweep on all devices; both may be given.
+            as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). A
+            trial that cannot end by then is saved after the last iteration that fits; in an executor in force it stops
+            there. ``time_budget_s`` ends a sweep on all devices; both may be given.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs; ``None`` for others in each call. On one device without packing, the same seed gives

@@ -138,19 +138,6 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class EndingBackend(Backend, Protocol):
-    """A backend whose lanes may finish iterations, or have finished some, as the session ends."""
-
-    def end(self) -> list[Event]:
-        """Ends every lane, and waits a while for those that run an iteration; only :meth:`close` is called after it.
-
-        Returns:
-            The events since the last :meth:`poll`, in order of time: iterations that were finished count.
-        """
-        ...
-
-
-@runtime_checkable
 class ScalableBackend(Backend, Protocol):
     """A backend that can take further devices, and give devices back, while the session runs."""
 

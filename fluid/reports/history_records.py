@@ -129,3 +129,8 @@ def requires_of(spec: Mapping[str, Any]) -> Requires | None:
 def is_set_aside(paused: Entry) -> bool:
     """Whether it is the session that has paused a trial, to save it before a deadline, and not the user."""
     return str(paused.fields.get("why", "")).startswith("set aside")
+
+
+def why_paused(paused: Entry) -> str:
+    """Why a trial rests, in words."""
+    return "set aside, as no further one would end in time" if is_set_aside(paused) else "paused by the user"

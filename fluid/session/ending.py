@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fluid._clock_hold import ClockHold
-from fluid.backends.base import Backend, EndingBackend
+from fluid.backends.base import Backend
+from fluid.backends.ending import EndingBackend
 from fluid.engine.commands import Report, ReportEnd, TrialNotice
 from fluid.engine.events import BudgetExtended, GroupSubmitted, IterationDone, TrialsAdded, TrialSaved
 from fluid.engine.state import EngineState

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 import fluid
-from fluid.backends.base import Backend, EndingBackend
+from fluid.backends.base import Backend
+from fluid.backends.ending import EndingBackend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import (

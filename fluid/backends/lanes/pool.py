@@ -177,7 +177,7 @@ class LanePool:
         self._lanes.wake()
 
     def end(self) -> list[Event]:
-        """Ends every lane, and waits a while for that: see :class:`fluid.backends.base.EndingBackend`."""
+        """Ends every lane, and waits a while for that: see :class:`fluid.backends.ending.EndingBackend`."""
         self._check_open()
         self._router.hears_all = True
         for lane in self._lanes:

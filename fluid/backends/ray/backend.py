@@ -235,7 +235,7 @@ class RayBackend(LaneBackend):
         return not_before(rest, now) + device_events(changes, now) + [replace(event, at=now) for event in deaths]
 
     def end(self) -> list[Event]:
-        """Ends every lane: see :class:`fluid.backends.base.EndingBackend`."""
+        """Ends every lane: see :class:`fluid.backends.ending.EndingBackend`."""
         return not_before(super().end(), self._floor)
 
     def close(self) -> None:

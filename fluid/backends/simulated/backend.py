@@ -195,7 +195,7 @@ class SimulatedBackend(VirtualMachines):
         self._standstill.wake()
 
     def end(self) -> list[Event]:
-        """Returns what has happened by now: see :class:`fluid.backends.base.EndingBackend`."""
+        """Returns what has happened by now: see :class:`fluid.backends.ending.EndingBackend`."""
         events, self._ready = self._ready, []
         return events
 
