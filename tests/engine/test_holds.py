@@ -21,8 +21,8 @@ from fluid.engine.events import (
     StopRequested,
 )
 from fluid.engine.notices import NotePaused, NoteQueued
-from fluid.engine.state import EngineState
 from fluid.engine.set_aside import SET_ASIDE, TrialSetAside
+from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
