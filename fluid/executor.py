@@ -90,8 +90,8 @@ class FluidExecutor(SessionDoor):
             ``"best:k"``, those of the k best trials of each group by the metric of its search (``docs/results.md``).
         checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
         deadline: when all is to have ended: seconds from now, or text such as ``"2h"`` or ``"1h 30m"``. The session
-            holds as few devices as meet it with 90 %, and says so at once if none do. What has not ended by then is
-            saved, and the session ends (``docs/deadlines.md``). ``None``, the default, for no deadline.
+            holds as few devices as meet it with 90 %, and says so at once if none do. What cannot end by then is saved
+            in time, and the session ends (``docs/deadlines.md``). ``None``, the default, for no deadline.
         budget_usd: most US dollars to spend on devices; the session ends like at its deadline when they are spent.
             It needs ``price_per_device_hour``. ``None``, the default, for no limit.
         price_per_device_hour: US dollars for an hour of one device; reports then show costs. ``None`` if unknown.
@@ -298,8 +298,9 @@ class FluidExecutor(SessionDoor):
     def close(self) -> None:
         """Ends all lanes, and waits until they are gone. Trials that have not ended are broken off.
 
-        A second call waits for the first. Called by a listener, it returns at once, and the session ends after the
-        listener. An error while closing, such as that of a Ray cluster that is gone, is logged.
+        What they finish within 2 s counts. A second call waits for the first. Called by a listener, it returns at once,
+        and the session ends after the listener. An error while closing, such as that of a Ray cluster that is gone, is
+        logged.
 
         Raises:
             FluidError: the session's thread has not ended within five minutes; the error says where it is.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from fluid._clock import MonotonicClock
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
@@ -41,6 +38,7 @@ from fluid.sweeping.algorithms import (
     shape_for,
 )
 from fluid.sweeping.loop import SweepLoop
+from fluid.sweeping.names import new_name
 from fluid.sweeping.plan import GroupOptions, SweepPlan, UnreportedMetricError, raise_if_all_failed
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
@@ -116,11 +114,12 @@ def run(
             or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget. With a ``searcher``:
             ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
-        time_budget_s: seconds from the call after which the sweep ends; each trial that runs stops after its iteration.
+        time_budget_s: seconds from the call after which the sweep ends; each trial that runs stops after its iteration,
+            whose result counts.
         deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
-            as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). What
-            has not ended by then is saved; in an executor in force it stops after its iteration. ``time_budget_s``
-            ends a sweep on all devices; both may be given.
+            as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). A
+            trial that cannot end by then is saved after the last iteration that fits; in an executor in force it stops
+            there. ``time_budget_s`` ends a sweep on all devices; both may be given.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs; ``None`` for others in each call. On one device without packing, the same seed gives
@@ -224,23 +223,25 @@ def run(
         if earlier is not None:
             assert run_dir is not None
             loop = SweepLoop(plan)
-            resumed = FluidExecutor.resume(run_dir, listeners={plan.name: loop}, **monitors)
-            with executor_scope(resumed):
-                return _run(loop, resumed, earlier, farewell)
-        with executor_scope(given, run_dir=run_dir, keep=_KEEP, **monitors) as chosen:
-            plan = replace(plan, name=_new_name(plan.name, chosen))
-            return _run(SweepLoop(plan), chosen, None, farewell)
+            with executor_scope(FluidExecutor.resume(run_dir, listeners={plan.name: loop}, **monitors)) as chosen:
+                heard = _run(loop, chosen, earlier)
+        else:
+            with executor_scope(given, run_dir=run_dir, keep=_KEEP, **monitors) as chosen:
+                loop = SweepLoop(replace(plan, name=new_name(plan.name, chosen)))
+                heard = _run(loop, chosen, None)
+        return _outcome(loop, chosen, heard, farewell)  # Also of what lanes finished while the executor was closed.
     finally:
         for line in farewell:  # After what a closing executor says of its session.
             print(line, file=sys.stderr, flush=True)
 
 
-def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None, farewell: list[str]) -> SweepResult:
+def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None) -> int | None:
+    """Runs a sweep; returns the number of the signal that has ended it, if one did."""
     heard = None
     try:
         with contextlib.ExitStack() as rest:
             if loop.plan.deadline_s is not None:
-                rest.callback(executor.session.add_deadline(loop.plan.deadline_s, loop.end))
+                rest.callback(executor.session.add_deadline(loop.plan.deadline_s, loop.closing))
             loop.run(executor, earlier)
         if IN_FORCE.has(executor) and not executor.session.has_ended:  # Else they are brought as the executor closes.
             executor.session.await_kept(_KEPT_S)
@@ -249,16 +250,23 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None,
         raise
     except KeyboardInterrupt:
         heard = int(signal.SIGINT)
-        loop.tell_rest()
+        loop.abandon()
     except SystemExit:
         heard = NOTICE.heard
         if heard is None:
             raise
     finally:
-        stays_open = IN_FORCE.has(executor) and not executor.closed
-        if stays_open and heard in (None, signal.SIGINT):
+        if _stays_open(executor) and heard in (None, signal.SIGINT):
             loop.trials.abandon()  # Others may use the executor further.
-    result = _result(loop, executor.run_dir)
+    return heard
+
+
+def _stays_open(executor: FluidExecutor) -> bool:
+    return IN_FORCE.has(executor) and not executor.closed
+
+
+def _outcome(loop: SweepLoop, executor: FluidExecutor, heard: int | None, farewell: list[str]) -> SweepResult:
+    result, stays_open = _result(loop, executor.run_dir), _stays_open(executor)
     counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
     resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
     resume = "" if executor.session.hold.is_virtual else resume  # A rehearsal begins anew.
@@ -379,18 +387,3 @@ def _earlier_sweep(resume: Any, run_dir: Any, name: str) -> EarlierSweep | None:
 def _name_of(trainable: Any, algorithm: str) -> str:
     name = getattr(trainable, "__name__", None) or type(trainable).__name__
     return f"{algorithm}-of-trials" if name == "<lambda>" else f"{name}-{algorithm}"
-
-
-#: Names of sweeps by executor, also of those that have not submitted a group yet, as threads may share an executor.
-_claimed: WeakKeyDictionary[FluidExecutor, set[str]] = WeakKeyDictionary()
-_naming = threading.RLock()
-
-
-def _new_name(name: str, executor: FluidExecutor) -> str:
-    """Returns a name that no group of the executor has, as it is part of the trials' ids."""
-    with _naming:
-        claimed = _claimed.setdefault(executor, set())
-        taken = {handle.name for handle in executor.handles} | claimed
-        candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        claimed.add(chosen := next(candidate for candidate in candidates if candidate not in taken))
-        return chosen

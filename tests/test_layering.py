@@ -62,7 +62,7 @@ LAYERS = (
     layer(6, "shared_data", "cloudpickle torch"),
     layer(7, "engine", "numpy"),
     layer(8, "backends.base backends.retention"),
-    layer(9, "backends.virtual"),
+    layer(9, "backends.virtual backends.ending"),
     layer(8, "results", "pandas"),
     layer(9, "backends.simulated backends.hosts"),
     layer(10, "simulation", "numpy"),

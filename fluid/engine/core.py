@@ -214,7 +214,7 @@ class SessionState:
     def enqueue(self, trial: TrialRecord, why: str, *, kind: str | None = None) -> None:
         """Queues a trial, which will go on from the state that is left of it; its width is planned at this instant.
 
-        One that the user paused rests instead.
+        One that is held rests instead.
 
         Args:
             trial: the trial.
@@ -242,7 +242,7 @@ class SessionState:
         self.changed = True
 
     def rest(self, trial: TrialRecord, why: str, *, kind: str | None = None) -> None:
-        """Lets a trial that the user paused, and that holds nothing any more, wait to be resumed."""
+        """Lets a trial that is held, and that holds nothing any more, wait to be resumed."""
         if trial.state is not TrialState.PAUSED:
             self.set_state(trial, TrialState.PAUSED, why)
         done, failures = trial.progress.done, trial.limits.failures
@@ -296,7 +296,7 @@ class SessionState:
         self.set_state(trial, state, why)
         trial.shorten_story()
         known, trial.restored_for_call = trial.restored_for_call, False
-        trial.held = False
+        trial.held = ""
         if state is not TrialState.DONE:
             self.refuse_calls(trial)
             self.commands += newest_to_keep(trial, self.lanes, self.occupancy)

@@ -221,9 +221,9 @@ class Estimates:
             pace = self._pace_of_key(trial)
         return pace if pace is not None else self.usual_pace()
 
-    def sigma(self, trial: TrialRecord) -> float:
-        """Standard deviation of the logarithm of the true seconds of work left over those predicted; 0 if unknown."""
-        return self._beliefs.sigma(trial, self.of_key(trial).model)
+    def sigma(self, trial: TrialRecord, iterations: int | None = None) -> float:
+        """Standard deviation of the logarithm of true over predicted seconds, of all or so many iterations left."""
+        return self._beliefs.sigma(trial, self.of_key(trial).model, iterations)
 
     def observe_pace(self, trial: TrialRecord, done: IterationDone, stretch: float, model: str | None) -> None:
         """Learns the pace of a trial from iterations that took so many times the seconds at width 1 and speed 1.

@@ -9,8 +9,9 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
-* :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`, :class:`SessionDraining` and
-  the notices of :mod:`fluid.engine.notices`: what happened and why, for reports; :func:`replay` passes over them.
+* :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`, :class:`SessionDraining`,
+  :class:`TrialSetAside` and the notices of :mod:`fluid.engine.notices`: what happened and why, for reports;
+  :func:`replay` passes over them.
 
 Calls of trials' methods are not written: their callers end with the driver. The entries of one call of the engine are
 written together, events before commands, after the engine has accepted the call and before its commands are carried
@@ -56,6 +57,7 @@ from fluid.engine.notices import (
 from fluid.engine.recovered import PastTrial, Recovered
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.retiring import RETIREMENTS
+from fluid.engine.set_aside import TrialSetAside
 from fluid.engine.set_back import ReportSetBack
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.verdicts import FailRequested
@@ -95,7 +97,8 @@ _TOLD: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(TrialStarted, NotePlaced, NoteWaiting, NoteQueued, NotePaused, NotePreempted, NoteTrial, NoteMeasured),
-        *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, NoteKeptWidth, TrialNotKept, *RETIREMENTS),
+        *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, NoteKeptWidth, TrialNotKept),
+        *(TrialSetAside, *RETIREMENTS),
     )
 }
 #: Values that JSON holds as they are.

@@ -227,8 +227,8 @@ class Lifecycle:
         self.finish(trial)
 
     def _report(self, trial: TrialRecord, event: IterationDone) -> None:
-        if event.iteration <= trial.progress.reported or trial.state is TrialState.STOPPING:
-            return
+        if event.iteration <= trial.progress.reported:
+            return  # It is repeated. One that a trial finishes while it stops counts.
         core, place = self._core, trial.placement
         unreported = event.iteration - trial.progress.reported  # Of a run that repeats iterations, the rest is news.
         trial.progress.reported = event.iteration
@@ -316,7 +316,7 @@ class Lifecycle:
         core.set_state(trial, TrialState.PAUSED, f"left its device; its state stays in lane {lane_id}")
         self._residency.keep(trial, lane_id)
         if successor is None or trial.held:
-            core.enqueue(trial, "paused by the user" if trial.held else "waits to go on")
+            core.enqueue(trial, trial.held or "waits to go on")
         else:
             core.queue_again(trial, pending.why)
         if successor is not None:

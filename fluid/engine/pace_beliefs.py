@@ -79,15 +79,16 @@ class PaceBeliefs:
         paces[trial.row] = latest
         belief.spread = None
 
-    def sigma(self, trial: TrialRecord, model: str | None) -> float:
-        """Standard deviation of the logarithm of the true seconds of work left over those predicted; 0 if unknown.
+    def sigma(self, trial: TrialRecord, model: str | None, iterations: int | None = None) -> float:
+        """Standard deviation of the logarithm of the true seconds of work over those predicted; 0 if unknown.
 
         Args:
             trial: the trial.
             model: device model of its key's estimate.
+            iterations: of the work; ``None`` for all that are left.
         """
         noise = self._noise(trial.spec.profile_key)
-        over_the_rest = noise * noise / max(1, trial.progress.left)
+        over_the_rest = noise * noise / max(1, trial.progress.left if iterations is None else iterations)
         if trial.pace.seconds is not None:
             return math.sqrt(noise * noise * _variance_of_pace(trial.pace.observed) + over_the_rest)
         if trial.pace.predicted is not None:

@@ -282,7 +282,7 @@ class TrialRecord:
         pace: written when iterations are observed; ``state`` by :meth:`SessionState.set_state` alone.
         calls: calls of its methods, in the order requested; those that a lane was told to make come first.
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
-        held: whether the user paused it by hand, so that it does not run until it is resumed.
+        held: why it does not run until it is resumed: the user paused it, or it is set aside; empty if it may run.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         story: the latest transitions, for error messages.
         constraint: what the trial asks of its devices; ``None`` if nothing.
@@ -303,7 +303,7 @@ class TrialRecord:
     pace: Pace = field(default_factory=Pace)
     calls: list[PendingCall] = field(default_factory=list)
     restored_for_call: bool = False
-    held: bool = False
+    held: str = ""
     outcome: TrialState | None = None
     story: list[tuple[float, str]] = field(default_factory=list)
     constraint: Constraint | None = field(init=False)

@@ -148,13 +148,13 @@ class Residency:
             trial.residence.given_up = True
             self._core.note(trial, "its state was given up to make room for others: it cannot be saved")
 
-    def save_out(self, trial: TrialRecord) -> None:
-        """Tells a resident's lane to save it and drop it."""
+    def save_out(self, trial: TrialRecord, *, durable: bool = False) -> None:
+        """Tells a resident's lane to save it, to disk if ``durable``, and drop it."""
         lane_id = trial.residence.lane
         assert lane_id is not None and not trial.residence.saving
         trial.residence.saving = True
         # Host memory may go with a device that is closed.
-        durable = any(map(self._core.occupancy.is_closed, self._core.lanes[lane_id].device_ids))
+        durable |= any(map(self._core.occupancy.is_closed, self._core.lanes[lane_id].device_ids))
         self._core.commands.append(Save(trial.trial_id, (lane_id,), drop=True, durable=durable))
         self._core.log(trial, f"is saved out of lane {lane_id}")
 

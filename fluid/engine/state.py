@@ -65,6 +65,7 @@ from fluid.engine.rounds import Rotation
 from fluid.engine.rungs import RungReached
 from fluid.engine.savability import Savability, SavabilityChanged
 from fluid.engine.session_parts import make_session_state
+from fluid.engine.set_aside import TrialSetAside
 from fluid.engine.set_back import TrialSetBack
 from fluid.engine.settling import Settling
 from fluid.engine.spare_lanes import SpareDeadline, SpareLanes
@@ -165,7 +166,7 @@ class EngineState:
         self._submissions = Submissions(self._core, self._lifecycle, self._residency)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
         self.retirements = Retirements(core, self._drains, self.demand)
-        self._holds = Holds(core, self._lifecycle, self._resizing)
+        self._holds = Holds(core, self._lifecycle, self._residency, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
         self.urgency = Urgency(core, self._lifecycle)
         self.checkpoints = CheckpointValues(core)
@@ -202,6 +203,7 @@ class EngineState:
             StopRequested: (submissions.check_stop, submissions.stop_requested),
             FailRequested: (submissions.check_failed, submissions.fail_requested),
             PauseRequested: (self._holds.check_pause, self._holds.pause_requested),
+            TrialSetAside: (self._holds.check_pause, self._holds.pause_requested),
             ResumeRequested: (self._holds.check_resume, self._holds.resume_requested),
             CallRequested: (self._calls.check, self._calls.requested),
             TrialForgotten: (submissions.check_forgotten, self._trial_forgotten),

@@ -18,6 +18,7 @@ from fluid.engine.group_terms import GroupTerms
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import GroupRecord, Progress, TrialRecord
 from fluid.engine.residency import Residency
+from fluid.engine.set_aside import BY_USER
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
@@ -86,7 +87,7 @@ class Submissions:
         for history in event.trials:
             trial = self._recover(event.group_id, history)
             if history.ended is None:
-                trial.held = history.paused
+                trial.held = BY_USER if history.paused else ""
                 core.enqueue(trial, "recovered from an earlier session")
             else:
                 group.open -= 1

@@ -258,8 +258,8 @@ def _flags(trial: TrialRecord) -> Iterator[str]:
         yield f"launched is {place.launched}"
     if place.asking and not place.launched:
         yield f"asks its submitter in {place.asking}, and does not run"
-    if trial.held != (state is TrialState.PAUSED or (trial.held and is_leaving(trial))):
-        yield f"was paused by the user: {trial.held}"
+    if bool(trial.held) != (state is TrialState.PAUSED or (bool(trial.held) and is_leaving(trial))):
+        yield f"is held: {trial.held}"
 
 
 def _residence(state: EngineState, trial: TrialRecord) -> Iterator[str]:

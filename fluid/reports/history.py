@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from fluid.errors import InvalidFieldError
-from fluid.reports.history_records import Entry, Measured, Reason, Stay, Wait, requires_of
+from fluid.reports.history_records import Entry, Measured, Reason, Stay, Wait, is_set_aside, requires_of
 from fluid.resources import Device, Requires
 from fluid.results.iterations import FinishedIterations
 from fluid.results.run_files import device_from
@@ -272,7 +272,8 @@ class RunHistory:
         trial = str(entry.fields["trial_id"])
         self._leave(trial, entry.at)
         self._end_wait(trial, entry.at)
-        self.paused.add(trial)
+        if not is_set_aside(entry):
+            self.paused.add(trial)
 
     def _resized(self, entry: Entry) -> None:
         trial = str(entry.fields["trial_id"])

@@ -124,3 +124,13 @@ def requires_of(spec: Mapping[str, Any]) -> Requires | None:
     except InvalidFieldError:
         return None
     return requires if requires.asks else None
+
+
+def is_set_aside(paused: Entry) -> bool:
+    """Whether it is the session that has paused a trial, to save it before a deadline, and not the user."""
+    return str(paused.fields.get("why", "")).startswith("set aside")
+
+
+def why_paused(paused: Entry) -> str:
+    """Why a trial rests, in words."""
+    return "set aside, as no further one would end in time" if is_set_aside(paused) else "paused by the user"

@@ -13,7 +13,7 @@ from typing import Any
 from fluid.display.format import count, duration
 from fluid.reports.cohorts import predicted_text
 from fluid.reports.history import RunHistory
-from fluid.reports.history_records import Entry, Stay
+from fluid.reports.history_records import Entry, Stay, why_paused
 from fluid.reports.resizes import kept_width
 from fluid.reports.restores import set_up_words
 from fluid.reports.story_waits import SHORTEST_WAIT, WaitTeller, fusing_ended
@@ -336,8 +336,8 @@ class _Story:
         """The trial rests; after a failure, that is told instead."""
         if entry.fields.get("kind") is not None:
             return self._queued(entry)
-        on = after_iteration(int(entry.fields["iteration"]))
-        return StoryLine(entry.at, "paused", f"paused by the user: it holds no device, and goes on {on} once resumed")
+        on, why = after_iteration(int(entry.fields["iteration"])), why_paused(entry)
+        return StoryLine(entry.at, "paused", f"{why}: it holds no device, and goes on {on} once resumed")
 
     def _hung(self, entry: Entry) -> StoryLine:
         seconds = float(entry.fields["seconds"])

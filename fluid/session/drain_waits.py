@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from fluid.engine.commands import Command
 from fluid.engine.events import DeviceDraining, Event, SessionDraining
@@ -52,12 +53,13 @@ class DrainWaits:
             raise
         return answer
 
-    def follow(self, commands: Iterable[Command]) -> None:
-        """Answers those whose drain has ended."""
-        for command in commands:
-            if isinstance(command, NoteDrained):
-                for answer in self._waiting.pop(command.device_id, ()):
-                    answer.set_result(command.unsaved)
+    def ended(self, commands: Iterable[Command]) -> list[Callable[[], None]]:
+        """Returns what answers those whose drain has ended."""
+        return [partial(self._answer, command) for command in commands if isinstance(command, NoteDrained)]
+
+    def _answer(self, drained: NoteDrained) -> None:
+        for answer in self._waiting.pop(drained.device_id, ()):
+            answer.set_result(drained.unsaved)
 
     def give_up(self, error: BaseException) -> None:
         """Tells all that the session has ended before."""

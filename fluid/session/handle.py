@@ -232,7 +232,7 @@ class TrialGroupHandle:
     # -- changing it ---------------------------------------------------------------------------------------
 
     def stop(self, trial_id: str, outcome: str | None = None, *, now: bool = False) -> None:
-        """Stops a trial at the end of its current iteration. Stopping one that has ended is harmless.
+        """Stops a trial at the end of its current iteration, which counts. Stopping one that has ended is harmless.
 
         Args:
             trial_id: a trial of this group.

@@ -19,7 +19,7 @@ from fluid.errors import InvalidFieldError
 from fluid.keeping import QUOTA_USED_UP, KeepRule, Retention
 from fluid.results.metrics import less_is_better
 from fluid.session.kept_files import KeptFiles, kept_by_earlier_session
-from fluid.session.kept_registry import KeptEntry, KeptRegistry, Verdict
+from fluid.session.kept_registry import KeptEntry, KeptRegistry
 from fluid.trainables.class_resident import says_it_reports_states
 from fluid.trainables.trainable import can_save, kind_of, profile_name
 from fluid.trialgroup import Search, Trial, TrialState
@@ -160,8 +160,8 @@ class Keeper:
         self._check()
         return answer
 
-    def finish(self, turn: Callable[[float], None]) -> None:
-        """Waits, as the session ends, for what lanes and other machines still have; for a while.
+    def await_pending(self, turn: Callable[[float], None]) -> None:
+        """Waits, as the session ends, for what lanes were told to save and still have; for a while.
 
         Args:
             turn: handles what happens within so many seconds.
@@ -171,6 +171,9 @@ class Keeper:
             turn(min(1.0, left))
         for trial_id in self._pending:
             _log.warning("the last checkpoint of trial %r is not kept: its process did not save it in time", trial_id)
+
+    def finish(self) -> None:
+        """Waits, as the session ends, for what comes from other machines; for a while."""
         self._files.close()
         for answer in self._waiting:
             answer.set_result(None)
@@ -188,19 +191,13 @@ class Keeper:
             bytes=kept.bytes,
             value=kept.value,
         )
-        verdict = Verdict([entry]) if self._has_no_result(entry, rule) else self._registry.take(rule, entry)
+        verdict = self._registry.take(rule, entry)
         self._discard_all(verdict.discarded)
         if verdict.refused:
             self._handle(TrialNotKept(event.at, entry.trial_id, iteration=entry.iteration, reason=QUOTA_USED_UP))
         elif not entry.gone and entry.path:
             self._files.bring(entry, self._check)
         self._tell(rule)
-
-    def _has_no_result(self, entry: KeptEntry, rule: KeepRule) -> bool:
-        """Whether a best checkpoint is of an iteration that is not reported, as its trial had been told to stop."""
-        trial = self._state.trials.get(entry.trial_id)
-        stops = trial is not None and trial.state in (TrialState.STOPPING, TrialState.STOPPED)
-        return rule.how == "best" and stops and trial is not None and entry.iteration > trial.progress.reported
 
     def _failed(self, trial_id: str) -> None:
         """Frees the place of a trial that has failed: its checkpoint stays only until another trial has one."""

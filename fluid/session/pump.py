@@ -32,6 +32,7 @@ from fluid.session.batches import apart, earlier
 from fluid.session.departures import Departures
 from fluid.session.device_scaling import DeviceScaling
 from fluid.session.drain_waits import DrainWaits
+from fluid.session.ending import take_last
 from fluid.session.endings import Endings
 from fluid.session.handed_calls import HandedCalls
 from fluid.session.inbox import GroupInbox
@@ -219,8 +220,8 @@ class Pump:
         if self.endings.look(commands):
             for inbox in self.inboxes.values():
                 inbox.wake()
-        self.drains.follow(commands)
-        self.notify(*(self._notification(notice) for notice in commands if isinstance(notice, TrialNotice)))
+        notices = [self._notification(notice) for notice in commands if isinstance(notice, TrialNotice)]
+        self.notify(*notices, *self.drains.ended(commands))  # Who waits for a drain has heard all before it.
 
     def _notification(self, notice: TrialNotice) -> Callable[[], None]:
         inbox = self.inboxes[notice.group_id]
@@ -233,15 +234,8 @@ class Pump:
         """Hands the submitter's answer to the engine, from any thread; without effect once the session has ended."""
 
         def answer() -> None:
-            event = RequestAnswered(
-                self._backend.now(),
-                asked.trial_id,
-                asked.lane_id,
-                request_id=asked.request_id,
-                payload=payload,
-                failed=failed,
-            )
-            self.handle(event)
+            at, trial, lane, number = self._backend.now(), asked.trial_id, asked.lane_id, asked.request_id
+            self.handle(RequestAnswered(at, trial, lane, request_id=number, payload=payload, failed=failed))
 
         if self._closing or self._broken is not None:
             return
@@ -294,7 +288,9 @@ class Pump:
             while not self._closing and self._broken is None:
                 self._turn()
             if self._broken is None:
-                self.keeper.finish(lambda seconds: self._handle_all(self._backend.poll(seconds)))
+                self.keeper.await_pending(lambda seconds: self._handle_all(self._backend.poll(seconds)))
+                self.notify(*map(self._notification, take_last(self._backend, self._state, self._folder, self.keeper)))
+                self.keeper.finish()
                 self._calls.answer(lambda: self._broken is not None)  # Of the thread that brings checkpoints here.
         except BaseException as error:
             self._broken = error
@@ -319,14 +315,14 @@ class Pump:
             rest.callback(self._alerts.at_close)
 
     def _finish_early(self, reason: str, seconds: float) -> None:
-        """Saves all trials within so many seconds, and ends the session."""
+        """Saves all trials within so many seconds, and ends the session; one whose trials have all ended stays."""
         self.endings.reason = reason
 
         def saved(answer: Future[tuple[str, ...]]) -> None:
-            if answer.exception() is None:
-                self._limit = self.endings.drained
-                _log.warning("%s", self._limit)
-                self._closing = True
+            drained = self.endings.drained
+            if answer.exception() is None and drained is not None and drained.unfinished:
+                self._limit, self._closing = drained, True
+                _log.warning("%s", drained)
 
         self.drains.begin(None, seconds).add_done_callback(saved)
 

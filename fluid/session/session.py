@@ -27,6 +27,7 @@ from fluid.keeping import NOTHING, Retention
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.results.group_lines import GroupLine
+from fluid.session.deadlines import SweepInTime
 from fluid.session.forecasts import Forecasts
 from fluid.session.group_requests import GroupRequests, Prepared
 from fluid.session.inbox import GroupInbox
@@ -186,13 +187,10 @@ class Session:
             unsaved: tuple[str, ...] = answer.result()
         return unsaved
 
-    def add_deadline(self, seconds: float, ended: Callable[[str], None]) -> Callable[[], None]:
-        """Sizes the session for an end so many seconds from now; returns what drops that deadline again.
-
-        ``ended`` is called in the session's thread, when running iterations are to be saved, with why.
-        """
+    def add_deadline(self, seconds: float, sweep: SweepInTime) -> Callable[[], None]:
+        """Tells a sweep what cannot end by so many seconds from now; returns what drops that deadline again."""
         sizing = self._pump.scaling.sizing
-        added = self._in_thread(lambda: sizing.add(seconds, self._backend.now(), ended))
+        added = self._in_thread(lambda: sizing.add(seconds, self._backend.now(), sweep))
 
         def drop() -> None:
             with suppress(FluidError):  # The session has ended.

@@ -1,8 +1,8 @@
 """Sizing: how many devices a session holds so that all ends by a deadline, within a budget, at the least cost.
 
 :class:`fluid.sizing.sizer.Sizer` decides; :class:`DeviceSizing` tells it how things stand, and applies what it says:
-:mod:`fluid.session.held_devices` gives devices back, or parks them on this machine, and asks for missing ones. Shortly
-before the deadline it has what runs saved.
+:mod:`fluid.session.held_devices` gives devices back, or parks them on this machine, and asks for missing ones. As the
+deadline nears, or the end of the budget, it ends what cannot end by then (:mod:`.last_iterations`).
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from statistics import median_low
+from dataclasses import replace
 
 from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
 from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupRecovered, GroupSubmitted, TrialsAdded
+from fluid.engine.set_aside import SET_ASIDE, TrialSetAside
 from fluid.engine.state import EngineState
 from fluid.planning.end_distribution import EndDistribution
+from fluid.session.deadlines import DeadlineInForce, SweepInTime
 from fluid.session.goal_status import GoalStatus
 from fluid.session.held_devices import HeldDevices
+from fluid.session.last_iterations import Foresight
 from fluid.sizing.goals import Goals, format_duration
 from fluid.sizing.held_time import HeldTime
 from fluid.sizing.in_turn import in_turn
 from fluid.sizing.sizer import Sizer, Sizing
-from fluid.trialgroup import TrialState
 
 _log = logging.getLogger("fluid.session")
 
@@ -39,33 +40,19 @@ _PAUSE_COSTS = 50.0
 _LOOK_SHARE, _LOOK_S = 0.02, (1.0, 30.0)
 #: Seconds without any unfinished trial until devices are given back: a submitter may be about to answer.
 _IDLE_S = 5.0
-#: Time to save: so many times what an iteration and a save take, and so many seconds more; at most that share of the
-#: deadline.
-_SAVE_MARGIN, _SAVE_MORE_S, _SAVE_SHARE = 1.25, 0.5, 0.25
+#: All is drained before the end by at most that share of the deadline.
+_SAVE_SHARE = 0.25
+#: Seconds between two looks at what can still end in time, at least.
+_LOOKS_S = 0.05
+#: And after so large a share of the time left, at most.
+_LOOKS_SHARE = 0.1
 #: Seconds between two looks at the costs for ``session.json``.
 _FACTS_S = 30.0
-#: Seconds by which the time to save may come early.
-_SOON_S = 0.05
 #: A deadline that cannot be met is told of again if the earliest end has moved by so large a share of the deadline, and
 #: a budget that does not suffice if the expected cost has moved by so large a share of the budget.
 _TOLD_AGAIN = 0.25
 #: A budget is said not to suffice if so large a share of it is missing, as expected costs have errors.
 _MISSING = 0.05
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeadlineInForce:
-    """A deadline of the session, or of one of its sweeps.
-
-    Attributes:
-        at: seconds on the clock of the events.
-        seconds: as it was given.
-        ended: called when running iterations are to be saved, with why.
-    """
-
-    at: float
-    seconds: float
-    ended: Callable[[str], None]
 
 
 class DeviceSizing:
@@ -74,7 +61,7 @@ class DeviceSizing:
     Args:
         state: the engine.
         backend: what gives devices.
-        handle: gives the engine an event.
+        handle: gives the engine events of one instant.
         goals: of the session.
         began: when the session began, seconds on the clock of the events.
         finish: saves all trials and ends the session: called with why, and the seconds that there are for it.
@@ -88,7 +75,7 @@ class DeviceSizing:
         self,
         state: EngineState,
         backend: Backend,
-        handle: Callable[[Event], None],
+        handle: Callable[..., None],
         goals: Goals,
         *,
         began: float,
@@ -99,19 +86,20 @@ class DeviceSizing:
         self.end_on: GroupEndOn = lambda group_id, devices: None
         self._state = state
         self._backend = backend
+        self._handle = handle
         self._goals = goals
         self._began = began
         self._finish = finish
         self._deadlines: list[DeadlineInForce] = []
         if goals.deadline_s is not None:
-            ended = self._end_session
-            self._deadlines.append(DeadlineInForce(began + goals.deadline_s, goals.deadline_s, ended))
+            self._deadlines.append(DeadlineInForce(began + goals.deadline_s, goals.deadline_s))
         self._sizing: Sizing | None = None
         #: Whether something has changed since the latest decision, when that was, and how many seconds it took.
         self._is_stale = True
         self._decided_at, self._took_s = -math.inf, 0.0
-        #: Seconds that it takes to save what runs.
-        self._lead_s = _SAVE_MORE_S
+        self._foresight = Foresight(state, goals.odds)
+        #: When to look at what the session can still end in time.
+        self._look_at = -math.inf
         self._idle_since: float | None = None
         #: The deadline and the earliest end that the user was warned of; ``None`` while it can be met.
         self._warned: tuple[DeadlineInForce, float] | None = None
@@ -122,15 +110,15 @@ class DeviceSizing:
 
     # -- what is wanted ------------------------------------------------------------------------------------
 
-    def add(self, seconds: float, now: float, ended: Callable[[str], None]) -> DeadlineInForce:
+    def add(self, seconds: float, now: float, sweep: SweepInTime) -> DeadlineInForce:
         """Sets a further deadline, that of a sweep, until it is dropped.
 
         Args:
             seconds: until then.
             now: the time.
-            ended: called, once, when the sweep is to stop its trials, with why.
+            sweep: is told what cannot end by then.
         """
-        deadline = DeadlineInForce(now + seconds, seconds, ended)
+        deadline = DeadlineInForce(now + seconds, seconds, sweep)
         self._deadlines.append(deadline)
         self._is_stale = True
         return deadline
@@ -221,11 +209,8 @@ class DeviceSizing:
             at = self._next_at(now)
         if not groups:
             return None  # There is nothing to save; what is submitted wakes the session.
-        save_at = self._save_at
-        if now >= save_at:
-            self._save(now)
-            return None if self._is_over else now
-        return min(at, save_at)
+        look_at = self._look(now)
+        return None if self._is_over else min(at, look_at)
 
     def _next_at(self, now: float) -> float:
         """When to decide next."""
@@ -240,9 +225,9 @@ class DeviceSizing:
     def _decide(self, now: float, groups: Sequence[str]) -> None:
         """Decides how many devices to hold, and applies it."""
         due, held = self._due, len(self._state.occupancy)
-        self._decided_at, self._is_stale, self._lead_s = now, False, self._save_s()
+        self._decided_at, self._is_stale = now, False
         goals = replace(self._goals, deadline_s=None if due is None else due.at - self._began)
-        sizer = Sizer(goals, self.held.most, provision_s=self.held.provision_s, save_s=self._lead_s)
+        sizer = Sizer(goals, self.held.most, provision_s=self.held.provision_s)
         spent = self._time.device_seconds(now)
 
         def end_on(devices: int) -> EndDistribution | None:
@@ -311,48 +296,82 @@ class DeviceSizing:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def _save_s(self) -> float:
-        """Seconds that it takes until all running trials are saved: each ends its iteration first."""
-        seconds, estimates = 0.0, self._state.estimates
-        for row in self._state.allocations.running:
-            trial = self._state.trials.by_row.get(row)
-            if trial is not None and trial.state is TrialState.RUNNING and trial.spec.can_save:
-                saves = estimates.of_key(trial).saves
-                save = median_low(saves) if saves else 0.0
-                iteration = estimates.pace(trial) * estimates.stretch(trial) if estimates.is_measured(trial) else 0.0
-                seconds = max(seconds, iteration + save)
-        seconds = _SAVE_MARGIN * seconds + _SAVE_MORE_S
-        due = self._due
-        return seconds if due is None else min(seconds, _SAVE_SHARE * due.seconds)
+    def _look(self, now: float) -> float:
+        """Ends, before each deadline and before the money ends, what cannot end by it; returns when to look again."""
+        for deadline in list(self._deadlines):
+            if deadline.sweep is not None and now >= deadline.look_at:
+                deadline.look_at = self._look_at_sweep(deadline, deadline.sweep, now)
+        if now >= self._look_at:
+            self._look_at = self._look_at_session(now)
+        return min([self._look_at, *(deadline.look_at for deadline in self._deadlines if deadline.sweep is not None)])
 
-    @property
-    def _save_at(self) -> float:
-        """When running iterations are to be saved, as the latest decision has it."""
-        by = None if self._sizing is None else self._sizing.must_save_by_s
-        money_at = math.inf if by is None else self._decided_at + by
-        return money_at if self._due is None else min(money_at, self._due.at - self._lead_s)
+    def _look_at_sweep(self, deadline: DeadlineInForce, sweep: SweepInTime, now: float) -> float:
+        if now >= deadline.at:
+            sweep.close(deadline.reason, ())
+            return math.inf
+        trials = [trial for name in sweep.open_trials() if (trial := self._state.trials.get(name)) is not None]
+        found = self._foresight.until(deadline.at, now, trials, saves=False)
+        if found.last:
+            sweep.cut(deadline.reason, found.last)
+        # From then on, no trial that the sweep may still start would complete an iteration.
+        closes_at = math.nextafter(deadline.at - found.soonest_s, math.inf) if found.soonest_s < math.inf else math.inf
+        if now >= closes_at and not found.wait:
+            sweep.close(deadline.reason, found.run_on)
+        return self._again(now, min(found.next_at, closes_at if now < closes_at else math.inf), deadline.at)
 
-    def _save(self, now: float) -> None:
-        """The deadline is as near as it takes to save, or the money is spent."""
-        due = self._due
-        spent, budget = self._goals.cost(self._time.device_seconds(now)), self._goals.budget_usd
-        if due is not None and due.at - now <= self._save_s() + _SOON_S:
-            self._deadlines.remove(due)
-            self._is_stale, self._sizing = True, None
-            due.ended(f"the deadline of {format_duration(due.seconds)} has come")
-            if not (self._is_on or self._is_over):
-                self.held.restore()
-        elif budget is not None and spent is not None and spent >= budget * (1.0 - 1e-9) - self._saving_usd():
-            self._end_session(f"the budget of ${budget:.2f} is spent")
-        else:
-            self._is_stale = True
-            self._decided_at = min(self._decided_at, now - _LOOK_S[1])
+    def _look_at_session(self, now: float) -> float:
+        end_at, reason = self._ends_at()
+        if math.isinf(end_at):
+            return math.inf
+        state, spare_s = self._state, self._spare_s()
+        rows = [row for row in (*state.occupancy.held, *state.queue) if row in state.trials.by_row]
+        trials = [*map(state.trials.by_row.__getitem__, rows), *state.arrivals]
+        found = self._foresight.until(end_at, now, trials, saves=True)
+        is_over, told = now >= end_at - spare_s, [*found.last, *found.too_late]
+        if (is_over or told) and self._lasts_longer(now):
+            return now
+        if told:
+            self._handle(*(TrialSetAside(now, name) for name in told))
+        if is_over or not (found.run_on or found.wait or self._may_go_on()):
+            self._end_session(reason, max(spare_s, end_at - now))
+            return math.inf
+        return self._again(now, found.next_at, end_at - spare_s)
 
-    def _saving_usd(self) -> float:
-        """What it costs to hold all devices until what runs is saved."""
-        return self._goals.cost(len(self._state.occupancy.devices) * (self._save_s() + _SAVE_MORE_S)) or 0.0
+    def _again(self, now: float, at: float, end_at: float) -> float:
+        """When to look again: also long before it matters, as paces change; looks take a small share of the thread."""
+        soonest = now + max(_LOOKS_S, _PAUSE_COSTS * (self._backend.now() - now))
+        return min(max(soonest, min(at, now + _LOOKS_SHARE * (end_at - now))), max(end_at, now))
 
-    def _end_session(self, reason: str) -> None:
+    def _ends_at(self) -> tuple[float, str]:
+        """When the session is to be over, and why."""
+        own = [(deadline.at, deadline.reason) for deadline in self._deadlines if deadline.sweep is None]
+        by = None if self._sizing is None else self._sizing.money_ends_in_s
+        if by is not None:
+            own.append((self._decided_at + by, f"the budget of ${self._goals.budget_usd:.2f} is spent"))
+        return min(own, default=(math.inf, ""))
+
+    def _lasts_longer(self, now: float) -> bool:
+        """Whether the money lasts longer than was decided, as devices went since; it is decided anew to see that."""
+        before, _ = self._ends_at()
+        if self._goals.budget_usd is None or now < self._decided_at + _PAUSE_S:
+            return False
+        self._decide(now, [group_id for group_id, group in self._state.groups.items() if group.open])
+        return self._ends_at()[0] > before + _LOOKS_S
+
+    def _may_go_on(self) -> bool:
+        """Whether a trial is about to leave its devices, or the user has paused one: the end is not yet known."""
+        state = self._state
+        open_groups = [group for group in state.groups.values() if group.open]
+        trials = (state.trials[name] for group in open_groups for name in group.trial_ids)
+        return any(not trial.state.ended and trial.held != SET_ASIDE for trial in trials)
+
+    def _spare_s(self) -> float:
+        """Seconds before the end at which all is drained: what rests is saved by then."""
+        keys = {trial.spec.profile_key: trial for trial in self._state.trials.values()}
+        shortest = min([deadline.seconds for deadline in self._deadlines], default=math.inf)
+        return min(self._foresight.save_s(keys.values()), _SAVE_SHARE * shortest)
+
+    def _end_session(self, reason: str, seconds: float) -> None:
         self._is_over = True
         self.held.withdraw()
-        self._finish(reason, max(self._lead_s, self._save_s()))
+        self._finish(reason, seconds)

@@ -39,8 +39,7 @@ class Sizing:
         earliest_s: seconds from now by which the most devices end with the odds asked for, if they miss the deadline.
         cost_usd: expected cost from now on; ``None`` if the price is unknown.
         within_budget: whether that fits what is left of the budget; ``None`` if unknown, or without a budget.
-        must_save_by_s: seconds from now at which running iterations are to be saved, as the deadline or the end of the
-            budget comes; ``None`` if neither is set.
+        money_ends_in_s: seconds from now after which the budget is spent on the devices held; ``None`` without one.
         interrupts: whether devices that run trials are to go to get down to that number, as the budget ends; else only
             idle ones are given back.
     """
@@ -51,7 +50,7 @@ class Sizing:
     earliest_s: float | None = None
     cost_usd: float | None = None
     within_budget: bool | None = None
-    must_save_by_s: float | None = None
+    money_ends_in_s: float | None = None
     interrupts: bool = False
 
 
@@ -72,22 +71,18 @@ class Sizer:
         most: devices that can be had.
         least: devices to hold at any time.
         provision_s: seconds from asking for a device until it comes.
-        save_s: seconds that saving the running iterations takes.
 
     Raises:
         InvalidFieldError: an argument is out of range.
     """
 
-    def __init__(
-        self, goals: Goals, most: int, least: int = 1, *, provision_s: float = 60.0, save_s: float = 0.0
-    ) -> None:
+    def __init__(self, goals: Goals, most: int, least: int = 1, *, provision_s: float = 60.0) -> None:
         self._goals = goals
         self._most = require_integer("most", most, at_least=1)
         self._least = require_integer("least", least, at_least=1)
         if self._least > self._most:
             raise InvalidFieldError("least", least, f"must be at most {self._most}, the most devices")
         self._provision_s = require_number("provision_s", provision_s, at_least=0.0)
-        self._save_s = require_number("save_s", save_s, at_least=0.0)
 
     def decide(
         self, now: float, held: int, end_on: EndOn, useful: int, *, asked: int = 0, spent_device_s: float = 0.0
@@ -105,7 +100,7 @@ class Sizer:
         Returns:
             The decision: its number of devices includes those asked for.
         """
-        rest = _Rest(self._goals, now, held, asked, spent_device_s, end_on, self._provision_s, self._save_s)
+        rest = _Rest(self._goals, now, held, asked, spent_device_s, end_on, self._provision_s)
         holds, cap = rest.holds, min(self._most, max(self._least, useful))
         if rest.end(max(holds, self._least)) is None:
             return rest.sizing(self._unmeasured(now, holds, cap))
@@ -160,13 +155,12 @@ class _Rest:
         spent_device_s: float,
         end_on: EndOn,
         provision_s: float,
-        save_s: float,
     ) -> None:
         self._goals = goals
         self._held, self.holds = held, held + asked
         self._end_on = end_on
         self._ends: dict[int, EndDistribution | None] = {}
-        self._provision_s, self._save_s = provision_s, save_s
+        self._provision_s = provision_s
         self.left_s = math.inf if goals.deadline_s is None else max(0.0, goals.deadline_s - now)
         spent = goals.cost(spent_device_s)
         self._left_usd = None if goals.budget_usd is None or spent is None else max(0.0, goals.budget_usd - spent)
@@ -247,15 +241,13 @@ class _Rest:
             earliest_s=earliest_s,
             cost_usd=cost,
             within_budget=within,
-            must_save_by_s=self._must_save_by(devices),
+            money_ends_in_s=self._money_ends_in(devices),
             interrupts=interrupts,
         )
 
-    def _must_save_by(self, devices: int) -> float | None:
+    def _money_ends_in(self, devices: int) -> float | None:
         rate = self._goals.cost(float(max(devices, self._held)))  # US dollars per second
-        money_s = math.inf if self._left_usd is None or not rate else self._left_usd / rate
-        end_s = min(self.left_s, money_s)
-        return None if math.isinf(end_s) else max(0.0, end_s - self._save_s)
+        return None if self._left_usd is None or not rate else self._left_usd / rate
 
 
 def _fewest(enough: Callable[[int], bool], few: int, many: int) -> int:

@@ -23,6 +23,7 @@ from fluid.session.limit_reached import LimitReachedError
 from fluid.session.results import TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
+from fluid.sweeping.closing import SweepClosing
 from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
 from fluid.sweeping.reported import SweepMetrics
 from fluid.sweeping.resuming import AGAIN, EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
@@ -61,6 +62,8 @@ class SweepLoop(TrialListener):
         self._reported = SweepMetrics(plan)
         self._error: BaseException | None = None
         self._is_over = False
+        #: The end by a deadline of the sweep's own.
+        self.closing = SweepClosing(self.trials, self._take, self._end, lambda: self._asking.is_done)
 
     def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> None:
         """Runs until all trials have ended, or a rule ends the sweep.
@@ -91,15 +94,12 @@ class SweepLoop(TrialListener):
         self._asking.run_all()
         self._reported.require_any(self.trials.by_id.values())
 
-    def end(self, reason: str) -> None:
-        """Ends the sweep, from any thread: trials under way stop after their iteration."""
-        self._take(partial(self._end, reason))
-
-    def tell_rest(self) -> None:
-        """Tells the searcher, if it learns, of what was not told yet; called after an interruption."""
+    def abandon(self) -> None:
+        """Decides nothing more, after an interruption; tells the searcher, if it learns, of what was not told yet."""
         if self.plan.learns and self._error is None:
             self._do(self._tell_open)
             self._asking.run_all()
+        self._is_over = True
 
     def _tell_open(self) -> None:
         self._asking.close()
@@ -113,7 +113,7 @@ class SweepLoop(TrialListener):
 
     def on_result(self, result: Result) -> None:
         self._callbacks.on_result(result)
-        self._take(partial(self._record, result))
+        self._take(partial(self._record, result), counts=True)
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         self._callbacks.on_end(trial_id, state, failure)  # First: the last one may end the sweep.
@@ -129,15 +129,15 @@ class SweepLoop(TrialListener):
         limit = error.reason if isinstance(error, LimitReachedError) else None
         self._take(partial(self._fail, problem) if limit is None else partial(self._break_off, limit))
 
-    def _take(self, piece: Callable[[], None]) -> None:
+    def _take(self, piece: Callable[[], None], *, counts: bool = False) -> None:
         """Takes an event."""
-        self._do(piece)
+        self._do(piece, counts=counts)
         if self._is_over:
             self._asking.wake()
 
-    def _do(self, piece: Callable[[], None]) -> None:
-        """Does a piece of work, here or in the thread that is at it."""
-        self._work.add(partial(self._guard, piece))
+    def _do(self, piece: Callable[[], None], *, counts: bool = False) -> None:
+        """Does a piece of work, here or in the thread that is at it; one that ``counts`` also when all is over."""
+        self._work.add(partial(self._guard, piece, counts=counts))
         self._work.do()
 
     @property
@@ -149,9 +149,9 @@ class SweepLoop(TrialListener):
             self._deadline = None
             self._end(f"the time budget of {self.plan.time_budget_s:g} s was used up")
 
-    def _guard(self, piece: Callable[[], None]) -> None:
+    def _guard(self, piece: Callable[[], None], *, counts: bool = False) -> None:
         """Does a piece of work; an error in it ends the sweep."""
-        if self._is_over:
+        if self._is_over and not counts:
             return
         try:
             piece()
@@ -188,7 +188,7 @@ class SweepLoop(TrialListener):
     def _next(self) -> Trial | None:
         """Makes the next trial; ``None`` if there are no more."""
         suggestion = None if self._asking.is_done else self._asking.ask_now()
-        return None if suggestion is None else self._begin(suggestion)
+        return None if suggestion is None else self.trials.begin(suggestion)
 
     def _take_up(self, suggestion: Suggestion) -> None:
         """Starts or extends a trial as the searcher has suggested."""
@@ -197,29 +197,13 @@ class SweepLoop(TrialListener):
         token = suggestion.continues
         trial = None if token is None else self._waiting.pop(token, None)
         if trial is None:
-            self.trials.submit([self._begin(suggestion)])
+            self.trials.submit([self.trials.begin(suggestion)])
             return
         trial.suggestion, trial.is_told = suggestion, False
         if suggestion.budget is not None and suggestion.budget > trial.iteration:
             self.trials.extend(trial, suggestion.budget, self.plan.budget - suggestion.budget)
         else:
             self._await(trial)
-
-    def _begin(self, suggestion: Suggestion) -> Trial:
-        """Makes the trial of a suggestion."""
-        start = self.plan.scheduler.start()
-        assert start is not None  # It starts as many trials as there are samples.
-        budget = start.budget if suggestion.budget is None else suggestion.budget
-        further = start.follow_up_iterations if suggestion.budget is None else self.plan.budget - budget
-        trial = SweepTrial(
-            number=start.trial,
-            trial_id=f"{self.plan.name}-{start.trial:05d}",
-            suggestion=suggestion,
-            config={**self.plan.constants, **suggestion.config} if self.plan.constants else suggestion.config,
-            budget=budget,
-            granted=budget,
-        )
-        return self.trials.enter(trial, further)
 
     # -- what trials report --------------------------------------------------------------------------------
 
@@ -228,7 +212,7 @@ class SweepLoop(TrialListener):
         if trial is None:
             return
         found, *_ = self._reported.take(trial, result)
-        if trial.stop is not None or self.reason is not None:
+        if trial.stop is not None or self.reason is not None or self._is_over:
             return
         self._reported.require_spelling(trial, result)
         stop = plan.rules.result(trial.number, None if found is None else plan.score(found), result.number)
@@ -257,7 +241,9 @@ class SweepLoop(TrialListener):
         if failure is not None and state == TrialState.FAILED:
             self._record_failure(trial, failure)
         elif self.reason is not None:
-            self._let_go(trial, None if state == TrialState.STOPPED else TrialState.STOPPED.value)
+            is_whole = trial.iteration >= plan.budget or trial.iteration < trial.budget
+            outcome = TrialState.DONE if is_whole else TrialState.STOPPED
+            self._let_go(trial, None if state == TrialState.STOPPED else outcome.value)
         elif state == TrialState.DONE and trial.values is None:  # It is at its first rung, or has no more to do.
             missing = trial.failure or self._reported.failure_of(trial)
             self.trials.stop(trial, missing)
@@ -283,6 +269,9 @@ class SweepLoop(TrialListener):
 
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
+        if decision.promoted and self.closing.is_closed:
+            self._end(self.closing.reason)
+            return
         for promotion in decision.promoted:
             self.trials.extend(self.trials.by_number[promotion.trial], promotion.budget, promotion.follow_up_iterations)
         for number in decision.ended:
@@ -368,18 +357,18 @@ class SweepLoop(TrialListener):
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def _end(self, reason: str) -> None:
-        """Ends the sweep: trials under way stop after their iteration."""
-        if self.reason is not None:
+    def _end(self, reason: str | None) -> None:
+        """Ends the sweep: trials under way stop after their iteration, but for those that run on to their end."""
+        if self.reason is not None and not self.closing.is_closed:
             return
-        self.reason = reason
+        self.reason = self.reason or reason
         self._asking.close()
         if self.trials.handle is None:
             self._is_over = True
         for trial in list(self.trials.by_number.values()):
             if not trial.is_open:
                 self._let_go(trial, TrialState.STOPPED.value)
-            elif trial.stop is None:
+            elif trial.stop is None and trial.trial_id not in self.closing.run_on:
                 self.trials.stop(trial, TrialState.STOPPED.value)
         self._finish_if_done()
 
@@ -397,4 +386,4 @@ class SweepLoop(TrialListener):
             for trial in list(self._waiting.values()):
                 has_ended = trial.iteration < trial.budget
                 self._let_go(trial, (TrialState.DONE if has_ended else TrialState.STOPPED).value)
-            self._is_over = True
+            self.reason, self._is_over = self.reason or self.closing.cut_by, True

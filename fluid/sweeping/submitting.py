@@ -11,6 +11,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.records import TrialResult
 from fluid.search.rungs import RungDecision
+from fluid.search.suggestion import Suggestion
 from fluid.search_shape import Rung
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
@@ -70,6 +71,22 @@ class SweepTrials:
         """What the user gets of them, in the order in which they were started."""
         run_dir = self.executor.run_dir
         return tuple(trial.result(self._plan.name, run_dir) for trial in list(self.by_id.values()))
+
+    def begin(self, suggestion: Suggestion) -> Trial:
+        """Makes the trial of a suggestion."""
+        start = self._plan.scheduler.start()
+        assert start is not None  # It starts as many trials as there are samples.
+        budget = start.budget if suggestion.budget is None else suggestion.budget
+        further = start.follow_up_iterations if suggestion.budget is None else self._plan.budget - budget
+        trial = SweepTrial(
+            number=start.trial,
+            trial_id=f"{self._plan.name}-{start.trial:05d}",
+            suggestion=suggestion,
+            config={**self._plan.constants, **suggestion.config} if self._plan.constants else suggestion.config,
+            budget=budget,
+            granted=budget,
+        )
+        return self.enter(trial, further)
 
     def enter(self, trial: SweepTrial, follow_up_iterations: int) -> Trial:
         """Enters a trial that is about to be submitted."""

@@ -20,6 +20,7 @@ import pytest
 
 import fluid
 from fluid.backends.base import Backend
+from fluid.backends.ending import EndingBackend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import (
@@ -43,6 +44,7 @@ from fluid.engine.events import (
     DeviceLost,
     Event,
     GroupSubmitted,
+    IterationDone,
     PauseRequested,
     ResumeRequested,
     StopRequested,
@@ -366,14 +368,27 @@ def test_reports_carry_width_devices_and_times(session: Session) -> None:
     assert at == sorted(at)
 
 
-def test_a_trial_that_is_stopped_reports_no_more(session: Session) -> None:
+@in_all_forms
+def test_a_trial_that_is_stopped_reports_the_iteration_that_it_finishes(session: Session) -> None:
     session.submit("g", a=(10**6, 0.01), b=(2, 0.01))
     session.run(lambda: len(session.iterations("a")) >= 2)
     session.tell(StopRequested(session.backend.now(), "a"))
     seen = len(session.iterations("a"))
     session.run_to_the_end()
-    assert len(session.iterations("a")) == seen
+    done = session.iterations("a")
+    assert done == list(range(1, len(done) + 1)) and len(done) == session.state.trials["a"].progress.done > seen
     assert session.ends() == {"a": "STOPPED", "b": "DONE"}
+
+
+def test_what_lanes_finish_as_they_end_counts(session: Session) -> None:
+    session.submit("g", a=(10**6, 0.01), b=(10**6, 0.01))
+    session.run(lambda: len(session.iterations("a")) >= 2 <= len(session.iterations("b")))
+    assert isinstance(session.backend, EndingBackend)
+    finished = [event for event in session.backend.end() if isinstance(event, IterationDone)]
+    session.commands += session.state.handle(*finished)  # Nothing is carried out any more.
+    for name in "ab":
+        done = session.iterations(name)
+        assert done == list(range(1, session.state.trials[name].progress.done + 1))
 
 
 @on_four_nodes_too

@@ -31,6 +31,7 @@ from fluid.engine.group_terms import GroupTerms
 from fluid.engine.notices import NoteDrained, NotePaused, NotePreempted
 from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.retiring import DeviceRetained, DeviceRetiring
+from fluid.engine.set_aside import TrialSetAside
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
@@ -359,10 +360,11 @@ class Session:
             self.handle(StopRequested(self.backend.now, trial_id, now=self.rng.random() < 0.4))
 
     def pause(self) -> None:
-        """Pauses a trial by hand; it must be refused if it has ended, and pausing it again must change nothing."""
+        """Pauses a trial, or sets it aside; it must be refused if it has ended, and twice must change nothing more."""
         if self.state.trials:
             trial = self.state.trials[self.rng.choice(list(self.state.trials))]
-            event = PauseRequested(self.backend.now, trial.trial_id)
+            kind = PauseRequested if trial.row % 3 else TrialSetAside
+            event = kind(self.backend.now, trial.trial_id)
             if trial.state.ended or trial.state is TrialState.STOPPING or trial.restored_for_call:
                 self.refused(event)
                 return

@@ -21,6 +21,7 @@ from fluid.engine.events import (
     StopRequested,
 )
 from fluid.engine.notices import NotePaused, NoteQueued
+from fluid.engine.set_aside import SET_ASIDE, TrialSetAside
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
@@ -33,6 +34,9 @@ class Holding(Hand):
 
     def pause(self, trial_id: str) -> list[Any]:
         return self.do(PauseRequested(self.now, trial_id))
+
+    def set_aside(self, trial_id: str) -> list[Any]:
+        return self.do(TrialSetAside(self.now, trial_id))
 
     def resume(self, trial_id: str) -> list[Any]:
         return self.do(ResumeRequested(self.now, trial_id))
@@ -68,6 +72,32 @@ class TestAtEveryState:
         assert only(commands, RunIteration).iterations == 2, "it goes on where its state is"
         hand.iterate("a", 2)
         assert hand.reports("a") == [1, 2, 3] and hand.end("a") == "DONE"
+
+    def test_one_that_is_set_aside_is_saved_to_disk_too_and_is_not_one_that_the_user_paused(self) -> None:
+        hand = one_at_a_time()
+        hand.submit("a", "b")
+        hand.started("a")
+        hand.iterate("a")
+        assert only(hand.set_aside("a"), Pause).trial_id == "a"
+        assert none(hand.set_aside("a"), Pause), "once is enough"
+        commands = hand.paused("a")
+        save = only(commands, Save)
+        assert (save.trial_id, save.durable, save.drop) == ("a", True, True)
+        assert only(commands, NotePaused).why == SET_ASIDE
+        assert hand.states() == {"a": "PAUSED", "b": "STARTING"}
+        hand.set_aside("b")
+        hand.started("b")
+        assert hand.states() == {"a": "PAUSED", "b": "RUNNING"}, "its lane owes an answer"
+
+    def test_one_that_waits_is_set_aside_at_once(self) -> None:
+        hand = one_at_a_time()
+        hand.submit("a", "b")
+        hand.set_aside("b")
+        assert hand.trial("b").state is TrialState.PAUSED
+        hand.started("a")
+        hand.iterate("a", 3)
+        hand.tick()
+        assert hand.states() == {"a": "DONE", "b": "PAUSED"}, "it does not start"
 
     def test_a_queued_trial_is_held_in_the_queue(self) -> None:
         hand = one_at_a_time()

@@ -37,7 +37,7 @@ def test_an_illegal_transition_is_an_error_that_tells_the_story() -> None:
 def test_the_diagram_has_a_line_for_each_transition() -> None:
     lines = [line.strip() for line in state_diagram().splitlines()]
     assert lines[:2] == ["stateDiagram-v2", "[*] --> QUEUED: submitted"]
-    assert "RUNNING --> PAUSED: preempted, or paused by the user" in lines and "FAILED --> [*]" in lines
+    assert "RUNNING --> PAUSED: preempted, or paused" in lines and "FAILED --> [*]" in lines
     assert len(lines) == 2 + len(TRANSITIONS) + 3
 
 

@@ -31,6 +31,7 @@ from fluid.engine.notices import (
     NoteWaiting,
     WaitReason,
 )
+from fluid.engine.set_aside import SET_ASIDE, TrialSetAside
 from fluid.reports.html import html_page
 from fluid.reports.loader import load_run
 from fluid.reports.page_data import page_data
@@ -334,3 +335,17 @@ def test_long_stories_are_shortened_in_the_page(session: Sessions) -> None:
     assert len(shown["story"]) == 201
     assert shown["story"][100][2] == "... 302 lines left out; fluid why tells all"
     assert max(len(line[2]) for line in shown["story"]) == 600
+
+
+def test_a_trial_that_the_session_sets_aside_is_not_one_that_the_user_paused(session: Sessions) -> None:
+    made = session({"g": [trial("a", 4)]})
+    made.happened(
+        NotePlaced("a", at=0.0, width=1.0, device_ids=(0,), lane_ids=(0,)),
+        TrialSetAside(1.5, "a"),
+        NotePaused("a", at=2.0, iteration=2, why=SET_ASIDE),
+    )
+    made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {}), ("a", 2, 1.0, 2.0, 1.0, (0,), {}))
+    path = made.close()
+    why = "2.0 set aside, as no further one would end in time: it holds no device, and goes on after iteration 2"
+    assert f"{why} once resumed" in story(path, "a")
+    assert [found.state for found in load_run(path).trials] == ["UNFINISHED"]

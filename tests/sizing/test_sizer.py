@@ -144,19 +144,14 @@ class TestBudget:
         assert sizing.within_budget is False and sizing.cost_usd == pytest.approx(1.0)
         assert sizing.devices == 1 and sizing.meets is False
 
-    def test_iterations_are_saved_before_the_money_ends(self) -> None:
+    def test_it_is_said_when_the_money_ends(self) -> None:
         goals = Goals(budget_usd=2.0, price_per_device_hour=3.6)
-        sizer = Sizer(goals, most=2, save_s=30.0)
+        sizer = Sizer(goals, most=2)
         sizing = sizer.decide(0.0, 2, shared(36000.0), useful=2, spent_device_s=1000.0)
         assert sizing.devices == 1
         # 1 dollar is left, for the two devices that are still held.
-        assert sizing.must_save_by_s == pytest.approx(500.0 - 30.0)
-
-    def test_iterations_are_saved_before_the_deadline(self) -> None:
-        sizer = Sizer(Goals(deadline_s=1000.0), most=2, save_s=30.0)
-        assert sizer.decide(400.0, 2, shared(10.0), useful=2).must_save_by_s == pytest.approx(570.0)
-        assert sizer.decide(990.0, 2, shared(10.0), useful=2).must_save_by_s == 0.0
-        assert Sizer(Goals(), most=2).decide(0.0, 2, shared(10.0), useful=2).must_save_by_s is None
+        assert sizing.money_ends_in_s == pytest.approx(500.0)
+        assert Sizer(Goals(deadline_s=9.0), most=2).decide(0.0, 2, shared(1.0), useful=2).money_ends_in_s is None
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -164,8 +159,6 @@ def test_bad_arguments_are_refused() -> None:
         Sizer(Goals(), most=2, least=3)
     with pytest.raises(InvalidFieldError, match="provision_s"):
         Sizer(Goals(), most=2, provision_s=-1.0)
-    with pytest.raises(InvalidFieldError, match="save_s"):
-        Sizer(Goals(), most=2, save_s=math.nan)
 
 
 def test_mean_of_an_end() -> None:

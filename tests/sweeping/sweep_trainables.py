@@ -127,3 +127,14 @@ def slow_curve(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     counter.setup(config)
     while True:
         yield counter.step()
+
+
+def noting(config: dict[str, Any], state: int | None = None) -> Iterator[tuple[dict[str, int], int]]:
+    """Notes each iteration that it has computed to the end in ``folder``, in a file of its ``name``."""
+    done = state or 0
+    while True:
+        time.sleep(config["pace"])
+        done += 1
+        with Path(config["folder"], f"{config['name']}.txt").open("a", encoding="utf-8") as notes:
+            notes.write(f"{done}\n")
+        yield {"count": done}, done

@@ -60,6 +60,7 @@ class LaneBackend:
     forget = _of_pool(LanePool.forget)
     execute = _of_pool(LanePool.execute)
     poll = _of_pool(LanePool.poll)
+    end = _of_pool(LanePool.end)
     wake = _of_pool(LanePool.wake)
     forward_output = _of_pool(LanePool.forward_output)
     read_output = _of_pool(LanePool.read_output)

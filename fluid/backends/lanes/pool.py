@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +11,7 @@ from fluid._clock import Clock, MonotonicClock
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneText, Launcher
 from fluid.backends.lanes.checkpoint_places import OF_HOSTS, CheckpointPlaces, OfStores
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
+from fluid.backends.lanes.forked import close_when_forked
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.lane_launches import LaneLaunches
 from fluid.backends.lanes.registry import Registry
@@ -105,7 +104,7 @@ class LanePool:
         self._look_at = self._latest + _LOOK_S
         self._owner = os.getpid()
         self._closed = False
-        _pools.add(self)
+        close_when_forked(self)
 
     # -- the interface of a backend ------------------------------------------------------------------------
 
@@ -177,19 +176,26 @@ class LanePool:
         """Makes :meth:`poll` return; may be called from any thread, also once the pool is closed."""
         self._lanes.wake()
 
+    def end(self) -> list[Event]:
+        """Ends every lane, and waits a while for that: see :class:`fluid.backends.ending.EndingBackend`."""
+        self._check_open()
+        self._router.hears_all = True
+        for lane in self._lanes:
+            self._let_go(lane)
+        self._lanes.flush()
+        deadline = self._clock.now() + self._grace
+        while self._lanes and (left := deadline - self._clock.now()) > 0.0:
+            self._turn(left)
+        return self._take()
+
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""
         if self._closed or os.getpid() != self._owner:
             return
-        self._closed = True
         try:
-            for lane in self._lanes:
-                self._let_go(lane)
-            self._lanes.flush()
-            deadline = self._clock.now() + self._grace
-            while self._lanes and (left := deadline - self._clock.now()) > 0.0:
-                self._turn(left)
+            self.end()
         finally:  # Also when interrupted.
+            self._closed = True
             try:
                 self._launcher.close()
             finally:
@@ -380,21 +386,9 @@ class LanePool:
         if self._closed:
             raise FluidError("this backend was closed")
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """In a process forked from the driver: copies of the connections must not outlive the driver there."""
         if not self._closed:
             self._closed = True
             self._launcher.abandon()
             self._lanes.close()
-
-
-_pools: weakref.WeakSet[LanePool] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for pool in list(_pools):
-        with suppress(Exception):
-            pool._abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

@@ -44,6 +44,7 @@ class TrialRouter:
 
     Attributes:
         shares: how the lanes of a device divide its CPU threads.
+        hears_all: whether lanes that were told to end are heard, too, as the session ends.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class TrialRouter:
         checkpoints_at: Callable[[str], CheckpointSource],
     ) -> None:
         self.shares = ThreadShares()
+        self.hears_all = False
         self._checkpoints_at = checkpoints_at
         self._lanes = lanes
         self._registry = registry
@@ -89,7 +91,7 @@ class TrialRouter:
         self._tell_threads(self.shares.settled())
 
     def hear(self, lane: LaneConnection, message: Any) -> list[Event]:
-        """Takes a message of a lane; returns what the engine is to know. A lane that was told to end is not heard."""
+        """Takes a message of a lane; returns what the engine is to know. One that was told to end is not heard."""
         self._payloads.hear(lane.lane_id, message)
         if isinstance(message, m.PayloadMissing):
             data = self._registry.payload(message.name)
@@ -102,12 +104,13 @@ class TrialRouter:
         if isinstance(message, m.ResidentSaved) and message.kept is not None:
             self._registry.note_kept(message.trial_id, message.kept.value)
         at = message.at + lane.offset
+        is_heard = self.hears_all or not lane.leaving
         if isinstance(message, m.FromMember):
-            if not lane.leaving:
+            if is_heard:
                 self._perform(self._elastic.hear(lane.lane_id, message, at))
             return self._take()
         event, commands = self._migrations.translate(to_event(message, lane.lane_id, lane.host, at))
-        if not lane.leaving:
+        if is_heard:
             self._events.append(event)
             self._perform(self._elastic.follow(event))
         for command in commands:

@@ -234,6 +234,10 @@ class RayBackend(LaneBackend):
         rest = [event for event in events if not isinstance(event, LaneLost)]
         return not_before(rest, now) + device_events(changes, now) + [replace(event, at=now) for event in deaths]
 
+    def end(self) -> list[Event]:
+        """Ends every lane: see :class:`fluid.backends.ending.EndingBackend`."""
+        return not_before(super().end(), self._floor)
+
     def close(self) -> None:
         """Ends every lane and gives the devices back. Closing twice is harmless."""
         super().close()

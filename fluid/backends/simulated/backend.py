@@ -188,12 +188,16 @@ class SimulatedBackend(VirtualMachines):
                 self._advance(float("inf") if timeout is None else self.now() + max(0.0, timeout))
         elif self.hold.is_virtual:
             return []
-        events, self._ready = self._ready, []
-        return events
+        return self.end()
 
     def wake(self) -> None:
         """Makes :meth:`poll`, the one in progress or else the next, return; from any thread."""
         self._standstill.wake()
+
+    def end(self) -> list[Event]:
+        """Returns what has happened by now: see :class:`fluid.backends.ending.EndingBackend`."""
+        events, self._ready = self._ready, []
+        return events
 
     def close(self) -> None:
         """Ends every lane. Closing twice is harmless."""
@@ -287,8 +291,7 @@ class SimulatedBackend(VirtualMachines):
             self._devices.begin_iteration(trial)
 
     def _pause(self, command: Pause) -> None:
-        trial = self._trials.get(command.trial_id)
-        if trial is not None:
+        if (trial := self._trials.get(command.trial_id)) is not None:
             trial.pausing = command.purpose
             if trial.step is None:
                 self._rest(trial)
@@ -305,8 +308,7 @@ class SimulatedBackend(VirtualMachines):
             self._release(command.trial_id, command.lane_ids)
 
     def _save(self, command: Save) -> None:
-        trial = self._trials.get(command.trial_id)
-        if trial is None:
+        if (trial := self._trials.get(command.trial_id)) is None:
             return
         lane_id = command.lane_ids[0]
         checkpoint = self._checkpoint(trial, lane_id, in_memory=not command.durable)
@@ -330,8 +332,7 @@ class SimulatedBackend(VirtualMachines):
         self._devices.begin_resize(trial, self._epsilon)
 
     def _call(self, command: Call) -> None:
-        trial = self._trials.get(command.trial_id)
-        if trial is not None:
+        if (trial := self._trials.get(command.trial_id)) is not None:
             self._ready.append(answer_to(command, trial, self.now()))
 
     # -- what happens ----------------------------------------------------------------------------------------
@@ -395,6 +396,5 @@ class SimulatedBackend(VirtualMachines):
             del self._trials[trial_id]
 
     def _leave(self, trial_id: str, lane_id: int) -> None:
-        left = tuple([lane for lane in self._parts.pop(trial_id, ()) if lane != lane_id])
-        if left:
+        if left := tuple([lane for lane in self._parts.pop(trial_id, ()) if lane != lane_id]):
             self._parts[trial_id] = left

@@ -1,0 +1,48 @@
+"""The deadlines of a session: its own, and those of sweeps that run in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fluid.sizing.goals import format_duration
+
+
+class SweepInTime(Protocol):
+    """A sweep with a deadline of its own: it stops what cannot end by then. Called in the session's thread."""
+
+    def open_trials(self) -> list[str]:
+        """Ids of its trials that have not ended and were not stopped."""
+        ...
+
+    def cut(self, reason: str, trial_ids: Sequence[str]) -> None:
+        """Stops these trials after their iteration."""
+        ...
+
+    def close(self, reason: str, run_on: Sequence[str]) -> None:
+        """Starts nothing any more, and stops all trials but these."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class DeadlineInForce:
+    """A deadline of the session, or of one of its sweeps.
+
+    Attributes:
+        at: seconds on the clock of the events.
+        seconds: as it was given.
+        sweep: the sweep; ``None`` for the session.
+        look_at: when to look at what can still end by then.
+    """
+
+    at: float
+    seconds: float
+    sweep: SweepInTime | None = None
+    look_at: float = -math.inf
+
+    @property
+    def reason(self) -> str:
+        """Why what has not ended is over then."""
+        return f"the deadline of {format_duration(self.seconds)} has come"
