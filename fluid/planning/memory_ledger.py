@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from fluid.planning.sharing_groups import SharingGroups
-from fluid.resources import MemoryNeed
+from fluid.resources import MemoryNeed, usable_bytes
 
 
 class MemoryLedger:
     """Device memory by trial, by state that is kept, and by lane. Trials are known by their row.
 
     A device is never filled beyond its usable memory when a trial is placed; a need that turns out larger afterwards
-    may exceed it.
+    may exceed it. All bytes here are whole (:func:`~fluid.resources.whole_bytes`): what is freed leaves nothing behind.
 
     Args:
         watermark: share of a device's memory that trials may fill.
@@ -57,7 +57,7 @@ class MemoryLedger:
 
     def add_device(self, index: int, memory_bytes: float | None) -> None:
         """Adds a device with so much memory; ``None`` where memory does not bound packing."""
-        self._usable[index] = None if memory_bytes is None else memory_bytes * self.watermark
+        self._usable[index] = None if memory_bytes is None else usable_bytes(memory_bytes, self.watermark)
         self._bounded += memory_bytes is not None
 
     def remove_device(self, index: int) -> None:

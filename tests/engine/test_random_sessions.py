@@ -12,6 +12,10 @@ from fake_backend import Chances
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+#: A fraction of a byte blocked a device; a lane that was ended freed less than it took; a trial of unknown need waited
+#: for devices that kept states overfilled.
+_FAILED_ONCE = (90182, 90282, 90408)
+
 
 class EngineMachine(RuleBasedStateMachine):
     """Hypothesis chooses the steps, and shortens those that break something."""
@@ -108,6 +112,11 @@ TestEngineMachine: Any = EngineMachine.TestCase
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_long_random_session_keeps_its_invariants_and_ends(seed: int) -> None:
+    random_session(seed, steps=250)
+
+
+@pytest.mark.parametrize("seed", _FAILED_ONCE)
+def test_a_session_that_broke_something_once_does_no_more(seed: int) -> None:
     random_session(seed, steps=250)
 
 
