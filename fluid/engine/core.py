@@ -185,6 +185,7 @@ class SessionState:
         if place.move is not None:
             self.lanes.release(trial.trial_id, place.move.old_lanes)
         self.allocations.release(trial)
+        self.fusing.left(trial)
         self.watching.released(trial)
         self.resizing.pop(trial.row, None)
         self.clearing.pop(trial.row, None)

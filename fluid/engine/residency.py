@@ -374,10 +374,9 @@ class Residency:
 
 
 def _can_be_evicted(trial: TrialRecord) -> bool:
-    if trial.calls:
-        return False
-    at_rest = trial.rests or trial.state is TrialState.QUEUED
-    return at_rest and not _must_stay(trial)
+    if trial.state is TrialState.QUEUED:  # Calls that wait for its further iterations are made where it runs then.
+        return all(call.lane_id is None for call in trial.calls) and not _must_stay(trial)
+    return trial.rests and not trial.calls and not _must_stay(trial)
 
 
 def _must_stay(trial: TrialRecord) -> bool:

@@ -335,7 +335,8 @@ class EngineState:
             except Exception as error:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
-        for part in (self.retirements, self._drains, self._holds):
+        # A trial that is held may leave a device that retires, and that one then is drained.
+        for part in (self._holds, self.retirements, self._drains):
             if part.under_way:
                 part.advance()
         self._rounds.update()
