@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from fluid.engine import tuning
 from fluid.engine.core import EngineError
+from fluid.engine.group_record import EndedTrial
 from fluid.engine.holds import is_leaving
 from fluid.engine.lane_record import LaneRecord
 from fluid.engine.records import Stage, TrialRecord
@@ -134,6 +135,11 @@ def _groups(state: EngineState) -> Iterator[str]:
         unended = sum(not state.trials[trial_id].state.ended for trial_id in group.trial_ids)
         if group.open != unended:
             yield f"group {group.group_id!r}: {group.open} trials open, and {unended} have not ended"
+        trials = [state.trials[trial_id] for trial_id in group.trial_ids]
+        live = {trial.trial_id: trial for trial in trials if not trial.state.ended}
+        ended = Counter(EndedTrial.of(trial) for trial in trials if trial.state.ended)
+        if group.live != live or group.ended != ended:
+            yield f"group {group.group_id!r}: {set(live)} live, {ended} ended; {set(group.live)}, {group.ended} known"
 
 
 def _queue(state: EngineState) -> Iterator[str]:

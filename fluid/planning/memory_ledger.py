@@ -42,7 +42,7 @@ class MemoryLedger:
         #: Devices whose memory bounds packing.
         self._bounded = 0
         self._needs: dict[int, MemoryNeed] = {}
-        #: row -> its need when it was placed, or a smaller one learnt since, where that was known.
+        #: row -> its need when it was placed, or less of each part as learnt since, where that was known.
         self._placed: dict[int, MemoryNeed] = {}
         #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
         self.reserved: dict[int, float] = {}
@@ -93,8 +93,10 @@ class MemoryLedger:
             self._placed.pop(row, None)  # Fused trials of its shape have not been measured.
         else:
             self._needs[row] = need
-            if row in self._placed and need.peak_bytes < self._placed[row].peak_bytes:
-                self._placed[row] = need  # Measured on this device's model: trials are placed by it from now on.
+            if (placed := self._placed.get(row)) is not None:
+                # Measured on this device's model: trials are placed by it from now on.
+                persistent = min(placed.persistent_bytes, need.persistent_bytes)
+                self._placed[row] = MemoryNeed(persistent, min(placed.ephemeral_bytes, need.ephemeral_bytes))
             self._grown.update(self._held[row])
             self.note_change(row)
 

@@ -66,6 +66,8 @@ class GroupInbox:
         self._first_start: float | None = None
         self._last_end: float | None = None
         self._tracker = BestTracker(group.search)
+        #: How often a trial has come to be shown otherwise.
+        self.shows = 0
         #: When the first iteration of this session began, how many have ended, and the sum of their seconds.
         self._began_at: float | None = None
         self._ended = 0
@@ -218,6 +220,7 @@ class GroupInbox:
         """Takes it that a trial is shown otherwise from now on."""
         with self._lock:
             self._tracker.show(trial)
+            self.shows += 1
 
     def take_over(
         self,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,24 @@ from fluid.display.states import has_ended, states_text, with_interrupted
 from fluid.engine.events import PauseRequested, StopRequested
 from fluid.planning.measurements import MIN_OBSERVATIONS
 from fluid.planning.profile import Profile
-from fluid.session.status import GroupFacts, GroupStatus, status_of
+from fluid.session.status import GroupFacts, GroupStatus, Status
+from fluid.session.status_reader import StatusReader
 from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
 
 
+@dataclass
+class KnownFacts:
+    facts: GroupFacts
+    shows: int = 0
+
+
+def status_of(hand: Hand, at: float, search: Search | None = None, *, began: float = 0.0, **facts: Any) -> Status:
+    known = {name: KnownFacts(GroupFacts(name="rung", search=search, **facts)) for name in hand.state.groups}
+    return StatusReader(hand.state, known).read(at, began=began)
+
+
 def group_of(hand: Hand, search: Search | None = None, **facts: Any) -> GroupStatus:
-    known = GroupFacts(name="rung", search=search, **facts)
-    (group,) = status_of(hand.state, {"group of a": known}, hand.now).groups
+    (group,) = status_of(hand, hand.now, search, **facts).groups
     return group
 
 
@@ -99,12 +111,12 @@ def test_a_trial_that_comes_back_as_another_is_counted_once() -> None:
 def test_a_trial_that_gives_no_result_is_named_and_its_group_has_no_eta() -> None:
     hand = running()
     hand.now += 9.0
-    assert status_of(hand.state, {}, hand.now).silent == () and group_of(hand).eta == 8.0
+    assert status_of(hand, hand.now).silent == () and group_of(hand).eta == 8.0
     hand.now += 1.0
-    status = status_of(hand.state, {}, hand.now - 5.0, began=5.0)
+    status = status_of(hand, hand.now - 5.0, began=5.0)
     assert status.silent == (("a", 10.0),) and status.groups[0].eta is None
     hand.iterate("a")
-    assert status_of(hand.state, {}, hand.now).silent == () and group_of(hand).eta == 7.0
+    assert status_of(hand, hand.now).silent == () and group_of(hand).eta == 7.0
 
 
 def test_a_trial_that_its_search_cannot_extend_is_done() -> None:
@@ -155,10 +167,10 @@ def test_measurements_name_the_model_where_devices_are_of_several() -> None:
             profile.observe("net", seconds, model=model, co_residents=2)
     hand = Hand(devices=0, profile=profile)
     hand.add_device(0, model="H200")
-    assert status_of(hand.state, {}, 0.0).packing == {"net": 2}
-    assert status_of(hand.state, {}, 0.0).alpha == {"net": pytest.approx(1.1)}
+    assert status_of(hand, 0.0).packing == {"net": 2}
+    assert status_of(hand, 0.0).alpha == {"net": pytest.approx(1.1)}
     hand.add_device(1, model="A100")
-    status = status_of(hand.state, {}, 0.0)
+    status = status_of(hand, 0.0)
     assert status.packing == {"net on A100": 2, "net on H200": 2}
     assert status.alpha["net on H200"] == pytest.approx(1.1)
     assert status.alpha["net on A100"] > 1.5
