@@ -330,12 +330,12 @@ class Session:
         found = self._statuses.read(now - began, began=began, run_dir=self._folder.path, forecast=shown, goal=goal)
         return replace(found, asked=scaling.asked, rehearsed=self.hold.is_virtual)
 
-    def standing(self, group_ids: Collection[str]) -> Standing:
-        """How the trials of some groups stand; of a session that has ended, how they stood then."""
+    def standing(self, group_ids: Collection[str], only: str | None = None) -> Standing:
+        """How the trials of some groups stand, or only one; of a session that has ended, how they stood then."""
         try:
-            return self._in_thread(lambda: standing_of(self._state, group_ids))
+            return self._in_thread(lambda: standing_of(self._state, group_ids, only))
         except FluidError:  # The session has ended: nothing changes any more.
-            return standing_of(self._state, group_ids)
+            return standing_of(self._state, group_ids, only)
 
     @property
     def has_ended(self) -> bool:

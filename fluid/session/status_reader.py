@@ -50,8 +50,6 @@ class StatusReader:
         self._groups = groups
         #: Of groups whose trials have all ended: the row, and what had changed by then.
         self._kept: dict[str, tuple[tuple[int, int], GroupStatus]] = {}
-        #: Rows that were made anew so far.
-        self.rows_made = 0
 
     def read(
         self,
@@ -116,7 +114,6 @@ class StatusReader:
         changes = group.changes, known.shows
         if (kept := self._kept.get(group_id)) is not None and kept[0] == changes:
             return kept[1]
-        self.rows_made += 1
         facts = known.facts
         counts, done, total = _count(group, facts.search)
         has_ended = not group.live and counts.keys() <= _ENDED

@@ -12,7 +12,10 @@ import pytest
 from engine_helpers import Hand, Known
 
 from fluid.display.states import has_ended, states_text, with_interrupted
+from fluid.engine.estimates import Estimates
 from fluid.engine.events import PauseRequested, StopRequested
+from fluid.engine.hung_trials import HungTrials
+from fluid.engine.records import TrialRecord
 from fluid.planning.measurements import MIN_OBSERVATIONS
 from fluid.planning.profile import Profile
 from fluid.session.status import GroupFacts, GroupStatus, Status
@@ -174,3 +177,35 @@ def test_measurements_name_the_model_where_devices_are_of_several() -> None:
     assert status.packing == {"net on A100": 2, "net on H200": 2}
     assert status.alpha["net on H200"] == pytest.approx(1.1)
     assert status.alpha["net on A100"] > 1.5
+
+
+def test_a_look_costs_what_goes_on_and_not_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of groups that have ended are kept as they were; of others, trials that have not ended are visited."""
+    hand, ends = Hand(profile=Known(packing=1, width=1)), [f"{group}-{trial}" for group in "xyz" for trial in range(20)]
+    for group in "xyz":
+        hand.submit(*(name for name in ends if name.startswith(group)), group=group)
+    hand.submit("runs", "waits", *(f"open-{trial}" for trial in range(50)), group="goes on")
+    for name in [*ends, *(f"open-{trial}" for trial in range(50))]:
+        hand.stop(name)
+    hand.released("x-0", hand.lane("x-0"))
+    hand.started("runs")
+    known = {name: KnownFacts(GroupFacts(name=name)) for name in hand.state.groups}
+    reader = StatusReader(hand.state, known)
+    before = reader.read(hand.now)
+    visited: list[str] = []
+    for look, name_of in ((HungTrials, "silence"), (Estimates, "seconds_left")):
+        inner = getattr(look, name_of)
+
+        def seen(self: Any, trial: TrialRecord, *more: Any, inner: Any = inner) -> Any:
+            visited.append(trial.trial_id)
+            return inner(self, trial, *more)
+
+        monkeypatch.setattr(look, name_of, seen)
+    after = reader.read(hand.now)
+    assert set(visited) == {"runs", "waits"}
+    assert [len(group.trials) for group in after.groups] == [1, 1, 1, 3]
+    assert [one is other for one, other in zip(before.groups, after.groups, strict=True)] == [True, True, True, False]
+    known["x"].shows += 1
+    hand.forget("y-3")
+    rows = zip(after.groups, reader.read(hand.now).groups, strict=True)
+    assert [one is other for one, other in rows] == [False, False, True, False], "one is shown otherwise, one forgotten"
