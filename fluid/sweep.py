@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from fluid._clock import MonotonicClock
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
@@ -41,6 +38,7 @@ from fluid.sweeping.algorithms import (
     shape_for,
 )
 from fluid.sweeping.loop import SweepLoop
+from fluid.sweeping.names import SweepNames
 from fluid.sweeping.plan import GroupOptions, SweepFailedError, SweepPlan
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
@@ -52,6 +50,7 @@ _KEPT_S = 60.0
 #: Seconds until a deadline at least: making an executor may take longer than the whole deadline.
 _LEAST_S = 1e-3
 _CLOCK = MonotonicClock()
+_NAMES = SweepNames()
 #: Fields of a trial that the sweep sets.
 _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
 
@@ -227,7 +226,7 @@ def run(
             with executor_scope(resumed):
                 return _run(loop, resumed, earlier, farewell)
         with executor_scope(given, run_dir=run_dir, keep=_KEEP, **monitors) as chosen:
-            plan = replace(plan, name=_new_name(plan.name, chosen))
+            plan = replace(plan, name=_NAMES.new(plan.name, chosen.session))
             return _run(SweepLoop(plan), chosen, None, farewell)
     finally:
         for line in farewell:  # After what a closing executor says of its session.
@@ -383,18 +382,3 @@ def _earlier_sweep(resume: Any, run_dir: Any, name: str) -> EarlierSweep | None:
 def _name_of(trainable: Any, algorithm: str) -> str:
     name = getattr(trainable, "__name__", None) or type(trainable).__name__
     return f"{algorithm}-of-trials" if name == "<lambda>" else f"{name}-{algorithm}"
-
-
-#: Names of sweeps by executor, also of those that have not submitted a group yet, as threads may share an executor.
-_claimed: WeakKeyDictionary[FluidExecutor, set[str]] = WeakKeyDictionary()
-_naming = threading.Lock()
-
-
-def _new_name(name: str, executor: FluidExecutor) -> str:
-    """Returns a name that no group of the executor has, as it is part of the trials' ids."""
-    with _naming:
-        claimed = _claimed.setdefault(executor, set())
-        taken = {handle.name for handle in executor.handles} | claimed
-        candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        claimed.add(chosen := next(candidate for candidate in candidates if candidate not in taken))
-        return chosen
