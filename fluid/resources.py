@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -217,9 +218,19 @@ def _words(name: str) -> list[str]:
     return [re.sub(r"(?<=\dg)b$", "", word) for word in re.findall(r"[a-z0-9]+", name.lower())]
 
 
+def whole_bytes(memory: float) -> float:
+    """Rounds up to whole bytes: sums and differences of them are exact, so what fits is not decided by rounding."""
+    return float(math.ceil(memory))
+
+
+def usable_bytes(memory_bytes: float, watermark: float) -> float:
+    """Whole bytes that trials may fill of a device with so many, up to the watermark."""
+    return float(math.floor(memory_bytes * watermark))
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Device memory that one trial needs (docs/theory.md, section 8), in bytes.
+    """Device memory that one trial needs (docs/theory.md, section 8), in whole bytes: fractions are rounded up.
 
     Example:
         >>> from fluid import MemoryNeed
@@ -238,8 +249,10 @@ class MemoryNeed:
     ephemeral_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        require_number("persistent_bytes", self.persistent_bytes, at_least=0.0)
-        require_number("ephemeral_bytes", self.ephemeral_bytes, at_least=0.0)
+        persistent = whole_bytes(require_number("persistent_bytes", self.persistent_bytes, at_least=0.0))
+        ephemeral = whole_bytes(require_number("ephemeral_bytes", self.ephemeral_bytes, at_least=0.0))
+        object.__setattr__(self, "persistent_bytes", persistent)
+        object.__setattr__(self, "ephemeral_bytes", ephemeral)
 
     @property
     def peak_bytes(self) -> float:
@@ -309,7 +322,7 @@ class Cluster:
 
     def usable_bytes(self, device: Device) -> float:
         """Bytes that trials may fill on ``device``: its memory times the watermark."""
-        return float("inf") if device.memory_bytes is None else device.memory_bytes * self.memory_watermark
+        return math.inf if device.memory_bytes is None else usable_bytes(device.memory_bytes, self.memory_watermark)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from fluid.sweeping.algorithms import (
     shape_for,
 )
 from fluid.sweeping.loop import SweepLoop
-from fluid.sweeping.names import new_name
+from fluid.sweeping.names import SweepNames
 from fluid.sweeping.plan import GroupOptions, SweepPlan, UnreportedMetricError, raise_if_all_failed
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
@@ -50,6 +50,7 @@ _KEPT_S = 60.0
 #: Seconds until a deadline at least: making an executor may take longer than the whole deadline.
 _LEAST_S = 1e-3
 _CLOCK = MonotonicClock()
+_NAMES = SweepNames()
 #: Fields of a trial that the sweep sets.
 _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
 
@@ -227,7 +228,7 @@ def run(
                 heard = _run(loop, chosen, earlier)
         else:
             with executor_scope(given, run_dir=run_dir, keep=_KEEP, **monitors) as chosen:
-                loop = SweepLoop(replace(plan, name=new_name(plan.name, chosen)))
+                loop = SweepLoop(replace(plan, name=_NAMES.new(plan.name, chosen.session)))
                 heard = _run(loop, chosen, None)
         return _outcome(loop, chosen, heard, farewell)  # Also of what lanes finished while the executor was closed.
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import random
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_numpy_scalars_describe_a_device() -> None:
 def test_the_peak_is_what_is_held_plus_what_an_iteration_takes() -> None:
     assert MemoryNeed().peak_bytes == 0
     assert MemoryNeed(3, 4).peak_bytes == 7
+
+
+@given(st.lists(st.floats(0.0, 1e12), min_size=1), st.randoms(use_true_random=False))
+def test_needs_are_whole_bytes_so_that_what_was_added_can_be_taken_away(sizes: list[float], rng: random.Random) -> None:
+    needs = [MemoryNeed(size, size / 3.0) for size in sizes]
+    assert all(need.persistent_bytes >= size for need, size in zip(needs, sizes, strict=True)), "rounded up"
+    taken = sum(need.peak_bytes for need in needs)
+    rng.shuffle(needs)
+    for need in needs:
+        taken -= need.peak_bytes
+    assert taken == 0.0
 
 
 @pytest.mark.parametrize("field", ["persistent_bytes", "ephemeral_bytes"])

@@ -130,6 +130,11 @@ class Allocations:
             for device in self._occupancy.held.get(row, ()):
                 self._occupancy.memory.request_check(device)  # It may need more lanes now.
 
+    def has_company(self, trial: TrialRecord) -> bool:
+        """Whether other trials are on a trial's devices."""
+        residents, held = self._occupancy.residents, self._occupancy.held.get(trial.row, ())
+        return any(len(residents[device]) > 1 for device in held)
+
     def set_width(self, trial: TrialRecord, width: float) -> None:
         """Changes the width of a trial that waits, or that keeps its devices."""
         trial.placement.width = width

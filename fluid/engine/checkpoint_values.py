@@ -72,9 +72,9 @@ class CheckpointValues:
         self._note_best(trial.group_id, (rung.iterations, -ranking.places[trial_id][0], trial_id))
         if trial_id in self._in_memory:
             self._due.add(trial_id)
-        known = self._in_memory | self._asked.keys()
-        if known and ranking.is_to_be_valued():
-            self._due.update(name for *_, name in ranking.ranked if name in known)
+        known, asked = self._in_memory, self._asked
+        if (known or asked) and ranking.is_to_be_valued():
+            self._due.update(name for *_, name in ranking.ranked if name in known or name in asked)
         self._due.update(name for name in ranking.best_when_nearly_all_came() if name not in self._in_memory)
 
     def saved(self, event: TrialSaved) -> None:

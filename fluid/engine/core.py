@@ -21,6 +21,7 @@ from fluid.engine.estimates import Estimates
 from fluid.engine.events import Failure
 from fluid.engine.feasibility import Feasibility
 from fluid.engine.fusion import Fusing
+from fluid.engine.group_record import GroupRecord
 from fluid.engine.group_shares import GroupShares
 from fluid.engine.iteration_timing import IterationTiming
 from fluid.engine.lanes import Lanes
@@ -28,7 +29,7 @@ from fluid.engine.measuring import Measuring
 from fluid.engine.notices import NotePaused, NotePlaced, NoteQueued, NoteTrial
 from fluid.engine.owners import Owners
 from fluid.engine.rebalancing import Rebalancing
-from fluid.engine.records import NO_LANES, NO_REQUESTS, GroupRecord, Move, Stage, TrialRecord
+from fluid.engine.records import NO_LANES, NO_REQUESTS, Move, Stage, TrialRecord
 from fluid.engine.retention import newest_to_keep
 from fluid.engine.scheduling import Scheduling
 from fluid.engine.transitions import LEGAL
@@ -161,6 +162,7 @@ class SessionState:
         if (trial.state, state) not in LEGAL:
             raise self.error(trial, f"cannot go from {trial.state.value} to {state.value}: {why}")
         trial.state = state
+        self.groups[trial.group_id].count(trial)
         self.trials.touched.add(trial.trial_id)
         trial.add_to_story(self.now, f"{state.value}: {why}")
 
@@ -185,6 +187,7 @@ class SessionState:
         if place.move is not None:
             self.lanes.release(trial.trial_id, place.move.old_lanes)
         self.allocations.release(trial)
+        self.fusing.left(trial)
         self.watching.released(trial)
         self.resizing.pop(trial.row, None)
         self.clearing.pop(trial.row, None)

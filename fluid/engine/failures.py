@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 
@@ -135,7 +134,7 @@ class Failures:
         """Evicts states and ends idle lanes on devices where a trial ran out of memory; returns whether any goes."""
         core = self._core
         for device in devices:
-            core.lanes.retire(device, math.inf, core.commands)
+            core.lanes.retire(device, core.commands)
         retired = core.lanes.have_retired(devices)
         kept = [core.trials[trial_id] for device in devices for _, trial_id in core.lanes.kept_on(device)]
         evicted = [trial for trial in kept if trial.rests and not trial.calls and trial.spec.can_save]

@@ -120,12 +120,14 @@ class Fusing:
         return changed
 
     def _book(self, trial: TrialRecord) -> None:
-        """Books with which trials a trial shares a lane: with those of its group, until fusing them is over."""
-        key = trial.spec.profile_key
-        if self._estimates.fusing_is_over(key):
-            trial.sharing_group = TURNS if self._turns.takes(trial) else None
-        else:
-            trial.sharing_group = key
+        """Books with which trials a trial shares a lane: with those of its group, until fusing them is over.
+
+        Trials that take turns on a device go on so until they leave it.
+        """
+        group = self._group_of(trial)
+        if trial.takes_turns and group != TURNS and self._allocations.has_company(trial):
+            return
+        trial.sharing_group = group
         if not trial.state.holds_devices:
             return
         self._allocations.update_group(trial)
@@ -134,6 +136,16 @@ class Fusing:
             lane = self._lanes.get(lane_id)
             if lane is not None and len(lane.holders) == 1:
                 lane.sharing_group = trial.sharing_group
+
+    def _group_of(self, trial: TrialRecord) -> str | None:
+        if not self._estimates.fusing_is_over(key := trial.spec.profile_key):
+            return key
+        return TURNS if self._turns.takes(trial) else None
+
+    def left(self, trial: TrialRecord) -> None:
+        """Lets a trial that has left its devices share others with those of its group."""
+        if trial.takes_turns and trial.row in self._submitted:
+            trial.sharing_group = self._group_of(trial)
 
     def of(self, trial: TrialRecord, devices: Sequence[int]) -> Fusion | Joining | None:
         """With which trials a trial may share a lane of the devices that it was given; ``None`` for none."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.lane_record import LaneRecord
 from fluid.planning.memory_ledger import MemoryLedger
+from fluid.resources import whole_bytes
 
 
 class Fusion(NamedTuple):
@@ -123,8 +124,8 @@ class Lanes:
         """
         lane = self._lanes[lane_id]
         was_most = lane.is_measured and lane.own_bytes >= self.usual_bytes
-        lane.own_bytes, lane.is_measured = own_bytes, True
-        if was_most or own_bytes > self.usual_bytes:
+        lane.own_bytes, lane.is_measured = whole_bytes(own_bytes), True
+        if was_most or lane.own_bytes > self.usual_bytes:
             self._update_usual()
         for device_id in lane.device_ids:
             self._update_memory(device_id)
@@ -163,24 +164,21 @@ class Lanes:
         self._retired.discard(device_id)
         return lost
 
-    def retire(self, device_id: int, wanted: float, commands: list[Command]) -> float:
-        """Ends empty lanes of a device, but for one, until so many bytes are freed.
+    def retire(self, device_id: int, commands: list[Command], *, while_: Callable[[], bool] | None = None) -> None:
+        """Ends empty lanes of a device, but for one, while that is wanted; all of them if it is not said.
 
-        Returns:
-            The bytes that they took for themselves.
+        How much that frees is for the ledger to say: room for one lane is beyond the watermark.
         """
         lanes = self.on(device_id)
-        freed, left = 0.0, len(lanes)
+        left = len(lanes)
         for lane in lanes:
-            if freed >= wanted or left == 1:
+            if left == 1 or not (while_ is None or while_()):
                 break
             if lane.own_bytes > 0.0 and lane.is_empty:
-                freed += lane.own_bytes
                 left -= 1
                 self.lose(lane.lane_id)
                 commands.append(StopLane(lane.lane_id))
                 self._retired.add(device_id)
-        return freed
 
     def have_retired(self, device_ids: Iterable[int]) -> bool:
         """Whether lanes of these devices were ended to make room since the last call about them."""
@@ -361,9 +359,9 @@ class Lanes:
     def _hold_memory(self, lane: LaneRecord, trial_id: str, memory: float) -> None:
         self._free_memory(lane, trial_id)
         if memory > 0.0:
-            lane.reserved[trial_id] = memory
+            lane.reserved[trial_id] = held = whole_bytes(memory)
             for device_id in lane.device_ids:
-                self._memory.reserve(device_id, memory)
+                self._memory.reserve(device_id, held)
 
     def _free_memory(self, lane: LaneRecord, trial_id: str) -> None:
         memory = lane.reserved.pop(trial_id, 0.0)

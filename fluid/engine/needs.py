@@ -8,7 +8,6 @@ from collections.abc import Callable
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
 from fluid.planning.occupancy import Occupancy
-from fluid.planning.runtime_model import TOLERANCE
 from fluid.resources import MemoryNeed
 
 
@@ -63,7 +62,7 @@ class Needs:
         return self.most_of(trial.spec.profile_key)
 
     def _as_fits(self, need: MemoryNeed | None) -> MemoryNeed | None:
-        if need is None or self.most_usable() >= need.peak_bytes:
+        if need is None or (usable := self.most_usable()) >= need.peak_bytes:
             return need
-        share = self.most_usable() / need.peak_bytes
-        return MemoryNeed(need.persistent_bytes * share * (1.0 - TOLERANCE), need.ephemeral_bytes * share)
+        persistent = float(math.floor(need.persistent_bytes / need.peak_bytes * usable))
+        return MemoryNeed(persistent, usable - persistent)

@@ -264,10 +264,14 @@ class Placing:
             return False
         chosen, allowed = self._occupancy.held[trial.row], self._occupancy.eligible.of(trial.constraint)
         every = self._occupancy.residents if allowed is None else allowed
-        if not self.reservations.awaits_faster(trial, chosen, every):
+        faster = self.reservations.faster_for(trial, chosen, every)
+        if faster is None:
             return False
         self._occupancy.release(trial.row)
-        return True
+        if self.reservations.awaits_faster(trial):
+            return True
+        within = (faster, frozenset(chosen))  # States that are kept there may leave the faster ones no room.
+        return not any(self.place_near(trial, None, only=False, within=devices) for devices in within)
 
     def _reserve(self, trial: TrialRecord, within: frozenset[int] | None) -> None:
         allowed = self._occupancy.eligible.of(trial.constraint)

@@ -1,13 +1,11 @@
-"""Records of trials and groups: plain data that the state machine changes."""
+"""Records of trials: plain data that the state machine changes."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
 from fluid.engine.events import Checkpoint, Failure
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.pace import Pace
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.constraints import Constraint
@@ -376,25 +374,3 @@ class TrialRecord:
     def pinned(self) -> bool:
         """Whether the trial can go on only in the lane that keeps its state."""
         return self.residence.lane is not None and not self.spec.can_save
-
-
-@dataclass(slots=True)
-class GroupRecord:
-    """One TrialGroup.
-
-    Attributes:
-        terms: what is known of it beyond its trials.
-        owner: number of its owner.
-        trial_ids, open: its trials in order of arrival, as keys, and how many have not ended.
-        past: number of trials that were forgotten, by outcome.
-        past_iterations: iterations done by those; ``past_lengths`` counts them by these, but for paused ones.
-    """
-
-    group_id: str
-    terms: GroupTerms = PLAIN_TERMS
-    owner: int = 0
-    trial_ids: dict[str, None] = field(default_factory=dict)
-    open: int = 0
-    past: Counter[str] = field(default_factory=Counter)
-    past_iterations: int = 0
-    past_lengths: Counter[int] = field(default_factory=Counter)

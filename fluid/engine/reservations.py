@@ -94,27 +94,41 @@ class Reservations:
             self._made[trial.row] = made
         self._passed[trial.row] = made
 
-    def awaits_faster(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> bool:
-        """Whether a trial of a fixed width should wait for faster devices, and reserves them if so.
+    def faster_for(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> frozenset[int] | None:
+        """Devices that a trial of a fixed width should get instead; ``None`` for none.
+
+        They are reserved, and :meth:`awaits_faster`, unless they are idle by now.
 
         Args:
             trial: the trial.
-            chosen: devices on which it could start now.
+            chosen: devices on which it could start now, and that it holds.
             allowed: the devices that it may get.
         """
         made = self._faster.get(trial.row)
         if made is None:
             made = self._find_faster(trial, chosen, allowed)
             if made is None:
-                return False
+                return None
             self._faster[trial.row] = made
         others = frozenset().union(*(each.devices for row, each in self._passed.items() if row != trial.row))
         if made.at <= self._occupancy.now or made.devices & others or not self._is_whole(made):
-            return False
+            return None
         if self._estimates.speed(trial, chosen) >= self._estimates.speed(trial, tuple(made.devices)):
-            return False
-        self._passed[trial.row] = made
-        return True
+            return None
+        residents = self._occupancy.residents
+        if any(row != trial.row for device in made.devices for row in residents[device]):
+            self._passed[trial.row] = made
+        return made.devices
+
+    def awaits_faster(self, trial: TrialRecord) -> bool:
+        """Whether a trial was passed over in this round though it could start: it waits for faster devices."""
+        made = self._faster.get(trial.row)
+        return made is not None and self._passed.get(trial.row) is made
+
+    @property
+    def wait_until(self) -> float | None:
+        """By when one of those trials starts on what there is, seconds; ``None`` if there are none."""
+        return min((self._faster[row].at for row in self.awaiting_faster), default=None)
 
     def _find_faster(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> Reservation | None:
         """Devices for which a wait is predicted to pay: those on which the trial ends first."""

@@ -17,6 +17,7 @@ from fluid.engine.records import TrialRecord
 from fluid.engine.retention import TrialNotKept, is_to_be_kept
 from fluid.planning.constraints import Constraint
 from fluid.planning.device_models import ByModel
+from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
 
@@ -99,8 +100,9 @@ class Residency:
 
     def evict_excess(self) -> None:
         """Evicts states that can be fetched back until the known bytes on each device fit there; limits what runs."""
-        for device in self._core.memory.pop_grown():
-            self._evict_excess(device)
+        while grown := self._core.memory.pop_grown():  # A lane that is ended changes what others count.
+            for device in grown:
+                self._evict_excess(device)
         self._limits.update()
 
     def _evict_excess(self, device: int) -> None:
@@ -108,9 +110,9 @@ class Residency:
         usable = core.memory.usable_bytes(device)
         if usable is None:
             return
+        # Lanes without a trial go first: they are started faster than a state is saved and restored.
+        core.lanes.retire(device, core.commands, while_=lambda: core.memory.taken_bytes(device) > usable)
         excess = core.memory.taken_bytes(device) - usable
-        if excess > 0.0:  # Lanes without a trial go first: they are started faster than a state is saved and restored.
-            excess -= core.lanes.retire(device, excess, core.commands)
         if excess <= 0.0 or device not in core.memory.reserved:
             return
         staying, held = self._kept(device), self._held_bytes(device)
@@ -258,9 +260,8 @@ class Residency:
                 if trial.constraint in seen and not trial.pinned:
                     continue  # the first of those that may get the same devices comes first
                 seen.add(trial.constraint)
-            need = core.estimates.need(trial)
-            if need is None:
-                continue
+            # One whose need is unknown needs at least a device that is not overfull.
+            need = core.estimates.need(trial) or MemoryNeed()
             lacking = max(1, round(trial.placement.width))
             by_model = core.estimates.by_model(trial)
             for device in (kept[row],) if row in kept else self._open_to(trial, by_model):
@@ -315,11 +316,14 @@ class Residency:
         leaving = [memory for key, memory in held.items() if key not in staying]
         stays = trial.placement.width <= 1.0  # the trial runs where its state is, so that is counted once
         own = held.get(trial.trial_id, 0.0) if stays else 0.0
-        excess = core.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
+
+        def excess_bytes() -> float:
+            return core.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
+
         alone = not occupancy.residents[device]
-        if excess > 0.0 and alone:
-            core.lanes.retire(device, excess, core.commands)
-            excess = core.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
+        if alone:
+            core.lanes.retire(device, core.commands, while_=lambda: excess_bytes() > 0.0)
+        excess = excess_bytes()
         going = [other for other in staying.values() if not (other is trial and stays) and _can_be_evicted(other)]
         if not alone:
             going = [other for other in going if other.rests and other.spec.can_save]
@@ -370,10 +374,9 @@ class Residency:
 
 
 def _can_be_evicted(trial: TrialRecord) -> bool:
-    if trial.calls:
-        return False
-    at_rest = trial.rests or trial.state is TrialState.QUEUED
-    return at_rest and not _must_stay(trial)
+    if trial.state is TrialState.QUEUED:  # Calls that wait for its further iterations are made where it runs then.
+        return all(call.lane_id is None for call in trial.calls) and not _must_stay(trial)
+    return trial.rests and not trial.calls and not _must_stay(trial)
 
 
 def _must_stay(trial: TrialRecord) -> bool:

@@ -12,6 +12,7 @@ from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.transfers import Transfers
 from fluid.engine.urgency import Urgency
+from fluid.engine.waits import WaitDeadline
 from fluid.trialgroup import TrialState
 
 
@@ -131,6 +132,11 @@ class Settling:
         self._start()
         while self._urgency.make_room():
             self._start()
+        until = self._core.scheduling.placing.reservations.wait_until
+        if until is None:
+            self._core.deadlines.clear(WaitDeadline())
+        else:
+            self._core.deadlines.set(WaitDeadline(), until)
 
     def _start(self) -> None:
         self._start_what_fits()

@@ -211,7 +211,7 @@ class SpareLanes:
             if not lane.is_empty:
                 yield f"lane {lane.lane_id} is spare, and holds trials"
             usable, taken = core.memory.usable_bytes(lane.device_id), core.memory.taken_bytes(lane.device_id)
-            if usable is not None and lane.own_bytes > 0.0 and taken > usable * (1.0 + 1e-6):
+            if usable is not None and lane.own_bytes > 0.0 and taken > usable:
                 yield f"lane {lane.lane_id} is spare on device {lane.device_id}, where {taken - usable:.0f} bytes lack"
         for host, count in counts.items():
             if count > self._most:

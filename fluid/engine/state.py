@@ -74,7 +74,7 @@ from fluid.engine.transfers import Transfers
 from fluid.engine.urgency import Urgency
 from fluid.engine.verdicts import FailRequested
 from fluid.engine.view import EngineView, seconds_left, view_of
-from fluid.engine.waits import Waits
+from fluid.engine.waits import WaitDeadline, Waits
 from fluid.engine.watching import DrainDeadline, IterationDeadline
 from fluid.errors import require_integer, require_number, require_one_of
 from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
@@ -183,8 +183,8 @@ class EngineState:
             self.urgency,
         )
         self._table = self._event_table()
-        #: What handles a deadline, by the type of its key.
-        self._due: dict[type, _Handler] = {
+        self._due: dict[type, _Handler] = {  # What handles a deadline, by the type of its key.
+            WaitDeadline: self._waits.due,
             IterationDeadline: self._hung.look,
             DrainDeadline: self._hung.look_at_drain,
             DrainEnd: self._drains.due,
@@ -282,33 +282,36 @@ class EngineState:
         return self.occupancy.devices
 
     def view(self) -> EngineView:
-        """Returns how groups and devices stand, for displays."""
+        """Returns how devices stand, and the order of groups, for displays."""
         return view_of(self._core)
 
     def seconds_left(self, group_id: str, now: float | None = None) -> float | None:
-        """Predicted seconds until a group has ended.
+        """Predicted seconds until a group has ended, from ``now``, or from the latest event where that is ``None``.
 
-        Args:
-            group_id: the group.
-            now: the time, seconds; ``None`` for that of the latest event.
-
-        Returns:
-            The seconds; ``None`` where no trial was measured, one gives no result (:meth:`silent`), or one waits for
-            devices that there are not (:meth:`awaits_devices`).
+        ``None`` where no trial was measured, one hangs, or one waits for devices that there are not.
         """
-        trials = [self.trials[trial_id] for trial_id in self.groups[group_id].trial_ids]
-        now = self._core.now if now is None else now
-        if any(self._hung.silence(trial, now) is not None or self._core.awaits_devices(trial) for trial in trials):
+        if self.hangs(group_id, self._core.now if now is None else now) or self.awaited(group_id):
             return None
-        return seconds_left(trials, self.occupancy, self.estimates)
+        return seconds_left(self.groups[group_id].live.values(), self.occupancy, self.estimates)
 
-    def awaits_devices(self, *trial_ids: str) -> bool:
-        """Whether one of these trials waits for devices that there are not."""
-        return any(self._core.awaits_devices(self.trials[trial_id]) for trial_id in trial_ids)
+    def awaits_devices(self, trial_id: str) -> bool:
+        """Whether a trial waits for devices that there are not."""
+        return self._core.awaits_devices(self.trials[trial_id])
+
+    def awaited(self, group_id: str) -> tuple[str, ...]:
+        """The devices that some trials of a group wait for and that there are not, in words, each once."""
+        live = self.groups[group_id].live.values()
+        waiting = (trial.spec.wanted_devices for trial in live if trial.constraint and self._core.awaits_devices(trial))
+        return tuple(dict.fromkeys(waiting))
+
+    def hangs(self, group_id: str, now: float) -> bool:
+        """Whether a trial of a group has given no result for far longer than usual."""
+        return any(self._hung.silence(trial, now) is not None for trial in self.groups[group_id].live.values())
 
     def silent(self, now: float) -> list[tuple[str, float]]:
         """Returns the trials that have given no result for far longer than usual, and for how many seconds."""
-        silences = ((trial.trial_id, self._hung.silence(trial, now)) for trial in self.trials.values())
+        held = (self.trials.by_row.get(row) for row in sorted(self.occupancy.held))  # No others run.
+        silences = ((trial.trial_id, self._hung.silence(trial, now)) for trial in held if trial is not None)
         return [(trial_id, seconds) for trial_id, seconds in silences if seconds is not None]
 
     def handle(self, *events: Event) -> list[Command]:
@@ -339,7 +342,7 @@ class EngineState:
             except Exception as error:
                 trial = core.trials.get(getattr(event, "trial_id", ""))
                 raise core.error(trial, f"{event!r} cannot be handled: {error!r}") from error
-        for part in (self.retirements, self._drains, self._holds):
+        for part in (self._holds, self.retirements, self._drains):  # Held trials leave devices that retire, then drain.
             if part.under_way:
                 part.advance()
         self._rounds.update()

@@ -14,9 +14,10 @@ from fluid.engine.events import (
     TrialHistory,
     TrialsAdded,
 )
+from fluid.engine.group_record import GroupRecord
 from fluid.engine.group_terms import GroupTerms
 from fluid.engine.lifecycle import Lifecycle
-from fluid.engine.records import GroupRecord, Progress, TrialRecord
+from fluid.engine.records import Progress, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.set_aside import BY_USER
 from fluid.engine.trial_spec import TrialSpec
@@ -113,6 +114,7 @@ class Submissions:
             # One that was done could be extended, but its lane is gone, and with it a state that was not saved.
             is_lost = history.checkpoint is None and not history.trial.can_save
             trial.residence.given_up = ended is TrialState.DONE and is_lost
+            self._core.groups[group_id].count(trial)
         return trial
 
     def _check_trial(self, spec: TrialSpec, claims: Claims, *, fits: bool = True) -> None:
@@ -145,6 +147,7 @@ class Submissions:
         core.fusing.admit(trial)
         group.trial_ids[spec.trial_id] = None
         group.open += 1
+        group.count(trial)
         return trial
 
     # -- budgets -------------------------------------------------------------------------------------------
@@ -199,6 +202,7 @@ class Submissions:
         trial = self._core.trials[event.trial_id]
         if event.outcome is not None:
             trial.outcome = TrialState(event.outcome)
+            self._core.groups[trial.group_id].count(trial)
         self._lifecycle.stop(trial, now=event.now)
 
     def check_failed(self, event: FailRequested, claims: Claims) -> None:
@@ -231,10 +235,5 @@ class Submissions:
         core.cohorts.forget(trial)
         core.fusing.forget(trial)
         core.trials.remove(trial)
-        group = core.groups[trial.group_id]
-        del group.trial_ids[trial.trial_id]
-        group.past_iterations += trial.progress.done
-        if trial.outcome is not TrialState.PAUSED:  # a paused one is counted when it comes back
-            group.past[(trial.outcome or trial.state).value] += 1
-            group.past_lengths[trial.progress.done] += 1
+        core.groups[trial.group_id].forget(trial)
         core.forgotten.add(trial.trial_id)

@@ -39,7 +39,7 @@ class Urgency:
         """Pauses running trials for urgent ones that wait, and claims their devices.
 
         Returns:
-            Whether devices are free or unclaimed now that were not, so that queued trials may fit.
+            Whether devices are free or unclaimed now that were not, or trials are narrower, so queued ones may fit.
         """
         core, claims = self._core, self._core.scheduling.placing.claims
         if not (core.has_urgent or self._hopes):
@@ -67,6 +67,7 @@ class Urgency:
             if width != trial.placement.width:
                 core.scheduling.withdraw(trial)
                 core.scheduling.enqueue(trial, width)
+                is_free = True  # There may be room for it as it is now.
             for row in choice.rows:
                 is_free |= self._clear(core.trials.by_row[row], trial)
         return is_free or not before <= claims.keys()

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from fluid.engine import tuning
 from fluid.engine.core import EngineError
+from fluid.engine.group_record import EndedTrial
 from fluid.engine.holds import is_leaving
 from fluid.engine.lane_record import LaneRecord
 from fluid.engine.records import Stage, TrialRecord
 from fluid.engine.state import EngineState
+from fluid.engine.validate_waiting import waiting_problems
 from fluid.engine.watching import IterationDeadline
 from fluid.planning.runtime_model import residents_at
 from fluid.trialgroup import TrialState
@@ -24,8 +26,8 @@ def validate_state(state: EngineState) -> None:
     Raises:
         EngineError: some are broken; it names them, with the stories of the trials concerned.
     """
-    broken = [*_devices(state), *_drains(state), *_groups(state), *_queue(state), *_idle_devices(state), *_work(state)]
-    broken += [*_copies(state), *state.checkpoints.problems(), *state.spares.problems()]
+    broken = [*_devices(state), *_drains(state), *_groups(state), *_queue(state), *waiting_problems(state)]
+    broken += [*_work(state), *_copies(state), *state.checkpoints.problems(), *state.spares.problems()]
     broken += [*state.retirements.problems(), *state.urgency.problems()]
     broken += [f"lane {lane.lane_id}: {what}" for lane in state.lanes for what in _lane(state, lane)]
     for trial in state.trials.values():
@@ -57,11 +59,11 @@ def _devices(state: EngineState) -> Iterator[str]:
         if len(rows) > occupancy.limit(device) and not stays:
             yield f"device {device}: {len(rows)} trials, and {occupancy.limit(device)} tolerated"
         usable, filled = state.memory.usable_bytes(device), state.memory.placed_bytes(device)
-        if usable is not None and filled > usable * (1.0 + _ROUNDING) and len(rows) > 1 and not stays:
+        if usable is not None and filled > usable and len(rows) > 1 and not stays:
             yield f"device {device}: {filled:.0f} bytes held, and {usable:.0f} usable"
         kept = sum(sum(lane.reserved.values()) for lane in state.lanes.on(device))
         reserved = state.memory.reserved.get(device, 0.0)
-        if abs(kept - reserved) > _ROUNDING * max(1.0, kept):
+        if kept != reserved:
             yield f"device {device}: {reserved} bytes reserved, and residents hold {kept}"
         yield from _lane_bytes(state, device)
         yield from _kept_bytes(state, device)
@@ -107,7 +109,7 @@ def _lane_bytes(state: EngineState, device: int) -> Iterator[str]:
     """All lanes but one count, whether or not trials run in them."""
     own = sum(lane.own_bytes for lane in state.lanes.on(device))
     counted = state.memory.lane_bytes(device, 0)
-    if abs(max(0.0, own - state.lanes.usual_bytes) - counted) > _ROUNDING * max(1.0, own):
+    if max(0.0, own - state.lanes.usual_bytes) != counted:
         yield f"device {device}: its lanes take {own:.0f} bytes, and {counted:.0f} are counted"
 
 
@@ -124,7 +126,7 @@ def _kept_bytes(state: EngineState, device: int) -> Iterator[str]:
     idle = (TrialState.DONE, TrialState.QUEUED, TrialState.PAUSED)
     for name, trial in kept.items():
         could_go = trial.spec.can_save and trial.state in idle and not trial.calls
-        if taken > usable * (1.0 + _ROUNDING) and could_go and held.get(name, 0.0) > 0.0:
+        if taken > usable and could_go and held.get(name, 0.0) > 0.0:
             yield f"device {device}: {taken:.0f} bytes taken, {usable:.0f} usable, and the state of {name!r} is kept"
 
 
@@ -133,6 +135,11 @@ def _groups(state: EngineState) -> Iterator[str]:
         unended = sum(not state.trials[trial_id].state.ended for trial_id in group.trial_ids)
         if group.open != unended:
             yield f"group {group.group_id!r}: {group.open} trials open, and {unended} have not ended"
+        trials = [state.trials[trial_id] for trial_id in group.trial_ids]
+        live = {trial.trial_id: trial for trial in trials if not trial.state.ended}
+        ended = Counter(EndedTrial.of(trial) for trial in trials if trial.state.ended)
+        if group.live != live or group.ended != ended:
+            yield f"group {group.group_id!r}: {set(live)} live, {ended} ended; {set(group.live)}, {group.ended} known"
 
 
 def _queue(state: EngineState) -> Iterator[str]:
@@ -156,37 +163,6 @@ def _queue(state: EngineState) -> Iterator[str]:
     planned = set(state.allocations.running)
     if running != planned:
         yield f"rows {planned} are planned as running, and {running} are"
-
-
-def _idle_devices(state: EngineState) -> Iterator[str]:
-    """No device is idle while a trial is queued that could start there."""
-    occupancy = state.occupancy
-    idle = [index for index, rows in occupancy.residents.items() if not rows and not occupancy.is_closed(index)]
-    reserved = state.placing.reserved_devices
-    for row in state.queue if idle else ():
-        trial = state.trials.by_row[row]
-        eligible = occupancy.eligible.of(trial.constraint)
-        fitting = [at for at in idle if (eligible is None or at in eligible) and _could_start(state, trial, at)]
-        if any(device in reserved for device in fitting) or trial.constraint in state.placing.awaiting_faster:
-            continue
-        if trial.spec.gang:
-            hosts = Counter(occupancy.device(device).host for device in fitting)
-            fitting = [device for device in fitting if hosts[occupancy.device(device).host] >= trial.placement.width]
-        if fitting and len(fitting) >= round(trial.placement.width):
-            yield f"devices {fitting} are idle, and {trial.trial_id!r} of width {trial.placement.width:g} waits"
-
-
-def _could_start(state: EngineState, trial: TrialRecord, device: int) -> bool:
-    """Whether memory, and the lane of a trial that cannot be saved, let it start on an idle device."""
-    residence = trial.residence
-    lane = None if residence.lane is None else state.lanes[residence.lane]
-    if trial.pinned and lane is not None and (device not in lane.device_ids or lane.holders):
-        return False
-    own_state = 0.0
-    stays = trial.placement.width <= 1.0 or trial.spec.gang
-    if lane is not None and device in lane.device_ids and not residence.saving and stays:
-        own_state = state.lanes.kept_bytes(lane.lane_id, trial.trial_id)
-    return state.memory.fits(device, state.estimates.need(trial), own_state=own_state)
 
 
 def _work(state: EngineState) -> Iterator[str]:

@@ -7,60 +7,13 @@ from dataclasses import dataclass
 
 from fluid.engine.core import SessionState
 from fluid.engine.estimates import Estimates
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lanes import Lanes
-from fluid.engine.records import GroupRecord, TrialRecord
+from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
 from fluid.planning.occupancy import Occupancy
 from fluid.resources import Device
 from fluid.trialgroup import TrialState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialView:
-    """A trial.
-
-    Attributes:
-        trial_id: the trial's id.
-        state: its state.
-        outcome: what the submitter says came of it; ``None`` if it did not say.
-        done, budget: iterations done, and allowed in all.
-        follow_up_iterations: iterations that later rungs may add after the budget.
-    """
-
-    trial_id: str
-    state: TrialState
-    outcome: TrialState | None
-    done: int
-    budget: int
-    follow_up_iterations: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupView:
-    """A TrialGroup.
-
-    Attributes:
-        group_id: the group's id.
-        trials: its trials, but for forgotten ones, in order of arrival.
-        past: number of forgotten trials, by outcome.
-        past_iterations: iterations that they did.
-        past_lengths: number of forgotten trials, but for paused ones, by their iterations.
-        terms: whose group it is, and how urgent.
-        awaited: the devices that some of its trials wait for and that there are not, in words, each once.
-        place: where its trials stand among those of all owners, 1 for those that start first; ``None`` where it has
-            none to run, or only one owner has.
-    """
-
-    group_id: str
-    trials: tuple[TrialView, ...]
-    past: Mapping[str, int]
-    past_iterations: int
-    past_lengths: Mapping[int, int]
-    terms: GroupTerms = PLAIN_TERMS
-    awaited: tuple[str, ...] = ()
-    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +37,24 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The engine's groups in order of submission, its devices by index, and why it has given others up, by index."""
+    """The engine's devices by index, why it has given others up, by index, and its groups' places.
 
-    groups: tuple[GroupView, ...]
+    Attributes:
+        places: by group, where its trials stand among those of all owners, 1 for those that start first; only of groups
+            that have some to run, and where there are several owners.
+    """
+
     devices: tuple[DeviceView, ...]
-    given_up: tuple[tuple[int, str], ...] = ()
+    given_up: tuple[tuple[int, str], ...]
+    places: Mapping[str, int]
 
 
 def view_of(core: SessionState) -> EngineView:
     """Copies what displays show."""
-    places = _places(core)
     return EngineView(
-        tuple(_group_view(group, core, places.get(group.group_id)) for group in core.groups.values()),
         tuple(_device_view(device, core.trials, core.occupancy, core.lanes) for device in core.occupancy.devices),
         tuple(sorted(core.strikes.given_up.items())),
+        _places(core),
     )
 
 
@@ -140,31 +97,6 @@ def _places(core: SessionState) -> dict[str, int]:
         return {}
     order = {key: place for place, key in enumerate(sorted(set(keys.values())), 1)}
     return {group_id: order[key] for group_id, key in keys.items()}
-
-
-def _group_view(group: GroupRecord, core: SessionState, place: int | None) -> GroupView:
-    trials = [core.trials[trial_id] for trial_id in group.trial_ids]
-    awaited = (trial.spec.wanted_devices for trial in trials if trial.constraint and core.awaits_devices(trial))
-    return GroupView(
-        group_id=group.group_id,
-        trials=tuple(
-            TrialView(
-                trial_id=trial.trial_id,
-                state=trial.state,
-                outcome=trial.outcome,
-                done=trial.progress.done,
-                budget=trial.progress.budget,
-                follow_up_iterations=trial.progress.follow_up_iterations,
-            )
-            for trial in trials
-        ),
-        past=dict(group.past),
-        past_iterations=group.past_iterations,
-        past_lengths=dict(group.past_lengths),
-        terms=group.terms,
-        awaited=tuple(dict.fromkeys(awaited)),
-        place=place,
-    )
 
 
 def _device_view(device: Device, trials: Trials, occupancy: Occupancy, lanes: Lanes) -> DeviceView:

@@ -9,6 +9,12 @@ from fluid.engine.core import SessionState
 from fluid.engine.notices import FreeMemory, NoteWaiting, WaitReason
 from fluid.engine.records import TrialRecord
 
+
+@dataclass(frozen=True, slots=True)
+class WaitDeadline:
+    """When trials that wait for faster devices start on what there is."""
+
+
 #: Most devices that a note lists.
 _MOST_DEVICES = 4
 #: Lines that are kept beyond twice the number of waiting trials.
@@ -40,6 +46,10 @@ class Waits:
         #: (width, kind) -> line
         self._lines: dict[Hashable, _WaitLine] = {}
         self._next = 0
+
+    def due(self, key: WaitDeadline) -> None:
+        """Starts trials that have waited for long enough for faster devices."""
+        self._core.changed = True
 
     def note(self) -> None:
         """Notes trials that have joined a line and still wait, and lines that wait for something else than before."""

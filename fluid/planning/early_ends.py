@@ -7,7 +7,9 @@ in it. With few trials the bins borrow from each other, and all from a weak prio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,6 +20,7 @@ _BINS = 10
 _PRIOR_ENDS, _PRIOR_BUDGETS = 0.05, 1.0
 #: Trials that a bin borrows at the mean rate of all bins.
 _BORROWED = 4.0
+_Shares: TypeAlias = Iterable[float] | Mapping[float, int]
 
 
 class EarlyEnds:
@@ -30,17 +33,17 @@ class EarlyEnds:
         (0.5, True)
 
     Args:
-        ended: shares of their budgets, in [0, 1), after which trials ended early.
-        others: shares that the others have run: 1 for those that have run all.
+        ended: shares of their budgets, in [0, 1), after which trials ended early; or the number of trials by share.
+        others: shares that the others have run: 1 for those that have run all; or the number of trials by share.
     """
 
-    def __init__(self, ended: Sequence[float], others: Sequence[float]) -> None:
-        at, rest = (np.clip(np.asarray(shares, dtype=np.float64), 0.0, 1.0) for shares in (ended, others))
+    def __init__(self, ended: _Shares, others: _Shares) -> None:
+        (at, number), (rest, number_of_rest) = map(_columns, (ended, others))
         edges = np.arange(_BINS + 1) / _BINS
-        ends = np.histogram(np.minimum(at, 1.0 - 1e-9), edges)[0].astype(np.float64)
-        exposed = np.concatenate([at, rest])
+        ends = np.histogram(np.minimum(at, 1.0 - 1e-9), edges, weights=number)[0]
+        exposed, times = np.concatenate([at, rest]), np.concatenate([number, number_of_rest])
         #: Trials that were there in each bin, counted by how much of it they have run, in bins.
-        run = np.clip(exposed[:, None] * _BINS - np.arange(_BINS), 0.0, 1.0).sum(axis=0) + 0.5 * ends
+        run = times @ np.clip(exposed[:, None] * _BINS - np.arange(_BINS), 0.0, 1.0) + 0.5 * ends
         rate = (ends.sum() + _PRIOR_ENDS) / (run.sum() + _PRIOR_BUDGETS * _BINS)
         hazards = (ends + _BORROWED * rate) / (run + _BORROWED)
         self._edges = edges
@@ -70,3 +73,10 @@ class EarlyEnds:
         there = self.still_there(done + (1.0 - done) * steps)
         there /= there[:1]
         return np.concatenate([there[:-1] - there[1:], there[-1:]])
+
+
+def _columns(shares: _Shares) -> tuple[FloatArray, FloatArray]:
+    """The shares, each once, and how many trials have each."""
+    counts = Counter(shares)
+    at = np.fromiter(counts.keys(), np.float64, len(counts))
+    return np.clip(at, 0.0, 1.0), np.fromiter(counts.values(), np.float64, len(counts))

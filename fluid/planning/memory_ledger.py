@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from fluid.planning.sharing_groups import SharingGroups
-from fluid.resources import MemoryNeed
+from fluid.resources import MemoryNeed, usable_bytes
 
 
 class MemoryLedger:
     """Device memory by trial, by state that is kept, and by lane. Trials are known by their row.
 
     A device is never filled beyond its usable memory when a trial is placed; a need that turns out larger afterwards
-    may exceed it.
+    may exceed it. All bytes here are whole (:func:`~fluid.resources.whole_bytes`): what is freed leaves nothing behind.
 
     Args:
         watermark: share of a device's memory that trials may fill.
@@ -42,7 +42,7 @@ class MemoryLedger:
         #: Devices whose memory bounds packing.
         self._bounded = 0
         self._needs: dict[int, MemoryNeed] = {}
-        #: row -> its need when it was placed, or a smaller one learnt since, where that was known.
+        #: row -> its need when it was placed, or less of each part as learnt since, where that was known.
         self._placed: dict[int, MemoryNeed] = {}
         #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
         self.reserved: dict[int, float] = {}
@@ -57,7 +57,7 @@ class MemoryLedger:
 
     def add_device(self, index: int, memory_bytes: float | None) -> None:
         """Adds a device with so much memory; ``None`` where memory does not bound packing."""
-        self._usable[index] = None if memory_bytes is None else memory_bytes * self.watermark
+        self._usable[index] = None if memory_bytes is None else usable_bytes(memory_bytes, self.watermark)
         self._bounded += memory_bytes is not None
 
     def remove_device(self, index: int) -> None:
@@ -93,8 +93,10 @@ class MemoryLedger:
             self._placed.pop(row, None)  # Fused trials of its shape have not been measured.
         else:
             self._needs[row] = need
-            if row in self._placed and need.peak_bytes < self._placed[row].peak_bytes:
-                self._placed[row] = need  # Measured on this device's model: trials are placed by it from now on.
+            if (placed := self._placed.get(row)) is not None:
+                # Measured on this device's model: trials are placed by it from now on.
+                persistent = min(placed.persistent_bytes, need.persistent_bytes)
+                self._placed[row] = MemoryNeed(persistent, min(placed.ephemeral_bytes, need.ephemeral_bytes))
             self._grown.update(self._held[row])
             self.note_change(row)
 

@@ -19,7 +19,6 @@ from fluid.session.inbox import GroupInbox
 from fluid.session.played_forecasts import PlayedForecasts
 from fluid.session.run_folder import RunFolder
 from fluid.session.trials_left import trials_left
-from fluid.trialgroup import TrialState
 
 T = TypeVar("T")
 #: The odds that displays show.
@@ -148,7 +147,7 @@ class Forecasts:
             Its distribution; ``None`` if too little was measured, a trial hangs, or one waits for devices that there
             are not.
         """
-        if self._hangs(group_id) or self._state.awaits_devices(*self._state.groups[group_id].trial_ids):
+        if self._state.hangs(group_id, self._now()) or self._state.awaited(group_id):
             return None
         search = self._inboxes[group_id].group.search
         if search is not None:
@@ -158,14 +157,20 @@ class Forecasts:
         left = trials_left(self._state, group_id, self._now(), devices=devices)
         return None if left is None else left.forecast().ends
 
-    def shown(self, group_id: str) -> Forecast | None:
-        """The forecast that displays show: it is made anew every second or few, and counts down between."""
+    def lasts(self) -> float:
+        """Seconds for which displays show a forecast: the longer, the longer one takes and the more there are."""
+        left = [group.open for group in self._state.groups.values() if group.open]
+        return max(_SHOWN_FOR_S, _PER_TRIAL_S * sum(left) * len(left))
+
+    def shown(self, group_id: str, lasts: float | None = None) -> Forecast | None:
+        """The forecast that displays show: it is made anew every second or few, and counts down between.
+
+        Args:
+            group_id: the group.
+            lasts: what :meth:`lasts` says; ``None`` to ask it.
+        """
         now, shown = self._now(), self._shown.get(group_id)
-        state = self._state
-        open_trials = sum(group.open for group in state.groups.values())
-        groups = sum(1 for group in state.groups.values() if group.open)
-        lasts = max(_SHOWN_FOR_S, _PER_TRIAL_S * open_trials * max(1, groups))
-        if shown is None or not shown.at <= now < shown.at + lasts:
+        if shown is None or not shown.at <= now < shown.at + (self.lasts() if lasts is None else lasts):
             ends = self.end_on(group_id, None)
             shown = self._shown[group_id] = _ShownForecast(now, ends, self._age_s(group_id))
         if shown.ends is None:
@@ -178,19 +183,11 @@ class Forecasts:
         search = self._inboxes[group_id].group.search
         if search is None or search.trials is None or search.extends:
             return 0
-        group = self._state.groups[group_id]
-        known = sum(
-            not (trial.state.ended and trial.outcome is TrialState.PAUSED)  # It comes back as another trial.
-            for trial in map(self._state.trials.__getitem__, group.trial_ids)
-        )
-        return max(0, search.trials - known - sum(group.past.values()))
+        return max(0, search.trials - self._state.groups[group_id].known)
 
     def _age_s(self, group_id: str) -> float:
         is_search = self._inboxes[group_id].group.search is not None
         return self.searches.age_s(group_id) if is_search else 0.0
-
-    def _hangs(self, group_id: str) -> bool:
-        return any(self._state.trials[trial].group_id == group_id for trial, _ in self._state.silent(self._now()))
 
 
 def require_odds_of(name: str, value: object) -> list[float]:

@@ -203,7 +203,7 @@ class TrialGroupHandle:
             InvalidFieldError: neither the call nor the group's search names a metric, or the mode is neither.
             FluidError: no trial has reported the metric, or the run folder was deleted.
         """
-        return self.result(metric, mode).best
+        return self._live.best(metric, mode)
 
     def result(self, metric: str | None = None, mode: str | None = None) -> SweepResult:
         """The trials as a :class:`fluid.SweepResult`, as they stand now; arguments are those of :meth:`best`."""

@@ -74,6 +74,8 @@ class GroupInbox:
         self._first_start: float | None = None
         self._last_end: float | None = None
         self._tracker = BestTracker(group.search)
+        #: How often a trial has come to be shown otherwise.
+        self.shows = 0
         #: When the first iteration of this session began, how many have ended, and the sum of their seconds.
         self._began_at: float | None = None
         self._ended = 0
@@ -214,6 +216,7 @@ class GroupInbox:
         self.change(self.group.show, trial_id, config)
         if (trial := self._trial_of(trial_id)) is not None:
             self._tracker.show(trial)
+            self.shows += 1
 
     def take_over(
         self,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fluid.errors import FluidError
+from fluid.results.best import BestTrial, best_result
 from fluid.results.following import ResultsFollower
 from fluid.results.loading import completed
-from fluid.results.metrics import goals_of
+from fluid.results.metrics import Goal, goals_of
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedTrial, SubmittedTrials, shown_state, submitted_trial
@@ -61,28 +63,71 @@ class LiveTrials:
         Raises:
             FluidError: the run folder was deleted, or a signal handler asks that has interrupted this very call.
         """
-        if self._session.is_in_thread:
-            self._of_listeners = self._of_listeners or LiveTrials(self._session, list(self._inboxes.values()))
-            return self._of_listeners._read()
-        return self._read()
+        return self._own._read()
+
+    @property
+    def _own(self) -> LiveTrials:
+        """What the thread that asks reads with."""
+        if not self._session.is_in_thread:
+            return self
+        self._of_listeners = self._of_listeners or LiveTrials(self._session, list(self._inboxes.values()))
+        return self._of_listeners
 
     def _read(self) -> tuple[TrialResult, ...]:
         for inbox in self._inboxes.values():
             inbox.keep_forgotten()  # First, so that none is forgotten unseen.
         standing = self._session.standing(self._inboxes)  # Not under the lock, which a listener may wait for.
+        with self._reading():
+            parts = self._parts(standing)
+            self._read_results({part.trial_id: part for of_trial in parts.values() for part in of_trial})
+            return tuple(self._make(shown, of_trial) for shown, of_trial in parts.items())
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Holds the lock, and begins anew if it is interrupted between reading a result and keeping it."""
         with self._lock:
             if self._reads:
                 raise FluidError("the trials are being read by what this signal handler has interrupted")
             self._reads = True
             try:
-                parts = self._parts(standing)
-                self._read_results({part.trial_id: part for of_trial in parts.values() for part in of_trial})
-                return tuple(self._make(shown, of_trial) for shown, of_trial in parts.items())
+                yield
             except BaseException:
-                self._begin()  # It was interrupted between reading a result and keeping it.
+                self._begin()
                 raise
             finally:
                 self._reads = False
+
+    def best(self, metric: Any = None, mode: Any = None) -> BestTrial:
+        """The best trial, as that of :meth:`sweep`; where the group follows it anyway, no other trial is read.
+
+        Raises:
+            InvalidFieldError: metric or mode cannot be used.
+            FluidError: no trial has reported the metric, or the run folder was deleted.
+        """
+        return self._own._followed(metric, mode) or self.sweep(metric, mode).best
+
+    def _followed(self, metric: Any, mode: Any) -> BestTrial | None:
+        """The best trial that the one group follows; ``None`` if it follows another metric, or shows other names."""
+        if len(self._inboxes) != 1:
+            return None
+        (inbox,) = self._inboxes.values()
+        goals, best = goals_of(*completed(metric, mode, [inbox.group.search])), self._session.best_so_far(inbox)
+        if best is None or goals != (Goal(best.metric, best.mode == "min"),) or best.trial_id in inbox.failures:
+            return None
+        if best.trial_id not in inbox.group or any(trial.shown is not None for trial in inbox.group):
+            return None
+        standing = self._session.standing(self._inboxes, best.trial_id)
+        with self._reading():
+            parts = list(self._current(inbox, [inbox.group[best.trial_id]], standing))
+            self._read_results({part.trial_id: part for part in parts})
+            trial = self._make((inbox.group_id, best.trial_id), parts) if parts else None
+        found = None if trial is None else best_result(trial, goals[0])
+        if trial is None or found is None:
+            return None
+        value, result = found
+        return BestTrial(
+            trial=trial, metric=best.metric, value=value, iteration=result.iteration, metrics=result.metrics
+        )
 
     def sweep(self, metric: Any = None, mode: Any = None) -> SweepResult:
         """The trials as a sweep; metric and mode are those of the groups' searches where none are given.
@@ -113,17 +158,17 @@ class LiveTrials:
             self._filed = self._read_forgotten() if forgotten else {}
         found: Parts = {}
         for group_id, inbox in self._inboxes.items():
-            current = {part.trial_id: part for part in self._current(inbox, standing)}
+            current = {part.trial_id: part for part in self._current(inbox, inbox.group, standing)}
             past = {**self._filed, **inbox.forgotten}
             for part in [*(part for part in past.values() if part.trial_id not in current), *current.values()]:
                 if part.group_id == group_id:
                     found.setdefault((group_id, part.shown_id), []).append(part)
         return found
 
-    def _current(self, inbox: GroupInbox, standing: Standing) -> Iterator[SubmittedTrial]:
-        """The trials of a group that the engine knows, and how each stands."""
+    def _current(self, inbox: GroupInbox, trials: Iterable[Trial], standing: Standing) -> Iterator[SubmittedTrial]:
+        """Trials of a group that the engine knows, and how each stands."""
         ended, failures, search = inbox.states, inbox.failures, inbox.group.search
-        for trial in inbox.group:
+        for trial in trials:
             if trial.id not in standing.states:
                 continue  # It was stopped before the group was submitted, or is being submitted.
             state = ended.get(trial.id, standing.states[trial.id])

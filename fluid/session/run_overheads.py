@@ -42,8 +42,10 @@ class RunOverheads:
             facts: what its session knows of it.
             now: the time, seconds.
         """
-        holders, in_flight, runs = 0, 0.0, 1
-        for trial in map(self._state.trials.__getitem__, self._state.groups[group_id].trial_ids):
+        record = self._state.groups[group_id]
+        holders, in_flight = 0, 0.0
+        runs = 1 + sum(number for trial, number in record.ended.items() if trial.done > 0)
+        for trial in record.live.values():
             runs += trial.progress.done > 0
             # A lane that no trial had used loads everything; those that come start faster.
             if trial.state.holds_devices and trial.placement.launched and trial.pace.placed_at is None:
@@ -56,5 +58,5 @@ class RunOverheads:
             group = self._groups[group_id] = _TimeHeld(began, holders, 0.0)
         group.held += max(0.0, now - group.at) * 0.5 * (holders + group.holders)
         group.at, group.holders = now, holders
-        runs += sum(self._state.groups[group_id].past.values())
+        runs += record.past.total()
         return max(0.0, group.held - facts.result_seconds - in_flight) / runs

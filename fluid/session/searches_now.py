@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import NormalDist
 
-from fluid.engine.records import GroupRecord, TrialRecord
+from fluid.engine.group_record import GroupRecord
+from fluid.engine.records import TrialRecord
 from fluid.engine.state import EngineState
 from fluid.search_shape import SearchShape
 from fluid.simulation.search_now import LiveTrial, SearchNow

@@ -27,6 +27,7 @@ from fluid.keeping import NOTHING, Retention
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.results.group_lines import GroupLine
+from fluid.session.best import BestSoFar
 from fluid.session.deadlines import SweepInTime
 from fluid.session.forecasts import Forecasts
 from fluid.session.group_requests import GroupRequests, Prepared
@@ -38,7 +39,8 @@ from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
 from fluid.session.specs import say_what_is_awaited, spec_of, warn_of_unfusible, with_requirements
 from fluid.session.standing import Standing, standing_of
-from fluid.session.status import GroupStatus, Status, status_of
+from fluid.session.status import GroupStatus, Status
+from fluid.session.status_reader import StatusReader
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import TrialPayload
@@ -89,6 +91,7 @@ class Session:
         logged = None if self.hold.is_virtual else folder
         self.forecasts = Forecasts(state, backend.now, self._pump.inboxes, self._in_thread, logged)
         self._pump.scaling.sizing.end_on = self.forecasts.end_on
+        self._statuses = StatusReader(state, self._pump.inboxes)
 
     @property
     def inboxes(self) -> list[GroupInbox]:
@@ -261,30 +264,32 @@ class Session:
     def group_status(self, group_id: str) -> GroupStatus:
         """How a group stands, also once the session has ended; trials that had not ended then are INTERRUPTED."""
         try:
-            return self._in_thread(lambda: self._group_status(group_id))
-        except FluidError:
-            group = self._group_status(group_id)  # Its thread has ended, or is about to change nothing more.
+            return self._in_thread(lambda: self._statuses.group(group_id, self._backend.now()))
+        except FluidError:  # Its thread has ended, or is about to change nothing more.
+            group = self._statuses.group(group_id, self._backend.now())
         rest = {state: number for state, number in group.trials.items() if state in _RESTING}
         left = sum(group.trials.values()) - sum(rest.values())
         return replace(group, trials={**rest, "INTERRUPTED": left} if left else rest)
 
-    def _group_status(self, group_id: str) -> GroupStatus:
-        return self._status().groups[list(self._state.groups).index(group_id)]
-
     def _status(self) -> Status:
-        groups = {inbox.group_id: inbox.facts for inbox in self.inboxes}
-        at = self._backend.now() - (began := self._pump.began)
-        asked, goal = self._pump.scaling.asked, self._pump.scaling.sizing.status(began + at)
-        shown, path = self.forecasts.shown, self._folder.path
-        found = status_of(self._state, groups, at, began=began, asked=asked, run_dir=path, goal=goal, forecast=shown)
-        return replace(found, rehearsed=self.hold.is_virtual)
+        now, began, scaling = self._backend.now(), self._pump.began, self._pump.scaling
+        goal, shown = scaling.sizing.status(now), partial(self.forecasts.shown, lasts=self.forecasts.lasts())
+        found = self._statuses.read(now - began, began=began, run_dir=self._folder.path, forecast=shown, goal=goal)
+        return replace(found, asked=scaling.asked, rehearsed=self.hold.is_virtual)
 
-    def standing(self, group_ids: Collection[str]) -> Standing:
-        """How the trials of some groups stand; of a session that has ended, how they stood then."""
+    def standing(self, group_ids: Collection[str], only: str | None = None) -> Standing:
+        """How the trials of some groups stand, or only one; of a session that has ended, how they stood then."""
         try:
-            return self._in_thread(lambda: standing_of(self._state, group_ids))
+            return self._in_thread(lambda: standing_of(self._state, group_ids, only))
         except FluidError:  # The session has ended: nothing changes any more.
-            return standing_of(self._state, group_ids)
+            return standing_of(self._state, group_ids, only)
+
+    def best_so_far(self, inbox: GroupInbox) -> BestSoFar | None:
+        """The best result of a group by the metric of its search; ``None`` if there is none."""
+        try:
+            return self._in_thread(lambda: inbox.facts.best)
+        except FluidError:  # As above.
+            return inbox.facts.best
 
     @property
     def has_ended(self) -> bool:

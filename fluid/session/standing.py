@@ -23,12 +23,12 @@ class Standing:
     forgotten: dict[str, int] = field(default_factory=dict)
 
 
-def standing_of(state: EngineState, group_ids: Iterable[str]) -> Standing:
-    """Reads how the trials of some groups stand; a group that the engine does not know yet has none."""
+def standing_of(state: EngineState, group_ids: Iterable[str], only: str | None = None) -> Standing:
+    """Reads how the trials of some groups stand, or only one; a group that the engine does not know yet has none."""
     found = Standing()
     for group in (state.groups[group_id] for group_id in group_ids if group_id in state.groups):
         found.forgotten[group.group_id] = sum(group.past.values())
-        for trial_id in group.trial_ids:
+        for trial_id in group.trial_ids if only is None else group.trial_ids.keys() & {only}:
             trial = state.trials[trial_id]
             found.states[trial_id] = trial.state
             if trial.outcome is not None:

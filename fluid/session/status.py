@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
-from fluid.engine.state import EngineState
-from fluid.engine.view import GroupView, TrialView
-from fluid.planning.profile import Profile
 from fluid.session.best import BestSoFar
 from fluid.session.forecast import Forecast
 from fluid.session.goal_status import GoalStatus
-from fluid.session.progress import LiveLength
-from fluid.session.progress import forecast as forecast_search
-from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
+from fluid.trialgroup import Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,150 +154,3 @@ class Status:
     fused: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     goal: GoalStatus | None = None
     rehearsed: bool = False
-
-
-def _fused(profile: Profile, key: str, model: str | None) -> tuple[int, float] | None:
-    rates = profile.fused_rates(key, model)
-    if rates is None:
-        return None
-    rows = profile.fused_limit(key, rates.rows[-1], model)
-    return rows, rates.gain(rows)
-
-
-def _measured_keys(state: EngineState) -> dict[str, tuple[str, str | None]]:
-    """The names under which keys were measured: a key's own, and where devices are of several models, that of each."""
-    profile, models, keys = state.profile, state.occupancy.models, state.profile.keys()
-    if not models.are_several:
-        return {key: (key, models.first) for key in keys}
-    pairs = [(key, model) for key in keys for model in profile.models(key)]
-    return {f"{key} on {model or 'unknown model'}": (key, model) for key, model in pairs}
-
-
-def status_of(
-    state: EngineState,
-    groups: Mapping[str, GroupFacts],
-    at: float,
-    *,
-    began: float = 0.0,
-    asked: int = 0,
-    run_dir: Path | None = None,
-    forecast: Callable[[str], Forecast | None] = lambda _: None,
-    goal: GoalStatus | None = None,
-) -> Status:
-    """Reads a status off the engine.
-
-    Args:
-        state: the engine.
-        groups: what is known of each group beside it, by id.
-        at: seconds since the session began.
-        began: when that was, seconds on the clock of the events.
-        asked: number of devices that were asked for and have not come.
-        run_dir: the run folder.
-        forecast: of each group, by its id.
-        goal: how it stands to its deadline and its budget.
-    """
-    now = began + at
-    view, measured = state.view(), _measured_keys(state)
-    silent = sorted(state.silent(now), key=lambda trial: -trial[1])
-    hanging = {state.trials[trial_id].group_id for trial_id, _ in silent}
-    return Status(
-        at=at,
-        groups=tuple(
-            _group_status(
-                state,
-                group,
-                groups.get(group.group_id, GroupFacts(name=group.group_id)),
-                now,
-                hangs=group.group_id in hanging,
-                forecast=forecast(group.group_id),
-            )
-            for group in view.groups
-        ),
-        devices=tuple(
-            DeviceStatus(
-                device_id=seen.device.index,
-                kind=seen.device.kind,
-                host=seen.device.host,
-                residents=seen.residents,
-                lanes=seen.lanes,
-                packs=seen.packs,
-                in_turns=seen.in_turns,
-            )
-            for seen in view.devices
-        ),
-        alpha={name: state.profile.alpha(key, model) for name, (key, model) in measured.items()},
-        packing={name: state.profile.measured_packing(key, model) for name, (key, model) in measured.items()},
-        fused={name: found for name, at_key in measured.items() if (found := _fused(state.profile, *at_key))},
-        asked=asked,
-        silent=tuple(silent),
-        given_up=view.given_up,
-        run_dir=run_dir,
-        goal=goal,
-    )
-
-
-def _group_status(
-    state: EngineState, group: GroupView, facts: GroupFacts, now: float, *, hangs: bool, forecast: Forecast | None
-) -> GroupStatus:
-    search = facts.search
-    counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
-    for trial in group.trials:
-        if not (trial.state.ended and trial.outcome is TrialState.PAUSED):  # It comes back as another trial.
-            counts[_shown_state(trial, search)] += 1
-        done += min(trial.done, trial.budget)
-        stopped = trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED
-        total += trial.done if stopped else trial.budget
-    eta = None
-    if search is None:
-        eta = state.seconds_left(group.group_id, now)
-    else:
-        left, eta = _left_of_search(group, counts.total(), search, facts, now)
-        total = 0 if left is None else done + left
-    return GroupStatus(
-        name=facts.name,
-        trials=dict(counts),
-        iterations_done=done,
-        iterations=total,
-        eta=None if hangs or group.awaited else eta,
-        expected=None if search is None else search.trials,
-        is_search=search is not None,
-        best=facts.best,
-        forecast=None if hangs else forecast,
-        owner=group.terms.owner,
-        priority=group.terms.priority,
-        preempt=group.terms.preempt,
-        awaited=group.awaited,
-        place=group.place,
-    )
-
-
-def _shown_state(trial: TrialView, search: Search | None) -> str:
-    if trial.state.ended and trial.outcome is not None:
-        return trial.outcome.value
-    if trial.state is TrialState.DONE and search is not None and search.extends:
-        return TrialState.PAUSED.value  # Until its search algorithm has decided.
-    return PAUSED_BY_USER if trial.state is TrialState.PAUSED else trial.state.value
-
-
-def _left_of_search(
-    group: GroupView, known: int, search: Search, facts: GroupFacts, now: float
-) -> tuple[int | None, float | None]:
-    """Predicts the iterations that are left of a search, and the seconds that they take; ``None`` where unknown."""
-    ended, live = Counter(group.past_lengths), Counter[LiveLength]()
-    for trial in group.trials:
-        if trial.state.ended and trial.outcome is TrialState.PAUSED:
-            continue
-        if trial.state.ended and _shown_state(trial, search) != TrialState.PAUSED:
-            ended[trial.done] += 1
-        else:
-            live[LiveLength(trial.done, trial.budget, trial.budget + trial.follow_up_iterations)] += 1
-    if search.trials is None:
-        return None, None
-    coming = max(0, search.trials - known)
-    predicted = forecast_search(ended, live, coming)
-    left = round(predicted.left)
-    if not (predicted.is_supported or not search.extends) or facts.first_start is None or not facts.results:
-        return left, None
-    pace = (now - facts.first_start) / facts.results
-    alone = facts.result_seconds / facts.results
-    return left, max(predicted.left * pace, predicted.longest * alone)

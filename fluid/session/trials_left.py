@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median_low
 
+from fluid.engine.group_record import EndedTrial
 from fluid.engine.records import TrialRecord
 from fluid.engine.state import EngineState
 from fluid.planning.early_ends import EarlyEnds
@@ -136,17 +138,16 @@ def _plan_error(state: EngineState, own: list[TrialRecord], *, elastic: bool) ->
 def early_ends(state: EngineState, group_id: str) -> EarlyEnds:
     """How the trials of a group end early, as far as it was seen."""
     group = state.groups[group_id]
-    ended: list[float] = []
-    others: list[float] = []
-    budgets: list[int] = []
-    for trial in map(state.trials.__getitem__, group.trial_ids):
-        budget = max(trial.progress.budget, trial.spec.budget, 1)
-        share = min(1.0, trial.progress.done / budget)
-        budgets.append(budget)
-        (ended if trial.state.ended and share < 1.0 else others).append(share)
-    usual = median_low(budgets) if budgets else max(group.past_lengths, default=1)
+    ended, others, budgets = Counter[float](), Counter[float](), Counter[int]()
+    live = Counter(map(EndedTrial.of, group.live.values()))
+    for trial, number in (*group.ended.items(), *live.items()):
+        budget = max(trial.budget, trial.submitted, 1)
+        share = min(1.0, trial.done / budget)
+        budgets[budget] += number
+        (ended if trial.state.ended and share < 1.0 else others)[share] += number
+    usual = median_low(budgets.elements()) if budgets else max(group.past_lengths, default=1)
     for length, number in group.past_lengths.items():
-        (ended if length < usual else others).extend([min(1.0, length / usual)] * number)
+        (ended if length < usual else others)[min(1.0, length / usual)] += number
     return EarlyEnds(ended, others)
 
 
@@ -188,8 +189,8 @@ def _in_order(state: EngineState) -> Iterator[TrialRecord]:
         trial
         for group in state.groups.values()
         if group.open
-        for trial in map(state.trials.__getitem__, group.trial_ids)
-        if not trial.state.ended and trial.state is not TrialState.PAUSED and trial.row not in seen
+        for trial in sorted(group.live.values(), key=lambda trial: trial.row)
+        if trial.state is not TrialState.PAUSED and trial.row not in seen
     ]
     yield from (trial for trial in live if trial.state in _ON_DEVICES)
     yield from waiting

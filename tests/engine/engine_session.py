@@ -587,10 +587,15 @@ class Session:
 
     def works_on(self, host: str) -> bool:
         """Whether a lane on a machine looks at its messages."""
-        lanes = self.backend.lanes.values()
-        hung = {trial_id for lane in lanes for trial_id, hosted in lane.hosted.items() if hosted.hung}
-        # The other lanes of a trial that hangs in one of them wait for that one.
-        ready = [lane for lane in lanes if lane.ready and not lane.dead and hung.isdisjoint(lane.hosted)]
+        lanes = self.backend.lanes
+        hung = {trial_id for lane in lanes.values() for trial_id, hosted in lane.hosted.items() if hosted.hung}
+        # The other lanes of a trial that hangs in one of them wait for that one, also those that it has left.
+        waits = {lane.lane_id for lane in self.state.lanes if not hung.isdisjoint(lane.holders)}
+        ready = [
+            lane
+            for lane_id, lane in lanes.items()
+            if lane.ready and not lane.dead and lane_id not in waits and hung.isdisjoint(lane.hosted)
+        ]
         awake = [
             lane
             for lane in ready

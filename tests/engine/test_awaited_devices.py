@@ -45,8 +45,7 @@ def test_a_trial_that_is_to_wait_starts_when_such_a_device_comes() -> None:
     assert hand.states() == {"a": "QUEUED"} and hand.state.awaits_devices("a")
     note = only(hand.log, NoteWaiting)
     assert (note.reason, note.wanted) == (WaitReason.REQUIREMENTS, "a device with model 'H100'")
-    (group,) = hand.state.view().groups
-    assert group.awaited == ("a device with model 'H100'",)
+    assert hand.state.awaited("g") == ("a device with model 'H100'",)
     assert hand.state.demand.devices == 1, "autoscaling would ask for it"
     hand.submit("other")
     assert hand.states()["other"] == "STARTING", "it is in nobody's way"
@@ -55,7 +54,7 @@ def test_a_trial_that_is_to_wait_starts_when_such_a_device_comes() -> None:
     add_h100(hand)
     assert held(hand, "a") == (7,) and not hand.state.awaits_devices("a")
     assert [item.trial_id for item in hand.log if isinstance(item, StartTrial)] == ["other", "a"]
-    assert hand.state.view().groups[0].awaited == ()
+    assert hand.state.awaited("g") == ()
 
 
 def test_a_trial_that_is_to_wait_does_so_when_its_last_device_goes() -> None:
@@ -102,17 +101,16 @@ def test_a_trial_whose_devices_are_taken_does_not_wait_for_others() -> None:
     add_h100(hand)
     hand.submit("a", requires=H100)
     hand.submit("b", requires=H100)
-    assert not hand.state.awaits_devices("a", "b")
+    assert not hand.state.awaits_devices("a") and not hand.state.awaits_devices("b")
     assert {note.reason for note in hand.log if isinstance(note, NoteWaiting)} == {WaitReason.DEVICES}
-    assert all(group.awaited == () for group in hand.state.view().groups)
+    assert all(hand.state.awaited(group_id) == () for group_id in hand.state.groups)
 
 
 def test_groups_of_several_owners_have_places_in_the_starting_order() -> None:
     hand = Hand(1, profile=Known(packing=1))
     hand.submit("a", "b", group="g", budget=50)
-    assert [group.place for group in hand.state.view().groups] == [None], "there is one owner"
+    assert hand.state.view().places == {}, "there is one owner"
     hand.submit("c", group="h", budget=2)
-    places = {group.group_id: group.place for group in hand.state.view().groups}
-    assert places == {"g": 2, "h": 1}, "the one with the least work left starts first"
+    assert hand.state.view().places == {"g": 2, "h": 1}, "the one with the least work left starts first"
     hand.stop("c")
-    assert {group.place for group in hand.state.view().groups} == {None}
+    assert hand.state.view().places == {}

@@ -119,13 +119,13 @@ def sized(number: int) -> Config:
 
 
 def learnt() -> Hand:
-    """An engine with one device of 100 bytes, whose profile knows small and large trials."""
+    """An engine with one device of 1,000 bytes, whose profile knows small and large trials."""
     profile, tree = Profile(), CohortTree()
     for number in range(16):
-        need = MemoryNeed(10.0, 5.0) if number % 2 == 0 else MemoryNeed(60.0, 20.0)
+        need = MemoryNeed(100.0, 50.0) if number % 2 == 0 else MemoryNeed(600.0, 200.0)
         tree.learn(f"t{number}", sized(number), seconds=1.0, need=need)
     profile.cohorts["Net"] = tree
-    return Hand(memory=100.0, profile=profile)
+    return Hand(memory=1000.0, profile=profile)
 
 
 def need_of(hand: Hand, name: str) -> float:
@@ -138,21 +138,21 @@ def test_memory_is_reserved_as_the_config_tells_it() -> None:
     hand = learnt()
     hand.submit("small", config=sized(0), profile_key="Net")
     hand.submit("large", config=sized(1), profile_key="Net")
-    assert 15.0 <= need_of(hand, "small") <= 1.25 * 15.0
-    assert 80.0 <= need_of(hand, "large") <= 90.0  # what trials may fill at most
+    assert 150.0 <= need_of(hand, "small") <= 1.25 * 150.0 + 2.0, "each part in whole bytes"
+    assert 800.0 <= need_of(hand, "large") <= 900.0  # what trials may fill at most
     assert hand.trial("small").spec.profile_key == "Net [size = small]"
 
 
 def test_a_trial_that_needs_more_than_was_predicted_reserves_that_from_then_on() -> None:
     hand = learnt()
     hand.submit("odd", config=sized(0), profile_key="Net", budget=5)
-    assert need_of(hand, "odd") < 20.0
+    assert need_of(hand, "odd") < 200.0
     hand.started("odd")
-    hand.iterate("odd", memory=MemoryNeed(40.0))
-    assert need_of(hand, "odd") >= 40.0
+    hand.iterate("odd", memory=MemoryNeed(400.0))
+    assert need_of(hand, "odd") >= 400.0
 
 
 def test_a_trial_that_says_what_it_needs_is_believed() -> None:
     hand = learnt()
-    hand.submit("told", config=sized(1), profile_key="Net", memory=MemoryNeed(5.0))
-    assert need_of(hand, "told") == 5.0
+    hand.submit("told", config=sized(1), profile_key="Net", memory=MemoryNeed(50.0))
+    assert need_of(hand, "told") == 50.0

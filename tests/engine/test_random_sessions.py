@@ -12,6 +12,12 @@ from fake_backend import Chances
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+#: A fraction of a byte blocked a device; a lane that was ended freed less than it took; a trial of unknown need waited
+#: for devices that kept states overfilled; a state stayed for calls that waited for iterations after it; trials that
+#: took turns counted as fused on a device that they shared; a device that retired was not seen to be empty; a trial
+#: waited for faster devices that were idle, or for ever; an urgent one that was narrowed was not tried again.
+_FAILED_ONCE = (90182, 90282, 90408, 1000022, 1000654, 1000771, 1000953, 1001163, 1011084, 1011228, 1011234, 1011833)
+
 
 class EngineMachine(RuleBasedStateMachine):
     """Hypothesis chooses the steps, and shortens those that break something."""
@@ -108,6 +114,11 @@ TestEngineMachine: Any = EngineMachine.TestCase
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_long_random_session_keeps_its_invariants_and_ends(seed: int) -> None:
+    random_session(seed, steps=250)
+
+
+@pytest.mark.parametrize("seed", _FAILED_ONCE)
+def test_a_session_that_broke_something_once_does_no_more(seed: int) -> None:
     random_session(seed, steps=250)
 
 

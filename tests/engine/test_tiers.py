@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine_helpers import Hand, Known
 
 from fluid.engine.commands import StartLane
-from fluid.engine.events import LaneReady
+from fluid.engine.events import Alarm, LaneReady
 
 
 def hand_of(*speeds: float) -> Hand:
@@ -71,3 +71,15 @@ def test_a_gang_waits_no_longer_than_was_predicted() -> None:
     hand.now = 3.5
     hand.add_device(3, speed=0.5)
     assert held(hand, "long") == (1, 2), "device 0 is not idle after 3 s"
+
+
+def test_a_gang_is_woken_when_it_has_waited_for_as_long_as_was_predicted() -> None:
+    hand = hand_of(4.0, 4.0, 1.0)
+    hand.submit("s", devices=1, budget=12)
+    hand.started("s")
+    gang(hand, "long", 100)
+    hand.extend("s", 1000)
+    assert hand.state.alarm_at == 3.0, "nothing else need happen until then"
+    hand.now = 3.0
+    hand.do(Alarm(hand.now))
+    assert held(hand, "long") == (1, 2)

@@ -7,6 +7,7 @@ from engine_helpers import Hand
 
 from fluid.engine.core import EngineError
 from fluid.engine.validate import validate_state
+from fluid.resources import MemoryNeed
 
 
 def test_a_width_that_was_not_written_everywhere_is_found() -> None:
@@ -33,3 +34,14 @@ def test_work_that_planners_do_not_know_of_is_found() -> None:
         validate_state(hand.state)
     hand.state.allocations.update_work(hand.trial("a"))
     validate_state(hand.state)
+
+
+def test_a_trial_that_waits_for_nothing_is_found() -> None:
+    """Bytes that nobody holds keep it off the only device, and nothing is to come that makes the engine look again."""
+    hand = Hand(memory=100.0)
+    hand.state.memory.reserve(0, 10.0)
+    with pytest.raises(EngineError, match=r"10.0 bytes reserved, and residents hold 0") as caught:
+        hand.submit("a", memory=MemoryNeed(90.0))
+    assert "nothing is to come" not in str(caught.value), "a tick is"
+    with pytest.raises(EngineError, match=r"'a' waits, devices \[0\] are idle, and nothing is to come"):
+        hand.tick()

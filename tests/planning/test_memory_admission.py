@@ -84,21 +84,21 @@ def test_contexts_count_when_they_are_reserved(contexts: int, expected: int) -> 
 
 @pytest.mark.parametrize(("lanes", "expected"), [(0, 4), (1, 4), (4, 4), (6, 3)])
 def test_a_lane_counts_whether_it_is_there_or_still_has_to_come(lanes: int, expected: int) -> None:
-    """9 usable, trials of 1.8, lanes of 0.5, of which one is beyond the watermark: 4 x 1.8 + 3 x 0.5 = 8.7."""
-    occupancy = one_device(10.0)
-    occupancy.memory.set_lanes(0, lanes, lanes * 0.5, 0.5)
-    placed = [occupancy.place(row, 1 / 8, MemoryNeed(1.8)) for row in range(8)]
+    """90 usable, trials of 18, lanes of 5, of which one is beyond the watermark: 4 x 18 + 3 x 5 = 87."""
+    occupancy = one_device(100.0)
+    occupancy.memory.set_lanes(0, lanes, lanes * 5.0, 5.0)
+    placed = [occupancy.place(row, 1 / 8, MemoryNeed(18.0)) for row in range(8)]
     assert sum(place is not None for place in placed) == expected
 
 
 def test_a_trial_alone_has_room_for_its_lane_and_for_no_others() -> None:
-    occupancy = one_device(10.0)
-    occupancy.memory.set_lanes(0, 1, 0.5, 0.5)
-    assert occupancy.place(0, 1.0, MemoryNeed(9.0)) == (0,)
+    occupancy = one_device(100.0)
+    occupancy.memory.set_lanes(0, 1, 5.0, 5.0)
+    assert occupancy.place(0, 1.0, MemoryNeed(90.0)) == (0,)
     occupancy.release(0)
-    occupancy.memory.set_lanes(0, 2, 1.0, 0.5)
-    assert occupancy.place(0, 1.0, MemoryNeed(9.0)) is None
-    assert occupancy.place(0, 1.0, MemoryNeed(8.5)) == (0,)
+    occupancy.memory.set_lanes(0, 2, 10.0, 5.0)
+    assert occupancy.place(0, 1.0, MemoryNeed(90.0)) is None
+    assert occupancy.place(0, 1.0, MemoryNeed(85.0)) == (0,)
 
 
 def test_lanes_are_gone_with_their_device() -> None:
@@ -241,7 +241,7 @@ class Admission(RuleBasedStateMachine):
         row, ephemeral = lane.running
         need = MemoryNeed(self.needs[row].persistent_bytes, ephemeral / 2)
         self.occupancy.memory.set_need(row, need)
-        self.needs[row], lane.running = need, (row, ephemeral / 2)
+        self.needs[row], lane.running = need, (row, need.ephemeral_bytes)
 
     @invariant()
     def the_device_holds_it_all(self) -> None:
@@ -251,7 +251,7 @@ class Admission(RuleBasedStateMachine):
         persistent = sum(sum(lane.persistent.values()) for lane in self.lanes)
         ephemeral = sum(lane.running[1] for lane in self.lanes if lane.running is not None)
         truth = persistent + ephemeral + self.CONTEXT * len(self.lanes)
-        assert self.occupancy.memory.filled_bytes(0) == pytest.approx(truth)
+        assert self.occupancy.memory.filled_bytes(0) == truth
 
     @invariant()
     def no_trial_was_admitted_over_the_watermark(self) -> None:

@@ -331,3 +331,16 @@ def test_a_config_can_be_told_later(tmp_path: Path) -> None:
         with FluidExecutor.resume(tmp_path / "run", **options) as resumed:
             assert resumed.handles[0].best("loss").config == {"rate": 0.5, "width": [8, 8]}
             assert resumed.handles[0].name == handle.name
+
+
+def test_the_best_of_the_searchs_metric_is_read_alone(executor: FluidExecutor) -> None:
+    group = TrialGroup([trial(str(lr), float(lr)) for lr in range(20, 0, -1)], search=Search("loss", "min"))
+    handle = executor.submit_trialgroup(group)
+    seen = [handle.best() for _ in handle.results()]
+    assert [best.value for best in seen] == sorted([best.value for best in seen], reverse=True)
+    assert handle.wait() and handle.best().trial_id == "1"
+    best_so_far = {best.trial_id for best in seen} | {"1"}
+    assert {shown for _, shown in handle._live._made} == best_so_far, "no other trial is made anew for it"
+    whole = handle.result().best
+    assert (whole.trial, whole.value, whole.iteration) == (handle.best().trial, 1 / 3, 3)
+    assert handle.best("eval/f1", "max").value == 3.0, "another metric"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,30 @@ import pytest
 from engine_helpers import Hand, Known
 
 from fluid.display.states import has_ended, states_text, with_interrupted
+from fluid.engine.estimates import Estimates
 from fluid.engine.events import PauseRequested, StopRequested
+from fluid.engine.hung_trials import HungTrials
+from fluid.engine.records import TrialRecord
 from fluid.planning.measurements import MIN_OBSERVATIONS
 from fluid.planning.profile import Profile
-from fluid.session.status import GroupFacts, GroupStatus, status_of
+from fluid.session.status import GroupFacts, GroupStatus, Status
+from fluid.session.status_reader import StatusReader
 from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
 
 
+@dataclass
+class KnownFacts:
+    facts: GroupFacts
+    shows: int = 0
+
+
+def status_of(hand: Hand, at: float, search: Search | None = None, *, began: float = 0.0, **facts: Any) -> Status:
+    known = {name: KnownFacts(GroupFacts(name="rung", search=search, **facts)) for name in hand.state.groups}
+    return StatusReader(hand.state, known).read(at, began=began)
+
+
 def group_of(hand: Hand, search: Search | None = None, **facts: Any) -> GroupStatus:
-    known = GroupFacts(name="rung", search=search, **facts)
-    (group,) = status_of(hand.state, {"group of a": known}, hand.now).groups
+    (group,) = status_of(hand, hand.now, search, **facts).groups
     return group
 
 
@@ -99,12 +114,12 @@ def test_a_trial_that_comes_back_as_another_is_counted_once() -> None:
 def test_a_trial_that_gives_no_result_is_named_and_its_group_has_no_eta() -> None:
     hand = running()
     hand.now += 9.0
-    assert status_of(hand.state, {}, hand.now).silent == () and group_of(hand).eta == 8.0
+    assert status_of(hand, hand.now).silent == () and group_of(hand).eta == 8.0
     hand.now += 1.0
-    status = status_of(hand.state, {}, hand.now - 5.0, began=5.0)
+    status = status_of(hand, hand.now - 5.0, began=5.0)
     assert status.silent == (("a", 10.0),) and status.groups[0].eta is None
     hand.iterate("a")
-    assert status_of(hand.state, {}, hand.now).silent == () and group_of(hand).eta == 7.0
+    assert status_of(hand, hand.now).silent == () and group_of(hand).eta == 7.0
 
 
 def test_a_trial_that_its_search_cannot_extend_is_done() -> None:
@@ -155,10 +170,42 @@ def test_measurements_name_the_model_where_devices_are_of_several() -> None:
             profile.observe("net", seconds, model=model, co_residents=2)
     hand = Hand(devices=0, profile=profile)
     hand.add_device(0, model="H200")
-    assert status_of(hand.state, {}, 0.0).packing == {"net": 2}
-    assert status_of(hand.state, {}, 0.0).alpha == {"net": pytest.approx(1.1)}
+    assert status_of(hand, 0.0).packing == {"net": 2}
+    assert status_of(hand, 0.0).alpha == {"net": pytest.approx(1.1)}
     hand.add_device(1, model="A100")
-    status = status_of(hand.state, {}, 0.0)
+    status = status_of(hand, 0.0)
     assert status.packing == {"net on A100": 2, "net on H200": 2}
     assert status.alpha["net on H200"] == pytest.approx(1.1)
     assert status.alpha["net on A100"] > 1.5
+
+
+def test_a_look_costs_what_goes_on_and_not_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of groups that have ended are kept as they were; of others, trials that have not ended are visited."""
+    hand, ends = Hand(profile=Known(packing=1, width=1)), [f"{group}-{trial}" for group in "xyz" for trial in range(20)]
+    for group in "xyz":
+        hand.submit(*(name for name in ends if name.startswith(group)), group=group)
+    hand.submit("runs", "waits", *(f"open-{trial}" for trial in range(50)), group="goes on")
+    for name in [*ends, *(f"open-{trial}" for trial in range(50))]:
+        hand.stop(name)
+    hand.released("x-0", hand.lane("x-0"))
+    hand.started("runs")
+    known = {name: KnownFacts(GroupFacts(name=name)) for name in hand.state.groups}
+    reader = StatusReader(hand.state, known)
+    before = reader.read(hand.now)
+    visited: list[str] = []
+    for look, name_of in ((HungTrials, "silence"), (Estimates, "seconds_left")):
+        inner = getattr(look, name_of)
+
+        def seen(self: Any, trial: TrialRecord, *more: Any, inner: Any = inner) -> Any:
+            visited.append(trial.trial_id)
+            return inner(self, trial, *more)
+
+        monkeypatch.setattr(look, name_of, seen)
+    after = reader.read(hand.now)
+    assert set(visited) == {"runs", "waits"}
+    assert [len(group.trials) for group in after.groups] == [1, 1, 1, 3]
+    assert [one is other for one, other in zip(before.groups, after.groups, strict=True)] == [True, True, True, False]
+    known["x"].shows += 1
+    hand.forget("y-3")
+    rows = zip(after.groups, reader.read(hand.now).groups, strict=True)
+    assert [one is other for one, other in rows] == [False, False, True, False], "one is shown otherwise, one forgotten"

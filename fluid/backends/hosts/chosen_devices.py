@@ -11,6 +11,8 @@ from fluid.resources import MOST_DEVICES, Cluster, Device, DeviceChoice, DeviceK
 
 _log = logging.getLogger(__name__)
 _KINDS: dict[str, DeviceKind] = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu"}
+#: CPU devices that any machine may have, and those for each of its cores.
+_MOST_CPUS, _MOST_PER_CORE = 1024, 16
 _FORMS = 'must be a number of devices, a list of indices, or names such as "cuda:1", "cpu:0" or "all"'
 
 
@@ -20,7 +22,8 @@ def choose_devices(devices: DeviceChoice, gpus: Sequence[Gpu]) -> list[Device]:
     Args:
         devices: how many of the machine's GPUs, or of its CPU cores if it has no GPU; or which, by their indices;
             ``None`` or ``"all"`` for all. ``"cuda"`` and ``"cpu"`` are all of one kind, ``"cuda:1"`` is one of them.
-            More CPU devices than cores may be asked for.
+            More CPU devices than cores may be asked for, but not more than the machine can have processes for: 1,024,
+            or 16 for each core where that is more.
         gpus: the GPUs of the machine; the index of a GPU counts these.
 
     Raises:
@@ -34,6 +37,7 @@ def choose_devices(devices: DeviceChoice, gpus: Sequence[Gpu]) -> list[Device]:
         return _first_of_each([device for name in names for device in _named(devices, name, kind, gpus)])
     if not isinstance(devices, Iterable):
         count = require_integer("devices", devices, at_least=1, at_most=MOST_DEVICES)
+        _require_few(devices, 0 if gpus else count)
         if gpus and count > len(gpus):
             raise InvalidFieldError("devices", devices, f"{_number_of(gpus)}; {_cpu_instead(count)}")
         return [_device(kind, index, gpus) for index in range(count)]
@@ -45,7 +49,17 @@ def choose_devices(devices: DeviceChoice, gpus: Sequence[Gpu]) -> list[Device]:
             chosen += _named(item, item.strip(), kind, gpus)
         else:
             chosen.append(_indexed(item, kind, require_integer("devices", item, at_least=0), gpus))
+    _require_few(devices, sum(device.kind == "cpu" for device in chosen))
     return require_gpus(Cluster.of(chosen).devices, gpus)
+
+
+def _require_few(devices: object, cpus: int) -> None:
+    """Refuses more CPU devices than a machine can serve: each may have a process."""
+    cores = len(available_cores())
+    if cpus > (most := max(_MOST_CPUS, _MOST_PER_CORE * cores)):
+        given = devices if isinstance(devices, int) else cpus
+        reason = f"at most {most:,} CPU devices can be had on {cores} cores: each is served by a process"
+        raise InvalidFieldError("devices", given, reason)
 
 
 def require_gpus(devices: Iterable[Device], gpus: Sequence[Gpu]) -> list[Device]:

@@ -32,6 +32,17 @@ def test_a_number_of_devices_or_the_devices_themselves() -> None:
             choose_devices(wrong, GPUS)
 
 
+def test_more_cpu_devices_than_a_machine_has_processes_for_are_refused() -> None:
+    most = max(1024, 16 * CORES)
+    assert len(choose_devices(most, [])) == most
+    for many in (most + 1, 10**6, [Device(index) for index in range(most + 1)], [f"cpu:{i}" for i in range(most + 1)]):
+        with pytest.raises(InvalidFieldError, match=f"at most {most:,} CPU devices") as caught:
+            choose_devices(many, [])
+        assert caught.value.field == "devices"
+    with pytest.raises(InvalidFieldError, match="there are 2 GPUs"):
+        choose_devices(10**6, GPUS)
+
+
 def test_memory_that_other_processes_hold_is_not_planned_with(caplog: pytest.LogCaptureFixture) -> None:
     gib = 2.0**30
     gpu = Gpu("GPU-a", 80 * gib, "A100", free_bytes=36 * gib)

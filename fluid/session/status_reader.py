@@ -1,0 +1,212 @@
+"""Reads the status of a session off its engine. What has ended is counted once, and not at every look."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from fluid.engine.group_record import EndedTrial, GroupRecord
+from fluid.engine.state import EngineState
+from fluid.planning.profile import Profile
+from fluid.session.forecast import Forecast
+from fluid.session.goal_status import GoalStatus
+from fluid.session.progress import LiveLength
+from fluid.session.progress import forecast as forecast_search
+from fluid.session.status import DeviceStatus, GroupFacts, GroupStatus, Status
+from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
+
+_ENDED = frozenset(state.value for state in TrialState if state.ended)
+
+
+class KnownGroup(Protocol):
+    """What is known of a group beside its engine."""
+
+    @property
+    def facts(self) -> GroupFacts:
+        """What the status shows of it."""
+        ...
+
+    @property
+    def shows(self) -> int:
+        """How often one of its trials has come to be shown otherwise."""
+        ...
+
+
+class StatusReader:
+    """Reads statuses, in the session's thread, or once that has ended.
+
+    The row of a group whose trials have all ended stays as it was, until one of them goes on, is shown otherwise, or is
+    forgotten.
+
+    Args:
+        state: the engine.
+        groups: what is known of each group beside it, by id.
+    """
+
+    def __init__(self, state: EngineState, groups: Mapping[str, KnownGroup]) -> None:
+        self._state = state
+        self._groups = groups
+        #: Of groups whose trials have all ended: the row, and what had changed by then.
+        self._kept: dict[str, tuple[tuple[int, int], GroupStatus]] = {}
+
+    def read(
+        self,
+        at: float,
+        *,
+        began: float = 0.0,
+        run_dir: Path | None = None,
+        forecast: Callable[[str], Forecast | None] = lambda _: None,
+        goal: GoalStatus | None = None,
+    ) -> Status:
+        """How the session stands.
+
+        Args:
+            at: seconds since the session began.
+            began: when that was, seconds on the clock of the events.
+            run_dir: the run folder.
+            forecast: of each group, by its id.
+            goal: how it stands to its deadline and its budget.
+        """
+        state, now = self._state, began + at
+        view, measured = state.view(), _measured_keys(state)
+        return Status(
+            at=at,
+            groups=tuple([self.group(name, now, forecast, view.places.get(name)) for name in state.groups]),
+            devices=tuple(
+                DeviceStatus(
+                    device_id=seen.device.index,
+                    kind=seen.device.kind,
+                    host=seen.device.host,
+                    residents=seen.residents,
+                    lanes=seen.lanes,
+                    packs=seen.packs,
+                    in_turns=seen.in_turns,
+                )
+                for seen in view.devices
+            ),
+            alpha={name: state.profile.alpha(key, model) for name, (key, model) in measured.items()},
+            packing={name: state.profile.measured_packing(key, model) for name, (key, model) in measured.items()},
+            fused={name: found for name, at_key in measured.items() if (found := _fused(state.profile, *at_key))},
+            silent=tuple(sorted(state.silent(now), key=lambda trial: -trial[1])),
+            given_up=view.given_up,
+            run_dir=run_dir,
+            goal=goal,
+        )
+
+    def group(
+        self,
+        group_id: str,
+        now: float,
+        forecast: Callable[[str], Forecast | None] = lambda _: None,
+        place: int | None = None,
+    ) -> GroupStatus:
+        """How a group stands.
+
+        Args:
+            group_id: the group.
+            now: the time, seconds on the clock of the events.
+            forecast: of a group, by its id.
+            place: where its trials stand among those of all owners.
+        """
+        group, known = self._state.groups[group_id], self._groups[group_id]
+        changes = group.changes, known.shows
+        if (kept := self._kept.get(group_id)) is not None and kept[0] == changes:
+            return kept[1]
+        facts = known.facts
+        counts, done, total = _count(group, facts.search)
+        has_ended = not group.live and counts.keys() <= _ENDED
+        if facts.search is None:
+            eta = self._state.seconds_left(group_id, now)
+        else:
+            left, eta = _left_of_search(group, counts.total(), facts.search, facts, now)
+            total = 0 if left is None else done + left
+        hangs, awaited = self._state.hangs(group_id, now), self._state.awaited(group_id)
+        row = GroupStatus(
+            name=facts.name,
+            trials=dict(counts),
+            iterations_done=done,
+            iterations=total,
+            eta=None if hangs or awaited else eta,
+            expected=None if facts.search is None else facts.search.trials,
+            is_search=facts.search is not None,
+            best=facts.best,
+            forecast=None if hangs or has_ended else forecast(group_id),
+            owner=group.terms.owner,
+            priority=group.terms.priority,
+            preempt=group.terms.preempt,
+            awaited=awaited,
+            place=place,
+        )
+        if has_ended:
+            self._kept[group_id] = changes, row
+        else:
+            self._kept.pop(group_id, None)
+        return row
+
+
+def _fused(profile: Profile, key: str, model: str | None) -> tuple[int, float] | None:
+    rates = profile.fused_rates(key, model)
+    if rates is None:
+        return None
+    rows = profile.fused_limit(key, rates.rows[-1], model)
+    return rows, rates.gain(rows)
+
+
+def _measured_keys(state: EngineState) -> dict[str, tuple[str, str | None]]:
+    """The names under which keys were measured: a key's own, and where devices are of several models, that of each."""
+    profile, models, keys = state.profile, state.occupancy.models, state.profile.keys()
+    if not models.are_several:
+        return {key: (key, models.first) for key in keys}
+    pairs = [(key, model) for key in keys for model in profile.models(key)]
+    return {f"{key} on {model or 'unknown model'}": (key, model) for key, model in pairs}
+
+
+def _count(group: GroupRecord, search: Search | None) -> tuple[Counter[str], int, int]:
+    """Number of a group's trials by what is shown of them, and their iterations: done, and in all."""
+    counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
+    for trial in group.live.values():
+        counts[PAUSED_BY_USER if trial.state is TrialState.PAUSED else trial.state.value] += 1
+        done += min(trial.progress.done, trial.progress.budget)
+        total += trial.progress.budget
+    for ended, number in group.ended.items():
+        if not ended.comes_back:
+            counts[_shown_as(ended, search)] += number
+        done += number * min(ended.done, ended.budget)
+        total += number * (ended.budget if ended.state is TrialState.DONE else ended.done)
+    return counts, done, total
+
+
+def _shown_as(trial: EndedTrial, search: Search | None) -> str:
+    if trial.outcome is not None:
+        return trial.outcome.value
+    if trial.state is TrialState.DONE and search is not None and search.extends:
+        return TrialState.PAUSED.value  # Until its search algorithm has decided.
+    return trial.state.value
+
+
+def _left_of_search(
+    group: GroupRecord, known: int, search: Search, facts: GroupFacts, now: float
+) -> tuple[int | None, float | None]:
+    """Predicts the iterations that are left of a search, and the seconds that they take; ``None`` where unknown."""
+    if search.trials is None:
+        return None, None
+    ended, live = Counter(group.past_lengths), Counter[LiveLength]()
+    for past, number in group.ended.items():
+        if past.comes_back:
+            continue
+        if _shown_as(past, search) == TrialState.PAUSED:
+            live[LiveLength(past.done, past.budget, past.budget + past.follow_up_iterations)] += number
+        else:
+            ended[past.done] += number
+    for progress in (trial.progress for trial in group.live.values()):
+        most = progress.budget + progress.follow_up_iterations
+        live[LiveLength(progress.done, progress.budget, most)] += 1
+    predicted = forecast_search(ended, live, max(0, search.trials - known))
+    left = round(predicted.left)
+    if not (predicted.is_supported or not search.extends) or facts.first_start is None or not facts.results:
+        return left, None
+    pace = (now - facts.first_start) / facts.results
+    alone = facts.result_seconds / facts.results
+    return left, max(predicted.left * pace, predicted.longest * alone)
