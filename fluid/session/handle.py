@@ -246,6 +246,7 @@ class TrialGroupHandle:
         if not isinstance(now, bool):
             raise InvalidFieldError("now", now, "must be True or False")
         self._session.stop(trial_id, outcome, now=now)
+        self._inbox.say(trial_id, outcome)
         self._group.stop(trial_id)
 
     def pause(self, trial_id: str) -> None:

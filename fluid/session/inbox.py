@@ -66,6 +66,8 @@ class GroupInbox:
         self._first_start: float | None = None
         self._last_end: float | None = None
         self._tracker = BestTracker(group.search)
+        for trial in group.active:
+            self._tracker.enter(trial)
         #: When the first iteration of this session began, how many have ended, and the sum of their seconds.
         self._began_at: float | None = None
         self._ended = 0
@@ -153,6 +155,11 @@ class GroupInbox:
             return dict(self._forgotten or {})
 
     @property
+    def places(self) -> Callable[[str], int]:
+        """Gives the place of a trial, by its id, in the group's order of submission."""
+        return self._tracker.place_of
+
+    @property
     def best(self) -> BestSoFar | None:
         """The best result so far, by the metric of the group's search; ``None`` if there is none."""
         with self._lock:
@@ -194,8 +201,16 @@ class GroupInbox:
 
     def reopen(self, trial_id: str) -> None:
         """Makes waiters wait for a trial too, which was added or extended."""
+        trial = self._trial_of(trial_id)
         with self._lock:
             self._open.add(trial_id)
+            if trial is not None:
+                self._tracker.enter(trial)
+
+    def say(self, trial_id: str, outcome: str | None) -> None:
+        """Takes it how a trial came out, as its submitter says, if that says anything."""
+        with self._lock:
+            self._tracker.say(trial_id, outcome)
 
     def drop(self, trial_id: str, outcome: TrialState | None) -> None:
         """Drops a trial that was forgotten.
@@ -209,7 +224,8 @@ class GroupInbox:
             state, failure = self._states.pop(trial_id, None), self._failures.pop(trial_id, None)
             if self._forgotten is not None and trial is not None and state is not None:
                 text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
-                self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure)
+                place = self._tracker.place_of(trial_id)
+                self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place)
             self._tracker.forget(trial_id)
         if trial_id in self.group:
             self.group.remove(trial_id)
@@ -234,7 +250,7 @@ class GroupInbox:
             failures: why trials failed, by id.
             results: what was reported; ``None`` if nothing was.
             clock_offset: seconds to add to times of this session, for one axis with those of ``results``.
-            tracker: has heard ``results``.
+            tracker: has heard ``results``, and how trials ended.
         """
         with self._lock:
             self._earlier, self._clock_offset = results, clock_offset
@@ -243,8 +259,6 @@ class GroupInbox:
             self._states.update(ended)
             self._open -= set(ended)
             self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
-            for trial_id in self._failures:
-                tracker.fail(trial_id)
             self._tracker = tracker
             self._changes.notify()
 
@@ -322,7 +336,7 @@ class GroupInbox:
             self._states[end.trial_id] = state
             if end.failure is not None and state is TrialState.FAILED:
                 self._failures[end.trial_id] = end.failure
-                self._tracker.fail(end.trial_id)
+            self._tracker.end(end.trial_id, state)
             self._open.discard(end.trial_id)
             if not self._open:
                 self._open = set()  # An empty set keeps the room that its members took.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -58,6 +59,8 @@ class Keeper:
         self._handle = handle
         self._registry = KeptRegistry(retention)
         self._files = KeptFiles(folder, backend, post)
+        #: How many trials were admitted, by group.
+        self._admitted = Counter[str]()
         #: Of trials whose checkpoints may be kept.
         self._rules: dict[str, KeepRule] = {}
         #: What lanes know of each group: the value to beat, and the room that is left.
@@ -98,7 +101,8 @@ class Keeper:
             name = profile_name(trial.trainable)
             self._warn(name, "no checkpoint of %s is kept: it cannot be saved; docs/results.md tells what can", name)
             return None
-        rule = KeepRule(self.retention.how, group_id)
+        rule = KeepRule(self.retention.how, group_id, place=self._admitted[group_id])
+        self._admitted[group_id] += 1
         if rule.how == "best" and search is not None and search.metric:
             mode = search.mode or ("min" if less_is_better(search.metric) else "max")
             entry = None if trial.shown is None else trial.shown.metrics
@@ -187,6 +191,7 @@ class Keeper:
             host=checkpoint.host,
             bytes=kept.bytes,
             value=kept.value,
+            place=rule.place,
         )
         verdict = Verdict([entry]) if self._has_no_result(entry, rule) else self._registry.take(rule, entry)
         self._discard_all(verdict.discarded)

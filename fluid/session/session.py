@@ -284,7 +284,7 @@ class Session:
             group_id: {trial: self._payload_of(trial) for trial in group.trials.values()}
             for group_id, group in left.groups.items()
         }
-        trackers = {group_id: left.best_of(group_id) for group_id in left.groups}
+        trackers = left.trackers()
 
         def register(group_id: str) -> None:
             for trial, payload in payloads[group_id].items():

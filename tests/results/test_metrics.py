@@ -23,7 +23,7 @@ from fluid.results.metrics import Goal, goals_of
         (True, None),
         ("0.5", None),
         (None, None),
-        (np.array([0.5]), None),
+        (np.array([0.5]), 0.5),
         (float("nan"), None),
         (float("inf"), None),
         (10**400, None),
