@@ -17,7 +17,7 @@ from fluid.engine.events import Event, GroupRecovered, LaneLost, TrialFailed, Tr
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError
-from fluid.keeping import QUOTA_USED_UP, KeepRule, Retention
+from fluid.keeping import QUOTA_USED_UP, KeepRule, Retention, WorstKept
 from fluid.results.metrics import less_is_better
 from fluid.session.kept_files import KeptFiles, kept_by_earlier_session
 from fluid.session.kept_registry import KeptEntry, KeptRegistry, Verdict
@@ -64,7 +64,7 @@ class Keeper:
         #: Of trials whose checkpoints may be kept.
         self._rules: dict[str, KeepRule] = {}
         #: What lanes know of each group: the value to beat, and the room that is left.
-        self._told: dict[str, tuple[float | None, int | None]] = {}
+        self._told: dict[str, tuple[WorstKept | None, int | None]] = {}
         #: Trials that lanes were told to save for good and have not, and those lanes.
         self._pending: dict[str, int] = {}
         self._waiting: list[Future[None]] = []

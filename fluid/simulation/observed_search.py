@@ -55,7 +55,7 @@ class ObservedSearch:
         self._error = scenario.runtime_error
         self._shape = shape_of(scenario.workload)
         self._all = self._shape.trials or scenario.workload.trials
-        self._decides_later = self._shape.algorithm == "halving"
+        self._has_rungs = self._shape.algorithm != "full"
         self._trials: dict[int, _Seen] = {}
         self._of_id: dict[str, _Seen] = {}
         self._predicted: dict[str, float] = {}
@@ -65,7 +65,7 @@ class ObservedSearch:
 
     def requested(self, trial: int, trial_id: str, granted: int, bracket: int, predicted: float) -> None:
         """The search has requested a trial's run up to so many iterations, predicted to take these seconds each."""
-        if self._decides_later:
+        if self._shape.algorithm == "halving":
             # A rung begins once all of the one before have ended: those not in it have lost.
             for other in self._trials.values():
                 if other.bracket == bracket and not other.is_open:
@@ -79,7 +79,7 @@ class ObservedSearch:
         seen = self._trials[trial]
         seen.is_open, seen.began = False, None
         at_end = seen.granted >= self._scenario.workload.max_iterations
-        seen.ended = stopped or at_end or not self._decides_later
+        seen.ended = stopped or at_end or not self._has_rungs
         self._stops += stopped
 
     def heard(self, events: Iterable[Event], commands: Iterable[Command]) -> None:
