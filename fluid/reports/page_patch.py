@@ -11,8 +11,8 @@ from fluid.reports.page_trials import (
     Logs,
     Point,
     TrialsFrame,
-    best_among,
     best_points,
+    improving,
     points_of,
     progress_data,
 )
@@ -111,7 +111,7 @@ class PageDrawer:
                 found = best_points(run, metric["name"])
             else:
                 new = points_of(run, metric["name"], [row for row in rows if row not in failed])
-                found = {mode: best_among([*points, *new], mode) for mode, points in best.items()}
+                found = {mode: improving([*points, *new], mode) for mode, points in best.items()}
             changed |= found != best
             self._best[number][place] = found
         if not changed:

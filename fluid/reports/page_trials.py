@@ -136,10 +136,10 @@ def best_points(run: RecordedRun, metric: str) -> dict[str, list[Point]]:
     Values of failed trials do not count, unless all have failed.
     """
     points = points_of(run, metric, eligible(range(len(run.trials)), lambda row: has_failed(run.trials[row])))
-    return {mode: best_among(points, mode) for mode in ("min", "max")}
+    return {mode: improving(points, mode) for mode in ("min", "max")}
 
 
-def best_among(points: Iterable[Point], mode: str) -> list[Point]:
+def improving(points: Iterable[Point], mode: str) -> list[Point]:
     """Those of the values that were the best when they came, in order of time."""
     sign = 1.0 if mode == "min" else -1.0
     found: list[Point] = []

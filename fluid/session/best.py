@@ -48,17 +48,16 @@ class _ShownPart(NamedTuple):
     trial_id: str
     shown_id: str
     before: int
-    inner: str | None
     config: Mapping[str, Any]
 
     @classmethod
     def of(cls, trial: Trial | SubmittedTrial) -> _ShownPart:
         if isinstance(trial, SubmittedTrial):
-            return cls(trial.trial_id, trial.shown_id, trial.before, trial.inner, trial.config)
+            return cls(trial.trial_id, trial.shown_id, trial.before, trial.config)
         shown = trial.shown
         if shown is None:
-            return cls(trial.id, trial.id, 0, None, trial.config)
-        return cls(trial.id, shown.trial_id, shown.iterations, shown.metrics, shown.config)
+            return cls(trial.id, trial.id, 0, trial.config)
+        return cls(trial.id, shown.trial_id, shown.iterations, shown.config)
 
 
 class _BestIteration(NamedTuple):
@@ -145,20 +144,24 @@ class BestTracker:
 
     def hear(self, trial: Trial | SubmittedTrial, iteration: int, metrics: Any) -> None:
         """Takes a result of a trial."""
-        part = _ShownPart.of(trial)
-        if part.inner is not None:
-            metrics = metrics.get(part.inner) if isinstance(metrics, Mapping) else None
+        if isinstance(trial, SubmittedTrial):
+            trial_id, inner = trial.trial_id, trial.inner
+        else:
+            trial_id, inner = trial.id, None if trial.shown is None else trial.shown.metrics
+        if inner is not None:
+            metrics = metrics.get(inner) if isinstance(metrics, Mapping) else None
         value = self._value_in(metrics)
         if value is None:
             return
-        if part.trial_id not in self._of:
+        if trial_id not in self._of:
             self.enter(trial)
-        standing, _ = self._of[part.trial_id]
+        standing, _ = self._of[trial_id]
         known = standing.entry
         if known is not None and (known.value <= value if self._less else known.value >= value):
             return
         further = ((name, finite_number(value_of(metrics, name))) for name in self._besides)
         besides = tuple((name, found) for name, found in further if found is not None)
+        part = _ShownPart.of(trial)
         standing.entry = _BestIteration(part, iteration + part.before, value, besides)
         self._moved(standing)
 

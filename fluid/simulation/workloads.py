@@ -81,6 +81,9 @@ class ScheduledSearch:
         workload: the algorithm, its trials, ``max_iterations`` and ``eta``.
         scores: which trials are better.
         devices: trials that ASHA keeps under way, unless the workload says how many.
+
+    Attributes:
+        over: trials that will not continue, in the order in which that was decided.
     """
 
     def __init__(self, workload: Workload, scores: Scores, devices: int) -> None:
@@ -93,6 +96,7 @@ class ScheduledSearch:
         #: Trials that start together when no other is under way: those of a bracket.
         self._together = [sizes[0] for sizes in self._shape.brackets] if self._one_by_one else []
         self._under_way = 0
+        self.over: list[int] = []
         #: Iterations that each trial was granted.
         self._granted: dict[int, int] = {}
 
@@ -109,6 +113,7 @@ class ScheduledSearch:
             decision = scheduler.ended(trial) if stopped else scheduler.reached(trial, -self._scores[trial])
             self._under_way += len(decision.promoted)
             promoted += decision.promoted
+            self.over += decision.ended
         return self._grouped([*promoted, *self._start()], "next trials")
 
     def _start(self) -> list[RungBudget]:
