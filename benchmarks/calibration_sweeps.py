@@ -32,7 +32,7 @@ from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.search_now import SearchNow, shape_of
 from fluid.simulation.simulate import _Simulation
 from fluid.simulation.sweeps import Sweep
-from fluid.simulation.workloads import GroupRequest
+from fluid.simulation.workloads import GroupRequest, ScheduledSearch
 from fluid.trialgroup import Search, TrialState
 
 SHARES = (0.25, 0.5, 0.75)
@@ -86,11 +86,10 @@ class WatchedSweep(_Simulation):
         self._at = list(at)
         shape = shape_of(scenario.workload)
         trials, extends = shape.trials or scenario.workload.trials, shape.algorithm != "full"
-        self._shape = shape
         self._search = Search("loss", "min", trials, extends=extends, shape=shape)
         self._has_begun = False
-        self._in_rung: dict[int, set[int]] = {}
-        self._ended_now: set[int] = set()
+        #: How many of the trials that are over were let go.
+        self._let_go_of = 0
 
     def _handle(self, events: Iterable[Event]) -> None:
         events = list(events)
@@ -108,21 +107,11 @@ class WatchedSweep(_Simulation):
             self.seen.append((now, search_now(self._state, _GROUP, self._search, now)))
 
     def _submit(self, sweep: Sweep, groups: list[GroupRequest]) -> None:
-        ended, self._ended_now = self._ended_now, set()
         super()._submit(sweep, groups)
-        if self._shape.algorithm == "halving":
-            for group in groups:
-                members = {request.trial for request in group.requests}
-                before = self._in_rung.get(group.bracket, set())
-                self._in_rung[group.bracket] = members
-                self._let_go(sweep, before - members if members <= before else set())
-        elif self._search.extends:
-            self._let_go(sweep, ended - {request.trial for group in groups for request in group.requests})
-
-    def _end(self, end: Any) -> tuple[Sweep, int, bool]:
-        sweep, trial, stopped = super()._end(end)
-        self._ended_now.add(trial)
-        return sweep, trial, stopped
+        if self._search.extends and isinstance(sweep.algorithm, ScheduledSearch):
+            over = sweep.algorithm.over
+            self._let_go(sweep, over[self._let_go_of :])
+            self._let_go_of = len(over)
 
     def _let_go(self, sweep: Sweep, trials: Iterable[int]) -> None:
         events = []

@@ -38,8 +38,9 @@ from fluid.engine.rungs import RungReached
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planners.by_name import make_planner
+from fluid.search.brackets import Brackets
 from fluid.search.rungs import halving_shape, hyperband_shapes, rungs_of
-from fluid.search.schedulers import AsynchronousHalving, Brackets, RungScheduler
+from fluid.search.schedulers import AsynchronousHalving, RungScheduler
 from fluid.search_shape import Rung
 from fluid.trialgroup import TrialState
 

@@ -91,6 +91,7 @@ class KeepRule(NamedTuple):
         mode: ``"min"`` or ``"max"``.
         entry: the entry of a result that holds the metrics; ``None`` if the result itself does.
         best: the trial's best value so far; ``None`` if there is none.
+        place: the trial's place in the group's order of submission; of equal values the first one's is the best.
     """
 
     how: str
@@ -99,6 +100,7 @@ class KeepRule(NamedTuple):
     mode: str = "min"
     entry: str | None = None
     best: float | None = None
+    place: int = 0
 
     def value(self, result: Mapping[str, Any], last: float | None = None) -> float | None:
         """Returns the metric of a result, or the trial's ``last`` one where it has none; ``None`` if not finite."""
@@ -108,6 +110,22 @@ class KeepRule(NamedTuple):
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value is strictly better than another one; any is better than ``None``."""
         return than is None or (value < than if self.mode == "min" else value > than)
+
+    def passes(self, value: float, bar: WorstKept | None) -> bool:
+        """Whether a value of the trial is one of the best of its group, of which ``bar`` is the worst."""
+        return bar is None or self.is_better(value, bar.value) or (value == bar.value and self.place < bar.place)
+
+
+class WorstKept(NamedTuple):
+    """The worst of the best trials of a group.
+
+    Attributes:
+        value: its best value.
+        place: its place in the group's order of submission.
+    """
+
+    value: float
+    place: int
 
 
 def number_of(value: Any) -> float | None:

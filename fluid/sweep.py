@@ -21,6 +21,7 @@ from fluid.results.folder_files import is_used
 from fluid.results.metrics import Goal, goals_of
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, Space, make_sampler, make_space
+from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.rungs import rungs_of
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopArgument, StopRules
@@ -32,10 +33,8 @@ from fluid.sweeping.algorithms import (
     ALGORITHMS,
     HALVING,
     WITH_SEARCHER,
-    make_scheduler,
     require_concurrency,
     samples_of,
-    shape_for,
 )
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.names import SweepNames

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.keeping import WorstKept
 
 
 @runtime_checkable
@@ -15,7 +16,7 @@ class KeepingBackend(Protocol):
     ``fetch_kept`` is for any thread; the others are for the thread that calls the backend. None waits for a lane.
     """
 
-    def set_bar(self, group: str, bar: float | None, room: int | None) -> None:
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
         """Tells lanes what is worth keeping; a lane that does not know it yet keeps more.
 
         Args:

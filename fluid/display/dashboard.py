@@ -302,7 +302,7 @@ def best_text(best: BestSoFar, width: int, *, lead: str = "best ", ellipsis: str
     line = Text(lead).append(f"{metric} {metric_text(best.value)}", style=_BOLD)
     for name, value in best.besides.items():
         line.append(f", {shortened_apart([name], _LONGEST_NAME, ellipsis)[0]} {metric_text(value)}")
-    line.append(f"  {trial}, iteration {best.iteration:,}")
+    line.append(f"  {trial}, iteration {best.iteration:,}{best.fate}")
     config = config_text(best.config, width - line.cell_len - _GAP, ellipsis)
     return line.append(f"{'':{_GAP}}{config}", style=_DIM) if config else line
 

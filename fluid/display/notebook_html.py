@@ -88,7 +88,7 @@ def best_html(best: BestSoFar | None) -> str:
     if best is None:
         return ""
     config = config_text(best.config, _MOST_CONFIG)
-    where = f"{best.trial_id}, iteration {best.iteration:,}{': ' if config else ''}{config}"
+    where = f"{best.trial_id}, iteration {best.iteration:,}{best.fate}{': ' if config else ''}{config}"
     value = f"{escape(best.metric)} <b>{metric_text(best.value)}</b>"
     value += "".join(f", {escape(name)} {metric_text(other)}" for name, other in best.besides.items())
     return f"best {value} <span style='{_DIM}'>{escape(where)}</span>"

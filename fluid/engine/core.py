@@ -312,7 +312,7 @@ class SessionState:
         """Tells the submitter that a trial begins to run, unless it was restored only to be called."""
         if not trial.restored_for_call:
             devices = self._devices_of(trial)
-            width = trial.placement.width
+            width = self.lanes.width_of(trial, trial.placement.width, fused=not trial.takes_turns)
             self.commands.append(
                 ReportStart(trial.trial_id, trial.group_id, at=self.now, width=width, device_ids=devices)
             )
@@ -341,7 +341,7 @@ class SessionState:
             NotePlaced(
                 trial.trial_id,
                 at=self.now,
-                width=place.width,
+                width=self.lanes.width_of(trial, place.width, fused=not trial.takes_turns),
                 device_ids=devices,
                 lane_ids=place.lanes,
                 iteration=trial.progress.done,

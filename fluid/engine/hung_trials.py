@@ -16,7 +16,7 @@ from fluid.engine.events import Failure
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.notices import NoteHung
 from fluid.engine.records import TrialRecord
-from fluid.engine.watching import DrainDeadline, IterationDeadline
+from fluid.engine.watching import DrainDeadline, IterationDeadline, far_longer_than
 from fluid.trialgroup import TrialState
 
 
@@ -96,7 +96,7 @@ class HungTrials:
         dump_after = max(tuning.LEAST_DUMP_S, tuning.DUMP_FACTOR * usual)
         # One validation in a thousand iterations is not in the sample.
         longest = max(dump_after, estimate.longest) if iterates else dump_after
-        return Limit(dump_after, max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest))
+        return Limit(dump_after, far_longer_than(longest))
 
     def _since(self, trial: TrialRecord) -> float:
         """When a trial, or another one of its lane, gave its latest sign of progress, seconds.

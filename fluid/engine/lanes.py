@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.lane_record import LaneRecord
+from fluid.engine.records import TrialRecord
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.resources import whole_bytes
 
@@ -86,6 +87,21 @@ class Lanes:
     def on(self, device_id: int) -> list[LaneRecord]:
         """The lanes of a device."""
         return list(self._by_device.get(device_id, {}).values())
+
+    def width_of(self, trial: TrialRecord, width: float, *, fused: bool) -> float:
+        """The width at which a trial iterates, as results tell it: the share of a device, or how many it has.
+
+        Args:
+            trial: a trial that holds lanes.
+            width: its place in the plan. Of p trials that share a lane, each has ``1/p``; while one of them iterates
+                by itself, the lane's part of the device is all its own.
+            fused: whether it iterates together with those of its lane.
+        """
+        lanes = trial.placement.hosts or trial.placement.lanes
+        if fused or width > 1.0 or trial.sharing_group is None or not lanes:
+            return width
+        device = self._lanes[lanes[0]].device_id
+        return 1.0 / max(1, sum(bool(lane.holders) for lane in self._by_device[device].values()))
 
     # -- lanes come and go -------------------------------------------------------------------------------
 

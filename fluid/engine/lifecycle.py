@@ -245,7 +245,7 @@ class Lifecycle:
                 iteration=event.iteration,
                 metrics=event.metrics,
                 seconds=event.seconds,
-                width=width,
+                width=core.lanes.width_of(trial, width, fused=event.rows > 1),
                 device_ids=devices,
                 at=event.at,
                 rows=event.rows,

@@ -27,6 +27,11 @@ class DrainDeadline(NamedTuple):
     trial_id: str
 
 
+def far_longer_than(longest: float) -> float:
+    """Seconds without an answer after which a lane is killed whose trial took at most so many before."""
+    return max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest)
+
+
 class Watching:
     """Times what lanes do, and marks those that are killed; :mod:`fluid.engine.hung_trials` looks at them.
 
@@ -65,8 +70,7 @@ class Watching:
         timeout = trial.spec.iteration_timeout_s
         # A trial without a limit has one here: what it still does there is thrown away, and others wait for the lane.
         longest = timeout if isinstance(timeout, float) else self._estimates.of_key(trial).longest
-        at = now + max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest)
-        self._deadlines.set(DrainDeadline(lane_id, trial.trial_id), at)
+        self._deadlines.set(DrainDeadline(lane_id, trial.trial_id), now + far_longer_than(longest))
 
     def kill(
         self, trial_id: str, lane_ids: tuple[int, ...], reason: str, now: float, failure: Failure | None = None

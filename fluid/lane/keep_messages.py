@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fluid.keeping import WorstKept
+
 
 class KeepBar(NamedTuple):
     """What is worth keeping of a group's trials.
 
     Attributes:
-        bar: the value that an iteration must beat for its checkpoint to outlive the run; ``None`` if any will do.
+        bar: what an iteration must pass for its checkpoint to outlive the run; ``None`` if any will do.
         room: bytes that are left of the quota for such checkpoints; ``None`` if there is no quota.
     """
 
     group: str
-    bar: float | None
+    bar: WorstKept | None
     room: int | None
 
 

@@ -182,7 +182,7 @@ class ResidentCheckpoints:
         if value is None or not rule.is_better(value, rule.best) or _state_at(resident) != resident.iteration:
             return
         bar = self._bars.get(rule.group)
-        if bar is not None and not rule.is_better(value, bar.bar):
+        if bar is not None and not rule.passes(value, bar.bar):
             return
         resident.rule = rule._replace(best=value)
         resident.unsent = self.keep(resident, value)

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fluid.errors import InvalidFieldError, require_number
+from fluid.results.best import eligible
 from fluid.results.iterations import FinishedIteration, FinishedIterations, ReportedLines, shown_iterations
 from fluid.results.loading import completed
 from fluid.results.metrics import Goal, goals_of
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
 from fluid.sizing.held_time import HeldTime
+from fluid.trialgroup import TrialState
 
 #: Version of an outcome's JSON form.
 _FORMAT = 1
@@ -291,10 +293,9 @@ def _trace(
     start: float,
 ) -> tuple[tuple[float, float], ...]:
     """When the best value improved. Failed trials do not count, unless all have failed."""
-    paired = list(zip(shown, iterations, strict=True))
-    sound = [each for parts, each in paired if parts[-1].state != "FAILED"] or [each for _, each in paired]
+    sound = eligible(zip(shown, iterations, strict=True), lambda pair: pair[0][-1].state == TrialState.FAILED)
     found: list[tuple[float, float]] = []
-    for one in sorted((one for each in sound for one in each), key=lambda one: one.end):
+    for one in sorted((one for _, each in sound for one in each), key=lambda one: one.end):
         value = goal.value_in(one.metrics)
         if value is not None and (not found or goal.is_better(value, found[-1][1])):
             at = one.end - start

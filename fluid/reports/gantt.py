@@ -27,6 +27,7 @@ from fluid.display.format import (
 from fluid.display.palette import colour, ink
 from fluid.errors import InvalidFieldError
 from fluid.reports.comparison import ClusterSizeAdvice, advise, unit_name
+from fluid.reports.plot_style import GREY, RULE, plain_axes
 from fluid.reports.timeline import Block, Timeline
 
 with try_import("matplotlib", extra="plot") as _imports:
@@ -45,7 +46,7 @@ _LEFT, _RIGHT = 0.85, 0.35  # inches beside the axes
 _UTILISATION = 0.5  # inches, the utilisation below a chart
 _HEAD, _GAP, _FOOT = 0.5, 0.12, 0.55  # inches: a title, above the utilisation, below the last panel
 _LANE_MARGIN = 0.07  # share of a lane (a device's row) left free above and below
-_GREY, _RULE, _SHARED, _BOUND, _BUSY = "#555555", "#d9d9d9", "#ececec", "#b2182b", "#9fb8cf"
+_SHARED, _BOUND, _BUSY = "#ececec", "#b2182b", "#9fb8cf"
 #: Line height and mean width of a character, in multiples of the font size.
 _LINE, _CHARACTER = 1.3, 0.62
 _SMALL, _LEAST_TYPE, _LARGEST_TYPE = 7.5, 4.2, 9.0
@@ -131,8 +132,8 @@ def _add_axes(figure: Figure, bottom: float, height: float) -> Axes:
     total = figure.get_figheight()
     axes = figure.add_axes((_LEFT / _WIDTH, bottom / total, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, height / total))
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(_RULE)
-    axes.tick_params(length=0, labelsize=8, labelcolor=_GREY)
+    axes.spines["bottom"].set_color(RULE)
+    axes.tick_params(length=0, labelsize=8, labelcolor=GREY)
     return axes
 
 
@@ -172,7 +173,7 @@ class _Chart:
             xycoords=bold,
             textcoords="offset points",
             fontsize=9.5,
-            color=_GREY,
+            color=GREY,
             va="bottom",
             parse_math=False,
         )
@@ -192,7 +193,7 @@ class _Chart:
         names = [f"{devices[lane].kind} {devices[lane].index}" for lane in shown]
         axes.set_yticks([lane + 0.5 for lane in shown], names)
         if self._points_per_lane > 6.0:
-            axes.hlines(range(1, self._lanes), 0.0, self._span, color=_RULE, linewidth=0.5, zorder=0)
+            axes.hlines(range(1, self._lanes), 0.0, self._span, color=RULE, linewidth=0.5, zorder=0)
         for lane, device in enumerate(devices):
             # A free slot beside a trial does not make the device idle: the trial there runs at full speed.
             for start, end in self._timeline.shared_intervals[device.index]:
@@ -280,7 +281,7 @@ def _draw_utilisation(axes: Axes, timeline: Timeline) -> None:
     edges, shares = timeline.utilisation_steps()
     if len(shares):
         axes.stairs(shares, edges, fill=True, color=_BUSY)
-        axes.hlines(timeline.utilisation, 0.0, timeline.makespan, color=_GREY, linewidth=0.8, linestyle=":")
+        axes.hlines(timeline.utilisation, 0.0, timeline.makespan, color=GREY, linewidth=0.8, linestyle=":")
     axes.set_ylim(0.0, 1.0)
     axes.set_yticks([0.0, 0.5, 1.0], ["0", "busy", "100 %"])
     axes.tick_params(axis="y", labelsize=7)
@@ -291,10 +292,10 @@ def _set_time_axis(axes: Axes, span: float, *, labels: bool) -> None:
     axes.xaxis.set_major_locator(MultipleLocator(tick_step(span, 14)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: tick_label(seconds, span)))
     axes.tick_params(axis="x", labelbottom=labels)
-    axes.grid(axis="x", color=_RULE, linewidth=0.5, zorder=0)
+    axes.grid(axis="x", color=RULE, linewidth=0.5, zorder=0)
     axes.set_axisbelow(True)
     if labels:
-        axes.set_xlabel(f"time ({unit_for(span)[0]})", fontsize=8.5, color=_GREY, labelpad=4)
+        axes.set_xlabel(f"time ({unit_for(span)[0]})", fontsize=8.5, color=GREY, labelpad=4)
 
 
 # --- Curves over the number of devices
@@ -362,12 +363,8 @@ def _set_count_axis(axes: Axes, counts: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(counts), [str(count) for count in counts])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("devices", fontsize=9, color=_GREY)
-    axes.grid(color=_RULE, linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_RULE)
-    axes.tick_params(length=0, labelsize=8.5, labelcolor=_GREY)
+    axes.set_xlabel("devices", fontsize=9, color=GREY)
+    plain_axes(axes)
 
 
 def check_plot(path: str | Path, field: str = "plot") -> None:

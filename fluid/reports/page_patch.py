@@ -11,14 +11,14 @@ from fluid.reports.page_trials import (
     Logs,
     Point,
     TrialsFrame,
-    best_among,
     best_points,
+    improving,
     points_of,
     progress_data,
 )
+from fluid.reports.ranking import has_failed
 from fluid.reports.run import RecordedRun, TrialRun, run_names
 from fluid.results.iterations import flat
-from fluid.trialgroup import TrialState
 
 #: The best values of a metric so far, by mode.
 _Best = Mapping[str, list[Point]]
@@ -99,19 +99,19 @@ class PageDrawer:
     def _run_patch(self, number: int, run: RecordedRun, rows: Sequence[int]) -> dict[str, Any]:
         """The best values so far, if they have changed."""
         before, changed = self._runs[number], False
-        failed = [row for row in rows if run.trials[row].state == TrialState.FAILED]
+        failed = [row for row in rows if has_failed(run.trials[row])]
         # Values of failed trials do not count, those of trials that fail now no longer.
-        lost = any(row < len(before.trials) and before.trials[row].state != TrialState.FAILED for row in failed)
+        lost = any(row < len(before.trials) and not has_failed(before.trials[row]) for row in failed)
+        all_failed = all(map(has_failed, before.trials))  # Then their values counted.
         for place, metric in enumerate(self._metrics):
             best = self._best[number][place]
             if best is None:
                 continue
-            only_failed = run.trials[best["min"][-1][2]].state == TrialState.FAILED
-            if lost or only_failed:
+            if lost or all_failed:
                 found = best_points(run, metric["name"])
             else:
                 new = points_of(run, metric["name"], [row for row in rows if row not in failed])
-                found = {mode: best_among([*points, *new], mode) for mode, points in best.items()}
+                found = {mode: improving([*points, *new], mode) for mode, points in best.items()}
             changed |= found != best
             self._best[number][place] = found
         if not changed:

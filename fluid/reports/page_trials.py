@@ -10,10 +10,11 @@ from typing import Any
 
 from fluid.display.format import count, duration, durations, short_names, shortened, width_name, widths_name
 from fluid.display.palette import colour
+from fluid.reports.ranking import has_failed
 from fluid.reports.run import RecordedRun, TrialRun
+from fluid.results.best import eligible
 from fluid.results.iterations import flat
 from fluid.results.metrics import is_number, pareto_front
-from fluid.trialgroup import TrialState
 
 #: Points of all curves together, and the fewest and most of one curve.
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400
@@ -132,14 +133,13 @@ def points_of(run: RecordedRun, metric: str, rows: Iterable[int]) -> list[Point]
 def best_points(run: RecordedRun, metric: str) -> dict[str, list[Point]]:
     """The values that were the best when they came, for either mode.
 
-    Values of failed trials do not count, unless no other trial has one.
+    Values of failed trials do not count, unless all have failed.
     """
-    points = points_of(run, metric, range(len(run.trials)))
-    points = [point for point in points if run.trials[point[2]].state != TrialState.FAILED] or points
-    return {mode: best_among(points, mode) for mode in ("min", "max")}
+    points = points_of(run, metric, eligible(range(len(run.trials)), lambda row: has_failed(run.trials[row])))
+    return {mode: improving(points, mode) for mode in ("min", "max")}
 
 
-def best_among(points: Iterable[Point], mode: str) -> list[Point]:
+def improving(points: Iterable[Point], mode: str) -> list[Point]:
     """Those of the values that were the best when they came, in order of time."""
     sign = 1.0 if mode == "min" else -1.0
     found: list[Point] = []
@@ -165,11 +165,11 @@ def progress_data(best: Mapping[str, Sequence[Point]]) -> dict[str, list[list[fl
 def pareto_set(run: RecordedRun) -> list[list[float]]:
     """The iterations that no other one beats in all goals of the searches: rows of the trials, iterations and values.
 
-    Failed trials do not count.
+    Failed trials count only if all have failed.
     """
     found: list[list[float]] = []
-    for row, trial in enumerate(run.trials):
-        for each in trial.finished if trial.state != TrialState.FAILED else ():
+    for row in eligible(range(len(run.trials)), lambda row: has_failed(run.trials[row])):
+        for each in run.trials[row].finished:
             values = [value for goal in run.goals if is_number(value := each.metrics.get(goal.metric))]
             if len(values) == len(run.goals):
                 found.append([row, each.number, *values])

@@ -1,7 +1,6 @@
 """The order of a run's trials by a metric, and the best of them.
 
-The best value is that of any iteration of a trial, not only of its last one. A failed trial is best only if all trials
-with a value failed.
+Which trial is better than another one is said by :class:`fluid.results.best.Merit`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ from dataclasses import dataclass
 
 from fluid.errors import InvalidFieldError, require_one_of
 from fluid.reports.run import RecordedRun, TrialRun
+from fluid.results import best
+from fluid.results.best import Merit
 from fluid.results.iterations import FinishedIteration
-from fluid.results.metrics import Goal, is_bookkeeping, is_number
+from fluid.results.metrics import Goal, is_bookkeeping
 from fluid.trialgroup import TrialState
 
 
@@ -63,26 +64,31 @@ def value_of(trial: TrialRun, goal: Goal) -> float | None:
     return trial.best(goal.metric, less=goal.less)
 
 
+def merit_of(trial: TrialRun, goal: Goal | None) -> Merit:
+    """How good a trial is; without a goal, only whether it has failed counts."""
+    value = None if goal is None else value_of(trial, goal)
+    return Merit.of(value, failed=has_failed(trial), less=goal is None or goal.less)
+
+
+def has_failed(trial: TrialRun) -> bool:
+    """Whether a trial has failed."""
+    return trial.state == TrialState.FAILED
+
+
 def ranked(trials: Sequence[TrialRun], goal: Goal | None) -> list[int]:
     """The rows of trials, best first; those without a value after them, failed ones last; equal ones in their order."""
-
-    def rank(row: int) -> tuple[bool, bool, float]:
-        value = None if goal is None else value_of(trials[row], goal)
-        if goal is None or value is None:
-            return trials[row].state == TrialState.FAILED, True, 0.0
-        return trials[row].state == TrialState.FAILED, False, value if goal.less else -value
-
-    return sorted(range(len(trials)), key=rank)
+    return best.ranked(range(len(trials)), lambda row: merit_of(trials[row], goal))
 
 
 def best_of(run: RecordedRun, goal: Goal | None) -> RankedTrial | None:
-    """The best trial of a run; ``None`` if none has a value."""
+    """The best trial of a run; ``None`` if no trial that may be the best has a value."""
     if goal is None:
         return None
-    for row in ranked(run.trials, goal):
-        trial = run.trials[row]
-        value = value_of(trial, goal)
-        if value is not None:
-            reported = (each for each in trial.finished if is_number(each.metrics.get(goal.metric)))
-            return RankedTrial(row, trial, next(each for each in reported if each.metrics[goal.metric] == value), value)
-    return None
+    row = best.best_among(range(len(run.trials)), lambda row: merit_of(run.trials[row], goal))
+    if row is None:
+        return None
+    trial = run.trials[row]
+    value = value_of(trial, goal)
+    iteration = next(each for each in trial.finished if goal.value_in(each.metrics) == value)
+    assert value is not None
+    return RankedTrial(row, trial, iteration, value)

@@ -16,6 +16,7 @@ from fluid.errors import InvalidFieldError
 from fluid.rehearsal.outcome import SweepOutcome
 from fluid.reports.gantt import save_figure
 from fluid.reports.knee import Knee
+from fluid.reports.plot_style import GREY, plain_axes
 from fluid.reports.rehearsal_figures import RehearsedFigures, Spread, ValueScale, figures_of, knee_of
 
 with try_import("matplotlib", extra="plot") as _imports:
@@ -24,7 +25,6 @@ with try_import("matplotlib", extra="plot") as _imports:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-_GREY, _RULE = "#555555", "#d9d9d9"
 #: Points of a curve.
 _POINTS = 400
 #: From so many seeds on, bands are quartiles; of fewer, they are ranges.
@@ -136,8 +136,8 @@ def _draw_curves(axes: Axes, rows: Sequence[RehearsedFigures], label: str, *, is
     band = "" if seeds < 2 else f", {'quartiles' if seeds >= _QUARTILES_FROM else 'range'} over {seeds} seeds"
     what = "regret" if is_regret else f"best {metric} so far"
     axes.set_title(printable(f"{what}{band}"), fontsize=10, loc="left", parse_math=False)
-    axes.set_xlabel(f"time ({unit})", fontsize=9, color=_GREY)
-    _plain(axes)
+    axes.set_xlabel(f"time ({unit})", fontsize=9, color=GREY)
+    plain_axes(axes)
     axes.legend(frameon=False, fontsize=8.5, ncols=1 if len(rows) <= 6 else 2)
 
 
@@ -190,7 +190,7 @@ def _draw_sizes(axes: Axes, rows: Sequence[RehearsedFigures], knee: Knee, part: 
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("devices", fontsize=9, color=_GREY)
+    axes.set_xlabel("devices", fontsize=9, color=GREY)
     axes.set_title(title, fontsize=10, loc="left")
     if part == "makespan":
         axes.set_yscale("log")
@@ -200,7 +200,7 @@ def _draw_sizes(axes: Axes, rows: Sequence[RehearsedFigures], knee: Knee, part: 
         axes.legend(frameon=False, fontsize=8.5)
     else:
         axes.set_ylim(0.0, 1.2 * max(spread.high for spread in spreads) / size or 1.0)
-    _plain(axes)
+    plain_axes(axes)
 
 
 def _draw_spreads(axes: Axes, counts: Sequence[int], spreads: Sequence[Spread], size: float) -> None:
@@ -209,11 +209,3 @@ def _draw_spreads(axes: Axes, counts: Sequence[int], spreads: Sequence[Spread], 
     if any(spread.high > spread.low and math.isfinite(spread.high) for spread in spreads):
         low, high = [spread.low / size for spread in spreads], [spread.high / size for spread in spreads]
         axes.fill_between(counts, low, high, color=colour(0), alpha=0.16, linewidth=0.0)
-
-
-def _plain(axes: Axes) -> None:
-    axes.grid(color=_RULE, linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_RULE)
-    axes.tick_params(length=0, labelsize=8.5, labelcolor=_GREY)

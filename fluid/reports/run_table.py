@@ -22,11 +22,16 @@ from fluid.reports.key_measurements import KeyMeasurements
 from fluid.reports.ranking import best_of, goal_of
 from fluid.reports.run import RecordedRun, TrialRun
 from fluid.reports.story_words import bytes_name
-from fluid.reports.trials_table import TableStyle, best_lines, failure_lines, importance_line, trials_table
+from fluid.reports.trials_table import (
+    DEFAULT_TABLE_ROWS,
+    TableStyle,
+    best_lines,
+    failure_lines,
+    importance_line,
+    trials_table,
+)
 from fluid.results.metrics import Goal
 
-#: Most rows of a table.
-DEFAULT_TABLE_ROWS = 20
 _LONGEST_NAME = 32
 #: Characters of a line from which the table of groups has their states.
 _ROOM_FOR_STATES = 76

@@ -24,6 +24,8 @@ from fluid.results.iterations import flat
 from fluid.results.metrics import Goal
 from fluid.trialgroup import TrialState
 
+#: Most rows of a table, unless the user asks for more.
+DEFAULT_TABLE_ROWS = 20
 #: Most characters of a value in the table, of one of the best trial's, and of a failure's message.
 _LONGEST_CELL, _LONGEST_VALUE, _LONGEST_MESSAGE = 20, 60, 300
 #: Most hyperparameters of the best trial, kinds of failures, and trials named for each of them.
@@ -51,7 +53,7 @@ class TableStyle:
     """
 
     width: int = 80
-    rows: int = 20
+    rows: int = DEFAULT_TABLE_ROWS
     columns: Sequence[str] | None = None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult, short_text
+from fluid.trialgroup import TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -50,7 +51,9 @@ class BestTrial:
         names = self.metric if isinstance(self.metric, tuple) else (self.metric,)
         values = self.value if isinstance(self.value, tuple) else (self.value,)
         shown = ", ".join(f"{name}={value:.6g}" for name, value in zip(names, values, strict=True))
-        return f"{shown} at iteration {self.iteration} of trial {self.trial_id!r}, config={short_text(self.config)}"
+        failed = ", which failed" if has_failed(self.trial) else ""
+        where = f"at iteration {self.iteration} of trial {self.trial_id!r}{failed}"
+        return f"{shown} {where}, config={short_text(self.config)}"
 
     @property
     def trial_id(self) -> str:
@@ -83,37 +86,86 @@ class BestTrial:
         return self.trial.load_checkpoint(self.checkpoint)
 
 
-def best_of(trials: Iterable[TrialResult], goal: Goal) -> BestTrial | None:
-    """The trial with the best value at any of its iterations; ``None`` if none has reported a finite number.
+class Merit(NamedTuple):
+    """How good a trial is among those it is compared with: less is better. This is the one rule of what is best.
 
-    Of trials with equal values, the first one whose checkpoint is kept; else the first one.
+    * A trial that has failed comes after all others, whether they have ended or not. So it is the best only if all have
+      failed.
+    * A trial that has reported no finite number of the metric comes after those that have, and is never the best.
+    * The best value of any iteration decides, and of equal values that of the trial that was submitted first. Within a
+      trial it is the first iteration with that value.
+
+    Attributes:
+        failed: whether the trial has failed.
+        valueless: whether it has no value.
+        loss: its best value, with the sign that makes less better; 0 if it has none.
     """
-    best: list[tuple[float, TrialResult, Result]] = []
-    for trial in eligible(trials):
-        found = best_result(trial, goal)
-        if found is None or (best and goal.is_better(best[0][0], found[0])):
-            continue
-        if best and goal.is_better(found[0], best[0][0]):
-            best = []
-        best.append((found[0], trial, found[1]))
-    if not best:
+
+    failed: bool
+    valueless: bool
+    loss: float
+
+    @classmethod
+    def of(cls, value: float | None, *, failed: bool, less: bool) -> Merit:
+        """The merit of a trial.
+
+        Args:
+            value: its best value; ``None`` if it has none.
+            failed: whether it has failed.
+            less: whether less is better.
+        """
+        return cls(failed, value is None, 0.0 if value is None else value if less else -value)
+
+
+T = TypeVar("T")
+
+
+def ranked(trials: Iterable[T], merit: Callable[[T], Merit]) -> list[T]:
+    """Trials in order of merit, the best first; equal ones in the order given, which is that of submission."""
+    return sorted(trials, key=merit)
+
+
+def best_among(trials: Iterable[T], merit: Callable[[T], Merit]) -> T | None:
+    """The best of some trials, given in order of submission; ``None`` if no trial that may be the best has a value."""
+    best = min(trials, key=merit, default=None)
+    return None if best is None or merit(best).valueless else best
+
+
+def eligible(trials: Iterable[T], failed: Callable[[T], bool]) -> list[T]:
+    """The trials that may be best: those that have not failed, or all if all have."""
+    listed = list(trials)
+    return [trial for trial in listed if not failed(trial)] or listed
+
+
+def has_failed(trial: TrialResult) -> bool:
+    """Whether a trial has failed."""
+    return trial.state == TrialState.FAILED
+
+
+def best_of(trials: Iterable[TrialResult], goal: Goal) -> BestTrial | None:
+    """The best trial, by :class:`Merit`; ``None`` if no trial that may be the best has reported a finite number."""
+    found = [(trial, best_result(trial, goal)) for trial in trials]
+    best = best_among(found, lambda one: _merit(*one, goal))
+    if best is None or best[1] is None:
         return None
-    kept = (one for one in best if any(checkpoint.iteration == one[2].iteration for checkpoint in one[1].checkpoints))
-    value, trial, result = best[0] if len(best) == 1 else next(kept, best[0])
+    trial, (value, result) = best[0], best[1]
     return BestTrial(trial=trial, metric=goal.metric, value=value, iteration=result.iteration, metrics=result.metrics)
+
+
+def merit_of(trial: TrialResult, goal: Goal) -> Merit:
+    """How good a trial is."""
+    return _merit(trial, best_result(trial, goal), goal)
+
+
+def _merit(trial: TrialResult, best: tuple[float, Result] | None, goal: Goal) -> Merit:
+    return Merit.of(None if best is None else best[0], failed=has_failed(trial), less=goal.less)
 
 
 def best_result(trial: TrialResult, goal: Goal) -> tuple[float, Result] | None:
     """A trial's best value and its iteration, the first of equals; ``None`` if it has reported no finite number."""
     best: tuple[float, Result] | None = None
     for result in trial.results:
-        value = goal.value_in(result.metrics)
+        value = goal.value_of(result)
         if value is not None and (best is None or goal.is_better(value, best[0])):
             best = value, result
     return best
-
-
-def eligible(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """The trials that may be best: those that have not failed, or all if all have."""
-    listed = list(trials)
-    return [trial for trial in listed if trial.state != "FAILED"] or listed

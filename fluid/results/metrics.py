@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple, Protocol, TypeGuard
 
 from fluid.errors import InvalidFieldError, require_one_of, require_text
 from fluid.keeping import finite_number, value_of
@@ -24,14 +23,7 @@ _BOOKKEEPING = frozenset(
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a metric's value can be compared and drawn: a finite number that is not a bool."""
-    if type(value) is float:
-        return math.isfinite(value)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # An integer that no float holds.
-        return False
+    return isinstance(value, (int, float)) and finite_number(value) is not None
 
 
 def less_is_better(metric: str) -> bool:
@@ -43,6 +35,10 @@ def less_is_better(metric: str) -> bool:
 def is_bookkeeping(metric: str) -> bool:
     """Whether a metric only counts time or iterations."""
     return metric.split("/")[0] in _BOOKKEEPING
+
+
+class _WithNumbers(Protocol):
+    def number(self, name: str) -> float | None: ...
 
 
 class Goal(NamedTuple):
@@ -64,6 +60,10 @@ class Goal(NamedTuple):
     def value_in(self, metrics: object) -> float | None:
         """The metric's value in what a trial reported; ``None`` if that is no finite number."""
         return finite_number(value_of(metrics, self.metric))
+
+    def value_of(self, result: _WithNumbers) -> float | None:
+        """The metric's value in a result; ``None`` if that is no finite number."""
+        return finite_number(result.number(self.metric))
 
     def is_better(self, value: float, other: float) -> bool:
         """Whether one value is better than another."""

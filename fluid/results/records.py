@@ -44,7 +44,8 @@ class Result:
         iteration: its number, from 1.
         metrics: what the trial reported, as it was then; decoded at the first read, in the reader's thread.
         seconds: wall time of the iteration.
-        width: width at which it ran: ``1/p`` as one of p trials on a device, 1, or a number of devices.
+        width: width at which it ran: ``1/p`` as one of p trials on a device, 1, or a number of devices. A trial that
+            takes turns with others in a lane has the lane's part of the device to itself while it iterates.
         device_ids: devices on which it ran.
         config: the trial's hyperparameters.
         rows: trials that took this iteration together in one fused step, itself included; 1 if it was not fused.
@@ -122,7 +123,7 @@ def device_seconds(seconds: float, width: float, devices: int, rows: int = 1) ->
 
     Args:
         seconds: wall time of the iteration.
-        width: ``1/p`` of one of p trials on a device, 1, or a number of devices.
+        width: as of a :class:`Result`.
         devices: number of devices.
         rows: trials that took the iteration in one fused step, whose device is theirs alone.
     """

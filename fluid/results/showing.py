@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fluid.results.best import BestTrial, best_result
+from fluid.results.best import BestTrial, best_result, merit_of, ranked
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 from fluid.results.records import TrialResult, short_text
@@ -43,7 +43,7 @@ def sweep_html(text: str, trials: Sequence[TrialResult], goal: Goal | None) -> s
         goal: what they are ranked by; ``None`` to leave them in order.
     """
     head = escape(text).replace("\n", "<br>")
-    rows = list(trials) if goal is None else ranked(trials, goal)
+    rows = list(trials) if goal is None else ranked(trials, lambda trial: merit_of(trial, goal))
     shown = rows[:_ROWS]
     configs = _names(trial.config for trial in shown)
     metrics = [] if goal is None else [goal.metric]
@@ -53,16 +53,6 @@ def sweep_html(text: str, trials: Sequence[TrialResult], goal: Goal | None) -> s
     more = f"<div>{len(rows) - len(shown)} more trials: see .dataframe()</div>" if len(rows) > len(shown) else ""
     titles = "".join(f"<th>{escape(name)}</th>" for name in columns)
     return f"<div>{head}</div><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>{more}"
-
-
-def ranked(trials: Iterable[TrialResult], goal: Goal) -> list[TrialResult]:
-    """The trials, best first; then those without a value, then the failed ones."""
-
-    def rank(trial: TrialResult) -> tuple[bool, bool, float]:
-        best = best_result(trial, goal)
-        return trial.state == "FAILED", best is None, 0.0 if best is None else best[0] if goal.less else -best[0]
-
-    return sorted(trials, key=rank)
 
 
 def _names(contents: Iterable[Mapping[str, Any]]) -> list[str]:

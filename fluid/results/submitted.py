@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fluid.engine.events import Failure
@@ -32,6 +33,7 @@ class SubmittedTrial:
             ``"UNKNOWN"``; while its session runs, the others of :class:`fluid.trialgroup.TrialState` too.
         budget: iterations it might run; ``None`` if unknown, or if a search algorithm extends it step by step.
         failure: why it failed; ``None`` if it did not.
+        place: its place in its group's order of submission.
     """
 
     trial_id: str
@@ -44,6 +46,7 @@ class SubmittedTrial:
     state: str
     budget: int | None = None
     failure: Failure | None = None
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ def shown_state(state: TrialState, outcome: TrialState | None, search: Search | 
     return (TrialState.PAUSED if paused else state).value
 
 
-def submitted_trial(trial: Trial, group_id: str, state: str, failure: Failure | None) -> SubmittedTrial:
+def submitted_trial(trial: Trial, group_id: str, state: str, failure: Failure | None, place: int = 0) -> SubmittedTrial:
     """A trial that the user submitted in this process."""
     shown = trial.shown
     return SubmittedTrial(
@@ -96,6 +99,7 @@ def submitted_trial(trial: Trial, group_id: str, state: str, failure: Failure | 
         state=state,
         budget=trial.budget if shown is None else None,
         failure=failure,
+        place=place,
     )
 
 
@@ -138,7 +142,10 @@ class SubmittedTrials:
     def groups(self) -> tuple[SubmittedGroup, ...]:
         """The groups, and their trials, in the order of ``trials.jsonl``; then those that only other files mention."""
         found: dict[str, SubmittedGroup] = {}
+        places = Counter[str]()
         for trial in self._trials():
+            trial = replace(trial, place=places[trial.group_id])
+            places[trial.group_id] += 1
             if trial.group_id not in found:
                 line = self._groups.get(trial.group_id, GroupLine(trial.group_id))
                 found[trial.group_id] = SubmittedGroup(

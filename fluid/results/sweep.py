@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import value_of
-from fluid.results.best import BestTrial, best_of, eligible
+from fluid.results.best import BestTrial, best_of, eligible, has_failed
 from fluid.results.folder_files import price_in, read_facts
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, goals_of, is_number, pareto_front
@@ -94,9 +94,8 @@ class SweepResult:
     def best(self) -> BestTrial:
         """The trial with the best value of the metric at any of its iterations.
 
-        Of equal trials, the first one whose checkpoint is kept; else the first one.
-
-        A failed trial is best only if all have failed. A value that is not a finite number does not count.
+        A failed trial is best only if all have failed; one that still runs counts with what it has reported. A value
+        that is not a finite number does not count. Of trials with equal values, the first one submitted is the best.
 
         Raises:
             InvalidFieldError: the metric is unknown, or there are several.
@@ -139,7 +138,7 @@ class SweepResult:
         goals = goals_of(self.metric, self.mode)
         if not goals:
             raise InvalidFieldError("metric", None, f"name some, as no search does{_known(self.trials)}")
-        points = list(_points(eligible(self.trials), goals))
+        points = list(_points(eligible(self.trials, has_failed), goals))
         if not points:
             raise _nothing_reported(self.trials, goals)
         names = tuple(goal.metric for goal in goals)
@@ -180,7 +179,7 @@ def _points(
 ) -> Iterator[tuple[TrialResult, Result, tuple[float, ...]]]:
     for trial in trials:
         for result in trial.results:
-            values = [goal.value_in(result.metrics) for goal in goals]
+            values = [goal.value_of(result) for goal in goals]
             known = tuple(value for value in values if value is not None)
             if len(known) == len(goals):
                 yield trial, result, known
@@ -200,7 +199,9 @@ def _known(trials: Iterable[TrialResult]) -> str:
 def _nothing_reported(trials: Sequence[TrialResult], goals: Sequence[Goal]) -> FluidError:
     what = " and ".join(repr(goal.metric) for goal in goals)
     failed = [trial for trial in trials if trial.failure is not None]
-    text = f"no trial has reported a number as {what}"
+    had_value = any(next(_points([trial], goals), None) for trial in trials)  # Then it was of a failed one.
+    sound = " that did not fail" if had_value else ""
+    text = f"no trial{sound} has reported a number as {what}"
     reported = [value_of(trial.metrics, goal.metric) for trial in trials for goal in goals]
     if any(isinstance(value, float) and math.isnan(value) for value in reported):
         text += ", but NaN"

@@ -5,8 +5,9 @@ with a score (less is better, ``inf`` for the worst), and each that has ended ea
 answers with the trials that continue and those that never will.
 
 * :class:`FullBudget`: every trial runs to the budget (random search, grids, TPE).
-* :class:`Brackets`: synchronous successive halving, whose rungs are decided when all of their trials are there
-  (Jamieson and Talwalkar, AISTATS 2016), in one bracket, or in those of Hyperband (Li et al., JMLR 2018).
+* :class:`fluid.search.brackets.Brackets`: synchronous successive halving, whose rungs are decided when all of their
+  trials are there (Jamieson and Talwalkar, AISTATS 2016), in one bracket, or in those of Hyperband (Li et al., JMLR
+  2018).
 * :class:`AsynchronousHalving`: ASHA (Li et al., MLSys 2020), which promotes a trial as soon as it is among the best
   1/eta of those that have reached its rung so far.
 * :class:`StoppingHalving`: ASHA that decides at once, so that no trial waits at a rung (as Ray Tune's ASHA).
@@ -16,10 +17,11 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fluid.search.rungs import BracketShape, RungBudget, RungDecision
+from fluid.search.rungs import RungBudget, RungDecision
 from fluid.search_shape import Rung
 
 _NOTHING = RungDecision()
@@ -109,16 +111,34 @@ class StoppingHalving:
     Args:
         rungs: iterations at which trials are compared, ascending; the last one is the budget.
         eta: one in so many continues.
+        first: how many arrivals at a rung continue in any case; ``None``, the default, for ``eta - 1``.
+        slack: by how much more than one in ``eta`` continues in the mean, as the number is rounded; ``None``, the
+            default, if it is rounded down.
     """
 
-    def __init__(self, *, rungs: tuple[int, ...], eta: int) -> None:
+    def __init__(
+        self, *, rungs: tuple[int, ...], eta: int, first: int | None = None, slack: float | None = None
+    ) -> None:
         self._budgets = rungs
         self._eta = eta
+        self._first = eta - 1 if first is None else first
+        # Rounded to the nearest number, n / eta less this is n / eta rounded down.
+        self._slack = 0.5 - 0.5 * (eta - 1) / eta if slack is None else 0.5 + slack
         #: Scores of the trials that have come to each rung but the last, ascending.
         self._scores: list[list[float]] = [[] for _ in rungs[:-1]]
         #: The rung that each trial under way runs to.
         self._heading: dict[int, int] = {}
         self._started = 0
+
+    def take_up(self, started: int, heading: Mapping[int, int], scores: Sequence[list[float]]) -> None:
+        """Takes over a search under way, in place of one that begins.
+
+        Args:
+            started: number of its trials.
+            heading: numbers of the rungs to which trials are on their way.
+            scores: of those that have come to each rung but the last, ascending.
+        """
+        self._started, self._heading, self._scores = started, dict(heading), list(scores)
 
     def start(self) -> RungBudget | None:
         self._started += 1
@@ -136,7 +156,7 @@ class StoppingHalving:
         scores = self._scores[rung]
         place = bisect.bisect(scores, score)  # Of equal ones the first to come is the better one.
         scores.insert(place, score)
-        if len(scores) < self._eta or place < len(scores) // self._eta:
+        if len(scores) <= self._first or place < int(len(scores) / self._eta + self._slack):
             return RungDecision(promoted=(self._send(trial, rung + 1),))
         return RungDecision(ended=(trial,))
 
@@ -151,109 +171,8 @@ class StoppingHalving:
         return RungBudget(trial, self._budgets[rung], self._budgets[-1] - self._budgets[rung])
 
 
-class Brackets:
-    """Synchronous successive halving: one bracket, or several side by side, as Hyperband runs them.
-
-    The best trials of a rung continue once all of its trials are there or have ended. As many continue as the bracket
-    has places at the next rung: where trials have ended early, those behind them move up.
-
-    Example:
-        >>> from fluid.search.rungs import halving_shape
-        >>> from fluid.search.schedulers import Brackets
-        >>> scheduler = Brackets([halving_shape(3, (1, 3), 3)])
-        >>> [scheduler.start().budget for _ in range(3)]
-        [1, 1, 1]
-        >>> scheduler.reached(0, 0.5), scheduler.reached(1, 0.2)
-        (RungDecision(promoted=(), ended=()), RungDecision(promoted=(), ended=()))
-        >>> scheduler.reached(2, 0.9)
-        RungDecision(promoted=(RungBudget(trial=1, budget=3, follow_up_iterations=0),), ended=(0, 2))
-
-    Args:
-        shapes: the brackets, in the order in which their trials start.
-    """
-
-    def __init__(self, shapes: list[BracketShape] | tuple[BracketShape, ...]) -> None:
-        self._brackets = [_Bracket(shape) for shape in shapes]
-        #: The bracket of each trial that was started.
-        self._of_trial: list[_Bracket] = []
-        self._filling = 0
-
-    def start(self) -> RungBudget | None:
-        while self._filling < len(self._brackets) and self._brackets[self._filling].is_full:
-            self._filling += 1
-        if self._filling == len(self._brackets):
-            return None
-        bracket = self._brackets[self._filling]
-        self._of_trial.append(bracket)
-        return bracket.add(len(self._of_trial) - 1)
-
-    def rung_of(self, trial: int) -> Rung:
-        bracket = self._of_trial[trial]
-        return bracket.rung._replace(bracket=self._brackets.index(bracket))
-
-    def reached(self, trial: int, score: float) -> RungDecision:
-        return self._of_trial[trial].reached(trial, score)
-
-    def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
-        return self._of_trial[trial].ended(trial)
-
-
-class _Bracket:
-    """One bracket of synchronous successive halving."""
-
-    def __init__(self, shape: BracketShape) -> None:
-        self._shape = shape
-        self._rung = 0
-        self._started = 0
-        #: Trials on their way to the rung, and the scores of those that are there.
-        self._running: set[int] = set()
-        self._scores: dict[int, float] = {}
-
-    @property
-    def is_full(self) -> bool:
-        return self._started == self._shape.sizes[0]
-
-    @property
-    def rung(self) -> Rung:
-        sizes = self._shape.sizes
-        places = sizes[self._rung + 1] if self._rung + 1 < len(sizes) else 0
-        to_start = sizes[0] - self._started
-        size = len(self._running) + len(self._scores) + to_start
-        return Rung(self._shape.rungs[self._rung], size, places)
-
-    def add(self, trial: int) -> RungBudget:
-        self._started += 1
-        self._running.add(trial)
-        return self._budget(trial)
-
-    def reached(self, trial: int, score: float) -> RungDecision:
-        self._running.discard(trial)
-        self._scores[trial] = score
-        return self._decide()
-
-    def ended(self, trial: int) -> RungDecision:
-        self._running.discard(trial)
-        return self._decide()
-
-    def _decide(self) -> RungDecision:
-        if self._running or not self.is_full or not self._scores:
-            return _NOTHING
-        ranked = sorted(self._scores, key=lambda trial: (self._scores[trial], trial))
-        self._scores = {}
-        if self._rung + 1 == len(self._shape.rungs):
-            return RungDecision(ended=tuple(ranked))
-        self._rung += 1
-        places = self._shape.sizes[self._rung]
-        self._running.update(ranked[:places])
-        return RungDecision(tuple(map(self._budget, ranked[:places])), tuple(ranked[places:]))
-
-    def _budget(self, trial: int) -> RungBudget:
-        rungs = self._shape.rungs
-        return RungBudget(trial, rungs[self._rung], rungs[-1] - rungs[self._rung])
-
-
 @dataclass(slots=True)
-class _AshaRung:
+class AshaRung:
     """A rung of ASHA.
 
     Attributes:
@@ -299,10 +218,21 @@ class AsynchronousHalving:
         self._budgets = rungs
         self._eta = eta
         self._samples = samples
-        self._rungs = [_AshaRung() for _ in rungs]
+        self._rungs = [AshaRung() for _ in rungs]
         #: The rung that each trial under way runs to.
         self._heading: dict[int, int] = {}
         self._started = 0
+
+    def take_up(self, started: int, heading: Mapping[int, int], rungs: Sequence[AshaRung]) -> RungDecision:
+        """Takes over a search under way, in place of one that begins; returns what follows from how it stands.
+
+        Args:
+            started: number of its trials.
+            heading: numbers of the rungs to which trials are on their way.
+            rungs: who has come there.
+        """
+        self._started, self._heading, self._rungs = started, dict(heading), list(rungs)
+        return self._decision([], [])
 
     def start(self) -> RungBudget | None:
         if self._samples is not None and self._started >= self._samples:
@@ -360,6 +290,8 @@ class AsynchronousHalving:
         ended += self._drop_hopeless()
         if is_last and not promoted:
             ended += self._drop_rest()
+        if not promoted and not ended:
+            return _NOTHING
         return RungDecision(tuple(promoted), tuple(ended))
 
     def _promote_best(self) -> list[RungBudget]:
@@ -379,10 +311,11 @@ class AsynchronousHalving:
         for rung in self._rungs[:-1]:
             most -= rung.lost
             kept = max(1, most // self._eta)
-            dropped += [trial for _, trial in rung.best[kept:] if trial not in rung.promoted]
-            del rung.best[kept:]
+            if len(rung.best) > kept:
+                dropped += [trial for _, trial in rung.best[kept:] if trial not in rung.promoted]
+                del rung.best[kept:]
             # Each arrival that is still to come may promote one trial.
-            most = len(rung.promoted) + most - rung.arrived
+            most += len(rung.promoted) - rung.arrived
         return dropped
 
     def _drop_rest(self) -> list[int]:

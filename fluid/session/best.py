@@ -1,14 +1,16 @@
-"""The best result of a group so far, kept up to date with every result."""
+"""The best result of a group so far, kept up to date with every result, by the rule of :mod:`fluid.results.best`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from fluid.results.best import Merit
 from fluid.results.metrics import is_bookkeeping, less_is_better
-from fluid.trialgroup import Search, Trial
+from fluid.results.submitted import SubmittedTrial
+from fluid.trialgroup import Search, Trial, TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class BestSoFar:
         trial_id, iteration: the trial and its iteration, as shown to the user.
         config: the trial's hyperparameters, as shown to the user.
         besides: further metrics that the search optimizes, as far as that iteration has them.
+        failed: whether the trial has failed, as all others have.
     """
 
     metric: str
@@ -30,14 +33,68 @@ class BestSoFar:
     iteration: int
     config: Mapping[str, Any] = field(repr=False)
     besides: Mapping[str, float] = field(default_factory=dict)
+    failed: bool = False
+
+    @property
+    def fate(self) -> str:
+        """``", failed"`` where the trial has failed; else empty."""
+        return ", failed" if self.failed else ""
 
 
-#: The best value times the sign, its iteration, the trial, and the iteration's values of further metrics.
-_Entry = tuple[float, int, Trial, tuple[tuple[str, float], ...]]
+class _ShownPart(NamedTuple):
+    """A submitted trial, and how reports show it: see :class:`fluid.results.submitted.SubmittedTrial`."""
+
+    trial_id: str
+    shown_id: str
+    before: int
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, trial: Trial | SubmittedTrial) -> _ShownPart:
+        if isinstance(trial, SubmittedTrial):
+            return cls(trial.trial_id, trial.shown_id, trial.before, trial.config)
+        shown = trial.shown
+        if shown is None:
+            return cls(trial.id, trial.id, 0, trial.config)
+        return cls(trial.id, shown.trial_id, shown.iterations, shown.config)
+
+
+class _BestIteration(NamedTuple):
+    """The best iteration of a trial: its number as shown, its value, and those of further metrics."""
+
+    part: _ShownPart
+    iteration: int
+    value: float
+    besides: tuple[tuple[str, float], ...]
+
+
+@dataclass(slots=True, eq=False)
+class _TrackedTrial:
+    """How a trial stands, as reports show it: several submitted trials may be shown as one.
+
+    Attributes:
+        place: its place in order of submission.
+        last: id of the last one submitted of those shown as it, which determines its state.
+        parts: how many of those there are, but for forgotten ones.
+        ended_failed: whether it has failed.
+        said_failed: whether its submitter says that it has; ``None`` if that says nothing.
+        entry: its best iteration; ``None`` if it has reported no number.
+    """
+
+    place: int
+    last: str
+    parts: int = 0
+    ended_failed: bool = False
+    said_failed: bool | None = None
+    entry: _BestIteration | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.ended_failed if self.said_failed is None else self.said_failed
 
 
 class BestTracker:
-    """Tracks the best result of a group. A failed trial is the best only while all others have no value.
+    """Tracks the best result of a group: see :class:`fluid.results.best.Merit` for what that is.
 
     Without a metric of the search, the first numeric metric that is no bookkeeping counts, and its name says whether
     less is better.
@@ -46,28 +103,46 @@ class BestTracker:
         search: names the metric and the mode; may be ``None``.
     """
 
-    __slots__ = ("_besides", "_best", "_best_of", "_failed", "_metric", "_mode", "_past", "_sign")
+    __slots__ = ("_besides", "_best", "_entered", "_less", "_metric", "_mode", "_of", "_past", "_standings")
 
     def __init__(self, search: Search | None) -> None:
         self._metric = None if search is None else search.metric
         self._mode = None if search is None else search.mode
         self._besides = () if search is None else tuple(metric for metric, _ in search.besides)
-        #: 1 where less is better, else -1; ``None`` until the metric is known.
-        self._sign: float | None = None
-        #: The best of each trial.
-        self._best_of: dict[str, _Entry] = {}
-        #: Ids of trials that failed, and the best of forgotten trials that did not.
-        self._failed: set[str] = set()
-        self._past: _Entry | None = None
-        #: The best entry of all; ``None`` if it has to be looked for.
-        self._best: _Entry | None = None
+        self._less = self._is_less()
+        #: By the id under which trials are shown.
+        self._standings: dict[str, _TrackedTrial] = {}
+        #: By the id of a submitted trial, with its own place in order of submission.
+        self._of: dict[str, tuple[_TrackedTrial, int]] = {}
+        self._entered = 0
+        #: Of forgotten trials, the best one that failed, and the best one that did not.
+        self._past: dict[bool, _TrackedTrial] = {}
+        #: The first of all by merit; ``None`` if it has to be looked for.
+        self._best: _TrackedTrial | None = None
 
     @property
     def metric(self) -> str | None:
         """Name of the metric; ``None`` as long as it is unknown."""
         return self._metric
 
-    def hear(self, trial: Trial, iteration: int, numbers: Mapping[str, float]) -> None:
+    def place_of(self, trial_id: str) -> int:
+        """The place of a trial in the group's order of submission, from 0; one that never came is behind all."""
+        known = self._of.get(trial_id)
+        return self._entered if known is None else known[1]
+
+    def enter(self, trial: Trial | SubmittedTrial) -> None:
+        """Takes a trial that was submitted, or one that goes on after its end."""
+        part = _ShownPart.of(trial)
+        if part.trial_id not in self._of:
+            standing = self._standings.get(part.shown_id)
+            if standing is None:
+                standing = self._standings[part.shown_id] = _TrackedTrial(self._entered, part.trial_id)
+            self._of[part.trial_id] = standing, self._entered
+            self._entered += 1
+            standing.last, standing.parts, standing.said_failed = part.trial_id, standing.parts + 1, None
+        self.end(part.trial_id, None)
+
+    def hear(self, trial: Trial | SubmittedTrial, iteration: int, numbers: Mapping[str, float]) -> None:
         """Takes a result of a trial.
 
         Args:
@@ -75,76 +150,95 @@ class BestTracker:
             iteration: the number of its iteration.
             numbers: that it reported: see :class:`fluid.trainables.encoded_metrics.EncodedMetrics`.
         """
-        shown = trial.shown
-        inner = "" if shown is None or shown.metrics is None else f"{shown.metrics}/"
+        if isinstance(trial, SubmittedTrial):
+            trial_id, entry = trial.trial_id, trial.inner
+        else:
+            trial_id, entry = trial.id, None if trial.shown is None else trial.shown.metrics
+        inner = "" if entry is None else f"{entry}/"
         if self._metric is None:
             self._metric = next((name for each in numbers if (name := _metric_name(each, inner, numbers))), None)
+            self._less = self._is_less()
         value = None if self._metric is None else numbers.get(inner + self._metric)
         if value is None or not math.isfinite(value):
             return
-        value *= self._sign or self._find_sign()
-        known = self._best_of.get(trial.id)
-        if known is not None and known[0] <= value:
+        if trial_id not in self._of:
+            self.enter(trial)
+        standing, _ = self._of[trial_id]
+        known = standing.entry
+        if known is not None and (known.value <= value if self._less else known.value >= value):
             return
         further = ((name, numbers.get(inner + name)) for name in self._besides)
         besides = tuple((name, found) for name, found in further if found is not None and math.isfinite(found))
-        entry = self._best_of[trial.id] = value, iteration, trial, besides
-        if self._best is not None and value < self._best[0] and trial.id not in self._failed:
-            self._best = entry
+        part = _ShownPart.of(trial)
+        standing.entry = _BestIteration(part, iteration + part.before, value, besides)
+        self._moved(standing)
 
-    def fail(self, trial_id: str) -> None:
-        """Takes it that a trial has failed for good."""
-        if trial_id in self._best_of:
-            self._failed.add(trial_id)
-            self._best = None
+    def end(self, trial_id: str, state: TrialState | None) -> None:
+        """Takes it how a trial has ended; ``None`` if it goes on."""
+        if trial_id in self._of and (standing := self._of[trial_id][0]).last == trial_id:
+            standing.ended_failed = state is TrialState.FAILED
+            self._moved(standing)
+
+    def say(self, trial_id: str, outcome: str | None) -> None:
+        """Takes it how a trial came out, as its submitter says; ``None`` if that says nothing."""
+        if outcome is None or trial_id not in self._of:
+            return
+        standing, _ = self._of[trial_id]
+        if standing.last == trial_id:
+            standing.said_failed = outcome == TrialState.FAILED
+            self._moved(standing)
 
     def show(self, trial: Trial) -> None:
-        """Takes it that a trial is shown otherwise from now on."""
-        if trial.id in self._best_of:
-            value, iteration, _, besides = self._best_of[trial.id]
-            self._best_of[trial.id] = value, iteration, trial, besides
-            self._best = None
+        """Takes it that a trial is shown with another config from now on."""
+        standing = self._of[trial.id][0] if trial.id in self._of else None
+        if standing is not None and standing.entry is not None and standing.entry.part.trial_id == trial.id:
+            standing.entry = standing.entry._replace(part=_ShownPart.of(trial))
 
     def forget(self, trial_id: str) -> None:
-        """Drops a trial; its value counts on unless the trial failed."""
-        entry = self._best_of.pop(trial_id, None)
-        if trial_id in self._failed:
-            self._failed.discard(trial_id)
-        elif entry is not None and (self._past is None or entry[0] < self._past[0]):
-            self._past = entry
+        """Drops a trial; what it reported counts on."""
+        if trial_id not in self._of:
+            return
+        standing, _ = self._of.pop(trial_id)
+        standing.parts -= 1
+        if standing.parts or self._standings.get(trial_id) is not standing:
+            return  # It has another name, under which a further trial may be shown.
+        del self._standings[trial_id]
+        known = self._past.get(standing.failed)
+        if known is None or self._rank(standing) < self._rank(known):
+            self._past[standing.failed] = standing
 
     def best(self) -> BestSoFar | None:
-        """Returns the best so far; ``None`` before the first value."""
-        if not self._best_of and self._past is None:
-            return None
+        """Returns the best so far; ``None`` if no trial that may be the best has a value."""
         if self._best is None:
-            entries = [entry for trial_id, entry in self._best_of.items() if trial_id not in self._failed]
-            entries += [] if self._past is None else [self._past]
-            self._best = min(entries, key=_value_of, default=None)
-        best = self._best or min(self._best_of.values(), key=_value_of, default=None)
-        if best is None or self._metric is None or self._sign is None:
+            self._best = min((*self._standings.values(), *self._past.values()), key=self._rank, default=None)
+        standing = self._best
+        if standing is None or standing.entry is None or self._metric is None:
             return None
-        value, iteration, trial, besides = best
-        shown = trial.shown
+        part, iteration, value, besides = standing.entry
         return BestSoFar(
             metric=self._metric,
-            mode="min" if self._sign > 0.0 else "max",
-            value=value * self._sign,
-            trial_id=trial.id if shown is None else shown.trial_id,
-            iteration=iteration if shown is None else iteration + shown.iterations,
-            config=trial.config if shown is None else shown.config,
+            mode="min" if self._less else "max",
+            value=value,
+            trial_id=part.shown_id,
+            iteration=iteration,
+            config=part.config,
             besides=dict(besides),
+            failed=standing.failed,
         )
 
-    def _find_sign(self) -> float:
-        assert self._metric is not None
-        less = less_is_better(self._metric) if self._mode is None else self._mode == "min"
-        self._sign = 1.0 if less else -1.0
-        return self._sign
+    def _rank(self, standing: _TrackedTrial) -> tuple[Merit, int]:
+        value = None if standing.entry is None else standing.entry.value
+        return Merit.of(value, failed=standing.failed, less=self._less), standing.place
 
+    def _moved(self, standing: _TrackedTrial) -> None:
+        """Takes it that a trial is better or worse than before."""
+        if standing is self._best:
+            self._best = None if standing.failed else standing  # It got worse only if it has failed.
+        elif self._best is not None and self._rank(standing) < self._rank(self._best):
+            self._best = standing
 
-def _value_of(entry: _Entry) -> float:
-    return entry[0]
+    def _is_less(self) -> bool:
+        return self._mode == "min" if self._mode is not None else self._metric is None or less_is_better(self._metric)
 
 
 def _metric_name(name: str, inner: str, numbers: Mapping[str, float]) -> str | None:

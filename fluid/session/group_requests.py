@@ -101,7 +101,12 @@ class GroupRequests:
         if outcome is not None:
             known = TrialState(require_one_of("outcome", outcome, OUTCOMES))
         event = partial(StopRequested, trial_id=trial_id, outcome=known, now=now)
-        self._pump.act(lambda: self._handle(event, lambda: inbox.change(inbox.group.stop, trial_id)))
+
+        def accepted() -> None:
+            inbox.change(inbox.group.stop, trial_id)
+            inbox.say(trial_id, outcome)
+
+        self._pump.act(lambda: self._handle(event, accepted))
 
     def pause(self, trial_id: str) -> None:
         """Pauses a trial until it is resumed."""

@@ -74,6 +74,8 @@ class GroupInbox:
         self._first_start: float | None = None
         self._last_end: float | None = None
         self._tracker = BestTracker(group.search)
+        for trial in group.active:
+            self._tracker.enter(trial)
         #: How often a trial has come to be shown otherwise.
         self.shows = 0
         #: When the first iteration of this session began, how many have ended, and the sum of their seconds.
@@ -153,6 +155,11 @@ class GroupInbox:
         """The trials that were forgotten since :meth:`keep_forgotten` was called first, by id."""
         return self._forgotten.copy()
 
+    @property
+    def places(self) -> Callable[[str], int]:
+        """Gives the place of a trial, by its id, in the group's order of submission."""
+        return self._tracker.place_of
+
     def expect_answer(self, method: str) -> tuple[int, Future[Any]]:
         """Returns the number of a new call, and a future of its answer."""
         call_id, future = next(self._call_ids), SessionFuture(self._waits, f"what {method!r} returns")
@@ -183,7 +190,14 @@ class GroupInbox:
 
     def reopen(self, trial_id: str) -> None:
         """Makes waiters wait for a trial too, which was added or extended."""
+        trial = self._trial_of(trial_id)
+        if trial is not None:
+            self._tracker.enter(trial)
         self._open.add(trial_id)
+
+    def say(self, trial_id: str, outcome: str | None) -> None:
+        """Takes it how a trial came out, as its submitter says, if that says anything."""
+        self._tracker.say(trial_id, outcome)
 
     def drop(self, trial_id: str, outcome: TrialState | None) -> None:
         """Drops a trial that was forgotten.
@@ -196,7 +210,8 @@ class GroupInbox:
         state, failure = self._states.pop(trial_id, None), self._failures.pop(trial_id, None)
         if self._keeps_forgotten and trial is not None and state is not None:
             text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
-            self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure)
+            place = self._tracker.place_of(trial_id)
+            self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place)
         self._tracker.forget(trial_id)
         if trial is not None:
             self.change(self.group.remove, trial_id)
@@ -233,15 +248,13 @@ class GroupInbox:
             failures: why trials failed, by id.
             results: what was reported; ``None`` if nothing was.
             clock_offset: seconds to add to times of this session, for one axis with those of ``results``.
-            tracker: has heard ``results``.
+            tracker: has heard ``results``, and how trials ended.
         """
         self._earlier, self._clock_offset = results, clock_offset
         if results is not None:
             self._first_start, self._last_end = results.first_start, results.last_end
         self._states.update(ended)
         self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
-        for trial_id in self._failures:
-            tracker.fail(trial_id)
         self._tracker = tracker
         self._open -= set(ended)
         self.wake()
@@ -310,7 +323,7 @@ class GroupInbox:
         self._states[end.trial_id] = state
         if end.failure is not None and state is TrialState.FAILED:
             self._failures[end.trial_id] = end.failure
-            self._tracker.fail(end.trial_id)
+        self._tracker.end(end.trial_id, state)
         self._open.discard(end.trial_id)
         if not self._open:
             self._open = set()  # An empty set keeps the room that its members took.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,7 +17,7 @@ from fluid.engine.events import Event, GroupRecovered, LaneLost, TrialFailed, Tr
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError
-from fluid.keeping import QUOTA_USED_UP, KeepRule, Retention
+from fluid.keeping import QUOTA_USED_UP, KeepRule, Retention, WorstKept
 from fluid.results.metrics import less_is_better
 from fluid.session.kept_files import KeptFiles, kept_by_earlier_session
 from fluid.session.kept_registry import KeptEntry, KeptRegistry
@@ -58,10 +59,12 @@ class Keeper:
         self._handle = handle
         self._registry = KeptRegistry(retention)
         self._files = KeptFiles(folder, backend, post)
+        #: How many trials were admitted, by group.
+        self._admitted = Counter[str]()
         #: Of trials whose checkpoints may be kept.
         self._rules: dict[str, KeepRule] = {}
         #: What lanes know of each group: the value to beat, and the room that is left.
-        self._told: dict[str, tuple[float | None, int | None]] = {}
+        self._told: dict[str, tuple[WorstKept | None, int | None]] = {}
         #: Trials that lanes were told to save for good and have not, and those lanes.
         self._pending: dict[str, int] = {}
         self._waiting: list[Future[None]] = []
@@ -98,7 +101,8 @@ class Keeper:
             name = profile_name(trial.trainable)
             self._warn(name, "no checkpoint of %s is kept: it cannot be saved; docs/results.md tells what can", name)
             return None
-        rule = KeepRule(self.retention.how, group_id)
+        rule = KeepRule(self.retention.how, group_id, place=self._admitted[group_id])
+        self._admitted[group_id] += 1
         if rule.how == "best" and search is not None and search.metric:
             mode = search.mode or ("min" if less_is_better(search.metric) else "max")
             entry = None if trial.shown is None else trial.shown.metrics
@@ -190,6 +194,7 @@ class Keeper:
             host=checkpoint.host,
             bytes=kept.bytes,
             value=kept.value,
+            place=rule.place,
         )
         verdict = self._registry.take(rule, entry)
         self._discard_all(verdict.discarded)

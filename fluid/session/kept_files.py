@@ -144,5 +144,11 @@ def kept_by_earlier_session(folder: Path, trial_id: str, rule: KeepRule) -> Iter
         is_like = (chosen.get("metric"), chosen.get("mode")) == (rule.metric, rule.mode)
         if rule.how == "last" or (is_like and isinstance(value, float)):
             yield KeptEntry(
-                trial_id=trial_id, iteration=iteration_of(path), path=path, host=_HERE, bytes=size, value=value
+                trial_id=trial_id,
+                iteration=iteration_of(path),
+                path=path,
+                host=_HERE,
+                bytes=size,
+                value=value,
+                place=rule.place,
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fluid.keeping import KeepRule, Retention
+from fluid.keeping import KeepRule, Retention, WorstKept
+from fluid.results.best import Merit
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -18,8 +19,9 @@ class KeptEntry:
         host: name of its machine.
         bytes: of its files.
         value: its metric; ``None`` if trials are not compared.
+        place: the trial's place in its group's order of submission.
         gone: whether it was discarded.
-        failed: whether its trial has failed, so that any other one is better.
+        failed: whether its trial has failed.
     """
 
     trial_id: str
@@ -28,6 +30,7 @@ class KeptEntry:
     host: str
     bytes: int
     value: float | None = None
+    place: int = 0
     gone: bool = False
     failed: bool = False
 
@@ -70,13 +73,13 @@ class KeptRegistry:
         """Returns the checkpoint of a trial; ``None`` if it has none."""
         return self._groups.get(group, {}).get(trial_id)
 
-    def bar(self, rule: KeepRule) -> float | None:
-        """Returns the value that a checkpoint of a group must beat; ``None`` if any will do."""
+    def bar(self, rule: KeepRule) -> WorstKept | None:
+        """Returns what a checkpoint of a group must pass; ``None`` if any will do."""
         entries = self._groups.get(rule.group, {})
         if rule.how != "best" or len(entries) < self._retention.k:
             return None
         worst = self._worst(entries, rule)
-        return None if worst.failed else worst.value
+        return None if worst.failed or worst.value is None else WorstKept(worst.value, worst.place)
 
     def take(self, rule: KeepRule, entry: KeptEntry, *, fits: bool = False) -> Verdict:
         """Takes a checkpoint that was written.
@@ -117,11 +120,8 @@ class KeptRegistry:
 
     @staticmethod
     def _worst(entries: dict[str, KeptEntry], rule: KeepRule) -> KeptEntry:
-        """The worst of some checkpoints; of equal ones the last."""
-        worst, *others = entries.values()
-        for other in others:
-            if other.failed != worst.failed:
-                worst = other if other.failed else worst
-            elif worst.value is not None and (other.value is None or not rule.is_better(other.value, worst.value)):
-                worst = other
-        return worst
+        """The worst of some checkpoints."""
+        less = rule.mode == "min"
+        return max(
+            entries.values(), key=lambda entry: (Merit.of(entry.value, failed=entry.failed, less=less), entry.place)
+        )

@@ -58,7 +58,7 @@ class LiveTrials:
         self._made: dict[tuple[str, str], tuple[object, TrialResult]] = {}
 
     def read(self) -> tuple[TrialResult, ...]:
-        """The trials, in order of submission; first those that were forgotten.
+        """The trials, in order of submission.
 
         Raises:
             FluidError: the run folder was deleted, or a signal handler asks that has interrupted this very call.
@@ -160,14 +160,14 @@ class LiveTrials:
         for group_id, inbox in self._inboxes.items():
             current = {part.trial_id: part for part in self._current(inbox, inbox.group, standing)}
             past = {**self._filed, **inbox.forgotten}
-            for part in [*(part for part in past.values() if part.trial_id not in current), *current.values()]:
-                if part.group_id == group_id:
-                    found.setdefault((group_id, part.shown_id), []).append(part)
+            ours = [part for part in {**past, **current}.values() if part.group_id == group_id]
+            for part in sorted(ours, key=lambda part: part.place) if past else ours:
+                found.setdefault((group_id, part.shown_id), []).append(part)
         return found
 
     def _current(self, inbox: GroupInbox, trials: Iterable[Trial], standing: Standing) -> Iterator[SubmittedTrial]:
         """Trials of a group that the engine knows, and how each stands."""
-        ended, failures, search = inbox.states, inbox.failures, inbox.group.search
+        ended, failures, search, place_of = inbox.states, inbox.failures, inbox.group.search, inbox.places
         for trial in trials:
             if trial.id not in standing.states:
                 continue  # It was stopped before the group was submitted, or is being submitted.
@@ -176,7 +176,7 @@ class LiveTrials:
                 text = shown_state(state, inbox.outcomes.get(trial.id, standing.outcomes.get(trial.id)), search)
             else:
                 text = UNFINISHED if self._session.has_ended else state.value
-            yield submitted_trial(trial, inbox.group_id, text, failures.get(trial.id))
+            yield submitted_trial(trial, inbox.group_id, text, failures.get(trial.id), place_of(trial.id))
 
     def _read_forgotten(self) -> dict[str, SubmittedTrial]:
         """The trials in the files that the groups no longer have."""

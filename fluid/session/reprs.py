@@ -82,4 +82,4 @@ def _value(best: BestSoFar) -> str:
 
 
 def _place(best: BestSoFar) -> str:
-    return f"{best.trial_id}, iteration {best.iteration:,}"
+    return f"{best.trial_id}, iteration {best.iteration:,}{best.fate}"

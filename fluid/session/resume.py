@@ -30,6 +30,7 @@ from fluid.planning.profile import Profile
 from fluid.results.folder_files import JOURNAL, PAYLOADS, PROFILE, RESULTS, TRIALS, json_lines, read_facts
 from fluid.results.group_lines import GroupLine
 from fluid.results.payload_file import StoredTrial, read_payloads
+from fluid.results.submitted import SubmittedGroup, SubmittedTrials
 from fluid.session.best import BestTracker
 from fluid.session.earlier_results import EarlierResults
 from fluid.session.run_folder import RunFolder
@@ -136,14 +137,30 @@ class LeftSession:
         """Ids that are taken, those of forgotten trials included."""
         return self.written.trials.union(*(group.trials for group in self.groups.values()))
 
-    def best_of(self, group_id: str) -> BestTracker:
-        """Finds the best result of a group."""
-        group, results = self.groups[group_id], self.results.groups.get(group_id)
-        tracker = BestTracker(group.line.search)
-        for result in () if results is None else results.read(group.trials.get):
-            if result.trial_id in group.trials:
-                tracker.hear(group.trials[result.trial_id], result.iteration, numbers_in(result.metrics))
-        return tracker
+    def trackers(self) -> dict[str, BestTracker]:
+        """Finds the best result of each group."""
+        found = {group_id: BestTracker(group.line.search) for group_id, group in self.groups.items()}
+        entries = (line.entry or {} for line in json_lines(self.folder / TRIALS))
+        for submitted in SubmittedTrials(entries, self.recovered, {}).groups():
+            if submitted.group_id in found:
+                self._tell(found[submitted.group_id], submitted)
+        return found
+
+    def _tell(self, tracker: BestTracker, submitted: SubmittedGroup) -> None:
+        """Tells a tracker of the trials of its group, of their results and their ends."""
+        parts = {part.trial_id: part for parts in submitted.trials.values() for part in parts}
+        trials, results = self.groups[submitted.group_id].trials, self.results.groups.get(submitted.group_id)
+        for part in sorted(parts.values(), key=lambda part: part.place):
+            tracker.enter(trials.get(part.trial_id, part))
+        for result in () if results is None else results.read(trials.get):
+            if result.trial_id in parts:
+                trial = trials.get(result.trial_id, parts[result.trial_id])
+                tracker.hear(trial, result.iteration, numbers_in(result.metrics))
+        for part in parts.values():
+            tracker.end(part.trial_id, TrialState.FAILED if part.state == TrialState.FAILED else None)
+            tracker.say(part.trial_id, self.recovered.outcomes.get(part.trial_id))
+            if part.trial_id not in trials:
+                tracker.forget(part.trial_id)
 
     def complete(self, folder: RunFolder, payloads: Mapping[str, Mapping[Trial, TrialPayload]], at: float) -> None:
         """Writes the lines of trials that the session was killed before writing.

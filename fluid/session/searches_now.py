@@ -7,22 +7,17 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import NormalDist
 
 from fluid.engine.group_record import GroupRecord
 from fluid.engine.records import TrialRecord
 from fluid.engine.state import EngineState
 from fluid.search_shape import SearchShape
+from fluid.simulation.censored_paces import mean_and_spread
 from fluid.simulation.search_now import LiveTrial, SearchNow
 from fluid.trialgroup import Search, Shown, TrialState
 
-#: Spread of the logarithms of paces before it is known, and the trials for which this counts.
-_SPREAD, _WEIGHT = 0.5, 1.0
 #: Trials that must have shown their paces before those of others are predicted by them, config by config.
 _ENOUGH = 12
-#: Rounds in which the paces of trials that have not ended an iteration are estimated.
-_ROUNDS = 6
-_NORMAL = NormalDist()
 
 
 def search_now(
@@ -115,7 +110,10 @@ class _Paces:
         ]
         predicted = [pair for trial in records if (pair := self._predicted(trial)) is not None]
         self.is_known = bool(logs or predicted)
-        self.mean, self.sigma = _mean_and_spread(logs, waiting, predicted)
+        uncertain = math.fsum(sigma * sigma for _, sigma in predicted)
+        means = [mean for mean, _ in predicted]
+        # Predictions say of those that run what their bounds would.
+        self.mean, self.sigma = mean_and_spread([*logs, *means], () if means else waiting, uncertain=uncertain)
         self.mean -= math.log(self._speed)
 
     def live(self, trial: TrialRecord, first: int, bracket: int) -> LiveTrial:
@@ -155,41 +153,6 @@ class _Paces:
             return 0.0
         stretch = self._state.estimates.stretch(trial)
         return max(0.0, self._now - place.since) / stretch if stretch > 0.0 else 0.0
-
-
-def _mean_and_spread(
-    observed: list[float], at_least: list[float], predicted: list[tuple[float, float]]
-) -> tuple[float, float]:
-    """Mean and standard deviation of logarithms, of which some are known, some by a lower bound, some as predicted.
-
-    The first to end are the fast ones. Those with a lower bound count with their expectation above it, until that
-    changes little (Schmee and Hahn, 1979).
-    """
-    values = [*observed, *(mean for mean, _ in predicted)]
-    uncertain = sum(sigma * sigma for _, sigma in predicted)
-    mean = sum(values) / max(1, len(values))
-
-    def spread(squares: float, number: int) -> float:
-        return math.sqrt((_WEIGHT * _SPREAD**2 + squares) / (_WEIGHT + max(0, number - 1)))
-
-    sigma = spread(uncertain + sum((value - mean) ** 2 for value in values), len(values))
-    for _ in range(_ROUNDS if at_least and not predicted else 0):
-        guesses, variances = [], 0.0
-        for bound in at_least:
-            z = (bound - mean) / sigma
-            hazard = _hazard(z)
-            guesses.append(mean + sigma * hazard)
-            variances += sigma**2 * max(0.0, 1.0 + z * hazard - hazard**2)
-        both = [*observed, *guesses]
-        mean = sum(both) / len(both)
-        sigma = spread(variances + sum((value - mean) ** 2 for value in both), len(both))
-    return mean, sigma
-
-
-def _hazard(z: float) -> float:
-    """Density of the standard normal distribution, over the probability of a greater value."""
-    beyond = 0.5 * math.erfc(z / math.sqrt(2.0))
-    return _NORMAL.pdf(z) / beyond if beyond > 1e-12 else z
 
 
 def _bracket_of(shape: SearchShape | None, place: int) -> int:

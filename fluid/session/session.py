@@ -232,7 +232,7 @@ class Session:
         payloads = {
             group_id: self._pickler.payloads_of(group.trials.values(), once) for group_id, group in left.groups.items()
         }
-        trackers = {group_id: left.best_of(group_id) for group_id in left.groups}
+        trackers = left.trackers()
         avoid_names(left.trial_ids, (group.line.name for group in left.groups.values()))
 
         def register(group_id: str) -> None:

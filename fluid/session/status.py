@@ -90,7 +90,7 @@ class DeviceStatus:
 
     Attributes:
         device_id, kind, host: the device.
-        residents: the trials that run there, each with its width.
+        residents: the trials that run there, each with its width; that of one that takes turns is for when it iterates.
         lanes: the number of its lanes.
         packs: trials that share a process, in which they are fused as far as they can be, or take turns.
         in_turns: whether they take turns.

@@ -6,22 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from fluid.engine.commands import Command, ReportStart
 from fluid.engine.events import Event, IterationDone, TrialStarted
 from fluid.engine.records import TrialRecord
 from fluid.engine.state import EngineState
+from fluid.simulation.censored_paces import SPREAD, mean_and_spread
 from fluid.simulation.scenario import Scenario
 from fluid.simulation.search_now import LiveTrial, SearchNow, shape_of
 
-#: Spread of the logarithms of paces before it is known, and the number of observations that this counts for.
-_SIGMA, _WEIGHT = 0.5, 1.0
 #: Observations that the errors of predictions are known from, where trials were profiled before.
 _PROFILED = 31
-#: Rounds in which paces of iterations that have not ended are estimated.
-_ROUNDS = 6
-_NORMAL = NormalDist()
 
 
 @dataclass(slots=True)
@@ -60,7 +55,7 @@ class ObservedSearch:
         self._error = scenario.runtime_error
         self._shape = shape_of(scenario.workload)
         self._all = self._shape.trials or scenario.workload.trials
-        self._decides_later = self._shape.algorithm == "halving"
+        self._has_rungs = self._shape.algorithm != "full"
         self._trials: dict[int, _Seen] = {}
         self._of_id: dict[str, _Seen] = {}
         self._predicted: dict[str, float] = {}
@@ -70,7 +65,7 @@ class ObservedSearch:
 
     def requested(self, trial: int, trial_id: str, granted: int, bracket: int, predicted: float) -> None:
         """The search has requested a trial's run up to so many iterations, predicted to take these seconds each."""
-        if self._decides_later:
+        if self._shape.algorithm == "halving":
             # A rung begins once all of the one before have ended: those not in it have lost.
             for other in self._trials.values():
                 if other.bracket == bracket and not other.is_open:
@@ -84,7 +79,7 @@ class ObservedSearch:
         seen = self._trials[trial]
         seen.is_open, seen.began = False, None
         at_end = seen.granted >= self._scenario.workload.max_iterations
-        seen.ended = stopped or at_end or not self._decides_later
+        seen.ended = stopped or at_end or not self._has_rungs
         self._stops += stopped
 
     def heard(self, events: Iterable[Event], commands: Iterable[Command]) -> None:
@@ -119,7 +114,8 @@ class ObservedSearch:
             if seen.trial_id in records and records[seen.trial_id].pace.seconds is None
         ]
         weight = _PROFILED if self._profiled else 0
-        mean, sigma = _estimate(observed, under_way, self._error if self._profiled else _SIGMA, weight)
+        before = self._error if self._profiled else SPREAD
+        mean, sigma = mean_and_spread(observed, under_way, spread=before, weight=weight)
         logs = [math.log(predicted) for predicted in self._predicted.values()]
         centre = sum(logs) / len(logs)
         spread = math.sqrt(sum((each - centre) ** 2 for each in logs) / len(logs))
@@ -170,41 +166,3 @@ class ObservedSearch:
     def _log_ratio(self, record: TrialRecord) -> float:
         assert record.pace.seconds is not None
         return math.log(record.pace.seconds / self._predicted[record.trial_id])
-
-
-def _estimate(
-    observed: list[float], under_way: list[float], before: float = _SIGMA, weight: int = 0
-) -> tuple[float, float]:
-    """Returns mean and spread of logarithms, of which some are known, and of others that they are greater than a value.
-
-    The first to end are the fast ones. So those under way are estimated, by their expectation given that they take
-    longer, until that changes little (Schmee and Hahn, 1979).
-
-    Args:
-        observed: logarithms of the seconds, relative to those predicted, of trials that have ended an iteration.
-        under_way: those since the first iteration of the others began.
-        before: the spread, as it was known before.
-        weight: number of observations from which it was known, whose mean is 0; 0 for a guess.
-    """
-    spread = max(before, 1e-3)
-    values = list(observed)
-    mean, sigma = sum(values) / max(1, len(values) + weight), spread
-    for _ in range(_ROUNDS if under_way else 1):
-        guesses, variances = [], 0.0
-        for least in under_way:
-            z = (least - mean) / sigma
-            hazard = _hazard(z)
-            guesses.append(mean + sigma * hazard)
-            variances += sigma**2 * max(0.0, 1.0 + z * hazard - hazard**2)
-        values = [*observed, *guesses]
-        mean = sum(values) / max(1, len(values) + weight)
-        squares = sum((value - mean) ** 2 for value in values) + variances
-        known = max(weight, _WEIGHT)
-        sigma = math.sqrt((known * spread**2 + squares) / (known + max(0.0, len(values) - (not weight))))
-    return mean, sigma
-
-
-def _hazard(z: float) -> float:
-    """Density over survival function of the standard normal distribution."""
-    survival = 0.5 * math.erfc(z / math.sqrt(2.0))
-    return _NORMAL.pdf(z) / survival if survival > 1e-12 else z

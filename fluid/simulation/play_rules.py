@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
+from fluid.search.brackets import Brackets
+from fluid.search.rungs import BracketShape, RungDecision
+from fluid.search.schedulers import AshaRung, AsynchronousHalving, FullBudget, RungScheduler, StoppingHalving
 from fluid.search_shape import SearchShape
 from fluid.simulation.search_draws import Draw
 from fluid.simulation.search_now import SearchNow
@@ -73,10 +77,6 @@ class PlayRules:
         self._open -= 1
         return _NONE
 
-    def finish(self) -> Sequence[int]:
-        """Returns the trials that go on once all runs have ended; none if the search has ended."""
-        return _NONE
-
     def _goes_on(self, trial: int) -> bool:
         """Whether a live trial runs or waits for a device, rather than for a decision."""
         return self._draw.length[trial] > self._live[trial].done
@@ -90,7 +90,7 @@ class PlayRules:
 
 
 class _AtRungs(PlayRules):
-    """Trials run from rung to rung; here, each to the last one.
+    """Trials run from rung to rung; a scheduler of :mod:`fluid.search` decides which of them go on.
 
     Args:
         shape: of the search.
@@ -101,19 +101,35 @@ class _AtRungs(PlayRules):
         self._shape = shape
         self._rungs = shape.rungs
         self._last = len(shape.rungs) - 1
+        self._number = {iterations: rung for rung, iterations in enumerate(shape.rungs)}
         #: The rung to which each trial runs, or at which it waits.
-        self._rung = [self._rung_of(trial.done, trial.granted) for trial in search.live]
-        self._rung += [self._first_rung(number) for number in range(search.coming)]
+        self._rung = [self._rung_of(trial.done, trial.granted) for trial in search.live] + [0] * search.coming
         #: Trials that end before they reach their rung.
         self._cut: set[int] = set()
         super().__init__(search, draw, devices)
+        #: Trials that the scheduler knows and that are not alive here.
+        self._gone = 0
+        self._scheduler, decision = self._take_up(
+            search, {trial for trial in range(self._next) if self._goes_on(trial)}
+        )
+        self.queued.extend(self._go_on(decision))
+
+    def next_fresh(self) -> int:
+        if self._next >= self._count or self._open >= self._most:
+            return -1
+        started = self._scheduler.start()
+        if started is None:
+            return -1
+        self._rung[self._next] = self._number[started.budget]
+        return super().next_fresh()
 
     def ended(self, trial: int) -> Sequence[int]:
         self._open -= 1
+        known = trial + self._gone
         if self._cut and trial in self._cut:
             self._cut.discard(trial)
-            return self._lost(trial, self._rung[trial])
-        return self._reached(trial, self._rung[trial])
+            return self._go_on(self._scheduler.ended(known))
+        return self._go_on(self._scheduler.reached(known, self._draw.chance[trial][self._rung[trial]]))
 
     def work(self, trial: int) -> float:
         stops, rung = self._draw.stops, self._rung[trial]
@@ -125,14 +141,14 @@ class _AtRungs(PlayRules):
             return seconds * stops[trial][rung]
         return super().work(trial)
 
+    def _take_up(self, search: SearchNow, under_way: set[int]) -> tuple[RungScheduler, RungDecision]:
+        """The scheduler of the search as it stands, and what it decides at once: here, all run to the last rung."""
+        return FullBudget(budget=self._rungs[-1], samples=None), RungDecision()
+
     def _rung_of(self, done: int, granted: int) -> int:
         if granted <= done:  # It waits at the rung that it has come to.
             return max(0, bisect_right(self._rungs, done) - 1)
         return min(bisect_right(self._rungs, done), self._last)
-
-    def _first_rung(self, number: int) -> int:
-        """The rung to which a new trial runs first."""
-        return 0
 
     def _goes_on(self, trial: int) -> bool:
         live = self._live[trial]
@@ -146,19 +162,17 @@ class _AtRungs(PlayRules):
             return math.inf
         return self._shape.concurrency or devices
 
-    def _promote(self, trial: int, rung: int) -> Sequence[int]:
-        """Sends a trial on from a rung."""
-        self._rung[trial] = rung + 1
-        self._open += 1
-        return (trial,)
-
-    def _reached(self, trial: int, rung: int) -> Sequence[int]:
-        """A trial has reached a rung."""
-        return _NONE
-
-    def _lost(self, trial: int, rung: int) -> Sequence[int]:
-        """A trial has ended on its way to a rung."""
-        return _NONE
+    def _go_on(self, decision: RungDecision) -> Sequence[int]:
+        """The trials that are promoted."""
+        if not decision.promoted:
+            return _NONE
+        found = []
+        for budget in decision.promoted:
+            trial = budget.trial - self._gone
+            self._rung[trial] = self._number[budget.budget]
+            found.append(trial)
+        self._open += len(found)
+        return found
 
 
 class _Full(_AtRungs):
@@ -167,112 +181,57 @@ class _Full(_AtRungs):
     def _rung_of(self, done: int, granted: int) -> int:
         return self._last
 
-    def _first_rung(self, number: int) -> int:
-        return self._last
-
 
 class _Stopping(_AtRungs):
     """A trial that reaches a rung goes on at once or ends."""
 
-    def __init__(self, shape: SearchShape, search: SearchNow, draw: Draw, devices: int) -> None:
-        super().__init__(shape, search, draw, devices)
-        #: Trials that have come to each rung.
-        self._came = _arrivals(search, shape.rungs)
-
-    def _reached(self, trial: int, rung: int) -> Sequence[int]:
-        if rung == self._last:
-            return _NONE
-        self._came[rung] += 1
-        came, shape = self._came[rung], self._shape
-        if came <= shape.first or self._draw.chance[trial][rung] * came < came / shape.eta + shape.slack:
-            return self._promote(trial, rung)
-        return _NONE
+    def _take_up(self, search: SearchNow, under_way: set[int]) -> tuple[RungScheduler, RungDecision]:
+        shape = self._shape
+        scheduler = StoppingHalving(rungs=shape.rungs, eta=shape.eta, first=shape.first, slack=shape.slack)
+        came = _arrivals(search, shape.rungs)[:-1]
+        # The scores of those that came are in even steps, as nothing is known of them.
+        scores = [[(place + 1) / (number + 1) for place in range(number)] for number in came]
+        scheduler.take_up(self._next, {trial: self._rung[trial] for trial in under_way}, scores)
+        return scheduler, RungDecision()
 
 
 class _Promoting(_AtRungs):
     """ASHA: each arrival at a rung may promote one of the best 1/eta that came there."""
 
-    def __init__(self, shape: SearchShape, search: SearchNow, draw: Draw, devices: int) -> None:
-        super().__init__(shape, search, draw, devices)
-        self._came = _arrivals(search, shape.rungs)
-        #: At each rung, the score and number of those that came there and were promoted or may be, the best first.
-        self._best: list[list[tuple[float, int]]] = []
-        #: Those that were promoted from each rung; -1 for one that has ended since, or runs beyond.
-        self._promoted: list[set[int]] = []
-        for rung in range(self._last):
-            gone, waiting = self._came[rung + 1], []
-            target = shape.rungs[rung]
+    def _take_up(self, search: SearchNow, under_way: set[int]) -> tuple[RungScheduler, RungDecision]:
+        shape, draw = self._shape, self._draw
+        self._gone = ended = sum(search.ended.values())
+        came = _arrivals(search, shape.rungs)
+        rungs = [AshaRung(arrived=number) for number in came]
+        for length, number in search.ended.items():
+            if length not in self._number:  # They were on their way to the rung above.
+                rungs[min(bisect_right(shape.rungs, length), self._last)].lost += number
+        for rung, target in enumerate(shape.rungs[:-1]):
+            gone, waiting = came[rung + 1], []
             for number, trial in enumerate(search.live):
-                if trial.granted <= trial.done and self._rung[number] == rung:
+                if number not in under_way and self._rung[number] == rung:
                     waiting.append(number)
                 elif target <= trial.done < shape.rungs[rung + 1]:
                     gone += 1  # It runs to the next rung.
             waiting.sort(key=lambda number: draw.chance[number][rung])
-            others = max(0, self._came[rung] - gone - len(waiting))
+            others = max(0, came[rung] - gone - len(waiting))
             # Of so many in order of their scores, those that were promoted are taken for the best, then those that may
             # be; numbers below 0 stand for trials that are not alive here.
-            numbers = [*range(-gone, 0), *waiting]
+            numbers = [*range(-gone, 0), *(number + ended for number in waiting)]
             step = 1.0 / (len(numbers) + others + 1)
-            self._best.append([((place + 1) * step, number) for place, number in enumerate(numbers)])
-            self._promoted.append(set(range(-gone, 0)))
-
-    def finish(self) -> Sequence[int]:
-        """Promotes the best one that waits at the highest rung if none came to the last."""
-        if self._came[self._last]:
-            return _NONE
-        for rung in range(self._last - 1, -1, -1):
-            for _, trial in self._best[rung]:
-                if trial not in self._promoted[rung]:
-                    self._promoted[rung].add(trial)
-                    return self._promote(trial, rung)
-        return _NONE
-
-    def _reached(self, trial: int, rung: int) -> Sequence[int]:
-        self._came[rung] += 1
-        if rung == self._last:
-            return _NONE
-        best, promoted, quota = self._best[rung], self._promoted[rung], self._came[rung] // self._shape.eta
-        score = (self._draw.chance[trial][rung], trial)
-        place = bisect_right(best, score)
-        best.insert(place, score)
-        candidate = min(place, quota - 1)
-        if candidate < 0 or best[candidate][1] in promoted:
-            return _NONE
-        chosen = best[candidate][1]
-        promoted.add(chosen)
-        return self._promote(chosen, rung)
+            rungs[rung].best = [((place + 1) * step, number) for place, number in enumerate(numbers)]
+            rungs[rung].promoted = set(range(-gone, 0))
+        scheduler = AsynchronousHalving(rungs=shape.rungs, eta=shape.eta, samples=ended + self._count)
+        heading = {trial + ended: self._rung[trial] for trial in under_way}
+        return scheduler, scheduler.take_up(ended + self._next, heading, rungs)
 
 
 class _Halving(_AtRungs):
     """Synchronous successive halving: a rung of a bracket is decided when all of its trials are there."""
 
-    def __init__(self, shape: SearchShape, search: SearchNow, draw: Draw, devices: int) -> None:
-        known = len(search.live) + sum(search.ended.values())
-        self._sizes = shape.brackets_of(known + search.coming)
-        last = len(self._sizes) - 1
-        fresh = [number for number, sizes in enumerate(self._sizes) for _ in range(sizes[0])]
-        fresh = ([*fresh, *[last] * search.coming])[max(0, len(fresh) - search.coming) :][: search.coming]
-        self._fresh = fresh
-        super().__init__(shape, search, draw, devices)
-        self._bracket = [min(trial.bracket, last) for trial in search.live] + fresh
-        #: Of each bracket: trials on the way to its rung, those that are there, and whether it has more rungs.
-        self._missing = [0] * (last + 1)
-        self._there: list[list[int]] = [[] for _ in self._sizes]
-        at = [-1] * (last + 1)
-        for number in range(len(search.live)):
-            at[self._bracket[number]] = max(at[self._bracket[number]], self._rung[number])
-        for number in range(self._count):
-            bracket = self._bracket[number]
-            if number >= self._next or self._goes_on(number):
-                self._missing[bracket] += 1
-            elif self._rung[number] == at[bracket]:
-                self._there[bracket].append(number)
-        for bracket in range(last + 1):
-            self.queued.extend(self._decide(bracket))
-        if shape.one_by_one and self._next < self._count:
-            self._filling = self._bracket[self._next]
-        else:
-            self._filling = last
+    #: The bracket of each trial, and the last one whose trials may start.
+    _bracket: list[int]
+    _filling: int
 
     def next_fresh(self) -> int:
         if self._next < self._count and self._bracket[self._next] > self._filling:
@@ -281,42 +240,36 @@ class _Halving(_AtRungs):
             self._filling = self._bracket[self._next]
         return super().next_fresh()
 
-    def _first_rung(self, number: int) -> int:
-        return self._last + 1 - len(self._sizes[self._fresh[number]])
+    def _take_up(self, search: SearchNow, under_way: set[int]) -> tuple[RungScheduler, RungDecision]:
+        sizes = self._shape.brackets_of(self._count + sum(search.ended.values()))
+        last = len(sizes) - 1
+        fresh = [number for number, of_bracket in enumerate(sizes) for _ in range(of_bracket[0])]
+        fresh = [*fresh, *[last] * search.coming][max(0, len(fresh) - search.coming) :][: search.coming]
+        self._bracket = [min(trial.bracket, last) for trial in search.live] + fresh
+        self._filling = self._bracket[self._next] if self._shape.one_by_one and fresh else last
+        trials = Counter(self._bracket)
+        # The rung of each bracket is the highest one of its trials; those that wait below it have lost.
+        at = [
+            max((self._rung[number] for number in range(self._next) if self._bracket[number] == each), default=0)
+            for each in range(last + 1)
+        ]
+        shapes = [
+            BracketShape(self._rungs[len(self._rungs) - len(each) :], (trials[number], *each[1:]))
+            for number, each in enumerate(sizes)
+        ]
+        scheduler = Brackets(shapes)
+        there = {
+            number: self._draw.chance[number][self._rung[number]]
+            for number in range(self._next)
+            if number not in under_way and self._rung[number] == at[self._bracket[number]]
+        }
+        first = [len(self._rungs) - len(each) for each in sizes]
+        local = [max(0, rung - below) for rung, below in zip(at, first, strict=True)]
+        return scheduler, scheduler.take_up(self._bracket[: self._next], local, under_way, there)
 
-    def _reached(self, trial: int, rung: int) -> Sequence[int]:
-        bracket = self._bracket[trial]
-        self._missing[bracket] -= 1
-        self._there[bracket].append(trial)
-        return self._decide(bracket)
-
-    def _lost(self, trial: int, rung: int) -> Sequence[int]:
-        bracket = self._bracket[trial]
-        self._missing[bracket] -= 1
-        return self._decide(bracket)
-
-    def _decide(self, bracket: int) -> Sequence[int]:
-        """Returns the trials of a bracket's next rung once all are there, the longest first."""
-        there = self._there[bracket]
-        if self._missing[bracket] or not there:
-            return _NONE
-        self._there[bracket] = []
-        rung = self._rung[there[0]]
-        if rung >= self._last:
-            return _NONE
-        chance = self._draw.chance
-        there.sort(key=lambda trial: chance[trial][rung])
-        best = there[: self._places(bracket, rung + 1)]
-        best.sort(key=lambda trial: -self._pace[trial])
-        for trial in best:
-            self._promote(trial, rung)
-        self._missing[bracket] = len(best)
-        return best
-
-    def _places(self, bracket: int, rung: int) -> int:
-        """How many trials of a bracket run to a rung."""
-        sizes = self._sizes[bracket]
-        return sizes[max(0, min(len(sizes) - 1, rung - (self._last + 1 - len(sizes))))]
+    def _go_on(self, decision: RungDecision) -> Sequence[int]:
+        """The trials that are promoted, the longest first."""
+        return sorted(super()._go_on(decision), key=lambda trial: -self._pace[trial])
 
 
 _RULES = {"full": _Full, "stopping": _Stopping, "asha": _Promoting, "halving": _Halving}

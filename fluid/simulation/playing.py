@@ -91,10 +91,7 @@ class Player:
                 push(running, (served + work(trial), trial))
                 count += 1
             if not running:
-                queue.extend(rules.finish())
-                if not queue:
-                    return now
-                continue
+                return now
             until, trial = pop(running)
             now += (until - served) * stretch[count]
             served = until

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from fluid.search.rungs import hyperband_shapes
+from fluid.search.algorithms import make_scheduler, shape_for
+from fluid.search.rungs import hyperband_shapes, rungs_of
+from fluid.search.schedulers import RungScheduler
 from fluid.search_shape import SearchShape
 from fluid.simulation.scenario import Workload
 
@@ -84,25 +87,26 @@ class SearchNow:
         return cls(shape=shape, live=(), coming=coming, seconds=seconds, sigma=sigma, packing=packing)
 
 
+#: What :func:`fluid.run` calls the algorithms of scenarios, where that differs. A population is a search without rungs.
+_NAMES = {"successive_halving": "sha", "syncbohb": "hyperband", "pbt": "random"}
+
+
+def scheduler_of(workload: Workload) -> RungScheduler:
+    """The scheduler of a scenario's algorithm: that of :func:`fluid.run`."""
+    return make_scheduler(**_arguments(workload))
+
+
 def shape_of(workload: Workload) -> SearchShape:
-    """The shape of a scenario's algorithm, as :mod:`fluid.simulation.workloads` runs it."""
-    most, eta = workload.max_iterations, workload.eta
-    if workload.algorithm == "asha":
-        rungs = [1]
-        while rungs[-1] < most:
-            rungs.append(min(rungs[-1] * eta, most))
-        slack = 0.5 * (eta - 1) / eta  # The share is rounded up.
-        return SearchShape(
-            algorithm="stopping", rungs=tuple(rungs), eta=eta, slack=slack, concurrency=workload.concurrency
-        )
-    if workload.algorithm not in ("successive_halving", "hyperband", "syncbohb"):
-        return SearchShape(algorithm="full", rungs=(most,))
-    steps, trials = 0, workload.trials if workload.algorithm == "successive_halving" else most
-    while eta ** (steps + 1) <= min(trials, most):
-        steps += 1
-    rungs = [max(1, most // eta**step) for step in range(steps, -1, -1)]
-    if workload.algorithm == "successive_halving":
-        return SearchShape(algorithm="halving", rungs=tuple(rungs), eta=eta)
-    brackets = tuple(shape.sizes for shape in hyperband_shapes(tuple(rungs), eta))
-    one_by_one = workload.algorithm == "syncbohb"
-    return SearchShape(algorithm="halving", rungs=tuple(rungs), eta=eta, brackets=brackets, one_by_one=one_by_one)
+    """The shape of a scenario's algorithm."""
+    shape = shape_for(**_arguments(workload))
+    concurrency = workload.concurrency if workload.algorithm == "asha" else None
+    return replace(shape, concurrency=concurrency, one_by_one=workload.algorithm == "syncbohb")
+
+
+def _arguments(workload: Workload) -> dict[str, Any]:
+    name = _NAMES.get(workload.algorithm, workload.algorithm)
+    rungs = rungs_of(workload.max_iterations, workload.eta, 1)
+    samples = workload.trials
+    if name == "hyperband":
+        samples = sum(shape.sizes[0] for shape in hyperband_shapes(rungs, workload.eta))
+    return {"algorithm": name, "rungs": rungs, "eta": workload.eta, "samples": samples}

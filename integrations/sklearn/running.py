@@ -33,10 +33,10 @@ from fluid.resources import available_cores
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult
 from fluid.search import Sampler
+from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopRules
 from fluid.session.results import TrialFailedError, TrialListener
-from fluid.sweeping.algorithms import make_scheduler, shape_for
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.plan import SweepPlan
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fluid._clock import VirtualClock
-from fluid.keeping import QUOTA_USED_UP, KeepRule
+from fluid.keeping import QUOTA_USED_UP, KeepRule, WorstKept
 from fluid.lane.keep_messages import KeepBar, ResidentNotKept
 from fluid.lane.messages import DeleteCheckpoints, LaneOptions, PersistCheckpoint, ResidentSaved
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
@@ -64,9 +64,14 @@ def test_each_better_iteration_is_saved(checkpoints: ResidentCheckpoints, tmp_pa
 
 
 def test_only_what_beats_the_bar_is_saved(checkpoints: ResidentCheckpoints) -> None:
-    checkpoints.set_bar(KeepBar("g", 0.45, None))
-    checkpoints.set_bar(KeepBar("another group", 0.0, None))
-    assert told(checkpoints, resident(), [0.5, 0.45, 0.44]) == [3]
+    checkpoints.set_bar(KeepBar("g", WorstKept(0.45, place=1), None))
+    checkpoints.set_bar(KeepBar("another group", WorstKept(0.0, place=0), None))
+    assert told(checkpoints, resident(RULE._replace(place=2)), [0.5, 0.45, 0.44]) == [3]
+
+
+def test_of_equal_values_that_of_the_trial_submitted_first_is_saved(checkpoints: ResidentCheckpoints) -> None:
+    checkpoints.set_bar(KeepBar("g", WorstKept(0.45, place=1), None))
+    assert told(checkpoints, resident(RULE._replace(place=0)), [0.5, 0.45, 0.45]) == [2]
 
 
 def test_a_trial_that_was_restored_must_beat_its_best(checkpoints: ResidentCheckpoints) -> None:

@@ -18,9 +18,11 @@ from fluid.engine.events import (
     GroupSubmitted,
     StopRequested,
     TrialForgotten,
+    TrialsAdded,
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.group_terms import PLAIN_TERMS
 from fluid.engine.journal import encode
 from fluid.engine.notices import NoteMeasured, NotePlaced, NoteQueued, NoteWaiting, WaitReason
 from fluid.engine.trial_spec import TrialSpec
@@ -68,13 +70,21 @@ class Session:
         self, name: str, trials: Sequence[Trial], search: Search | None = None, at: float = 0.0, **said: Any
     ) -> None:
         """Submits a group; ``said`` has what its line says besides: ``terms`` and ``requires``."""
-        group = self._numbers.setdefault(name, str(len(self._numbers)))
+        self._numbers.setdefault(name, str(len(self._numbers)))
+        group, specs = self._write_trials(name, GroupLine(name, search, **said), trials)
+        self.happened(GroupSubmitted(at, group, specs, said.get("terms", PLAIN_TERMS)))
+
+    def add(self, name: str, trials: Sequence[Trial]) -> None:
+        """Adds trials to a group."""
+        group, specs = self._write_trials(name, GroupLine(name), trials)
+        self.happened(TrialsAdded(at=0.0, group_id=group, trials=specs))
+
+    def _write_trials(self, name: str, line: GroupLine, trials: Sequence[Trial]) -> tuple[str, tuple[TrialSpec, ...]]:
+        group = self._numbers[name]
         payloads = {each: payload_of(each.trainable, each.config, each.shown and each.shown.config) for each in trials}
-        line = GroupLine(name, search, **said)
         self._folder.write_trials(group, line, payloads)
         self.group_of.update((trial.id, group) for trial in trials)
-        specs = tuple(TrialSpec(trial.id, trial.budget, profile_key=trial.key) for trial in trials)
-        self.happened(GroupSubmitted(at, group, specs, line.terms))
+        return group, tuple(TrialSpec(trial.id, trial.budget, profile_key=trial.key) for trial in trials)
 
     def happened(self, *items: Any) -> None:
         """Writes events and commands, of which the times begin at 0."""

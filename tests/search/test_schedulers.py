@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fluid.search.brackets import Brackets
 from fluid.search.rungs import brackets_for, halving_shape, hyperband_shapes, rungs_of
-from fluid.search.schedulers import AsynchronousHalving, Brackets, FullBudget, RungScheduler
+from fluid.search.schedulers import AsynchronousHalving, FullBudget, RungScheduler
 
 
 class Workers:

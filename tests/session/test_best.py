@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from fluid.executor import FluidExecutor
 from fluid.session.best import BestSoFar, BestTracker
 from fluid.trainables.encoded_metrics import encode_metrics
-from fluid.trialgroup import Search, Shown, Trial, TrialGroup
+from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 
 A, B = Trial(print, {"lr": 0.1}, trial_id="a"), Trial(print, {"lr": 0.2}, trial_id="b")
 
@@ -60,7 +62,10 @@ def test_what_is_no_finite_number_does_not_count(bad: Any) -> None:
     assert at(tracked(Search("loss"), (A, 1, {"loss": bad}), (A, 2, {}), (B, 1, {"loss": 7}))) == ("b", 1, 7.0)
 
 
-@pytest.mark.parametrize("number", [2, np.float32(2.0), np.float64(2.0), np.array(2.0), np.array([2.0]), np.int64(2)])
+@pytest.mark.parametrize(
+    "number",
+    [2, np.float32(2.0), np.float64(2.0), np.array(2.0), np.int64(2), np.array([2.0]), Decimal(2), Fraction(2)],
+)
 def test_numbers_of_other_libraries_count(number: Any) -> None:
     assert at(tracked(Search("loss"), (A, 1, {"loss": number}))) == ("a", 1, 2.0)
 
@@ -69,25 +74,56 @@ def test_nested_metrics_are_found_by_their_path() -> None:
     assert at(tracked(Search("eval/loss"), (A, 1, {"eval": {"loss": 2.0}}))) == ("a", 1, 2.0)
 
 
-def test_a_failed_trial_is_best_only_if_no_other_has_a_value() -> None:
+def test_a_failed_trial_is_best_only_if_all_have_failed() -> None:
     tracker = tracked(Search("loss"), (A, 1, {"loss": 1.0}), (B, 1, {"loss": 2.0}))
     assert at(tracker) == ("a", 1, 1.0)
-    tracker.fail("a")
+    tracker.end("a", TrialState.FAILED)
+    assert at(tracker) == ("b", 1, 2.0)
+    tracker.end("b", TrialState.FAILED)
+    best = tracker.best()
+    assert best is not None and (best.trial_id, best.failed) == ("a", True)
+    tracker.enter(B)  # It goes on.
     assert at(tracker) == ("b", 1, 2.0)
     alone = tracked(Search("loss"), (A, 1, {"loss": 1.0}))
-    alone.fail("a")
+    alone.end("a", TrialState.FAILED)
     assert at(alone) == ("a", 1, 1.0)
+    alone.enter(B)
+    assert at(alone) is None, "one that runs may still be better"
     alone.hear(B, 1, {"loss": 5.0})
     assert at(alone) == ("b", 1, 5.0)
 
 
-def test_a_forgotten_trial_stays_the_best_unless_it_failed() -> None:
+def test_what_the_submitter_says_counts() -> None:
+    tracker = tracked(Search("loss"), (A, 1, {"loss": 1.0}), (B, 1, {"loss": 2.0}))
+    tracker.end("a", TrialState.STOPPED)
+    tracker.say("a", "FAILED")
+    assert at(tracker) == ("b", 1, 2.0)
+    tracker.say("a", "DONE")
+    assert at(tracker) == ("a", 1, 1.0)
+
+
+def test_of_equal_values_that_of_the_trial_submitted_first_is_the_best() -> None:
+    tracker = BestTracker(Search("loss"))
+    tracker.enter(A)
+    tracker.enter(B)
+    tracker.hear(B, 1, {"loss": 1.0})
+    assert at(tracker) == ("b", 1, 1.0)
+    tracker.hear(A, 3, {"loss": 1.0})
+    tracker.hear(A, 4, {"loss": 1.0})
+    assert at(tracker) == ("a", 3, 1.0)
+
+
+def test_what_a_forgotten_trial_reported_counts_on() -> None:
     tracker = tracked(Search("loss"), (A, 1, {"loss": 1.0}), (B, 1, {"loss": 2.0}))
     tracker.forget("a")
     assert at(tracker) == ("a", 1, 1.0)
-    tracker.fail("b")
+    tracker.end("b", TrialState.FAILED)
     tracker.forget("b")
     assert at(tracker) == ("a", 1, 1.0)
+    failed = tracked(Search("loss"), (A, 1, {"loss": 1.0}))
+    failed.end("a", TrialState.FAILED)
+    failed.forget("a")
+    assert at(failed) == ("a", 1, 1.0)
 
 
 def test_a_trial_of_a_search_is_shown_by_its_own_name() -> None:

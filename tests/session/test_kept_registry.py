@@ -5,16 +5,17 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from fluid.keeping import KeepRule, Retention
+from fluid.keeping import KeepRule, Retention, WorstKept
 from fluid.session.kept_registry import KeptEntry, KeptRegistry
 
 BEST = KeepRule("best", "g", "loss", "min")
 LAST = KeepRule("last", "g")
 
 
-def entry(trial_id: str, iteration: int, value: float | None = None, size: int = 10) -> KeptEntry:
+def entry(trial_id: str, iteration: int, value: float | None = None, size: int = 10, place: int = 0) -> KeptEntry:
+    path = f"{trial_id}/{iteration}"
     return KeptEntry(
-        trial_id=trial_id, iteration=iteration, path=f"{trial_id}/{iteration}", host="here", bytes=size, value=value
+        trial_id=trial_id, iteration=iteration, path=path, host="here", bytes=size, value=value, place=place
     )
 
 
@@ -73,8 +74,9 @@ def test_the_best_of_the_k_best_trials_stay(k: int, mode: str, saves: list[tuple
     there: list[KeptEntry] = []
     best: dict[str, float] = {}
     for iteration, (number, value) in enumerate(saves):
-        bar, made = registry.bar(rule), entry(f"t{number}", iteration, float(value))
-        if not rule.is_better(value, best.get(made.trial_id)) or not rule.is_better(value, bar):
+        bar, made = registry.bar(rule), entry(f"t{number}", iteration, float(value), place=number)
+        told = rule._replace(place=number)
+        if not rule.is_better(value, best.get(made.trial_id)) or not told.passes(value, bar):
             continue  # The lane would not have saved it.
         best[made.trial_id] = value
         there.append(made)
@@ -83,7 +85,8 @@ def test_the_best_of_the_k_best_trials_stay(k: int, mode: str, saves: list[tuple
     every: dict[str, float] = {}
     for number, value in saves:
         every[f"t{number}"] = min(every.get(f"t{number}", float("inf")), sign * value)
-    assert sorted(sign * one.value for one in there) == sorted(every.values())[:k]
+    ranked = sorted(every, key=lambda trial_id: (every[trial_id], trial_id))
+    assert sorted(one.trial_id for one in there) == sorted(ranked[:k]), "of equal ones, those submitted first"
     assert all(sign * one.value == every[one.trial_id] for one in there), "each of its best iteration"
     assert registry.bytes == 10 * len(there)
 
@@ -92,8 +95,8 @@ def test_a_failed_trial_makes_way_for_any_other() -> None:
     registry = KeptRegistry(Retention("best", k=1))
     best = entry("a", 1, 0.1)
     registry.take(BEST, best)
-    assert registry.bar(BEST) == 0.1
+    assert registry.bar(BEST) == WorstKept(0.1, place=0)
     best.failed = True
     assert registry.bar(BEST) is None
     assert registry.take(BEST, entry("b", 1, 0.9)).discarded == [best]
-    assert registry.bar(BEST) == 0.9
+    assert registry.bar(BEST) == WorstKept(0.9, place=0)

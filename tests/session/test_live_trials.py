@@ -285,6 +285,23 @@ def test_a_checkpoint_is_loaded_into_an_object_of_the_class(tmp_path: Path) -> N
         loaded.load_checkpoint()
 
 
+def test_forgotten_trials_keep_their_place(executor: FluidExecutor) -> None:
+    group = TrialGroup([trial(name) for name in "abc"], search=Search("loss", "min"))
+    handle = executor.submit_trialgroup(group)
+    assert handle.wait(PATIENCE)
+    handle.forget("b")
+    assert [found.trial_id for found in handle.trials] == ["a", "b", "c"]
+    handle.forget("a")
+    handle.add(trial("d"))
+    assert handle.wait(PATIENCE)
+    assert [found.trial_id for found in handle.trials] == ["a", "b", "c", "d"]
+    best = executor.status().groups[0].best
+    assert (
+        best is not None
+        and best.trial_id == handle.best().trial_id == fluid.load(executor.run_dir).best.trial_id == "a"
+    )
+
+
 def test_many_trials_are_read_once(executor: FluidExecutor) -> None:
     handle = executor.submit_trialgroup(TrialGroup([trial("a")]))
     assert handle.wait(PATIENCE)

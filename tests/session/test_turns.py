@@ -16,6 +16,7 @@ from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.local.backend import LocalBackend
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal import Overheads, RehearsalBackend, ReplayedIteration
+from fluid.reports.loader import load_run
 from fluid.resources import MemoryNeed
 
 
@@ -55,13 +56,18 @@ def play(
         handle = executor.submit_trialgroup(TrialGroup(trials))
         order = [f"{result.trial_id}.{result.iteration}" for result in handle.results()]
         makespan = handle.makespan
+    assert makespan is not None
+    return Played(order, _lanes_of(tmp_path / "run"), makespan)
+
+
+def _lanes_of(run: Path) -> dict[str, set[int]]:
+    """The lanes of each trial."""
     lanes: dict[str, set[int]] = {}
-    for line in (tmp_path / "run" / "journal.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (run / "journal.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record.get("what") == "NotePlaced":
             lanes.setdefault(record["trial_id"], set()).update(record["lane_ids"])
-    assert makespan is not None
-    return Played(order, lanes, makespan)
+    return lanes
 
 
 def rounds_of(trials: int, iterations: int) -> list[str]:
@@ -251,3 +257,27 @@ def test_a_trial_that_waits_for_its_turn_is_not_taken_to_hang(tmp_path: Path) ->
     at = [index for index, result in enumerate(results) if result.trial_id == "long"]
     assert max(after - before for before, after in itertools.pairwise(at)) > 50  # It waited for half a second.
     assert len(results) == 160
+
+
+@pytest.mark.parametrize(("packing", "alpha"), [("lane", 1.0), ("lane", 1.2), ("auto", 1.2)])
+def test_a_trial_that_takes_turns_uses_its_lanes_part_of_the_device(tmp_path: Path, packing: str, alpha: float) -> None:
+    backend = RehearsalBackend(1, overheads=Overheads(alpha=alpha))
+    trials = [Trial(Net, {"s": 3.0}, budget=8) for _ in range(8)]
+    options: dict[str, Any] = {"packing": packing, "rounds": True, "max_packing": 64 if packing == "lane" else 2}
+    with FluidExecutor(backend, verbose=0, run_dir=tmp_path / "run", price_per_device_hour=3600.0, **options) as ex:
+        handle = ex.submit_trialgroup(TrialGroup(trials))
+        assert handle.wait()
+        done = handle.trials
+        table = handle.dataframe()
+    lanes = set().union(*_lanes_of(tmp_path / "run").values())
+    assert len(lanes) == (1 if packing == "lane" else 2)
+    results = [result for trial in done for result in trial.results]
+    assert {result.width for result in results} <= {1.0, 1.0 / len(lanes)}
+    used = sum(trial.device_seconds for trial in done)
+    assert used == pytest.approx(handle.makespan, rel=0.05), "one device was busy all the time"
+    assert table["cost_usd"].sum() == pytest.approx(used) == table["device_seconds"].sum()
+    run = load_run(tmp_path / "run")
+    assert run.paid.busy == pytest.approx(used, rel=0.05)
+    assert sum(trial.device_seconds for trial in run.trials) == pytest.approx(used)
+    placed = [line for lines in run.stories.values() for line in lines if line.what == "started"]
+    assert {line.facts["width"] for line in placed} <= {1.0, 0.5}

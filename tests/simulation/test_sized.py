@@ -9,7 +9,7 @@ from fluid import Cluster
 from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import make_planner
 from fluid.planning.planner import Planner
-from fluid.simulation.observed_search import _estimate
+from fluid.simulation.censored_paces import mean_and_spread
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 from fluid.simulation.sized import HeldResult, Terms, first_sizing, simulate_fixed, simulate_sized
@@ -146,7 +146,7 @@ def test_paces_of_iterations_under_way_count() -> None:
     logs = rng.normal(4.0, 0.5, 400)
     limit = float(np.median(logs))
     ended = [float(each) for each in logs if each <= limit]
-    mean, sigma = _estimate(ended, [limit] * (len(logs) - len(ended)))
+    mean, sigma = mean_and_spread(ended, [limit] * (len(logs) - len(ended)))
     assert mean == pytest.approx(4.0, abs=0.1) and sigma == pytest.approx(0.5, abs=0.1)
     assert sum(ended) / len(ended) < 3.7, "those that have ended are the fast ones"
 

@@ -10,17 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fluid.search.algorithms import make_scheduler
+from fluid.search.rungs import hyperband_shapes, rungs_of
 from fluid.simulation.scenario import ALGORITHMS, Workload
-from fluid.simulation.workloads import (
-    Algorithm,
-    Asha,
-    GroupRequest,
-    Hyperband,
-    RunRequest,
-    Scores,
-    make_algorithm,
-    successive_halving,
-)
+from fluid.simulation.workloads import Algorithm, GroupRequest, RunRequest, Scores, make_algorithm
 
 LOCK_STEP = ("random", "successive_halving", "hyperband", "syncbohb", "pbt")
 
@@ -130,13 +123,13 @@ def test_the_rungs_of_successive_halving(most: int) -> None:
     ("trials", "most", "eta", "rungs"),
     [
         (100, 27, 3, [(100, 1), (33, 3), (11, 9), (3, 27)]),
-        (10, 27, 3, [(10, 3), (3, 9), (1, 27)]),
+        (10, 27, 3, [(10, 1), (3, 3), (1, 9), (1, 27)]),
         (16, 16, 2, [(16, 1), (8, 2), (4, 4), (2, 8), (1, 16)]),
-        (10, 50, 3, [(10, 5), (3, 16), (1, 50)]),
-        (27, 50, 3, [(27, 1), (9, 5), (3, 16), (1, 50)]),
+        (10, 50, 3, [(10, 2), (3, 6), (1, 17), (1, 50)]),
+        (27, 50, 3, [(27, 2), (9, 6), (3, 17), (1, 50)]),
         (7, 1, 3, [(7, 1)]),
-        (1, 27, 3, [(1, 27)]),
-        (2, 27, 3, [(2, 27)]),
+        (1, 27, 3, [(1, 1), (1, 3), (1, 9), (1, 27)]),
+        (2, 27, 3, [(2, 1), (1, 3), (1, 9), (1, 27)]),
     ],
 )
 def test_rungs_of_other_shapes_end_with_the_whole_budget(
@@ -162,15 +155,14 @@ def test_the_best_of_a_rung_go_on() -> None:
 
 def test_who_was_stopped_does_not_go_on() -> None:
     drawn, best = scores(), 0
-    algorithm = successive_halving(Workload("successive_halving", trials=9, max_iterations=9), drawn)
+    algorithm = make_algorithm(Workload("successive_halving", trials=9, max_iterations=9), drawn, 8)
     (rung,) = algorithm.start()
     ranked = sorted((request.trial for request in rung.requests), key=lambda trial: -drawn[trial])
     best, rest = ranked[0], ranked[1:]
     assert algorithm.ended([(trial, False) for trial in rest]) == [], "the rung waits for its last trial"
     (rung,) = algorithm.ended([(best, True)])
     assert {request.trial for request in rung.requests} == set(ranked[1:4])
-    assert algorithm.ended([(trial, True) for trial in ranked[1:4]]) == []
-    assert algorithm.finished, "no trial is left"
+    assert algorithm.ended([(trial, True) for trial in ranked[1:4]]) == [], "no trial is left"
 
 
 # --- Hyperband and SyncBOHB
@@ -199,13 +191,13 @@ def test_the_brackets_of_hyperband(algorithm: str, most: int) -> None:
 
 def test_a_budget_that_is_no_power_of_eta_is_used_whole() -> None:
     rungs = play("hyperband", max_iterations=50, eta=3).rungs()
-    assert rungs["bracket 0"] == [(27, 1), (9, 5), (3, 16), (1, 50)]
+    assert rungs["bracket 0"] == [(27, 2), (9, 6), (3, 17), (1, 50)]
     assert [bracket[-1][1] for bracket in rungs.values()] == [50, 50, 50, 50]
     assert play("hyperband", max_iterations=2, eta=3).rungs() == {"bracket 0": [(1, 2)]}
 
 
 def test_the_brackets_of_hyperband_run_side_by_side() -> None:
-    algorithm = Hyperband(Workload("hyperband", max_iterations=27), scores(), one_by_one=False)
+    algorithm = make_algorithm(Workload("hyperband", max_iterations=27), scores(), 8)
     groups = algorithm.start()
     assert [len(group.requests) for group in groups] == [27, 12, 6, 4]
     assert [group.bracket for group in groups] == [0, 1, 2, 3]
@@ -264,50 +256,62 @@ def test_asha_runs_every_trial_to_some_rung(
     )
     assert played.most_running == min(trials, concurrency)
     assert sorted(played.done) == list(range(trials))
-    targets = [1]
-    while targets[-1] < most:
-        targets.append(min(targets[-1] * eta, most))
-    assert set(played.totals.values()) <= set(targets)
-    assert early_stop < 1.0 or set(played.totals.values()) == {1}
+    rungs = rungs_of(most, eta, 1)
+    assert set(played.totals.values()) <= set(rungs)
+    assert early_stop < 1.0 or set(played.totals.values()) == {rungs[0]}
 
 
-@given(seed=st.integers(0, 999), trials=st.integers(1, 60), eta=st.integers(2, 4))
-def test_asha_promotes_only_the_best_of_those_that_reported(seed: int, trials: int, eta: int) -> None:
-    rng = np.random.default_rng(seed)
-    drawn = scores(seed)
-    algorithm = Asha(Workload("asha", trials=trials, max_iterations=eta**3, eta=eta), drawn, concurrency=trials)
-    running = {request.trial for request in algorithm.start()[0].requests}
-    rung: dict[int, int] = dict.fromkeys(running, 0)
-    reported: dict[int, list[float]] = defaultdict(list)
+@dataclass
+class Given(Scores):
+    """Scores that are given."""
+
+    values: list[float]
+
+    def __getitem__(self, trial: int) -> float:
+        return self.values[trial]
+
+
+@pytest.mark.parametrize(
+    ("name", "of_run"), [("asha", "asha"), ("successive_halving", "sha"), ("hyperband", "hyperband")]
+)
+@given(data=st.data(), most=st.integers(1, 100), eta=st.integers(2, 4), trials=st.integers(1, 30))
+def test_a_simulated_search_promotes_whom_the_scheduler_of_a_run_promotes(
+    name: str, of_run: str, data: st.DataObject, most: int, eta: int, trials: int
+) -> None:
+    rungs = rungs_of(most, eta, 1)
+    if name == "hyperband":
+        trials = sum(shape.sizes[0] for shape in hyperband_shapes(rungs, eta))
+    values = data.draw(st.lists(st.floats(0.0, 1.0), min_size=trials, max_size=trials))
+    scheduler = make_scheduler(of_run, rungs=rungs, eta=eta, samples=trials)
+    workload = Workload(name, trials=trials, max_iterations=most, eta=eta, concurrency=trials)
+    algorithm = make_algorithm(workload, Given(values), 1)
+    reached = {each.trial: each.budget for each in iter(scheduler.start, None)}
+    running = {request.trial for group in algorithm.start() for request in group.requests}
+    done: dict[int, int] = dict.fromkeys(running, 0)
+    assert running == reached.keys()
     while running:
-        trial, stopped = int(rng.choice(sorted(running))), bool(rng.random() < 0.2)
+        trial = data.draw(st.sampled_from(sorted(running)))
         running.remove(trial)
-        groups = algorithm.ended([(trial, stopped)])
-        promoted = {request.trial for group in groups for request in group.requests}
-        assert promoted <= {trial}
-        at = rung[trial]
-        if stopped:
-            assert not promoted
-            continue
-        reported[at].append(drawn[trial])
-        better = sum(score > drawn[trial] for score in reported[at])
-        assert bool(promoted) == (at < 3 and better < len(reported[at]) / eta)
-        if promoted:
-            rung[trial] = at + 1
-            running.add(trial)
-            assert groups[0].requests == (RunRequest(trial, eta ** (at + 1) - eta**at),)
+        done[trial] = reached[trial]
+        promoted = {each.trial: each.budget for each in scheduler.reached(trial, -values[trial]).promoted}
+        requests = [request for group in algorithm.ended([(trial, False)]) for request in group.requests]
+        assert {request.trial: done[request.trial] + request.iterations for request in requests} == promoted
+        reached.update(promoted)
+        running |= promoted.keys()
+    assert max(done.values()) == most
 
 
-def test_a_fresh_trial_takes_the_place_of_one_that_ends() -> None:
+def test_asha_waits_with_the_promotion_until_it_has_whom_to_compare() -> None:
     drawn = scores()
-    algorithm = Asha(Workload("asha", trials=9, max_iterations=9), drawn, concurrency=3)
+    algorithm = make_algorithm(Workload("asha", trials=9, max_iterations=9, concurrency=3), drawn, 8)
     algorithm.start()
-    worst = min(range(3), key=lambda trial: drawn[trial])
-    best = max(range(3), key=lambda trial: drawn[trial])
-    (group,) = algorithm.ended([(best, False)])
-    assert group.requests == (RunRequest(best, 2),)
-    (group,) = algorithm.ended([(worst, False)])
-    assert group.requests == (RunRequest(3, 1),)
+    first, second, third = sorted(range(3), key=lambda trial: drawn[trial])
+    (group,) = algorithm.ended([(third, False)])
+    assert group.requests == (RunRequest(3, 1, follow_up_iterations=8),), "a fresh trial takes its place"
+    (group,) = algorithm.ended([(first, False)])
+    assert group.requests == (RunRequest(4, 1, follow_up_iterations=8),)
+    (group,) = algorithm.ended([(second, False)])
+    assert group.requests == (RunRequest(third, 2, follow_up_iterations=6),), "the best one that waits goes on"
     assert group.stage is None
 
 
@@ -368,7 +372,7 @@ def test_every_algorithm_ends_and_stays_within_its_budget(
     assert max(played.totals.values()) <= most
     if algorithm not in ("hyperband", "syncbohb"):
         assert sorted(played.done) == list(range(trials))
-    if not early_stop and algorithm != "asha":
+    if not early_stop:
         assert max(played.totals.values()) == most, "a trial gets the whole budget"
     if not early_stop and algorithm in LOCK_STEP:
         again = play(algorithm, seed=seed + 1, **fields)

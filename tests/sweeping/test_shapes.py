@@ -12,7 +12,7 @@ from fluid import FluidExecutor, Search, SearchShape
 from fluid.errors import InvalidFieldError
 from fluid.results.folder_files import read_search
 from fluid.search import AskTell, uniform
-from fluid.sweeping.algorithms import shape_for
+from fluid.search.algorithms import shape_for
 
 
 def train(config: dict[str, Any]) -> Any:

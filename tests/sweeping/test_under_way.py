@@ -11,9 +11,9 @@ import pytest
 import fluid
 from fluid import FluidExecutor
 from fluid.search import loguniform, make_sampler, make_space, randint, uniform
+from fluid.search.algorithms import make_scheduler
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopRules
-from fluid.sweeping.algorithms import make_scheduler
 from fluid.sweeping.plan import SweepPlan
 from fluid.sweeping.under_way import UnderWay
 

@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from fluid.backends.lanes.pool import LanePool
 from fluid.elastic.messages import require_process_group
 from fluid.errors import require_number, require_one_of
+from fluid.keeping import WorstKept
 from fluid.lane.policy import POLICIES
 
 _Self = TypeVar("_Self", bound="LaneBackend")
@@ -65,7 +66,7 @@ class LaneBackend:
     forward_output = _of_pool(LanePool.forward_output)
     read_output = _of_pool(LanePool.read_output)
 
-    def set_bar(self, group: str, bar: float | None, room: int | None) -> None:
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
         """Tells lanes what is worth keeping: see :class:`fluid.backends.retention.KeepingBackend`."""
         self._pool.retention.set_bar(group, bar, room)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fluid.backends.base import Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.retention import FetchingLauncher
+from fluid.keeping import WorstKept
 from fluid.lane.keep_messages import DiscardKept, KeepBar
 
 
@@ -22,7 +23,7 @@ class LaneRetention:
         #: By group.
         self._bars: dict[str, KeepBar] = {}
 
-    def set_bar(self, group: str, bar: float | None, room: int | None) -> None:
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
         """Tells all lanes what is worth keeping."""
         message = self._bars[group] = KeepBar(group, bar, room)
         for lane in self._lanes:

@@ -1,0 +1,51 @@
+"""Which scheduler runs an algorithm of that name: for :func:`fluid.run`, for simulations and for forecasts."""
+
+from __future__ import annotations
+
+from fluid.search.brackets import Brackets
+from fluid.search.rungs import brackets_for, halving_shape
+from fluid.search.schedulers import AsynchronousHalving, FullBudget, RungScheduler, StoppingHalving
+from fluid.search_shape import SearchShape
+
+#: Those that start all trials of a rung together.
+SYNCHRONOUS = ("hyperband", "sha")
+
+
+def make_scheduler(
+    algorithm: str, *, rungs: tuple[int, ...], eta: int, samples: int | None, is_told_once: bool = False
+) -> RungScheduler:
+    """Makes the scheduler of an algorithm.
+
+    Args:
+        algorithm: its name.
+        rungs: iterations at which trials are compared; the last one is the budget.
+        eta: one in so many trials continues at each rung.
+        samples: number of trials; ``None`` for no limit.
+        is_told_once: whether a searcher is told of each trial once, so that none must wait at a rung.
+    """
+    if algorithm == "asha" and is_told_once:
+        return StoppingHalving(rungs=rungs, eta=eta)
+    if algorithm == "asha":
+        return AsynchronousHalving(rungs=rungs, eta=eta, samples=samples)
+    if algorithm in SYNCHRONOUS:
+        assert samples is not None
+        if algorithm == "sha":
+            return Brackets([halving_shape(samples, rungs, eta)])
+        return Brackets(brackets_for(samples, rungs, eta))
+    return FullBudget(budget=rungs[-1], samples=samples)
+
+
+def shape_for(
+    algorithm: str, *, rungs: tuple[int, ...], eta: int, samples: int | None, is_told_once: bool = False
+) -> SearchShape:
+    """Returns the shape of what :func:`make_scheduler` makes of the same arguments."""
+    if algorithm == "asha" and is_told_once:
+        slack = -0.5 * (eta - 1) / eta  # The share is rounded down.
+        return SearchShape(algorithm="stopping", rungs=rungs, eta=eta, first=eta - 1, slack=slack)
+    if algorithm == "asha":
+        return SearchShape(algorithm="asha", rungs=rungs, eta=eta)
+    if algorithm in SYNCHRONOUS:
+        assert samples is not None
+        shapes = (halving_shape(samples, rungs, eta),) if algorithm == "sha" else brackets_for(samples, rungs, eta)
+        return SearchShape(algorithm="halving", rungs=rungs, eta=eta, brackets=tuple(each.sizes for each in shapes))
+    return SearchShape(algorithm="full", rungs=rungs[-1:])
