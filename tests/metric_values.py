@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -284,7 +285,7 @@ class Text(str):
 
 
 def as_json(value: Any) -> Any:
-    """The JSON form of a value, as the documents say: scalars are numbers, and what JSON cannot hold is text."""
+    """The JSON form of a value, as the documents say: what can be compared is a number, and the rest is text."""
     if value is None or type(value) in (bool, str, float) or (type(value) is int and abs(value) < 1 << 4096):
         return value
     if isinstance(value, Mapping):
@@ -294,8 +295,10 @@ def as_json(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
         item = value.item()
         return item if type(item) in (bool, int, float, str) else Text(repr(value))
-    if isinstance(value, (float, int)):
-        return float(value) if isinstance(value, float) else int(value)
+    if isinstance(value, (float, Decimal, Fraction)):
+        return float(value)
+    if isinstance(value, int):
+        return int(value)
     return str(value) if isinstance(value, str) else Text(repr(value))
 
 

@@ -39,6 +39,15 @@ def reporting(config: dict[str, Any]) -> None:
         tune.report(metrics)
 
 
+def has_text_keys(value: Any) -> bool:
+    """Whether Tune can write a value to the experiment's state, which it does every now and then."""
+    try:
+        json.dumps(value, default=repr)
+    except TypeError:
+        return False
+    return True
+
+
 class Reading(tune.Callback):  # type: ignore[misc]
     """Compares each result when it is told of it."""
 
@@ -58,7 +67,7 @@ class Reading(tune.Callback):  # type: ignore[misc]
 @pytest.mark.parametrize("trainable", [Stepping, reporting, by_yield])
 def test_metrics_are_read_back(trainable: Any, executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # They write what JSON can hold, or raise.
-    values = [[value] for value in made()]  # Tune compares the numbers outside of lists, also ones that have no order.
+    values = [[value] for value in made() if has_text_keys(value)]  # Tune compares the numbers that are in no list.
     callback = Reading(values)
     written = executor.run_dir / "results.jsonl"
     before = written.stat().st_size if written.is_file() else 0
