@@ -45,8 +45,8 @@ class SearchOutcome:
     Attributes:
         token: that of the suggestion.
         config: the config that was suggested.
-        values: of the metrics at the last iteration, as the trial reported them; ``None`` if the trial failed, has
-            reported nothing, or reported NaN.
+        values: of each metric, the last number that the trial reported; ``None`` if the trial failed, has reported
+            none, or reported NaN.
         state: ``"DONE"``, ``"STOPPED"`` (before its budget), ``"PAUSED"`` (at the budget that the suggestion named)
             or ``"FAILED"``.
         iteration: iterations done.
