@@ -35,12 +35,14 @@ class DeadlineInForce:
         seconds: as it was given.
         sweep: the sweep; ``None`` for the session.
         look_at: when to look at what can still end by then.
+        soonest_s: seconds that an iteration of the sweep takes at least, by the last look; infinite if unknown.
     """
 
     at: float
     seconds: float
     sweep: SweepInTime | None = None
     look_at: float = -math.inf
+    soonest_s: float = math.inf
 
     @property
     def reason(self) -> str:

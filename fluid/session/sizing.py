@@ -314,7 +314,10 @@ class DeviceSizing:
         if found.last:
             sweep.cut(deadline.reason, found.last)
         # From then on, no trial that the sweep may still start would complete an iteration.
-        closes_at = math.nextafter(deadline.at - found.soonest_s, math.inf) if found.soonest_s < math.inf else math.inf
+        if found.soonest_s < math.inf:
+            deadline.soonest_s = found.soonest_s
+        known = deadline.soonest_s < math.inf
+        closes_at = math.nextafter(deadline.at - deadline.soonest_s, math.inf) if known else math.inf
         if now >= closes_at and not found.wait:
             sweep.close(deadline.reason, found.run_on)
         return self._again(now, min(found.next_at, closes_at if now < closes_at else math.inf), deadline.at)

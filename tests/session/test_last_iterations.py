@@ -113,6 +113,19 @@ def test_a_sweep_stops_what_cannot_end_after_the_last_iteration_that_fits(tmp_pa
     assert max(at for name, ends in iterations(tmp_path).items() for at in ends if len(ends) > 1) == 120.0
 
 
+@pytest.mark.parametrize("options", [{"algorithm": "asha"}, {"algorithm": "random", "max_concurrent": 4}])
+def test_a_sweep_without_end_starts_nothing_that_would_complete_no_iteration(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    space = {"seconds": 30.0, "x": uniform(0.0, 1.0)}
+    with rehearsed(tmp_path, 4) as executor:
+        result = fluid.run(Replayed, space, metric="loss", samples=500, budget=9, deadline=610.0, **options)
+        assert executor.session.clock.now() == 600.0, "the last iteration that fits"
+    assert result.notes == ("The sweep ended early: the deadline of 10 min 10 s has come.",)
+    assert sum(trial.iteration for trial in result.trials) == 4 * 20, "no device is idle before"
+    assert {trial.state for trial in result.trials} <= {"DONE", "STOPPED"}
+
+
 def test_a_session_saves_what_cannot_end_after_the_last_iteration_that_fits(tmp_path: Path) -> None:
     with simulated(tmp_path, 3, deadline=130.0) as executor:
         handle = executor.submit_trialgroup(group(*UNLIKE))

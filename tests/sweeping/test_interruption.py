@@ -64,6 +64,26 @@ with fluid.FluidExecutor("local", 1, run_dir=sys.argv[1]) as executor:
 """
 
 
+SHARER = """
+import sys
+import time
+import fluid
+from fluid.search import uniform
+
+def paced(config):
+    for iteration in range(1, 10**6):
+        time.sleep(0.02)
+        yield {"loss": config["x"] + 1.0 / iteration}
+
+with fluid.FluidExecutor("local", 2, run_dir=sys.argv[1], verbose=0) as executor:
+    try:
+        fluid.run(paced, {"x": uniform(0.0, 1.0)}, metric="loss", samples=10_000, budget=27)
+    except fluid.SweepInterrupted as cut:
+        (handle,) = executor.handles
+        print(handle.wait(timeout=60.0), len(handle.trials) == len(cut.result.trials))
+"""
+
+
 @contextlib.contextmanager
 def driver(code: str, tmp_path: Path, *arguments: object, least: int = 1) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a script on ``tmp_path / "run"``, once it has written ``least`` bytes of results."""
@@ -112,3 +132,10 @@ def test_who_waits_for_a_group_hears_a_signal_that_another_thread_received(tmp_p
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert out == "heard\n", err
+
+
+def test_an_interrupted_sweep_starts_nothing_more_in_an_executor_that_stays(tmp_path: Path) -> None:
+    with driver(SHARER, tmp_path, least=2_000) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert out == "True True\n", err
