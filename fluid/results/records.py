@@ -21,6 +21,7 @@ from fluid.results.checkpoints import (
     stored_trainable,
 )
 from fluid.trainables.encoded_metrics import EncodedMetrics
+from fluid.trainables.json_form import json_form
 from fluid.trial_fields import own_config
 from fluid.trialgroup import Trial
 
@@ -68,6 +69,11 @@ class Result:
         """
         held = _METRICS.held(self)
         return held.numbers.get(name) if isinstance(held, EncodedMetrics) else number_of(value_of(held, name))
+
+    def plain(self) -> Any:
+        """The JSON form of the metrics, as files and reports hold it; runs no code of the metrics' classes."""
+        held = _METRICS.held(self)
+        return held.plain() if isinstance(held, EncodedMetrics) else json_form(held)
 
     def copy(self) -> Result:
         """A result that shares nothing with this one that its holder could change."""

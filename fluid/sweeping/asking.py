@@ -86,10 +86,14 @@ class Asking:
         """Whether nothing is left to ask for."""
         return self.is_exhausted or self._is_closed or (self._samples is not None and self.asked >= self._samples)
 
-    def tell(self, outcome: SearchOutcome) -> None:
-        """Tells the searcher what came of a suggestion."""
+    def tell(self, outcome: Callable[[], SearchOutcome]) -> None:
+        """Tells the searcher what came of a suggestion.
+
+        Args:
+            outcome: makes it, in the thread that tells: metrics may be objects of the user's classes.
+        """
         if not self._is_slow:
-            self._searcher.tell(outcome)
+            self._searcher.tell(outcome())
             return
         self._untold += 1
         self._errands.put(partial(self._tell, outcome))
@@ -146,8 +150,8 @@ class Asking:
         else:
             self._do(partial(self._answered, suggestion))
 
-    def _tell(self, outcome: SearchOutcome) -> None:
-        self._searcher.tell(outcome)
+    def _tell(self, outcome: Callable[[], SearchOutcome]) -> None:
+        self._searcher.tell(outcome())
         self._do(self._told)
 
     # -- pieces of work ------------------------------------------------------------------------------------
@@ -168,7 +172,8 @@ class Asking:
             self.is_exhausted = True
         elif self._is_closed:
             token, config = suggestion.token, suggestion.config
-            self.tell(SearchOutcome(token=token, config=config, values=None, state="STOPPED", iteration=0))
+            stopped = SearchOutcome(token=token, config=config, values=None, state="STOPPED", iteration=0)
+            self.tell(lambda: stopped)
         else:
             self._take(suggestion)
         self._resume()

@@ -308,7 +308,7 @@ class SweepLoop(TrialListener):
     def _tell(self, trial: SweepTrial, state: str, values: tuple[float, ...] | None) -> None:
         if not trial.is_told:
             trial.is_told = True
-            self._asking.tell(trial.outcome(state, values))
+            self._asking.tell(trial.outcome(state, values, with_metrics=self.plan.learns))
 
     # -- going on ------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -166,23 +166,27 @@ class SweepTrial:
         """Whether the searcher named a budget below another one, so that it may let the trial continue."""
         return self.suggestion.budget is not None and self.suggestion.budget < budget
 
-    def outcome(self, state: str, values: tuple[float, ...] | None) -> SearchOutcome:
-        """Returns what the searcher is told.
+    def outcome(
+        self, state: str, values: tuple[float, ...] | None, *, with_metrics: bool
+    ) -> Callable[[], SearchOutcome]:
+        """Returns what makes what the searcher is told, of the trial as it is now.
 
         Args:
             state: how the trial ended, or ``"PAUSED"``.
             values: of the metrics; ``None`` if there are none.
+            with_metrics: whether all that the trial reported last is told, too.
         """
-        return SearchOutcome(
-            token=self.suggestion.token,
-            config=self.suggestion.config,
-            values=None if values is None or any(map(math.isnan, values)) else values,
-            state=state,
-            iteration=self.iteration,
-            metrics=self.results[-1].metrics if self.results else {},
-            seconds=sum(result.seconds for result in self.results),
-            failure=None if self.failure is None else (self.failure.kind, self.failure.message),
-        )
+        last = self.results[-1].copy() if with_metrics and self.results else None
+        facts: dict[str, Any] = {
+            "token": self.suggestion.token,
+            "config": self.suggestion.config,
+            "values": None if values is None or any(map(math.isnan, values)) else values,
+            "state": state,
+            "iteration": self.iteration,
+            "seconds": sum(result.seconds for result in self.results),
+            "failure": None if self.failure is None else (self.failure.kind, self.failure.message),
+        }
+        return lambda: SearchOutcome(**facts, metrics={} if last is None else last.metrics)
 
     def result(self, group: str, run_dir: Path) -> TrialResult:
         """Returns what the user gets of it.

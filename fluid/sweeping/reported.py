@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from fluid.engine.events import Failure
@@ -204,18 +204,11 @@ def _words(name: str) -> list[str]:
 
 
 def _names(result: Result) -> list[str]:
-    """Names of what a result has; none where the metrics' classes, which are the user's, raise."""
-    try:
-        metrics = result.metrics
-        return [str(name) for name in flat(metrics)] if isinstance(metrics, Mapping) else []
-    except BaseException:
-        return []
+    """Names of what a result has."""
+    return list(flat(result.plain()))
 
 
 def _value(result: Result, metric: str) -> Any:
     """What a result has as a metric, for people."""
-    try:
-        found = value_of(result.metrics, metric)
-        return None if found is None else repr(found)
-    except BaseException:  # As above.
-        return None
+    found = value_of(result.plain(), metric)
+    return None if found is None else repr(found)
