@@ -12,7 +12,7 @@ from fluid.search.rungs import BracketShape, RungDecision
 from fluid.search.schedulers import AshaRung, AsynchronousHalving, FullBudget, RungScheduler, StoppingHalving
 from fluid.search_shape import SearchShape
 from fluid.simulation.search_draws import Draw
-from fluid.simulation.search_now import SearchNow
+from fluid.simulation.search_now import LiveTrial, SearchNow
 
 _NONE: tuple[int, ...] = ()
 
@@ -103,7 +103,7 @@ class _AtRungs(PlayRules):
         self._last = len(shape.rungs) - 1
         self._number = {iterations: rung for rung, iterations in enumerate(shape.rungs)}
         #: The rung to which each trial runs, or at which it waits.
-        self._rung = [self._rung_of(trial.done, trial.granted) for trial in search.live] + [0] * search.coming
+        self._rung = [self._rung_of(trial) for trial in search.live] + [0] * search.coming
         #: Trials that end before they reach their rung.
         self._cut: set[int] = set()
         super().__init__(search, draw, devices)
@@ -145,10 +145,11 @@ class _AtRungs(PlayRules):
         """The scheduler of the search as it stands, and what it decides at once: here, all run to the last rung."""
         return FullBudget(budget=self._rungs[-1], samples=None), RungDecision()
 
-    def _rung_of(self, done: int, granted: int) -> int:
-        if granted <= done:  # It waits at the rung that it has come to.
-            return max(0, bisect_right(self._rungs, done) - 1)
-        return min(bisect_right(self._rungs, done), self._last)
+    def _rung_of(self, trial: LiveTrial) -> int:
+        passed = bisect_right(self._rungs, trial.done)
+        if trial.granted <= trial.done:  # It waits at the rung that it has come to.
+            return max(0, passed - 1)
+        return min(passed, self._last)
 
     def _goes_on(self, trial: int) -> bool:
         live = self._live[trial]
@@ -178,7 +179,7 @@ class _AtRungs(PlayRules):
 class _Full(_AtRungs):
     """Each trial runs to the last rung at once."""
 
-    def _rung_of(self, done: int, granted: int) -> int:
+    def _rung_of(self, trial: LiveTrial) -> int:
         return self._last
 
 
@@ -239,6 +240,12 @@ class _Halving(_AtRungs):
                 return -1
             self._filling = self._bracket[self._next]
         return super().next_fresh()
+
+    def _rung_of(self, trial: LiveTrial) -> int:
+        brackets = self._shape.brackets
+        # A bracket with fewer rungs has the last ones.
+        first = len(self._rungs) - len(brackets[min(trial.bracket, len(brackets) - 1)]) if brackets else 0
+        return max(first, super()._rung_of(trial))
 
     def _take_up(self, search: SearchNow, under_way: set[int]) -> tuple[RungScheduler, RungDecision]:
         sizes = self._shape.brackets_of(self._count + sum(search.ended.values()))

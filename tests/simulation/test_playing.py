@@ -79,6 +79,14 @@ def test_brackets_run_side_by_side_or_one_by_one():
     assert certain(replace(search, shape=replace(shape, one_by_one=True)), 8) == 6.0
 
 
+def test_live_trials_of_a_bracket_with_fewer_rungs_run_to_its_own_first_rung():
+    shape = SearchShape(algorithm="halving", rungs=(1, 3), eta=3, brackets=((3, 1), (2,)))
+    trials = (*(live(0, 1) for _ in range(3)), *(live(0, 3, bracket=1) for _ in range(2)))
+    begun = SearchNow(shape=shape, live=trials, seconds=1.0)
+    coming = SearchNow(shape=shape, live=(), coming=5, seconds=1.0)
+    assert certain(begun, 1) == certain(coming, 1) == 3 * 1.0 + 2.0 + 2 * 3.0
+
+
 def test_stopping_lets_the_first_ones_go_on():
     shape = SearchShape(algorithm="stopping", rungs=(1, 9), eta=4, first=3, concurrency=1)
     # Of three arrivals, each goes on; nothing is left to chance.
