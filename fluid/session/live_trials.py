@@ -172,7 +172,7 @@ class LiveTrials:
             if trial.id not in standing.states:
                 continue  # It was stopped before the group was submitted, or is being submitted.
             state = ended.get(trial.id, standing.states[trial.id])
-            if state.ended or state is TrialState.PAUSED:
+            if state.ended or (state is TrialState.PAUSED and trial.id not in standing.set_aside):
                 text = shown_state(state, inbox.outcomes.get(trial.id, standing.outcomes.get(trial.id)), search)
             else:
                 text = UNFINISHED if self._session.has_ended else state.value

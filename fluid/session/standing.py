@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from fluid.engine.set_aside import SET_ASIDE
 from fluid.engine.state import EngineState
 from fluid.trialgroup import TrialState
 
@@ -15,11 +16,13 @@ class Standing:
 
     Attributes:
         states, outcomes: the engine's state, and what the submitter said of it, by trial id.
+        set_aside: trials that are paused as they would end no further iteration in time, not by the user.
         forgotten: the number of trials that were forgotten, by group id.
     """
 
     states: dict[str, TrialState] = field(default_factory=dict)
     outcomes: dict[str, TrialState] = field(default_factory=dict)
+    set_aside: set[str] = field(default_factory=set)
     forgotten: dict[str, int] = field(default_factory=dict)
 
 
@@ -31,6 +34,8 @@ def standing_of(state: EngineState, group_ids: Iterable[str], only: str | None =
         for trial_id in group.trial_ids if only is None else group.trial_ids.keys() & {only}:
             trial = state.trials[trial_id]
             found.states[trial_id] = trial.state
+            if trial.held == SET_ASIDE:
+                found.set_aside.add(trial_id)
             if trial.outcome is not None:
                 found.outcomes[trial_id] = trial.outcome
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fluid.engine.group_record import EndedTrial, GroupRecord
+from fluid.engine.set_aside import BY_USER
 from fluid.engine.state import EngineState
 from fluid.planning.profile import Profile
 from fluid.session.forecast import Forecast
@@ -167,7 +168,7 @@ def _count(group: GroupRecord, search: Search | None) -> tuple[Counter[str], int
     """Number of a group's trials by what is shown of them, and their iterations: done, and in all."""
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
     for trial in group.live.values():
-        counts[PAUSED_BY_USER if trial.state is TrialState.PAUSED else trial.state.value] += 1
+        counts[PAUSED_BY_USER if trial.state is TrialState.PAUSED and trial.held == BY_USER else trial.state.value] += 1
         done += min(trial.progress.done, trial.progress.budget)
         total += trial.progress.budget
     for ended, number in group.ended.items():

@@ -153,6 +153,9 @@ def test_a_slow_trial_is_set_aside_and_the_others_go_on_in_its_place(tmp_path: P
     }
     assert (caught.value.unfinished, caught.value.unsaved) == (2, ())
     assert [entry["trial_id"] for entry in journal(tmp_path, "TrialSetAside")] == ["t0", "t4"]
+    states = {trial.trial_id: trial.state for trial in handle.trials}
+    assert states == {trial.trial_id: trial.state for trial in fluid.load(tmp_path / "run").trials}
+    assert states == {"t0": "UNFINISHED", "t1": "DONE", "t2": "DONE", "t3": "DONE", "t4": "UNFINISHED"}
     # Who goes on with the session finds it as any other that had not ended, and not as one that the user paused.
     backend = SimulatedBackend(lambda _, config: Truth(config["seconds"]), [Device(0)])
     with FluidExecutor.resume(tmp_path / "run", backend=backend, packing="off", verbose=0, deadline=None) as executor:
