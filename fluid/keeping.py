@@ -142,7 +142,7 @@ def number_of(value: Any) -> float | None:
     try:
         if not isinstance(value, (int, float)) and hasattr(value, "item"):
             value = value.item()  # Raises for an array of several elements.
-        if value is None or isinstance(value, (bool, str, bytes)):
+        if value is None or isinstance(value, (bool, str, bytes, bytearray, memoryview)):  # float() reads texts.
             return None
         return float(value)
     except OverflowError:  # An integer that no float holds.
