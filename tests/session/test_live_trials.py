@@ -83,7 +83,8 @@ def test_configs_are_those_given(executor: FluidExecutor) -> None:
     steps = {1, 2}
     handle = executor.submit_trialgroup(TrialGroup([Trial(fall, {"lr": 1.0, "set": steps}, trial_id="a")]))
     assert handle.wait(PATIENCE)
-    assert handle.trials[0].config["set"] is steps and handle.trials[0].results[0].config["set"] is steps
+    steps.add(3)  # The trial has a copy of its config.
+    assert handle.trials[0].config["set"] == handle.trials[0].results[0].config["set"] == {1, 2}
     assert fluid.load(executor.run_dir).trials[0].config["set"] == "{1, 2}"
 
 
