@@ -219,17 +219,25 @@ def run(
             plan = replace(plan, deadline_s=left_s)
     searcher.begin([goal.metric for goal in goals], [goal.mode for goal in goals])
     farewell: list[str] = []
+    chosen: FluidExecutor | None = None
     try:
-        if earlier is not None:
-            assert run_dir is not None
-            loop = SweepLoop(plan)
-            with executor_scope(FluidExecutor.resume(run_dir, listeners={plan.name: loop}, **monitors)) as chosen:
-                heard = _run(loop, chosen, earlier)
-        else:
-            with executor_scope(given, run_dir=run_dir, keep=_KEEP, **monitors) as chosen:
-                loop = SweepLoop(replace(plan, name=_NAMES.new(plan.name, chosen.session)))
-                heard = _run(loop, chosen, None)
-        return _outcome(loop, chosen, heard, farewell)  # Also of what lanes finished while the executor was closed.
+        try:
+            if earlier is not None:
+                assert run_dir is not None
+                loop = SweepLoop(plan)
+                with executor_scope(FluidExecutor.resume(run_dir, listeners={plan.name: loop}, **monitors)) as chosen:
+                    heard = _run(loop, chosen, earlier)
+            else:
+                with executor_scope(given, run_dir=run_dir, keep=_KEEP, **monitors) as chosen:
+                    loop = SweepLoop(replace(plan, name=_NAMES.new(plan.name, chosen.session)))
+                    heard = _run(loop, chosen, None)
+            return _outcome(loop, chosen, heard, farewell)  # Also of what lanes finished while it was closed.
+        except KeyboardInterrupt:
+            if chosen is None:
+                raise
+            if not IN_FORCE.has(chosen):  # It came while the executor was closed. What there is counts all the same.
+                chosen.close()
+            return _outcome(loop, chosen, int(signal.SIGINT), farewell)
     finally:
         for line in farewell:  # After what a closing executor says of its session.
             print(line, file=sys.stderr, flush=True)

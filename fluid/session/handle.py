@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid.engine.events import Failure
 from fluid.engine.rungs import RungReached
+from fluid.engine.set_aside import TrialSetAside
 from fluid.engine.verdicts import FailRequested
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
 from fluid.results.best import BestTrial
@@ -321,6 +322,11 @@ class TrialGroupHandle:
         """Tells that a trial has failed, for search algorithms: it ends after its iteration, as if it had raised."""
         self._require_known(trial_id)
         self._requests.ask(partial(FailRequested, trial_id=trial_id, failure=failure))
+
+    def set_aside(self, trial_id: str) -> None:
+        """Has a trial go on only in a session that resumes this one, for search algorithms: it is saved, and rests."""
+        self._require_known(trial_id)
+        self._requests.ask(partial(TrialSetAside, trial_id=trial_id))
 
     def add(self, *trials: Trial) -> None:
         """Adds trials to the group; they are planned together.

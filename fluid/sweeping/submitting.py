@@ -177,12 +177,16 @@ class SweepTrials:
             self.handle.stop(trial.trial_id, outcome)
 
     def abandon(self) -> None:
-        """Stops what is under way, without waiting for it: the executor is used further."""
+        """Has what is under way leave its devices after its iteration: the executor is used further.
+
+        It is not stopped: a call that resumes the sweep goes on with it.
+        """
         if self.handle is None:
             return
         for trial in list(self.by_number.values()):
-            with suppress(FluidError):
-                self.handle.stop(trial.trial_id)
+            if trial.is_open:
+                with suppress(FluidError):
+                    self.handle.set_aside(trial.trial_id)
 
     # -- going on with an earlier session's trials ---------------------------------------------------------
 
