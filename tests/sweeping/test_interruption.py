@@ -70,17 +70,27 @@ import time
 import fluid
 from fluid.search import uniform
 
-def paced(config):
-    for iteration in range(1, 10**6):
+def paced(config, state):
+    for iteration in range(1 + (state or 0), 10**6):
         time.sleep(0.02)
-        yield {"loss": config["x"] + 1.0 / iteration}
+        yield {"loss": config["x"] + 1.0 / iteration}, iteration
 
+def sweep(**options):
+    return fluid.run(paced, {"x": uniform(0.0, 1.0)}, metric="loss", samples=24, budget=9, seed=0, **options)
+
+if sys.argv[2] == "again":
+    done = sweep(run_dir=sys.argv[1], resume=True)
+    print(done.state, len(done.trials), sorted({trial.iteration for trial in done.trials}))
+    sys.exit()
 with fluid.FluidExecutor("local", 2, run_dir=sys.argv[1], verbose=0) as executor:
     try:
-        fluid.run(paced, {"x": uniform(0.0, 1.0)}, metric="loss", samples=10_000, budget=27)
+        sweep()
     except fluid.SweepInterrupted as cut:
         (handle,) = executor.handles
-        print(handle.wait(timeout=60.0), len(handle.trials) == len(cut.result.trials))
+        while set(handle.states.values()) - {"PAUSED", "DONE", "STOPPED"}:
+            time.sleep(0.01)
+        print(cut.result.state, len(handle.trials) == len(cut.result.trials) < 24)
+        fluid.run(paced, {"x": [0.5]}, algorithm="grid", metric="loss", budget=2, name="another")
 """
 
 
@@ -134,8 +144,46 @@ def test_who_waits_for_a_group_hears_a_signal_that_another_thread_received(tmp_p
     assert out == "heard\n", err
 
 
-def test_an_interrupted_sweep_starts_nothing_more_in_an_executor_that_stays(tmp_path: Path) -> None:
-    with driver(SHARER, tmp_path, least=2_000) as process:
+def test_an_interrupted_sweep_rests_in_an_executor_that_stays_and_can_be_resumed(tmp_path: Path) -> None:
+    with driver(SHARER, tmp_path, "first", least=2_000) as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
-    assert out == "True True\n", err
+    assert out == "UNFINISHED True\n", err
+    cut = fluid.load(tmp_path / "run")
+    assert cut.state == "UNFINISHED" and {trial.state for trial in cut.trials if trial.group == "another"} == {"DONE"}
+    with driver(SHARER, tmp_path, "again", least=0) as process:
+        out, err = process.communicate(timeout=120)
+    assert out == "DONE 24 [1, 3, 9]\n", err
+    trials = [trial for trial in fluid.load(tmp_path / "run").trials if trial.group != "another"]
+    assert all([one.iteration for one in trial.results] == [*range(1, trial.iteration + 1)] for trial in trials)
+
+
+INTERRUPTED_LATE = """
+import os
+import signal
+import sys
+import fluid
+from fluid.executor import FluidExecutor
+from fluid.search import uniform
+from sweep_trainables import curve
+
+close = FluidExecutor.close
+
+def interrupted(self):
+    FluidExecutor.close = close
+    os.kill(os.getpid(), signal.SIGINT)
+    close(self)
+
+FluidExecutor.close = interrupted
+try:
+    options = dict(samples=3, budget=2, algorithm="random", run_dir=sys.argv[1])
+    fluid.run(curve, {"x": uniform(0.0, 1.0)}, metric="loss", **options)
+except fluid.SweepInterrupted as cut:
+    print(cut.result.state, [trial.iteration for trial in cut.result.trials])
+"""
+
+
+def test_an_interrupt_while_the_executor_is_closed_loses_no_result(tmp_path: Path) -> None:
+    with driver(INTERRUPTED_LATE, tmp_path, least=0) as process:
+        out, err = process.communicate(timeout=120)
+    assert out == "DONE [2, 2, 2]\n", err
