@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,18 +15,18 @@ IterationTimeout = float | Literal["auto"] | None
 _DEEPEST = 20
 #: Types whose values nothing can change.
 _ATOMS = frozenset({int, float, str, bool, bytes, type(None)})
-#: What is looked into for itself.
-_NESTING = (dict, list, tuple, Mapping)
+#: What is looked at: containers that may hold themselves, and open files.
+_LOOKED_AT = (dict, list, tuple, Mapping, io.IOBase)
 
 
 def own_config(config: object) -> dict[str, Any]:
     """Returns a copy of a config, which whoever gave it may change afterwards.
 
     The copy is deep, as a whole: what its values share stays shared, as in the pickle that lanes get. It takes about as
-    much memory as that. Where a value cannot be copied, as a lock or a file, only dicts, lists, tuples and sets are.
+    much memory as that. Where a value cannot be copied, as a lock, only dicts, lists, tuples and sets are.
 
     Raises:
-        InvalidFieldError: it is no mapping, holds itself, or has a name in it that no file can hold.
+        InvalidFieldError: it is no mapping, holds itself or an open file, or has a name in it that no file can hold.
     """
     if not isinstance(config, Mapping):
         raise InvalidFieldError("config", config, "must be a mapping of hyperparameters")
@@ -42,7 +43,7 @@ def own_config(config: object) -> dict[str, Any]:
 
 
 def require_finite(field: str, value: Any) -> None:
-    """Refuses a value whose mappings, lists and tuples, nested in each other, hold one that they are in.
+    """Refuses a value whose mappings, lists and tuples, nested in each other, hold one that they are in, or a file.
 
     Each is looked at once, however deep it is and however often it is there; objects of other classes are not.
 
@@ -66,20 +67,22 @@ def require_finite(field: str, value: Any) -> None:
             within.pop()
             continue
         key, part = rest.pop()
-        if any(part is above for above, _, _ in within):
+        is_file = isinstance(part, io.IOBase)
+        if is_file or any(part is above for above, _, _ in within):
             entry = "".join(f"[{key!r}]" for key in (*(key for _, key, _ in within[1:]), key))
+            reason = "is an open file, of which a trial would get a copy of what is in it: give its path"
             # Not the value itself: its repr may take as long as any other walk through all of its paths.
-            raise InvalidFieldError(f"{field}{entry}", type(part), "holds itself")
+            raise InvalidFieldError(f"{field}{entry}", type(part), reason if is_file else "holds itself")
         if id(part) not in seen:
             seen.add(id(part))
             within.append((part, key, _nested(part)))
 
 
 def _nested(value: Any) -> list[tuple[Any, Any]]:
-    """The mappings, lists and tuples in one, and their keys; the last one first."""
+    """The mappings, lists, tuples and open files in one, and their keys; the last one first."""
     parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-    nested = [(key, part) for key, part in parts if type(part) not in _ATOMS and isinstance(part, _NESTING)]
-    return nested[::-1]
+    nested = [(key, part) for key, part in parts if type(part) not in _ATOMS and isinstance(part, _LOOKED_AT)]
+    return [(key, part) for key, part in nested if not isinstance(part, (io.BytesIO, io.StringIO))][::-1]
 
 
 def _with_own_containers(value: Any, depth: int) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import threading
 from collections import OrderedDict
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -518,3 +520,12 @@ def test_an_extended_trial_keeps_its_config() -> None:
     assert group.extend("a", 2).config is config
     assert group.show("a", {"lr": 1}).config is config
     assert group["a"].budget == 3 and group["a"].shown == Shown("a", {"lr": 1})
+
+
+@pytest.mark.parametrize("mode", ["r", "w", "rb"])
+def test_a_config_with_an_open_file_is_refused_by_its_entry(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    with (tmp_path / "data").open(mode) as file, pytest.raises(InvalidFieldError, match="give its path") as caught:
+        Trial(train, {"lr": 0.1, "in": [{"data": file}]})
+    assert caught.value.field == "config['in'][0]['data']"
+    assert Trial(train, {"text": io.StringIO("x")}).config["text"].getvalue() == "x"

@@ -167,11 +167,14 @@ class BestTracker:
         known = standing.entry
         if known is not None and (known.value <= value if self._less else known.value >= value):
             return
-        further = ((name, numbers.get(inner + name)) for name in self._besides)
-        besides = tuple((name, found) for name, found in further if found is not None and math.isfinite(found))
-        part = _ShownPart.of(trial)
+        besides: tuple[tuple[str, float], ...] = ()
+        if self._besides:
+            further = ((name, numbers.get(inner + name)) for name in self._besides)
+            besides = tuple((name, found) for name, found in further if found is not None and math.isfinite(found))
+        part = _ShownPart.of(trial) if known is None or known.part.trial_id != trial_id else known.part
         standing.entry = _BestIteration(part, iteration + part.before, value, besides)
-        self._moved(standing)
+        if standing is not self._best:
+            self._moved(standing)
 
     def end(self, trial_id: str, state: TrialState | None) -> None:
         """Takes it how a trial has ended; ``None`` if it goes on."""

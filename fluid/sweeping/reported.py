@@ -63,14 +63,17 @@ class SweepMetrics:
         found = tuple([result.number(goal.metric) for goal in self._plan.goals])
         trial.iteration = result.iteration
         trial.results.append(result)
-        trial.latest = tuple(
-            [old if new is None else new for new, old in zip(found, trial.latest or found, strict=True)]
-        )
+        if None not in found:
+            trial.latest = found
+        else:
+            trial.latest = tuple(
+                [old if new is None else new for new, old in zip(found, trial.latest or found, strict=True)]
+            )
         if self._unreported:
             for goal, number in zip(self._plan.goals, found, strict=True):
                 if number is not None:
                     self._unreported.pop(goal.metric, None)
-        if (values := trial.values) is not None:
+        if (self._plan.oom_is_worst or self._first_at is None) and (values := trial.values) is not None:
             self.worst.add(values)
             if self._first_at is None:
                 self._first_at = trial.iteration
