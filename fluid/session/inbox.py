@@ -51,7 +51,7 @@ class GroupInbox:
     ) -> None:
         self.group_id = group_id
         self.group = group
-        self.listener = listener
+        self.listener, self._whose = listener, f"the listener of group {group.name!r}"
         self._waits = waits or SessionWaits()
         #: For results, and for the end of all trials.
         self._news, self._ends = ChangeWaits(self._waits, "results"), ChangeWaits(self._waits, "trials")
@@ -278,8 +278,8 @@ class GroupInbox:
         try:
             listener.on_request(request)
         except BaseException as error:
-            _log.exception("the listener of group %r raised", self.group.name)
-            guarded(f"what the listener of group {self.group.name!r} raised", request.refuse, error)
+            _log.exception("%s raised", self._whose)
+            guarded(self._whose, request.refuse, error)
 
     def _take_start(self, start: ReportStart) -> None:
         if self.listener is not None:
@@ -363,7 +363,7 @@ class GroupInbox:
             return None
 
     def _call_listener(self, method: Callable[..., None], *facts: Any) -> None:
-        guarded(f"the listener of group {self.group.name!r}", method, *facts)
+        guarded(self._whose, method, *facts)
 
     def wake(self) -> None:
         """Has all who wait look again."""

@@ -155,7 +155,8 @@ class SweepLoop(TrialListener):
             return
         try:
             piece()
-            self._end_refused()
+            if self.trials.refused:
+                self._end_refused()
         except LimitReachedError as error:  # As it takes no further trials; :meth:`on_broken` is about to be called.
             self._break_off(error.reason)
         except BaseException as error:  # What the user gave may raise anything; the caller's thread, Ctrl-C.
