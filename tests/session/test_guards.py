@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Greets:
     def setup(self, config: dict[str, Any]) -> None: ...
 
     def step(self) -> dict[str, Any]:
+        time.sleep(0.01)
         return {"loss": 1.0}
 
     def greet(self) -> str:
@@ -97,14 +99,15 @@ WAITS: dict[str, Callable[[FluidExecutor, TrialGroupHandle], object]] = {
 
 
 @pytest.mark.parametrize("what", WAITS)
-def test_a_listener_that_would_wait_is_told_so(executor: FluidExecutor, what: str) -> None:
-    other = executor.submit_trialgroup(group("other", trainable=Greets, budget=10**6))
-    listener = OnResult(lambda: WAITS[what](executor, other))
-    assert executor.submit_trialgroup(group("one"), listener).wait(PATIENCE)
-    (error,) = listener.raised
-    assert isinstance(error, FluidError) and "a listener cannot wait for" in str(error)
-    other.stop("other")
-    assert other.wait(PATIENCE)
+def test_a_listener_that_would_wait_is_told_so(what: str, tmp_path: Path) -> None:
+    with FluidExecutor("local", 2, packing="off", run_dir=tmp_path / "run", verbose=0, spare_lanes=0) as executor:
+        other = executor.submit_trialgroup(group("other", trainable=Greets, budget=10**9))
+        listener = OnResult(lambda: WAITS[what](executor, other))
+        assert executor.submit_trialgroup(group("one"), listener).wait(PATIENCE)
+        (error,) = listener.raised
+        assert isinstance(error, FluidError) and "a listener cannot wait for" in str(error)
+        other.stop("other")
+        assert other.wait(PATIENCE)
 
 
 def test_a_listener_may_ask_for_what_is_there(executor: FluidExecutor) -> None:
