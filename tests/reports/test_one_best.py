@@ -22,7 +22,7 @@ from fluid.results.best import best_of, merit_of, ranked
 from fluid.results.metrics import Goal
 from fluid.session.inbox import GroupInbox
 from fluid.session.resume import read_session
-from fluid.trainables.pickling import pack_metrics
+from fluid.trainables.encoded_metrics import encode_metrics
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 from tests.reports.conftest import Session, train
 
@@ -69,7 +69,7 @@ class Told:
             Report(
                 *(trial, "0"),
                 iteration=number,
-                metrics=pack_metrics(metrics),
+                metrics=encode_metrics(metrics),
                 seconds=1.0,
                 width=1.0,
                 device_ids=(0,),
@@ -136,7 +136,7 @@ def test_all_who_say_which_trial_is_the_best_agree(mode: str, trials: int, steps
                 play(told, data.draw)
         finally:
             path = told.folder.close()
-        live = told.inbox.best
+        live = told.inbox.facts.best
         goal = Goal("loss", mode == "min")
         loaded = fluid.load(path)
         found = best_of(loaded.trials, goal)
