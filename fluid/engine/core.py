@@ -266,9 +266,10 @@ class SessionState:
         self.lanes.check_memory(trial.residence.lane)  # its state may leave now
 
     def unqueue(self, trial: TrialRecord) -> None:
-        """Takes a queued trial out of the queue."""
+        """Takes a queued trial out of the queue; devices that were kept for waiting trials may be free for others."""
         self.arrivals.pop(trial.row, None)
         self.scheduling.withdraw(trial)
+        self.changed |= bool(self.scheduling.placing.reserved_devices)
 
     def limit_of(self, trial: TrialRecord) -> int:
         """Iteration up to which a trial's lanes may be told to run now."""

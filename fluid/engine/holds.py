@@ -89,7 +89,6 @@ class Holds:
         if trial.state is TrialState.QUEUED:
             core.unqueue(trial)
             core.rest(trial, trial.held)
-            core.changed = True  # devices may have been kept for it
         elif trial.state is TrialState.STARTING and not place.launched:
             core.release(trial)
             core.rest(trial, trial.held)

@@ -58,7 +58,7 @@ class Lanes:
         self._memory = memory
         #: The most bytes that a lane takes for itself, as measured last: the estimate for lanes that were not measured.
         self.usual_bytes = 0.0
-        #: Whether a lane with memory of its own was ended for another one since :meth:`pop_freed` was called.
+        #: Whether a lane with memory of its own was ended since :meth:`pop_freed` was called.
         self._has_freed = False
         #: Devices on which lanes were ended to make room, which takes them a moment.
         self._retired: set[int] = set()
@@ -192,8 +192,7 @@ class Lanes:
                 break
             if lane.own_bytes > 0.0 and lane.is_empty:
                 left -= 1
-                self.lose(lane.lane_id)
-                commands.append(StopLane(lane.lane_id))
+                self._end(lane, commands)
                 self._retired.add(device_id)
 
     def have_retired(self, device_ids: Iterable[int]) -> bool:
@@ -284,7 +283,7 @@ class Lanes:
         commands.append(StopLane(lane.lane_id))
 
     def pop_freed(self) -> bool:
-        """Whether a lane was ended for another one since the last call: memory of its devices is free then."""
+        """Whether a lane was ended since the last call: memory of its devices, which may be several, is free then."""
         freed, self._has_freed = self._has_freed, False
         return freed
 

@@ -98,12 +98,19 @@ class Residency:
         pinned = [trial for trial in trials if not trial.spec.can_save]
         self._evict_oldest(pinned, len(pinned) - limit * tuning.PINNED_ALLOWANCE)
 
-    def evict_excess(self) -> None:
-        """Evicts states that can be fetched back until the known bytes on each device fit there; limits what runs."""
+    def evict_excess(self) -> bool:
+        """Evicts states that can be fetched back until the known bytes on each device fit there; limits what runs.
+
+        Returns:
+            Whether trials that wait may fit now: a lane that was ended may have had other devices, too.
+        """
         while grown := self._core.memory.pop_grown():  # A lane that is ended changes what others count.
             for device in grown:
                 self._evict_excess(device)
         self._limits.update()
+        may_fit = self._core.lanes.pop_freed() and bool(self._core.queue)
+        self._core.changed |= may_fit
+        return may_fit
 
     def _evict_excess(self, device: int) -> None:
         core = self._core

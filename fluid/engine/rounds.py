@@ -102,6 +102,7 @@ class Rotation:
         for trial_id in list(self._leaving):
             if trial_id not in trials or not trials[trial_id].residence.saving:
                 del self._leaving[trial_id]
+                self._core.changed |= bool(self._core.queue)
         kept = self._core.scheduling.placing.kept_for_round
         kept.clear()
         for device, done in self._leaving.values():

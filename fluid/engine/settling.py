@@ -143,14 +143,11 @@ class Settling:
         while self._core.queue and self._resizing.give_way():
             self._start_what_fits()
         if self._core.queue:
-            lanes = len(self._core.lanes)
             for trial in self._residency.make_room():
                 if self._core.scheduling.start_where_kept(trial):
                     self._lifecycle.start(trial)
             in_vain = self._core.scheduling.placing.admitting.lift(self._residency.is_emptying)
-            if (
-                in_vain or len(self._core.lanes) < lanes or self._core.lanes.pop_freed()
-            ):  # empty ones were ended, which made room
+            if self._core.lanes.pop_freed() or in_vain:  # empty ones were ended, which made room
                 self._start_what_fits()
 
     def _start_what_fits(self) -> None:

@@ -346,6 +346,18 @@ class EngineState:
             if part.under_way:
                 part.advance()
         self._rounds.update()
+        self._settle()
+        # 9. Evict kept states from devices whose known bytes do not fit any more, and start what fits where that ended
+        #    lanes; see whether capped devices have room.
+        while self._residency.evict_excess():
+            self._settle()
+        self._failures.starts.ease()
+        core.fusing.tell_rows(core.commands)
+        self.checkpoints.tell()
+        # 10. Return what the backend is to do and what the submitter is told, in order.
+        return core.commands
+
+    def _settle(self) -> None:
         # 3. If devices or trials came or went, or need less memory, or a tick came: plan, start, preempt and resize.
         if self._settling.is_due:
             self._settling.settle()
@@ -354,13 +366,6 @@ class EngineState:
         self._rounds.advance()
         # 8. Ask for a tick if a waiting trial may have become urgent.
         self._settling.wants_tick |= self._preemptions.is_due()
-        # 9. Evict kept states from devices whose known bytes do not fit any more; see whether capped ones have room.
-        self._residency.evict_excess()
-        self._failures.starts.ease()
-        core.fusing.tell_rows(core.commands)
-        self.checkpoints.tell()
-        # 10. Return what the backend is to do and what the submitter is told, in order.
-        return core.commands
 
     # -- transitions that two parts make together ----------------------------------------------------------
 

@@ -44,10 +44,10 @@ class Urgency:
         core, claims = self._core, self._core.scheduling.placing.claims
         if not (core.has_urgent or self._hopes):
             return False
+        waiting = self._waiting()
         before, hopes = set(claims), self._hopes
         claims.clear()
         self._heaps, self._hopes = {}, {}
-        waiting = self._waiting()
         self._rooms.begin({trial.row for trial in waiting})
         is_free = False
         for trial in waiting:
@@ -73,12 +73,14 @@ class Urgency:
         return is_free or not before <= claims.keys()
 
     def _waiting(self) -> list[TrialRecord]:
-        """Urgent trials that wait while less urgent ones are on devices, in starting order."""
+        """Urgent trials that wait while less urgent ones are on devices, or have left them for it, in order."""
         core = self._core
         if core.drained or not core.has_urgent or not core.queue:
             return []
         by_row, held = core.trials.by_row, core.occupancy.held
         priorities = [by_row[row].group_priority for row in held if row in by_row]
+        if self._hopes:  # Else one that was cleared in vain would be forgotten, and cleared again, time after time.
+            priorities += core.queue.group_priorities()
         lowest = min(priorities, default=core.queue.first_priority[0])
         found: list[TrialRecord] = []
         for row in core.queue if core.queue.first_priority[0] > lowest else ():

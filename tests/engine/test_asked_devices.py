@@ -8,7 +8,16 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import StartLane, StartTrial, StopLane
-from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneLost, LaneReady, PauseRequested, ResumeRequested
+from fluid.engine.events import (
+    DeviceAdded,
+    GroupSubmitted,
+    LaneLost,
+    LaneReady,
+    PauseRequested,
+    ResumeRequested,
+    StopRequested,
+)
+from fluid.engine.set_aside import TrialSetAside
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import Device, MemoryNeed, Requires
@@ -56,6 +65,17 @@ def test_devices_are_reserved_for_a_gang_that_others_would_pass_for_ever() -> No
     hand.stop("late")
     hand.submit("short", budget=2)
     assert hand.states()["short"] == "STARTING", "it ends before the gang can start"
+
+
+@pytest.mark.parametrize("leave", [StopRequested, PauseRequested, TrialSetAside])
+def test_devices_that_were_reserved_for_a_gang_that_leaves_the_queue_are_free_for_others_at_once(leave: Any) -> None:
+    hand = Hand(2, profile=Known(packing=1))
+    hand.submit("long", budget=9)
+    gang(hand, "a", 2)
+    hand.submit("late", budget=20)
+    assert hand.states()["late"] == "QUEUED", "it would end after the gang could start"
+    hand.do(leave(hand.now, "a"))
+    assert hand.states()["late"] == "STARTING"
 
 
 def test_a_trial_that_can_start_nowhere_else_is_not_held_up_by_a_reservation() -> None:

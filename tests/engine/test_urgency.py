@@ -10,6 +10,7 @@ from engine_helpers import Hand, Known, none, only
 from fluid.engine.commands import Command, Pause, RunIteration, Save, StartTrial
 from fluid.engine.events import BudgetExtended, GroupSubmitted, PausePurpose, TrialsAdded
 from fluid.engine.group_terms import GroupTerms
+from fluid.engine.lane_record import StateMeasured
 from fluid.engine.notices import NotePreempted, NoteQueued
 from fluid.engine.trial_spec import TrialSpec
 from fluid.resources import MemoryNeed, Requires
@@ -262,3 +263,25 @@ def test_trials_with_little_gain_per_byte_pause_first() -> None:
     start_all(hand)
     assert set(hand.states().values()) == {"RUNNING"}
     assert paused_in(submit(hand, "u", memory=MemoryNeed(5.0, 20.0))) == ["b"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_device_that_was_cleared_in_vain_is_not_cleared_again_though_nothing_less_urgent_runs_elsewhere(
+    devices: int,
+) -> None:
+    hand = Hand(devices=devices, memory=100.0, watermark=1.0, **ALONE)
+    hand.submit("a", budget=3, can_save=False, memory=MemoryNeed(0.0, 10.0))
+    start_all(hand)
+    if devices == 2:
+        submit(hand, "busy", budget=9, memory=MemoryNeed(0.0, 10.0))
+        start_all(hand)
+    lane = hand.lane("a")
+    hand.do(StateMeasured(hand.now, "a", lane, 40.0))
+    assert paused_in(submit(hand, "u", memory=MemoryNeed(0.0, 90.0))) == ["a"], "it is said to need 10 bytes"
+    hand.iterate("a")
+    commands = hand.paused("a")
+    assert only(commands, RunIteration).trial_id == "a", "what it keeps of its state leaves the urgent one no room"
+    assert none(commands, Pause)
+    hand.iterate("a", 2)
+    hand.released("a", lane)
+    assert hand.states()["u"] == "STARTING", "its memory is free now"
