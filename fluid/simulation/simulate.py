@@ -201,8 +201,10 @@ class _Simulation:
 
     def _is_to_stop(self, report: Report) -> bool:
         request = self._open[report.trial_id]
+        if request.stopped:
+            return False  # It finishes the iteration that was under way, which the algorithm did not ask for.
         request.ran = report.iteration - request.first
-        request.stopped |= request.stop_after <= request.ran < request.iterations
+        request.stopped = request.stop_after <= request.ran < request.iterations
         return request.stopped
 
     def _end(self, end: ReportEnd) -> tuple[Sweep, int, bool]:
