@@ -112,7 +112,8 @@ class SweepLoop(TrialListener):
         self._callbacks.on_start(trial_id)
 
     def on_result(self, result: Result) -> None:
-        self._callbacks.on_result(result)
+        if self.plan.callbacks:
+            self._callbacks.on_result(result)
         self._take(partial(self._record, result), counts=True)
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:

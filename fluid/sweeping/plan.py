@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
@@ -159,8 +159,7 @@ class SweepTrial:
     @property
     def values(self) -> tuple[float, ...] | None:
         """The last value of each metric; ``None`` until it has reported all of them."""
-        known = tuple([value for value in self.latest if value is not None])
-        return known if known and len(known) == len(self.latest) else None
+        return cast("tuple[float, ...]", self.latest) if self.latest and None not in self.latest else None
 
     def is_limited_below(self, budget: int) -> bool:
         """Whether the searcher named a budget below another one, so that it may let the trial continue."""
