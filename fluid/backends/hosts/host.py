@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import select
 import socket
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -47,6 +49,8 @@ from fluid.lane.policy import DEFAULT_POLICY
 
 #: What a module loads only once it is used, which then takes each lane seconds: PyTorch's optimizers, when one is made.
 _LATE = {"torch.optim": ("torch._dynamo",)}
+#: Seconds that a host waits, as it closes, for those who use programs that are no lanes.
+_PROGRAMS_S = 5.0
 #: Stands for the fork server in the selector.
 _SERVER = "server"
 
@@ -118,6 +122,8 @@ class Host:
         self._running: dict[int, str] = {}
         #: Numbers of processes that are no lanes: below 0.
         self._programs = itertools.count(-1, -1)
+        #: The callers' ends of the connections to them.
+        self._program_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._waiting: list[_Launch] = []
         self._numa = NumaCores(settings.tokens)
         self._reports: list[LaneDying | LaneExited] = []
@@ -230,6 +236,7 @@ class Host:
         except BaseException:
             ours.close()
             raise
+        self._program_ends.add(ours)
         self._selector.wake()
         return ours
 
@@ -295,6 +302,7 @@ class Host:
         for launch in self._waiting:
             launch.connection.close()
         self._waiting.clear()
+        self._await_programs()
         try:
             self._server.close()
         finally:
@@ -308,6 +316,12 @@ class Host:
                 # On the driver's machine the driver clears them, after all hosts there.
                 self.folders.leave(clear=clear and (self._settings.driver is None or self._settings.name != HERE))
                 self._selector.close()
+
+    def _await_programs(self) -> None:
+        """Waits a while for those who use programs: they hear that the session ends, and write what is left."""
+        until = self._clock.now() + _PROGRAMS_S
+        while any(ours.fileno() >= 0 for ours in tuple(self._program_ends)) and self._clock.now() < until:
+            select.select([], [], [], 0.01)
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""

@@ -36,7 +36,7 @@ if __name__ == "__main__":
         pids = {}
         while len(pids) < 2:
             done = [event for event in backend.poll(60) if isinstance(event, IterationDone)]
-            pids |= {event.lane_id: event.metrics["pids"] for event in done}
+            pids |= {event.lane_id: event.metrics.decode()["pids"] for event in done}
         print(*pids[0], *pids[index], flush=True)
         while sys.argv[2] == "run":
             backend.poll(None)
