@@ -165,13 +165,15 @@ class Keeper:
         return answer
 
     def await_pending(self, turn: Callable[[float], None]) -> None:
-        """Waits, as the session ends, for what lanes were told to save and still have; for a while.
+        """Waits, as the session ends, for what lanes were told to save, and for what comes from other machines.
+
+        Not for long. Lanes are there until then: those of other machines delete what has come from there.
 
         Args:
             turn: handles what happens within so many seconds.
         """
         deadline = self._backend.now() + _PATIENCE
-        while self._pending and (left := deadline - self._backend.now()) > 0.0:
+        while (self._pending or not self._files.is_idle) and (left := deadline - self._backend.now()) > 0.0:
             turn(min(1.0, left))
         for trial_id in self._pending:
             _log.warning("the last checkpoint of trial %r is not kept: its process did not save it in time", trial_id)

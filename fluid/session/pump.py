@@ -288,7 +288,8 @@ class Pump:
             while not self._closing and self._broken is None:
                 self._turn()
             if self._broken is None:
-                self.keeper.await_pending(lambda seconds: self._handle_all(self._backend.poll(seconds)))
+                self.keeper.await_pending(self._turn_for)
+                self._calls.answer(lambda: self._broken is not None)  # Of the thread that brings checkpoints here.
                 self.notify(*map(self._notification, take_last(self._backend, self._state, self._folder, self.keeper)))
                 self.keeper.finish()
                 self._calls.answer(lambda: self._broken is not None)  # Of the thread that brings checkpoints here.
@@ -301,6 +302,11 @@ class Pump:
         except BaseException:
             _log.exception("the session could not be closed in order")
         self.hold.end()
+
+    def _turn_for(self, seconds: float) -> None:
+        """A round, as the session ends: what the backend reports within so many seconds, then the calls."""
+        self._handle_all(self._backend.poll(seconds))
+        self._calls.answer(lambda: self._broken is not None)
 
     def _end(self, reason: BaseException) -> None:
         """Ends everything, each part also where another one fails: the last callback first."""
