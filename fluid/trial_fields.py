@@ -20,7 +20,7 @@ _LOOKED_AT = (dict, list, tuple, Mapping, io.IOBase)
 
 
 def own_config(config: object) -> dict[str, Any]:
-    """Returns a copy of a config, which whoever gave it may change afterwards.
+    """Returns a copy of a config, so that the user may change the original afterwards.
 
     The copy is deep, as a whole: what its values share stays shared, as in the pickle that lanes get. It takes about as
     much memory as that. Where a value cannot be copied, as a lock, only dicts, lists, tuples and sets are.

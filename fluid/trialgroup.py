@@ -16,7 +16,7 @@ from fluid.trial_fields import IterationTimeout, own_config, require_timeout
 
 
 class _Numbers:
-    """Makes names that nobody has given.
+    """Makes names for trials and groups to which the user gave none.
 
     Args:
         pattern: of a name, with its number.

@@ -1,4 +1,4 @@
-"""Why a session runs no further trials although nobody has closed it: it was drained, or a limit was reached."""
+"""Why a session runs no further trials although the user has not closed it: it was drained, or a limit was reached."""
 
 from __future__ import annotations
 

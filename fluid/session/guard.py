@@ -25,7 +25,7 @@ def guarded(whose: str, call: Callable[..., T], *facts: Any) -> T | None:
         facts: its arguments.
 
     Returns:
-        What it returns; ``None`` where it raised, or returned a coroutine, which nobody would run.
+        What it returns; ``None`` where it raised, or returned a coroutine, which the session does not run.
     """
     try:
         found = call(*facts)

@@ -22,7 +22,7 @@ class _HandedCall(SessionFuture):
         self.work, self._taken = work, threading.Lock()
 
     def take(self) -> bool:
-        """Takes the call; returns whether nobody has before."""
+        """Takes the call; returns whether the caller or the session's thread had not taken it before."""
         return self._taken.acquire(blocking=False)
 
 

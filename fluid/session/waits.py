@@ -125,7 +125,7 @@ class SessionWaits:
             return
 
     def require_thread(self) -> None:
-        """Refuses to wait for what nobody will do.
+        """Refuses to wait for what the session's thread cannot do any more.
 
         Raises:
             FluidError: the session's thread is gone.

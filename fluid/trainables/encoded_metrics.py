@@ -1,4 +1,4 @@
-"""Metrics as they travel: encoded in the lane when the trial reports them, decoded by whoever reads them.
+"""Metrics as they travel: encoded in the lane when the trial reports them, decoded by their reader.
 
 What a trial reported is what it had at the report, whatever it does to its lists and arrays afterwards. The driver's
 session writes the text to its files and compares the numbers; it runs no code of the metrics' classes.
