@@ -78,8 +78,7 @@ class Resizing:
             new, trial.trial_id, core.commands, gang=False, company=core.fusing.of(trial, new)
         )
         lane_of.update(zip(new, [lane.lane_id for lane in lanes], strict=True))
-        place.lanes = tuple(lane_of[device] for device in devices)
-        core.fusing.placed(trial)
+        self._set_lanes(trial, tuple(lane_of[device] for device in devices))
         place.move = move
         core.resizing[trial.row] = trial
         why = f"from devices {list(old_devices)} to width {width:g} on {list(devices)}"
@@ -223,7 +222,7 @@ class Resizing:
         place.lost_lanes |= {lane_id}
         if any(call.lane_id == lane_id for call in trial.calls):
             self._calls.recall(trial)  # first, as a call that waits bounds how far the trial is told to run
-        place.lanes = lanes
+        self._set_lanes(trial, lanes)
         core.resizing[trial.row] = trial
         why = f"goes on without lane {lane_id}, on devices {list(devices)}: {reason}"
         core.tell(trial, why)
@@ -245,9 +244,14 @@ class Resizing:
         lanes = [lane_id for lane_id in trial.placement.lanes if lane_id not in move.old_lanes]
         self._core.lanes.release(trial.trial_id, lanes)
         self._core.allocations.move_back(trial, move)
-        trial.placement.lanes = move.old_lanes
+        self._set_lanes(trial, move.old_lanes)
         move.called_off = True
         self._core.changed = True
+
+    def _set_lanes(self, trial: TrialRecord, lanes: tuple[int, ...]) -> None:
+        """Gives a trial lanes of the devices that it was just given."""
+        trial.placement.lanes = lanes
+        self._core.fusing.placed(trial)  # When devices are given, the ledger forgets the lane in which it takes turns.
 
     def give_way(self) -> bool:
         """Calls off the latest widening that has not happened yet, so that a queued trial gets its devices.

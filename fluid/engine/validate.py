@@ -317,6 +317,9 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield f"runs in lanes {place.lanes} and holds devices {held}"
     if any(trial.trial_id not in lane.holders for lane in lanes):
         yield f"runs in lanes {place.lanes}, which others hold"
+    booked = occupancy.groups.lane_of.get(trial.row)
+    if trial.takes_turns and booked != (place.lanes[0] if len(place.lanes) == 1 else None):
+        yield f"takes turns in lanes {place.lanes}, and the memory ledger has it in lane {booked}"
     usable = all(lane.ready and (not lane.draining or trial.sharing_group) for lane in lanes)
     if place.launched and place.move is None and not usable:
         yield f"runs in lanes {place.lanes}, of which some are not usable"
