@@ -4,7 +4,8 @@ Tune sees each as one in its storage, and finds it there whenever it looks: befo
 from which a sweep is restored; before it may delete one, which it does when the trial has a newer one; when it goes on
 from one on another machine; and at the end of the sweep. A lane that dies takes nothing with it.
 
-All but the copying runs in the controller's thread.
+All but the copying runs in the controller's thread, and so does a copy for which the controller waits while no thread
+is free.
 """
 
 from __future__ import annotations
@@ -98,8 +99,7 @@ class MemoryCheckpoints:
             while len(paths) > _KEPT:
                 self._forget(paths.popleft())
         if self._failed:  # The storage may be full: from now on Tune is told of it at once.
-            self._need(path)
-            error = self._saved[path][1].exception()
+            error = self._finish(path)
             if isinstance(error, Exception):
                 return FailedSave("".join(traceback.format_exception(error)), error)
         return saved.result
@@ -111,24 +111,18 @@ class MemoryCheckpoints:
 
     def settle(self) -> None:
         """Waits until all checkpoints that Tune was given are in its storage."""
+        for needed in self._needed.values():
+            needed.set()
         for path in self._saved:
             self.settle_one(path)
 
     def settle_one(self, path: str) -> None:
         """Waits until a checkpoint is in Tune's storage; one that cannot be copied is logged."""
-        saved, copying = self._saved.get(path, (None, None))
-        self._need(path)
-        if saved is None or copying is None or path in self._failed or copying.exception() is None:
+        if path not in self._saved or path in self._failed or self._finish(path) is None:
             return
-        try:
-            _store(saved)
-        except Exception as error:
+        if (error := self._copy(path)) is not None:
             self._failed.add(path)
             _log.error("The checkpoint %s could not be written to the sweep's storage: %s", path, error)
-        else:
-            done: Future[None] = Future()
-            done.set_result(None)
-            self._saved[path] = saved, done
 
     def answer(self, trial_id: str, wanted: CheckpointWanted) -> bool:
         """Answers a trial that goes on from a checkpoint; returns whether Tune was given that by a lane's memory."""
@@ -148,10 +142,25 @@ class MemoryCheckpoints:
             self._pool.shutdown()
             self._pool = None
 
-    def _need(self, path: str) -> None:
-        """Has a copy made at once."""
-        if path in self._needed:
-            self._needed[path].set()
+    def _finish(self, path: str) -> BaseException | None:
+        """Has a copy made at once, and waits for it; returns why it failed, if it has."""
+        _, copying = self._saved[path]
+        if copying.cancel():  # All threads wait for the head starts of others.
+            return self._copy(path)
+        self._needed[path].set()
+        return copying.exception()
+
+    def _copy(self, path: str) -> BaseException | None:
+        """Copies a checkpoint in the controller's thread; returns why that failed, if it has."""
+        saved, done = self._saved[path][0], Future[None]()
+        try:
+            _store(saved)
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        self._saved[path] = saved, done
+        return done.exception()
 
     def _store_later(self, saved: SavedInMemory, needed: threading.Event, at: float) -> None:
         """Copies a checkpoint that was handed over at that time, seconds, to Tune's storage."""
