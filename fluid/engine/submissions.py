@@ -172,6 +172,7 @@ class Submissions:
         self._set_follow_up(trial, event.follow_up_iterations)
         if trial.restored_for_call:  # the submitter waits for it again
             trial.restored_for_call = False
+            core.changed |= core.has_urgent and trial.row in core.queue  # It may be urgent now.
             if trial.placement.launched and trial.state is not TrialState.STARTING:
                 core.report_start(trial)
         if trial.state is TrialState.DONE:
