@@ -24,6 +24,20 @@ def test_import_loads_nothing_heavy(statement: str) -> None:
     assert loaded_by(statement).isdisjoint(HEAVY)
 
 
+def test_an_executor_loads_no_client_of_a_logger() -> None:
+    clients = ["torch", "ray", "mlflow", "wandb", "pandas", "pyarrow", "tensorboard", "matplotlib"]
+    assert loaded_by("from fluid import FluidExecutor; from fluid.loggers import TrialLogger").isdisjoint(clients)
+
+
+def test_every_logger_can_be_loaded() -> None:
+    from fluid import loggers
+
+    assert sorted(loggers.__all__) == sorted(dir(loggers))
+    assert all(getattr(loggers, name) is not None for name in loggers.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = loggers.no_such_name
+
+
 def test_the_measurement_can_fail() -> None:
     assert "numpy" in loaded_by("import numpy")
 
