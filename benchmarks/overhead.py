@@ -48,13 +48,13 @@ def configs(workload: dict[str, Any]) -> list[dict[str, Any]]:
 
 def fluid(backend: str, workload: dict[str, Any]) -> float:
     """Runs Fluid's native API."""
-    from overhead_workload import generator
+    from overhead_workload import trial_of
 
     from fluid import FluidExecutor, Trial, TrialGroup
 
     begun = time.perf_counter()
     with FluidExecutor(backend=backend, devices=DEVICES, verbose=0) as executor:
-        trials = [Trial(generator, config, budget=workload["iterations"]) for config in configs(workload)]
+        trials = [Trial(trial_of(workload), config, budget=workload["iterations"]) for config in configs(workload)]
         handle = executor.submit_trialgroup(TrialGroup(trials))
         results = sum(1 for _ in handle.results())
         seconds = time.perf_counter() - begun
@@ -134,13 +134,13 @@ def syne_tune(workload: dict[str, Any]) -> float:
 def optuna(workload: dict[str, Any]) -> float:
     """Runs Optuna with two threads of one interpreter: no isolation, for reference."""
     import optuna
-    from overhead_workload import generator
+    from overhead_workload import trial_of
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
     def objective(trial: Any) -> float:
         trial.suggest_int("x", 0, 10**9)
-        return float(list(generator(workload))[-1]["loss"])
+        return float(list(trial_of(workload)(workload))[-1]["loss"])
 
     begun = time.perf_counter()
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))

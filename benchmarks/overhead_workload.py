@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -19,13 +20,22 @@ def burn(milliseconds: float) -> None:
 
 def generator(config: dict[str, Any]) -> Any:
     """A trial as a generator function, for Fluid."""
-    if config["import_torch"]:
-        import torch
-
-        assert torch.__version__
     for iteration in range(config["iterations"]):
         burn(config["milliseconds"])
         yield {"loss": 1.0 / (1 + iteration)}
+
+
+def torch_generator(config: dict[str, Any]) -> Any:
+    """The same, which imports PyTorch first. Fluid loads what a trainable's code imports before it forks a lane."""
+    import torch
+
+    assert torch.__version__
+    yield from generator(config)
+
+
+def trial_of(workload: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """The trial of a workload."""
+    return torch_generator if workload["import_torch"] else generator
 
 
 def syne_tune_script() -> None:
@@ -41,7 +51,7 @@ def syne_tune_script() -> None:
     config = vars(parser.parse_known_args()[0])
     report = Reporter()
     config["iterations"], config["import_torch"] = int(config["iterations"]), config["import_torch"] == "1"
-    for iteration, metrics in enumerate(generator(config), start=1):
+    for iteration, metrics in enumerate(trial_of(config)(config), start=1):
         report(**metrics, iteration=iteration)
 
 
