@@ -160,9 +160,9 @@ class TrialGroupHandle:
     def states(self) -> dict[str, TrialState]:
         """How each trial stands, by trial id: ``QUEUED``, ``RUNNING``, ``DONE`` and so on; equal to those strings.
 
-        A trial that was stopped is ``STOPPED`` here; the outcome given to :meth:`stop` is what :attr:`trials` and reports
-        show. Trials that were forgotten are left out. After the executor was closed, trials that had not ended keep the
-        state that they had then.
+        A trial that was stopped is ``STOPPED`` here; :attr:`trials` and reports show the outcome given to :meth:`stop`.
+        Trials that were forgotten are left out. After the executor was closed, trials that had not ended keep the state
+        that they had then.
         """
         standing, ended = self._session.standing([self._inbox.group_id]), self._inbox.states
         return {trial_id: ended.get(trial_id, state) for trial_id, state in standing.states.items()}
