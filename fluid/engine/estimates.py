@@ -400,6 +400,11 @@ class Estimates:
         """
         return self._needs.of(trial)
 
+    def need_on(self, trial: TrialRecord, device: int) -> MemoryNeed | None:
+        """The same on a device, where it may differ from that on others of another model."""
+        by_model = self.by_model(trial)
+        return self.need(trial) if by_model is None else by_model[self._occupancy.device(device).model].need
+
     def most_need_of(self, key: str) -> MemoryNeed | None:
         """The most that was measured of a key's trials on any device model."""
         return self._needs.most_of(key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fluid.engine import tuning
 from fluid.planning.device_models import Speeds
 from fluid.planning.occupancy import Occupancy
@@ -31,8 +33,7 @@ class ModelSpeeds:
 
     def of(self, key: str) -> Speeds | None:
         """The speeds of a key by device model; ``None`` if the devices' own speeds hold."""
-        occupancy = self._occupancy
-        if not occupancy.models.are_several or occupancy.models.has_given_speeds:
+        if not self._are_used:
             return None
         known = self._by_key.get(key)
         if known is None:
@@ -45,11 +46,19 @@ class ModelSpeeds:
             return None
         before, now = self._by_key.get(key, {}), self._measured(key)
         factors = {model: speed / before.get(model, 1.0) for model, speed in now.items()}
-        if all(abs(factor - 1.0) <= tuning.SPEED_CHANGE for factor in factors.values()):
+        # Where the devices' own speeds have come to hold, these are the speeds, not nearly so.
+        exact: Collection[str | None] = () if self._are_used else self._occupancy.models
+        most = {model: 0.0 if model in exact else tuning.SPEED_CHANGE for model in factors}
+        if all(abs(factor - 1.0) <= most[model] for model, factor in factors.items()):
             self._by_key[key] = {**now, **before}
             return None
         self._by_key[key] = now
         return factors
+
+    @property
+    def _are_used(self) -> bool:
+        """Whether these speeds are used, not the devices' own."""
+        return self._occupancy.models.are_several and not self._occupancy.models.has_given_speeds
 
     def is_measured(self, key: str, model: str | None) -> bool:
         """Whether a key's trials ran alone on a device of that model often enough."""

@@ -251,10 +251,13 @@ class Placing:
 
     def _fits_in_own_lane(self, trial: TrialRecord) -> bool:
         """Whether a pinned trial that takes turns fits in the lane that keeps its state: it can join no other one."""
-        lane, need = trial.residence.lane, self._estimates.need(trial)
-        if lane is None or need is None or not trial.takes_turns:
+        lane = trial.residence.lane
+        if lane is None or not trial.takes_turns:
             return True
         device, memory = self._lanes[lane].device_id, self._occupancy.memory
+        need = self._estimates.need_on(trial, device)
+        if need is None:
+            return True
         usable, own = memory.usable_bytes(device), self._lanes.kept_bytes(lane, trial.trial_id)
         return usable is None or memory.filled_bytes(device, own_state=own) + need.peak_bytes <= usable
 

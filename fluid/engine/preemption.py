@@ -89,4 +89,4 @@ class Preemptions:
         allowed = core.scheduling.placing.allowed(coming)
         if allowed is not None and device not in allowed:
             return False
-        return core.memory.fits_in_place_of(device, core.estimates.need(coming), leaving.row)
+        return core.memory.fits_in_place_of(device, core.estimates.need_on(coming, device), leaving.row)

@@ -172,10 +172,10 @@ class Reservations:
 
     def _find(self, trial: TrialRecord, allowed: Iterable[int]) -> Reservation | None:
         """The devices, of one host for a gang, that are expected to be idle together first."""
-        width, occupancy, need = trial.fixed_width or 1, self._occupancy, self._estimates.need(trial)
+        width, occupancy = trial.fixed_width or 1, self._occupancy
         on_host: dict[str, list[tuple[float, int]]] = {}
         for index in allowed:
-            usable = occupancy.memory.usable_bytes(index)
+            usable, need = occupancy.memory.usable_bytes(index), self._estimates.need_on(trial, index)
             if occupancy.is_closed(index) or (need is not None and usable is not None and need.peak_bytes > usable):
                 continue
             host = occupancy.device(index).host if trial.spec.gang else ""

@@ -272,7 +272,7 @@ class Residency:
             lacking = max(1, round(trial.placement.width))
             by_model = core.estimates.by_model(trial)
             for device in (kept[row],) if row in kept else self._open_to(trial, by_model):
-                there = need if by_model is None else by_model[core.occupancy.device(device).model].need or need
+                there = need if by_model is None else by_model[core.occupancy.device(device).model].need or MemoryNeed()
                 usable = core.memory.usable_bytes(device)
                 if usable is not None and there.peak_bytes > usable:
                     continue

@@ -81,7 +81,7 @@ class Rotation:
         usable = core.memory.usable_bytes(device)
         if first is None or usable is None:
             return
-        need = core.estimates.need(first)
+        need = core.estimates.need_on(first, device)
         excess = core.memory.filled_bytes(device) + core.memory.added_bytes(device, need) - usable
         kept = [(core.trials[trial_id], lane_id) for lane_id, trial_id in core.lanes.kept_on(device)]
         for other, lane_id in sorted(kept, key=lambda each: -_done(each[0])):

@@ -117,7 +117,7 @@ class Transfers:
         is_elsewhere = share is not None and device not in share
         if not is_elsewhere and not core.shares.outranks(coming.owner, leaving.owner):
             return False
-        return core.memory.fits_in_place_of(device, core.estimates.need(coming), leaving.row)
+        return core.memory.fits_in_place_of(device, core.estimates.need_on(coming, device), leaving.row)
 
     def _devices_for(self, coming: TrialRecord) -> set[int]:
         """The open devices of a waiting trial's share that it may get now."""

@@ -85,7 +85,9 @@ class Turns:
                 largest = max(range(len(loads)), key=lambda position: loads[position].ephemeral_bytes)
                 sizes = (loads[largest].ephemeral_bytes, *(other.ephemeral_bytes for other in coming))
                 loads[largest] = loads[largest]._replace(ephemeral_bytes=max(sizes))
-        new, most = self._lanes.usual_bytes, self._estimates.of_key(trial).processes
+        has_idle = any(not lane.holders and not lane.others for lane in self._lanes.on(device))
+        new = 0.0 if has_idle else self._occupancy.memory.new_lane_bytes(device)
+        most = self._estimates.of_key(trial).processes
         at_home = next((load.trials for load in loads if load.lane == home), None)
         most_at_home = 0 if len(held) < most else 1 + min(load.trials for load in loads)
         stays = at_home is not None and (at_home <= most_at_home or not trial.spec.can_save)
@@ -105,7 +107,7 @@ class Turns:
         return residence.lane
 
     def _usable(self, trial: TrialRecord, device: int) -> float | None:
-        """Bytes that the trials that run on a device may fill, and all its lanes; ``None`` for no limit."""
+        """Bytes that the trials that run on a device may fill beside its lanes; ``None`` for no limit."""
         memory, residence = self._occupancy.memory, trial.residence
         usable = memory.usable_bytes(device)
         if usable is None:
@@ -113,14 +115,13 @@ class Turns:
         own = 0.0  # Of the states that the device keeps, the trial's own is a part of its need.
         if residence.lane is not None and residence.device == device:
             own = self._lanes.kept_bytes(residence.lane, trial.trial_id)
-        # Room for one lane is beyond the watermark.
-        return usable + self._lanes.usual_bytes - max(0.0, memory.reserved.get(device, 0.0) - own)
+        return max(0.0, usable - memory.lane_bytes(device, 0) - max(0.0, memory.reserved.get(device, 0.0) - own))
 
     @staticmethod
     def _joins(need: MemoryNeed, home: int | None, loads: list[LaneLoad], usable: float | None) -> bool:
         """Whether a trial fits into that lane."""
         others = [load for load in loads if load.lane != home]
-        rest = sum(load.persistent_bytes + load.ephemeral_bytes + load.own_bytes for load in others)
+        rest = sum(load.persistent_bytes + load.ephemeral_bytes for load in others)
         left = None if usable is None else max(0.0, usable - rest)
         return find_lane(need, [load for load in loads if load.lane == home], left, most_lanes=1) is not None
 
@@ -169,8 +170,7 @@ class Turns:
             lane.lane_id,
             sum(need.persistent_bytes for need in needs),
             max((need.ephemeral_bytes for need in needs), default=0.0),
-            lane.own_bytes,
-            len(lane.holders),
+            trials=len(lane.holders),
         )
 
     def observe(self, trial: TrialRecord, event: IterationDone) -> bool:

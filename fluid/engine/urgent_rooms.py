@@ -101,7 +101,7 @@ class UrgentRooms:
         by_model = core.estimates.by_model(trial)
         if by_model is not None:
             there = by_model[occupancy.device(device).model]
-            need, most = there.need or need, min(most, max(1, there.packing))
+            need, most = there.need, min(most, max(1, there.packing))
         held_lane = lane.holders if trial.pinned and lane is not None else ()
         rows = occupancy.residents[device]
         residents = [self._resident(core.trials.by_row.get(row), row, device, trial, held_lane) for row in rows]
@@ -130,7 +130,7 @@ class UrgentRooms:
         memory, estimates = self._core.memory, self._core.estimates
         if not self._core.occupancy.groups.take_turns(device):
             return None
-        needs = [estimates.need(trial) for trial in coming]
+        needs = [estimates.need_on(trial, device) for trial in coming]
         return lambda left: memory.ephemeral_bytes(device, without=left, joining=needs)
 
     def _is_kept_for_others(self, device: int, trial: TrialRecord) -> bool:
@@ -182,7 +182,7 @@ class UrgentRooms:
         if in_turns:
             free += core.memory.ephemeral_bytes(device)
         for each in newcomers:
-            need = core.estimates.need(each)
+            need = core.estimates.need_on(each, device)
             free -= 0.0 if need is None else need.persistent_bytes if in_turns else need.peak_bytes
         for lane_id, trial_id in core.lanes.kept_on(device):
             other, size = core.trials[trial_id], core.lanes.kept_bytes(lane_id, trial_id)

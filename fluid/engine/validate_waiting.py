@@ -40,7 +40,7 @@ def _could_start(state: EngineState, trial: TrialRecord, device: int) -> bool:
     stays = trial.placement.width <= 1.0 or trial.spec.gang
     if lane is not None and device in lane.device_ids and not residence.saving and stays:
         own_state = state.lanes.kept_bytes(lane.lane_id, trial.trial_id)
-    return state.memory.fits(device, state.estimates.need(trial), own_state=own_state)
+    return state.memory.fits(device, state.estimates.need_on(trial, device), own_state=own_state)
 
 
 def _stalls(state: EngineState) -> Iterator[str]:

@@ -151,6 +151,11 @@ class MemoryLedger:
         count, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
         return max(0.0, memory + each * (max(count, self._groups.lanes(index, trials)) - count - 1))
 
+    def new_lane_bytes(self, index: int) -> float:
+        """Bytes that one more lane is expected to add to those of a device's lanes: none for the first."""
+        _, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
+        return min(memory, each)
+
     # -- sums per device -----------------------------------------------------------------------------------
 
     def request_check(self, index: int) -> None:

@@ -101,6 +101,16 @@ def test_a_trial_alone_has_room_for_its_lane_and_for_no_others() -> None:
     assert occupancy.place(0, 1.0, MemoryNeed(85.0)) == (0,)
 
 
+@pytest.mark.parametrize(("own", "added"), [([], 0.0), ([2.0], 2.0), ([5.0, 4.0], 5.0), ([1.0, 1.0], 2.0)])
+def test_a_further_lane_adds_what_is_not_beyond_the_watermark(own: list[float], added: float) -> None:
+    memory = one_device(100.0).memory
+    if own:
+        memory.set_lanes(0, len(own), sum(own), 5.0)
+    assert memory.new_lane_bytes(0) == added
+    memory.set_lanes(0, len(own) + 1, sum(own) + 5.0, 5.0)
+    assert memory.lane_bytes(0, 0) == max(0.0, sum(own) - 5.0) + added
+
+
 def test_lanes_are_gone_with_their_device() -> None:
     occupancy = one_device(10.0)
     occupancy.memory.set_lanes(0, 4, 4.0, 1.0)
