@@ -69,7 +69,15 @@ def run_and_kill(run_dir: Path, algorithm: str, samples: int, trainable: str, af
 
 def resume(run_dir: Path, trainable: Any, space: Any, **options: Any) -> SweepResult:
     arguments = {"metric": "loss", "mode": "min", "samples": 9, "budget": 9, "name": "sweep", **options}
-    return fluid.run(trainable, space, run_dir=run_dir, resume=True, **arguments)
+    result = fluid.run(trainable, space, run_dir=run_dir, resume=True, **arguments)
+    assert stood(fluid.load(run_dir)) == stood(result)
+    return result
+
+
+def stood(result: SweepResult) -> list[Any]:
+    """Its trials in order of submission, with their iterations, and the best of them."""
+    trials = [(trial.trial_id, trial.state, [one.iteration for one in trial.results]) for trial in result.trials]
+    return [*trials, (result.best.trial_id, result.best.iteration, result.best.value)]
 
 
 def outcome(result: SweepResult) -> list[Any]:
@@ -162,7 +170,7 @@ def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> 
         (gate / f"ticket-{number}").touch()
     space = {**SPACE, "folder": str(gate)}
     result = resume(run_dir, slow_curve, space, samples=4, algorithm="sha")
-    assert sorted(trial.iteration for trial in result.trials) == [1, 1, 1, 9]
+    assert sorted(trial.iteration for trial in result.trials) == [1, 1, 1, 1, 9]  # The first of the best one counts.
     best = result.best.trial
     assert best.config["x"] == min(trial.config["x"] for trial in result.trials)
     assert [one.iteration for one in best.results] == list(range(1, 10))
