@@ -178,6 +178,14 @@ class SweepTrials:
         else:
             self.handle.stop(trial.trial_id, outcome)
 
+    def note_end(self, trial: SweepTrial, state: str, failure: Failure | None) -> None:
+        """Notes how a trial has ended, as nothing is decided any more; one that might be extended waits."""
+        if state == TrialState.DONE and trial.stop is None and self._plan.extends:
+            return
+        trial.state = trial.stop or state
+        trial.failure = failure if trial.state == TrialState.FAILED else None
+        del self.by_number[trial.number]
+
     def abandon(self) -> None:
         """Has what is under way leave its devices after its iteration: the executor is used further.
 
