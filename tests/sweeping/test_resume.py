@@ -217,6 +217,30 @@ def test_other_arguments_are_refused(options: dict[str, Any], problem: str, tmp_
         resume(tmp_path / "run", curve, SPACE, **options)
 
 
+@pytest.mark.parametrize("algorithm", ["asha", "sha", "hyperband", "random"])
+def test_a_sweep_whose_trials_ran_otherwise_is_refused(algorithm: str, tmp_path: Path) -> None:
+    resume(tmp_path / "run", curve, SPACE, algorithm=algorithm)
+    others: list[dict[str, Any]] = [{"budget": 27}, {"budget": 3}]
+    if algorithm != "random":
+        others += [{"eta": 2}, {"min_budget": 3}]
+    if algorithm == "sha":
+        others += [{"samples": 18}]
+    for other in others:
+        with pytest.raises(
+            InvalidFieldError, match="resume=True: the sweep of the folder is one of up to 9 iterations"
+        ):
+            resume(tmp_path / "run", curve, SPACE, algorithm=algorithm, **other)
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "random"])
+def test_a_sweep_may_go_on_with_more_samples(algorithm: str, tmp_path: Path) -> None:
+    first = resume(tmp_path / "run", Counter, SPACE, algorithm=algorithm)
+    more = resume(tmp_path / "run", Counter, SPACE, algorithm=algorithm, samples=12)
+    configs = {trial.trial_id: trial.config for trial in more.trials}
+    assert len(first.trials) == 9 and len(configs) >= 12
+    assert {trial.trial_id: trial.config for trial in first.trials}.items() <= configs.items()
+
+
 def test_resume_needs_a_folder() -> None:
     with pytest.raises(InvalidFieldError, match="resume=True: needs run_dir"):
         fluid.run(curve, SPACE, metric="loss", resume=True)
