@@ -207,6 +207,8 @@ def run(
         callbacks=_checked_callbacks(callbacks),
         group=GroupOptions.checked(requires, owner, priority, preempt),
     )
+    if earlier is not None and plan.shape is not None:
+        earlier.require_shape(plan.shape)
     given = _checked_executor(executor, run_dir, loggers, metrics_port)
     monitors: dict[str, Any] = {"loggers": loggers, "metrics_port": metrics_port}
     if limit_s is not None:

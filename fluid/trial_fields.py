@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fluid.errors import InvalidFieldError, require_number, require_text
+from fluid.errors import InvalidFieldError, require_number, require_one_of, require_text
 
 #: When an iteration counts as hung: seconds, ``"auto"`` for a limit measured on its like, or ``None`` for never.
 IterationTimeout = float | Literal["auto"] | None
@@ -101,6 +101,23 @@ def _require_names(config: Mapping[Any, Any], depth: int) -> None:
             require_text("config", name, empty=True)
         if isinstance(value, Mapping) and depth < _DEEPEST:
             _require_names(value, depth + 1)
+
+
+def require_goals(name: str, value: object) -> tuple[tuple[str, str], ...]:
+    """Returns metrics with their modes.
+
+    Raises:
+        InvalidFieldError: it is no list of pairs of these.
+    """
+    if not isinstance(value, (tuple, list)):
+        raise InvalidFieldError(name, value, "must be a list of metrics with their modes, such as [('latency', 'min')]")
+    goals = []
+    for position, pair in enumerate(value):
+        entry = f"{name}[{position}]"
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidFieldError(entry, pair, "must be a metric and its mode, such as ('latency', 'min')")
+        goals.append((require_text(entry, pair[0]), require_one_of(entry, pair[1], ("min", "max"))))
+    return tuple(goals)
 
 
 def require_timeout(name: str, value: object) -> IterationTimeout:

@@ -12,7 +12,7 @@ from typing import Any
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.resources import MemoryNeed, Requires, require_devices
 from fluid.search_shape import SearchShape
-from fluid.trial_fields import IterationTimeout, own_config, require_timeout
+from fluid.trial_fields import IterationTimeout, own_config, require_goals, require_timeout
 
 
 class _Numbers:
@@ -157,9 +157,7 @@ class Search:
             require_one_of("mode", self.mode, ("min", "max"))
         if self.trials is not None:
             object.__setattr__(self, "trials", require_integer("trials", self.trials, at_least=1))
-        for metric, mode in self.besides:
-            require_text("besides", metric)
-            require_one_of("besides", mode, ("min", "max"))
+        object.__setattr__(self, "besides", require_goals("besides", self.besides))
         if self.time_budget_s is not None:
             require_number("time_budget_s", self.time_budget_s, at_least=0.0)
         if self.shape is not None and not isinstance(self.shape, SearchShape):

@@ -167,6 +167,27 @@ def test_a_search_is_refused_by_name_and_value(field: str, value: Any) -> None:
     assert (caught.value.field, caught.value.value) == (field, value)
 
 
+@pytest.mark.parametrize(
+    ("besides", "entry"),
+    [
+        (5, "besides=5"),
+        ("cost", "besides='cost'"),
+        (["cost"], r"besides\[0\]='cost'"),
+        ([("cost", "min"), ("cost", "min", "max")], r"besides\[1\]=\('cost', 'min', 'max'\)"),
+        ([("cost", "least")], r"besides\[0\]='least'"),
+        ([(5, "min")], r"besides\[0\]=5"),
+    ],
+)
+def test_further_metrics_of_a_search_are_refused_by_their_entry(besides: Any, entry: str) -> None:
+    with pytest.raises(InvalidFieldError, match=f"^{entry}: must be"):
+        Search("loss", besides=besides)
+
+
+def test_further_metrics_of_a_search_may_be_a_list() -> None:
+    listed = Search("loss", besides=[["cost", "min"]])  # type: ignore[arg-type]
+    assert listed == Search("loss", besides=(("cost", "min"),)) and hash(listed)
+
+
 def test_a_group_knows_its_search() -> None:
     search = Search("loss", "min", 8)
     assert TrialGroup(search=search).search is search

@@ -88,6 +88,7 @@ class TrialHistory:
         ended: DONE, STOPPED or FAILED; ``None`` if the trial had not ended.
         failures: times the trial failed and was queued again.
         paused: whether the user had paused it by hand.
+        outcome: what the submitter said of it as it stopped it; ``None`` if it did not say.
     """
 
     trial: TrialSpec
@@ -98,6 +99,7 @@ class TrialHistory:
     ended: TrialState | None = None
     failures: int = 0
     paused: bool = False
+    outcome: TrialState | None = None
 
 
 @dataclass(frozen=True, slots=True)

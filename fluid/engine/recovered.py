@@ -69,9 +69,10 @@ class Recovered:
         """
 
         def resumable(history: TrialHistory) -> TrialHistory:
-            choices = (history.checkpoint, self.durable.get(history.trial.trial_id))
+            trial_id = history.trial.trial_id
+            choices = (history.checkpoint, self.durable.get(trial_id))
             found = next((choice for choice in choices if choice is not None and readable(choice)), None)
-            return replace(history, checkpoint=found)
+            return replace(history, checkpoint=found, outcome=self.outcomes.get(trial_id))
 
         return [
             GroupRecovered(

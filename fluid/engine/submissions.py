@@ -106,6 +106,7 @@ class Submissions:
         trial = self._admit(group_id, history.trial, ended or TrialState.QUEUED)
         trial.progress.budget, trial.progress.reported = history.budget, history.reported
         trial.limits.failures = history.failures
+        trial.outcome = None if history.outcome is None else TrialState(history.outcome)
         trial.residence.checkpoint = history.checkpoint
         if history.checkpoint is not None and not history.checkpoint.in_memory:
             trial.residence.durable = history.checkpoint

@@ -162,17 +162,16 @@ class _Lane:
         self._requests.end()
 
     def _receive(self, timeout: float | None) -> list[Any]:
-        """Returns messages that have come: a batch, or, where trials may train in one step, all that there are.
+        """Returns all messages that have come.
 
-        The driver answers such trials one by one; a batch for each step would let them drift apart.
+        With one batch for each iteration, a pause would wait behind what came before it, such as news of the best
+        checkpoints, and trials that train in one step would drift apart.
         """
-        messages = self._channel.receive(timeout=timeout)
-        if self._residents.fused.groups.has_several:
-            with suppress(EOFError, OSError):  # What came before the end is carried out.
-                more = messages
-                while more:
-                    more = self._channel.receive(timeout=0.0)
-                    messages += more
+        messages = more = self._channel.receive(timeout=timeout)
+        with suppress(EOFError, OSError):  # What came before the end is carried out.
+            while more:
+                more = self._channel.receive(timeout=0.0)
+                messages += more
         return messages
 
     # -- messages of the driver ----------------------------------------------------------------------------

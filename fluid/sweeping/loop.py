@@ -34,6 +34,8 @@ from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
 _CHUNK = 1024
+#: The ends of trials that were stopped: one may fail before it has stopped.
+_TOLD = frozenset({TrialState.STOPPED.value, TrialState.FAILED.value})
 
 
 class SweepLoop(TrialListener):
@@ -118,7 +120,7 @@ class SweepLoop(TrialListener):
 
     def on_end(self, trial_id: str, state: str, failure: Failure | None) -> None:
         self._callbacks.on_end(trial_id, state, failure)  # First: the last one may end the sweep.
-        self._take(partial(self._record_end, trial_id, state, failure))
+        self._take(partial(self._record_end, trial_id, state, failure), counts=True)
 
     def on_request(self, request: TrialRequest) -> None:
         self._callbacks.on_request(request)
@@ -238,14 +240,18 @@ class SweepLoop(TrialListener):
             return
         trial.is_open = False
         self.trials.open -= 1
+        if self._is_over:
+            self.trials.note_end(trial, state, failure)
+            return
         if trial.results:
             self._reported.warn(trial.results[-1], trial_ended=True)
-        if failure is not None and state == TrialState.FAILED:
+        is_told = state in _TOLD  # How it came out was said when it was stopped, whatever it did afterwards.
+        if failure is not None and state == TrialState.FAILED and trial.stop in (None, state):
             self._record_failure(trial, failure)
         elif self.reason is not None:
             is_whole = trial.iteration >= plan.budget or trial.iteration < trial.budget
             outcome = TrialState.DONE if is_whole else TrialState.STOPPED
-            self._let_go(trial, None if state == TrialState.STOPPED else outcome.value)
+            self._let_go(trial, None if is_told else outcome.value)
         elif state == TrialState.DONE and trial.values is None:  # It is at its first rung, or has no more to do.
             missing = trial.failure or self._reported.failure_of(trial)
             self.trials.stop(trial, missing)
@@ -255,7 +261,7 @@ class SweepLoop(TrialListener):
         elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.stop is None:
             self._decide(trial, self.trials.reached(trial))
         else:
-            self._let_go(trial, None if state == TrialState.STOPPED else trial.stop or TrialState.DONE.value)
+            self._let_go(trial, None if is_told else trial.stop or TrialState.DONE.value)
             self._decide(trial, plan.scheduler.ended(trial.number))
         self._fill()
 
@@ -371,7 +377,8 @@ class SweepLoop(TrialListener):
             if not trial.is_open:
                 self._let_go(trial, TrialState.STOPPED.value)
             elif trial.stop is None and trial.trial_id not in self.closing.run_on:
-                self.trials.stop(trial, TrialState.STOPPED.value)
+                trial.stop = TrialState.STOPPED.value
+                self.trials.stop(trial, trial.stop)
         self._finish_if_done()
 
     def _break_off(self, reason: str) -> None:

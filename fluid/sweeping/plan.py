@@ -22,7 +22,8 @@ from fluid.search.suggestion import Suggestion
 from fluid.search_shape import SearchShape
 from fluid.session.results import TrialFailedError, TrialListener
 from fluid.session.specs import terms_of
-from fluid.trialgroup import Search, TrialGroup
+from fluid.sweeping.algorithms import HALVING
+from fluid.trialgroup import Search, TrialGroup, TrialState
 
 
 @dataclass(frozen=True)
@@ -96,19 +97,24 @@ class SweepPlan:
     shape: SearchShape | None = None
     group: GroupOptions = GroupOptions()
 
+    @property
+    def extends(self) -> bool:
+        """Whether a trial that has used up its budget may be extended."""
+        return self.algorithm in HALVING
+
     def search(self, under_way: int | None) -> Search:
         """What reports, forecasts and the live view say of the sweep.
 
         Args:
             under_way: most trials under way at once; ``None`` for no limit.
         """
-        goal, extends = self.goals[0], self.algorithm in ("asha", "sha", "hyperband")
+        goal = self.goals[0]
         besides = tuple((other.metric, other.mode) for other in self.goals[1:])
         # A searcher may name budgets below the sweep's, and let trials continue.
         shape = None if self.shape is None or self.algorithm == "full" else replace(self.shape, concurrency=under_way)
         return Search(
             *(goal.metric, goal.mode, self.samples),
-            extends=extends,
+            extends=self.extends,
             besides=besides,
             shape=shape,
             time_budget_s=self.time_budget_s,
@@ -135,7 +141,7 @@ class SweepTrial:
         latest: of each metric, the last number that it has reported; ``None`` before; empty before its first result.
         is_open: whether it runs, or waits for a device.
         stop: the outcome with which a rule stops it; ``None`` if none does.
-        state: how it ended; ``"UNFINISHED"`` until then.
+        state: how it ended; ``"UNFINISHED"`` until then, also where it waits for a decision.
         failure: why it failed; ``None`` if it has not.
         is_told: whether the searcher knows, or is about to know, what came of the suggestion.
         results: its iterations.
@@ -194,11 +200,12 @@ class SweepTrial:
             group: name of its group.
             run_dir: the run folder.
         """
+        waits = self.state == UNFINISHED and not self.is_open
         return TrialResult(
             trial_id=self.trial_id,
             group=group,
             config=self.config,
-            state=self.state,
+            state=TrialState.PAUSED.value if waits else self.state,
             iteration=self.iteration,
             metrics=self.results[-1].metrics if self.results else {},
             results=tuple(self.results),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +16,8 @@ from fluid.errors import InvalidFieldError
 from fluid.results.loading import load
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
+from fluid.results.submitted import SubmittedTrials
+from fluid.search_shape import SearchShape
 from fluid.trialgroup import Trial, TrialState
 
 #: Follows the id of a trial that begins again, as its state could not be saved.
@@ -81,10 +83,25 @@ class EarlierSweep:
     Attributes:
         trials: in the order in which they were started.
         events: results and ends of trials, in the order in which the sweep heard of them.
+        shape: how far its trials were to run; ``None`` if the folder does not say.
     """
 
     trials: tuple[EarlierTrial, ...]
     events: tuple[EarlierEvent, ...]
+    shape: SearchShape | None = None
+
+    def require_shape(self, shape: SearchShape) -> None:
+        """Checks that the trials of a sweep that goes on with this one are to run as far.
+
+        Raises:
+            InvalidFieldError: they are not. Those that have ended could not run on.
+        """
+        if self.shape is not None and replace(self.shape, concurrency=None) != replace(shape, concurrency=None):
+            reason = (
+                f"the sweep of the folder is one of up to {self.shape.rungs[-1]} iterations, with its own rungs; call "
+                "with the same algorithm, budget, eta and min_budget, and for 'sha' and 'hyperband' the same samples"
+            )
+            raise InvalidFieldError("resume", True, reason)
 
 
 def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
@@ -99,6 +116,7 @@ def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
     if not trials:
         there = sorted({trial.group for trial in found.trials})
         raise InvalidFieldError("name", name, f"is no sweep of {files.path}, which has {', '.join(there) or 'none'}")
+    groups = SubmittedTrials(files.trials(), files.journal(), {}).groups()
     known = {trial_id: history for group in files.journal().groups.values() for trial_id, history in group.items()}
     extended_by: Counter[str] = Counter()
     for entry in files.entries():
@@ -118,6 +136,7 @@ def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
             for trial_id, trial in sorted(trials.items())
         ),
         events=tuple(_events(files, trials)),
+        shape=next((one.search.shape for one in groups if one.name == name and one.search is not None), None),
     )
 
 

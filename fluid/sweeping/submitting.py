@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from fluid.engine.events import Failure
 from fluid.engine.submissions import NothingLeftError
@@ -160,10 +161,11 @@ class SweepTrials:
         return scheduler.reached(trial.number, score)
 
     def begin_again(self, trial: SweepTrial) -> None:
-        """Lets a trial begin again, under another id."""
-        del self.by_id[trial.trial_id]
+        """Lets a trial begin again, under another id. What it has done counts, as a trial that was stopped."""
+        stopped = TrialState.STOPPED.value
+        self.by_id[trial.trial_id] = replace(trial, is_open=False, stop=stopped, state=stopped)
         trial.trial_id, trial.iteration, trial.granted = trial.trial_id + AGAIN, 0, trial.budget
-        trial.results.clear()
+        trial.results = []
         self.by_id[trial.trial_id] = trial
 
     def stop(self, trial: SweepTrial, outcome: str | Failure) -> None:
@@ -175,6 +177,14 @@ class SweepTrials:
             self.handle.fail(trial.trial_id, outcome)
         else:
             self.handle.stop(trial.trial_id, outcome)
+
+    def note_end(self, trial: SweepTrial, state: str, failure: Failure | None) -> None:
+        """Notes how a trial has ended, as nothing is decided any more; one that might be extended waits."""
+        if state == TrialState.DONE and trial.stop is None and self._plan.extends:
+            return
+        trial.state = trial.stop or state
+        trial.failure = failure if trial.state == TrialState.FAILED else None
+        del self.by_number[trial.number]
 
     def abandon(self) -> None:
         """Has what is under way leave its devices after its iteration: the executor is used further.

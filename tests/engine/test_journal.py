@@ -47,6 +47,7 @@ from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires
+from fluid.trialgroup import TrialState
 
 SPEC = TrialSpec(
     "a",
@@ -127,6 +128,24 @@ def test_what_the_user_paused_stays_paused_until_it_is_resumed_or_ends() -> None
     (event,) = recovered.events(9.0)
     again = replay(lines(event))
     assert again.groups["g"]["a"].paused
+
+
+def test_what_the_submitter_said_of_a_trial_counts_in_a_session_that_goes_on() -> None:
+    entries = lines(
+        GroupSubmitted(0.0, "g", (TrialSpec("a", 1), TrialSpec("b", 1), TrialSpec("c", 1))),
+        report(1),
+        ReportEnd("a", "g", state="DONE", iteration=1, at=1.0),
+        StopRequested(2.0, "a", TrialState.DONE),
+        StopRequested(2.0, "b", TrialState.PAUSED),
+        StopRequested(2.0, "c"),
+    )
+    for _ in range(2):  # a session that goes on writes what it took over
+        entries += lines(*replay(entries).events(3.0))
+    hand = Hand()
+    hand.do(*replay(entries).events(0.0))
+    group = hand.state.groups["g"]
+    assert {each.outcome for each in group.ended} == {TrialState.DONE, TrialState.PAUSED, None}
+    assert group.known == 2, "one comes back as another trial"
 
 
 def test_a_checkpoint_that_is_gone_is_replaced_by_a_durable_one() -> None:

@@ -52,12 +52,18 @@ class ScriptedChannel:
     def __init__(self, *batches: list[Any]) -> None:
         self.batches = list(batches)
         self.waits: list[float | None] = []
+        self._has_just_come = False
 
     def receive(self, *, timeout: float | None) -> list[Any]:
+        if self._has_just_come:  # There is no more so far.
+            self._has_just_come = False
+            return []
         self.waits.append(timeout)
         if not self.batches:
             raise EOFError
-        return self.batches.pop(0)
+        batch = self.batches.pop(0)
+        self._has_just_come = bool(batch)
+        return batch
 
     def send(self, message: Any, *, at_once: bool = True) -> None:
         pass

@@ -45,6 +45,14 @@ def fail_above_one(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"loss": config["x"]}
 
 
+def fail_behind_zero(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Fails at once after it has reached 0."""
+    for iteration in range(100):
+        yield {"loss": max(0.0, 2.0 - iteration)}
+        if iteration == 2:
+            raise ValueError("there is no more to do")
+
+
 def fail_or_end(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Fails at once above 1, and ends by itself after up to 9 iterations below."""
     if config["x"] > 1.0:

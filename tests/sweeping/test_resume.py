@@ -69,7 +69,15 @@ def run_and_kill(run_dir: Path, algorithm: str, samples: int, trainable: str, af
 
 def resume(run_dir: Path, trainable: Any, space: Any, **options: Any) -> SweepResult:
     arguments = {"metric": "loss", "mode": "min", "samples": 9, "budget": 9, "name": "sweep", **options}
-    return fluid.run(trainable, space, run_dir=run_dir, resume=True, **arguments)
+    result = fluid.run(trainable, space, run_dir=run_dir, resume=True, **arguments)
+    assert stood(fluid.load(run_dir)) == stood(result)
+    return result
+
+
+def stood(result: SweepResult) -> list[Any]:
+    """Its trials in order of submission, with their iterations, and the best of them."""
+    trials = [(trial.trial_id, trial.state, [one.iteration for one in trial.results]) for trial in result.trials]
+    return [*trials, (result.best.trial_id, result.best.iteration, result.best.value)]
 
 
 def outcome(result: SweepResult) -> list[Any]:
@@ -162,7 +170,7 @@ def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> 
         (gate / f"ticket-{number}").touch()
     space = {**SPACE, "folder": str(gate)}
     result = resume(run_dir, slow_curve, space, samples=4, algorithm="sha")
-    assert sorted(trial.iteration for trial in result.trials) == [1, 1, 1, 9]
+    assert sorted(trial.iteration for trial in result.trials) == [1, 1, 1, 1, 9]  # The first of the best one counts.
     best = result.best.trial
     assert best.config["x"] == min(trial.config["x"] for trial in result.trials)
     assert [one.iteration for one in best.results] == list(range(1, 10))
@@ -207,6 +215,30 @@ def test_other_arguments_are_refused(options: dict[str, Any], problem: str, tmp_
     resume(tmp_path / "run", curve, SPACE)
     with pytest.raises(InvalidFieldError, match=problem):
         resume(tmp_path / "run", curve, SPACE, **options)
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "sha", "hyperband", "random"])
+def test_a_sweep_whose_trials_ran_otherwise_is_refused(algorithm: str, tmp_path: Path) -> None:
+    resume(tmp_path / "run", curve, SPACE, algorithm=algorithm)
+    others: list[dict[str, Any]] = [{"budget": 27}, {"budget": 3}]
+    if algorithm != "random":
+        others += [{"eta": 2}, {"min_budget": 3}]
+    if algorithm == "sha":
+        others += [{"samples": 18}]
+    for other in others:
+        with pytest.raises(
+            InvalidFieldError, match="resume=True: the sweep of the folder is one of up to 9 iterations"
+        ):
+            resume(tmp_path / "run", curve, SPACE, algorithm=algorithm, **other)
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "random"])
+def test_a_sweep_may_go_on_with_more_samples(algorithm: str, tmp_path: Path) -> None:
+    first = resume(tmp_path / "run", Counter, SPACE, algorithm=algorithm)
+    more = resume(tmp_path / "run", Counter, SPACE, algorithm=algorithm, samples=12)
+    configs = {trial.trial_id: trial.config for trial in more.trials}
+    assert len(first.trials) == 9 and len(configs) >= 12
+    assert {trial.trial_id: trial.config for trial in first.trials}.items() <= configs.items()
 
 
 def test_resume_needs_a_folder() -> None:

@@ -9,9 +9,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sweep_trainables import noting
+from sweep_trainables import fail_behind_zero, noting
 from waiting import eventually
 
 import fluid
@@ -142,6 +143,47 @@ def test_what_a_sweep_has_computed_is_in_its_result(options: dict[str, object], 
     assert sorted(counted) == noted(tmp_path) == reported(tmp_path / "run")
     assert result.best.value == max(count for _, count in counted)
     assert result.state == "DONE" and {trial.state for trial in result.trials} <= {"DONE", "STOPPED"}
+
+
+@pytest.mark.parametrize("stop", [{"loss": 0.0}, Target(0.0)])
+def test_what_a_trial_does_after_it_was_stopped_does_not_count(stop: Any, tmp_path: Path) -> None:
+    with FluidExecutor("local", 2, run_dir=tmp_path / "run", max_failures=0, verbose=0) as executor:
+        options: dict[str, Any] = {"metric": "loss", "algorithm": "random", "budget": 9, "samples": 8, "stop": stop}
+        result = fluid.run(fail_behind_zero, {"x": uniform(0.0, 1.0)}, **options)
+        (handle,) = executor.handles
+        states = [(trial.trial_id, trial.state, trial.failure) for trial in result.trials]
+        best = (result.best.trial_id, result.best.iteration)
+        assert best == (handle.best().trial_id, handle.best().iteration)
+    loaded = fluid.load(tmp_path / "run")
+    assert [(trial.trial_id, trial.state, trial.failure) for trial in loaded.trials] == states
+    assert (loaded.best.trial_id, loaded.best.iteration) == best
+    if stop == {"loss": 0.0}:
+        assert {state for _, state, _ in states} == {"DONE"}, "it had reached what was asked for"
+
+
+@pytest.mark.parametrize("algorithm", ["sha", "asha", "random"])
+def test_an_interrupted_sweep_stands_as_its_folder_says(algorithm: str, tmp_path: Path) -> None:
+    class Interrupts(TrialListener):
+        def __init__(self) -> None:
+            self.started = 0
+
+        def on_start(self, trial_id: str) -> None:
+            self.started += 1
+            if self.started == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    executor = FluidExecutor("local", 1, packing="off", run_dir=tmp_path / "run", verbose=0)
+    (tmp_path / "notes").mkdir()
+    space = {"folder": str(tmp_path / "notes"), "pace": PACE, "name": uniform(0.0, 1.0)}
+    options: dict[str, Any] = {"metric": "count", "samples": 9, "budget": 4, "callbacks": [Interrupts()]}
+    with pytest.raises(fluid.SweepInterrupted) as caught:
+        fluid.run(noting, space, algorithm=algorithm, executor=executor, **options)
+    result, loaded = caught.value.result, fluid.load(tmp_path / "run")
+    assert [(one.trial_id, one.state, one.iteration) for one in result.trials] == [
+        (one.trial_id, one.state, one.iteration) for one in loaded.trials
+    ]
+    states = {trial.state for trial in result.trials}
+    assert "UNFINISHED" in states and ("PAUSED" in states) == (algorithm != "random")
 
 
 DRIVER = """

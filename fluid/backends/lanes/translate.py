@@ -103,8 +103,15 @@ def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
 
 
 def not_before(events: Sequence[Event], earliest: float) -> list[Event]:
-    """Returns events, which are in order of time, with times before ``earliest`` set to that."""
-    return [event if event.at >= earliest else replace(event, at=earliest) for event in events]
+    """Returns events, which are in order of time, with times before ``earliest`` set to that; in runs, too."""
+    return [_not_before(event, earliest) for event in events]
+
+
+def _not_before(event: Event, earliest: float) -> Event:
+    if isinstance(event, IterationDone) and event.run is not None and event.run.at[0] < earliest:
+        # The iteration before the run may have been set to it, too: the iterations of a trial stay in order.
+        event = replace(event, run=event.run._replace(at=tuple([max(at, earliest) for at in event.run.at])))
+    return event if event.at >= earliest else replace(event, at=earliest)
 
 
 def _started(message: m.ResidentStarted, lane_id: int, host: str, at: float) -> TrialStarted:
