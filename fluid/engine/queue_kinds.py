@@ -99,13 +99,13 @@ def in_line(trials: Sequence[TrialRecord], order: Sequence[int]) -> bool:
 def placed_as(trial: TrialRecord, estimates: Estimates, occupancy: Occupancy) -> Hashable:
     """Equal for waiting trials that are alike to placement."""
     # They are while they have the same need, which is that of their key, also once it is measured. On the device
-    # that keeps its state, a trial fits although others with the same need do not.
-    if trial.pinned or (trial.residence.device is not None and estimates.need(trial) is not None):
+    # that keeps its state, a trial fits although others with the same need do not, measured or not yet.
+    bounded, unlike = occupancy.memory.is_bounded, len(occupancy.models) > 1
+    if trial.pinned or (trial.residence.device is not None and (bounded or estimates.need(trial) is not None)):
         return trial.row
     if trial.limits.avoids is not None:
         return trial.row
     need = trial.spec.memory or trial.pace.expected_need
-    bounded, unlike = occupancy.memory.is_bounded, len(occupancy.models) > 1
     kind: Hashable = (need, trial.spec.profile_key) if unlike else need or (trial.spec.profile_key if bounded else None)
     if trial.sharing_group is not None:
         kind = (kind, trial.sharing_group)

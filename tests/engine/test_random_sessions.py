@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 #: that left the queue left the device idle that was kept for it; a lane of several devices was ended for want of memory
 #: on one of them, and nothing started on the others; the only device was cleared in vain, time after time.
 _FAILED_ONCE = (90182, 90282, 90408, 1000022, 1000654, 1000771, 1000953, 1001163, 1011084, 1011228, 1011234, 1011833)
-_FAILED_ONCE += (2006199, 2007054, 2011852, 5003552, 6002115, 6002410, 7007488, 7009739, 7011286)
+_FAILED_ONCE += (2006199, 2007054, 2011852, 5003552, 6002115, 6002410, 7007488, 7009739, 7011286, 8010824)
 
 
 class EngineMachine(RuleBasedStateMachine):
