@@ -11,7 +11,7 @@ from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
-from fluid.keeping import number_of, value_of
+from fluid.keeping import value_of
 from fluid.lane.run_paths import trial_folder
 from fluid.results.checkpoints import (
     KeptCheckpoint,
@@ -20,7 +20,7 @@ from fluid.results.checkpoints import (
     load_checkpoint,
     stored_trainable,
 )
-from fluid.trainables.encoded_metrics import EncodedMetrics
+from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.json_form import json_form
 from fluid.trial_fields import own_config
 from fluid.trialgroup import Trial
@@ -68,7 +68,12 @@ class Result:
             name: of the metric; nested names are joined by ``/``.
         """
         held = _METRICS.held(self)
-        return held.numbers.get(name) if isinstance(held, EncodedMetrics) else number_of(value_of(held, name))
+        if isinstance(held, EncodedMetrics):
+            return held.numbers.get(name)
+        found = value_of(
+            held, name
+        )  # Most are at hand; else names and values count as JSON has them, as at the report.
+        return found if type(found) is float else numbers_in(json_form(held)).get(name)
 
     def plain(self) -> Any:
         """The JSON form of the metrics, as files and reports hold it; runs no code of the metrics' classes."""

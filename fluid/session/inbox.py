@@ -14,7 +14,7 @@ from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, Tr
 from fluid.engine.events import Failure
 from fluid.engine.savability import ReportUnsavable
 from fluid.engine.set_back import ReportSetBack
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError, set_cause
 from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
 from fluid.session.best import BestTracker
@@ -24,6 +24,7 @@ from fluid.session.results import CallFailedError, TrialListener, TrialRequest, 
 from fluid.session.status import GroupFacts
 from fluid.session.waits import ChangeWaits, SessionFuture, SessionWaits
 from fluid.trainables.driver_link import RequestRefusedError
+from fluid.trainables.json_form import message_of
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logging.getLogger(__name__)
@@ -265,7 +266,7 @@ class GroupInbox:
         self.wake()
         calls, self._calls = self._calls, {}
         for _, future in calls.values():
-            future.set_exception(FluidError(f"the call was not answered: {error}"))
+            future.set_exception(FluidError(f"the call was not answered: {message_of(error)}"))
         if self.listener is not None:
             self._call_listener(self.listener.on_broken, error)
 
@@ -342,13 +343,13 @@ class GroupInbox:
             if raised is None:
                 future.set_exception(lost)
             else:
-                raised.__cause__ = lost
+                set_cause(raised, lost)
                 future.set_exception(raised)
             return
         try:
             result = None if answer.result is None else pickle.loads(answer.result)
         except BaseException as error:  # Its class may be known to the lane only, or its __reduce__ raise SystemExit.
-            failure = Failure("error", f"the driver cannot read what it returned: {error}")
+            failure = Failure("error", f"the driver cannot read what it returned: {message_of(error)}")
             future.set_exception(CallFailedError(answer.trial_id, method, failure))
         else:
             future.set_result(result)
