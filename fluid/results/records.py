@@ -70,9 +70,7 @@ class Result:
         held = _METRICS.held(self)
         if isinstance(held, EncodedMetrics):
             return held.numbers.get(name)
-        found = value_of(
-            held, name
-        )  # Most are at hand; else names and values count as JSON has them, as at the report.
+        found = value_of(held, name)  # Most are at hand; of others, names and values count as JSON has them.
         return found if type(found) is float else numbers_in(json_form(held)).get(name)
 
     def plain(self) -> Any:
