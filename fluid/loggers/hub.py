@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
+from fluid._waiting import AwaitedThread
 from fluid.engine.commands import Command, Report, ReportEnd, ReportStart
 from fluid.engine.events import Event, Failure, StopRequested, TrialForgotten
 from fluid.errors import FluidError, InvalidFieldError
@@ -84,7 +85,7 @@ class LoggerHub:
         self._outcomes: dict[str, TrialState] = {}
         self._shown: dict[str, str] = {}
         self._noted_at = self._clock.now()
-        self._thread = threading.Thread(target=self._run, name="fluid-loggers", daemon=True)
+        self._thread = AwaitedThread("fluid-loggers", self._run)
         self._thread.start()
         folder.follow(self._follow)
 
