@@ -11,7 +11,6 @@ the session's thread would wait.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fluid._clock import MonotonicClock, nap, thread_seconds
+from fluid._logs import logger_of
 from fluid._waiting import AwaitedThread
 from fluid.engine.state import EngineState
 from fluid.planning.end_distribution import EndDistribution
@@ -40,7 +40,7 @@ _DRAWS_BESIDE, _MOST_NUMBERS = 60, 16
 _NAP = 1.0
 #: Longest that the first forecast of a search is awaited, seconds.
 _FIRST_S = 10.0
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ a change of the engine ends the session, as the engine and the lanes may then di
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from fluid._clock import timestamp, wall_seconds
 from fluid._clock_hold import NO_HOLD
+from fluid._logs import logger_of
 from fluid._waiting import AwaitedThread
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend, VirtualBackend
@@ -45,7 +45,7 @@ from fluid.session.waits import SessionWaits
 from fluid.sizing.goals import NO_GOALS, Goals
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 class Pump:
