@@ -7,13 +7,13 @@ sweep.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from fluid._clock import Clock
+from fluid._logs import logger_of
 from fluid._sleepers import LOOK_S, Sleepers
 from fluid._waiting import LOOK_UP_S
 from fluid.errors import FluidError
@@ -25,7 +25,7 @@ _ASLEEP_S = 0.25
 _STEADY_ASLEEP_S = 60.0
 #: Looks, ten seconds, after which a thread for which something was done does not wait for the mover of the clock.
 _PATIENT_LOOKS = 20
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 class Place:

@@ -26,6 +26,11 @@ class FluidError(Exception):
     """
 
 
+def set_cause(error: BaseException, cause: BaseException) -> None:
+    """Gives an exception of the user's its cause, also where its class lets no attribute be set, as a frozen one."""
+    BaseException.__setattr__(error, "__cause__", cause)
+
+
 class InvalidFieldError(FluidError, ValueError):
     """A value given by the caller cannot be used.
 

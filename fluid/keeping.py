@@ -102,9 +102,14 @@ class KeepRule(NamedTuple):
     best: float | None = None
     place: int = 0
 
-    def value(self, result: Mapping[str, Any], last: float | None = None) -> float | None:
-        """Returns the metric of a result, or the trial's ``last`` one where it has none; ``None`` if not finite."""
-        number = number_of(value_of(result if self.entry is None else result.get(self.entry), self.metric))
+    def value(self, numbers: Mapping[str, float], last: float | None = None) -> float | None:
+        """Returns the metric of a result, or the trial's ``last`` one where it has none; ``None`` if not finite.
+
+        Args:
+            numbers: of the result: see :class:`fluid.trainables.encoded_metrics.EncodedMetrics`.
+            last: the trial's last number of the metric.
+        """
+        number = numbers.get(self.metric if self.entry is None else f"{self.entry}/{self.metric}")
         return last if number is None else number if math.isfinite(number) else None
 
     def is_better(self, value: float, than: float | None) -> bool:

@@ -8,7 +8,6 @@ daemon's folders are private, so it does not interfere with other daemons, and c
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from fluid._clock import MonotonicClock
+from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError, require_number
 from fluid.gpu.mps_control import (
     LOG_VARIABLE,
@@ -41,7 +41,7 @@ from fluid.gpu.mps_supervisor import SupervisorProcess
 from fluid.gpu.mps_support import unsupported_reason_here
 from fluid.gpu.nvml import GpuState, describe_gpus
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Longest path of the pipe folder, bytes: a socket's path has at most 108, and names take up to about 24.
 _LONGEST_FOLDER = 80

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
+import numpy
 import pytest
 
 from fluid.errors import InvalidFieldError
 from fluid.keeping import KeepRule, Retention, parse_bytes
+from fluid.trainables.encoded_metrics import encode_metrics
 
 
 @pytest.mark.parametrize(
@@ -75,13 +78,16 @@ class Raises:
         ({"eval/loss": True}, None),
         ({"eval/loss": [1.0, 2.0]}, None),
         ({"eval/loss": Raises()}, None),
+        ({"eval/loss": numpy.array([0.5])}, 0.5),
+        ({"eval": OrderedDict(loss=0.5)}, 0.5),
     ],
 )
 def test_the_value_of_a_result(metrics: dict[str, Any], expected: float | None) -> None:
     rule = KeepRule("best", "g", "eval/loss")
-    assert rule.value(metrics) == expected
-    assert rule._replace(entry="metrics").value({"metrics": metrics}) == expected
-    assert rule._replace(entry="metrics").value(metrics) is None
+    inner = rule._replace(entry="metrics")
+    assert rule.value(encode_metrics(metrics).numbers) == expected
+    assert inner.value(encode_metrics({"metrics": metrics}).numbers) == expected
+    assert inner.value(encode_metrics(metrics).numbers) is None
 
 
 @pytest.mark.parametrize(("mode", "better"), [("min", 0.1), ("max", 0.9)])

@@ -15,6 +15,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.file_proxy import FileProxy
 
+from fluid._waiting import AwaitedThread
 from fluid.display.dashboard import Dashboard, render
 from fluid.display.follow import StatusFollower
 from fluid.display.region import AboveRegion, TerminalRegion
@@ -59,7 +60,7 @@ class LiveView:
         self._draws = _showing.acquire(blocking=False)
         # Started in the program's own thread: redirecting its output from another one could split a line.
         self._region = self._begin() if self._draws else None
-        self._thread = threading.Thread(target=self._run, name="fluid-live", daemon=True)
+        self._thread = AwaitedThread("fluid-live", self._run)
         self._thread.start()
 
     @staticmethod

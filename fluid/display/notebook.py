@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 
+from fluid._waiting import AwaitedThread
 from fluid.display.dashboard import render
 from fluid.display.follow import StatusFollower
 from fluid.display.notebook_html import final_html, status_html
@@ -55,7 +56,7 @@ class NotebookView:
         self._sent = ""
         self._finished = False
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fluid-live", daemon=True)
+        self._thread = AwaitedThread("fluid-live", self._run)
         self._thread.start()
 
     @staticmethod

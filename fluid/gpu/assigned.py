@@ -10,15 +10,15 @@ Environment Variables).
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 
+from fluid._logs import logger_of
 from fluid.gpu import cuda_first_gpu
 from fluid.gpu.nvml import Gpu, find_named
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 #: Seconds for a process to start CUDA. Without persistence mode, the driver initialises all GPUs first, which can
 #: take a minute.
 CUDA_S = 120.0

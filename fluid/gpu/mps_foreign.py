@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 
 from fluid._clock import MonotonicClock, nap
+from fluid._logs import logger_of
 from fluid.gpu.mps_control import PIPE_VARIABLE, Control, MpsError, search_paths
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Longest wait for a server in FAULT to accept clients again, and how often it is asked, seconds. It does once the last
 #: client that the fault has ended is gone; some of them may be other programs.

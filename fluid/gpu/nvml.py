@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from itertools import starmap
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
+from fluid._logs import logger_of
 from fluid.gpu.visible_devices import visible
 from fluid.resources import DEFAULT_MEMORY_WATERMARK
 
 with try_import("pynvml", install="pip install nvidia-ml-py") as _imports:
     import pynvml
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 #: The kernel's list of GPUs, which needs no library.
 _PROC = "/proc/driver/nvidia/gpus"
 

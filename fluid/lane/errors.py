@@ -23,7 +23,7 @@ _OWN_FOLDER = os.path.dirname(__file__)
 def describe(error: BaseException) -> Raised:
     """Describes an exception for the driver, and releases what its frames hold."""
     kind = "out_of_memory" if is_out_of_memory(error) else "error"
-    error.__traceback__ = _without_own_frames(error.__traceback__)
+    BaseException.with_traceback(error, _without_own_frames(error.__traceback__))  # Its class may be frozen.
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     raised = Raised(kind, one_line(error), text, dump_exception(error))
     # The frames hold what filled the memory.

@@ -9,7 +9,6 @@ import shutil
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from fluid._clock import Clock
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
@@ -170,7 +169,7 @@ class ResidentCheckpoints:
         """Takes what a checkpoint of a group's trials must beat to outlive the run."""
         self._bars[message.group] = message
 
-    def keep_if_better(self, resident: ResidentTrial, result: Mapping[str, Any]) -> None:
+    def keep_if_better(self, resident: ResidentTrial, numbers: Mapping[str, float]) -> None:
         """Saves a trial for good if its iteration is its best so far, and one of the best of its group's trials.
 
         Errors end no trial: they are told in ``resident.unsent``, as the checkpoint is.
@@ -178,7 +177,7 @@ class ResidentCheckpoints:
         rule = resident.rule
         if rule is None or rule.how != "best":
             return
-        value = resident.last_value = rule.value(result, resident.last_value)
+        value = resident.last_value = rule.value(numbers, resident.last_value)
         if value is None or not rule.is_better(value, rule.best) or _state_at(resident) != resident.iteration:
             return
         bar = self._bars.get(rule.group)

@@ -311,8 +311,8 @@ class Residents:
             resident.left -= 1
             if not resident.left:
                 self.queue.remove(resident)
-        if resident.rule is not None and step.metrics is not None:
-            self.checkpoints.keep_if_better(resident, step.metrics)
+        if resident.rule is not None and metrics is not None:
+            self.checkpoints.keep_if_better(resident, metrics.numbers)
         at, seconds, memory, busy = took
         done = ResidentIterated(
             at, resident.trial_id, resident.iteration, seconds, metrics, memory, step.finished, busy
@@ -331,7 +331,7 @@ class Residents:
             resident.iteration, resident.finished = done.iteration, done.finished
             resident.unsaved += self._clock.now() - begun
             if resident.rule is not None and member.is_rank_zero:
-                self.checkpoints.keep_if_better(resident, done.metrics)
+                self.checkpoints.keep_if_better(resident, encode_metrics(done.metrics).numbers)
             return memory
 
         done = member.iterate(at_end)

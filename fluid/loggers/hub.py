@@ -7,7 +7,6 @@ logger that missed some gets them when the session is resumed.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
+from fluid._logs import logger_of
+from fluid._waiting import AwaitedThread
 from fluid.engine.commands import Command, Report, ReportEnd, ReportStart
 from fluid.engine.events import Event, Failure, StopRequested, TrialForgotten
 from fluid.errors import FluidError, InvalidFieldError
@@ -28,7 +29,7 @@ from fluid.session.results import TrialListener, require_listener
 from fluid.session.run_folder import RunFolder
 from fluid.trialgroup import TrialState
 
-_log = logging.getLogger("fluid.loggers")
+_log = logger_of("fluid.loggers")
 #: Seconds in which events gather before loggers are called; between two notes of how far loggers have come; after which
 #: a logger that has not stored all is asked again.
 _GATHER_S, _NOTE_S, _AGAIN_S = 0.2, 1.0, 1.0
@@ -84,7 +85,7 @@ class LoggerHub:
         self._outcomes: dict[str, TrialState] = {}
         self._shown: dict[str, str] = {}
         self._noted_at = self._clock.now()
-        self._thread = threading.Thread(target=self._run, name="fluid-loggers", daemon=True)
+        self._thread = AwaitedThread("fluid-loggers", self._run)
         self._thread.start()
         folder.follow(self._follow)
 

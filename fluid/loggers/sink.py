@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
+from fluid._logs import logger_of
 from fluid.engine.events import Failure
 from fluid.loggers.logger import LoggedTrial, TrialLogger
 from fluid.loggers.progress import LoggerProgress
 from fluid.results.records import Result
 from fluid.session.results import TrialListener
 
-_log = logging.getLogger("fluid.loggers")
+_log = logger_of("fluid.loggers")
 #: The state of a trial that its search algorithm may extend: not its end.
 PAUSED = "PAUSED"
 

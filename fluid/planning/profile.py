@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.planning.cohorts import CohortTree
 from fluid.planning.fused_measurements import fused_limit, fused_measured, fused_packs, fused_rates
@@ -56,7 +56,7 @@ from fluid.planning.runtime_model import (
 )
 from fluid.resources import MemoryNeed
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Version of what :meth:`Profile.to_json` writes.
 FORMAT = 5

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
-from fluid.keeping import number_of, value_of
+from fluid.keeping import value_of
 from fluid.lane.run_paths import trial_folder
 from fluid.results.checkpoints import (
     KeptCheckpoint,
@@ -20,10 +20,19 @@ from fluid.results.checkpoints import (
     load_checkpoint,
     stored_trainable,
 )
-from fluid.trainables.encoded_metrics import EncodedMetrics
+from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.json_form import json_form
 from fluid.trial_fields import own_config
 from fluid.trialgroup import Trial
+
+#: Types whose values nothing can change.
+_ATOMS = frozenset({float, int, str, bool, type(None)})
+
+
+class Shared(NamedTuple):
+    """What several readers get, each a copy of his own at his first read. Nobody changes it."""
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +77,30 @@ class Result:
             name: of the metric; nested names are joined by ``/``.
         """
         held = _METRICS.held(self)
-        return held.numbers.get(name) if isinstance(held, EncodedMetrics) else number_of(value_of(held, name))
+        if isinstance(held, EncodedMetrics):
+            return held.numbers.get(name)
+        held = held.value if isinstance(held, Shared) else held
+        found = value_of(held, name)  # Most are at hand; of others, names and values count as JSON has them.
+        return found if type(found) is float else numbers_in(json_form(held)).get(name)
 
     def plain(self) -> Any:
         """The JSON form of the metrics, as files and reports hold it; runs no code of the metrics' classes."""
         held = _METRICS.held(self)
-        return held.plain() if isinstance(held, EncodedMetrics) else json_form(held)
+        return held.plain() if isinstance(held, EncodedMetrics) else json_form(self.metrics)
 
     def copy(self) -> Result:
         """A result that shares nothing with this one that its holder could change."""
         metrics, config = _METRICS.held(self), _CONFIG.held(self)
-        own: Any = metrics if isinstance(metrics, EncodedMetrics) else copy.deepcopy(metrics)
-        shared: Any = config if isinstance(config, Trial) else own_config(config)
-        return replace(self, metrics=own, config=shared)
+        own: Any = metrics if isinstance(metrics, (EncodedMetrics, Shared)) else copy.deepcopy(metrics)
+        given: Any = config if isinstance(config, (Trial, Shared)) else own_config(config)
+        return replace(self, metrics=own, config=given)
+
+    def lent(self) -> Result:
+        """The same, of a result that nobody changes: what it holds is copied only where it is read."""
+        metrics, config = _METRICS.held(self), _CONFIG.held(self)
+        own: Any = metrics if isinstance(metrics, (EncodedMetrics, Shared)) else Shared(metrics)
+        given: Any = config if isinstance(config, (Trial, Shared)) else Shared(config)
+        return replace(self, metrics=own, config=given)
 
     @property
     def device_seconds(self) -> float:
@@ -89,37 +109,46 @@ class Result:
 
 
 class _AtFirstRead:
-    """A slot of :class:`Result` of which what it holds is made into what the reader gets when it is first read.
+    """A slot of which what it holds is made into what the reader gets when it is first read.
 
     Args:
         slot: the slot.
-        kind: what it may hold until then.
-        make: makes the value of that.
+        make: by the type of what it may hold until then, makes the value of that.
     """
 
-    def __init__(self, slot: Any, kind: type, make: Callable[[Any], Any]) -> None:
-        self._slot, self._kind, self._make = slot, kind, make
+    def __init__(self, slot: Any, make: Mapping[type, Callable[[Any], Any]]) -> None:
+        self._slot, self._make, self._kinds = slot, make, tuple(make)
 
-    def held(self, result: Result) -> Any:
+    def held(self, record: object) -> Any:
         """What the slot holds."""
-        return self._slot.__get__(result, Result)
+        return self._slot.__get__(record, type(record))
 
-    def __get__(self, result: Result | None, owner: type | None = None) -> Any:
-        if result is None:
+    def __get__(self, record: object | None, owner: type | None = None) -> Any:
+        if record is None:
             return self
-        value = self._slot.__get__(result, owner)
-        if isinstance(value, self._kind):
-            value = self._make(value)
-            self._slot.__set__(result, value)
+        value = self._slot.__get__(record, owner)
+        if isinstance(value, self._kinds):
+            value = next(make for kind, make in self._make.items() if isinstance(value, kind))(value)
+            self._slot.__set__(record, value)
         return value
 
-    def __set__(self, result: Result, value: Any) -> None:
-        self._slot.__set__(result, value)
+    def __set__(self, record: object, value: Any) -> None:
+        self._slot.__set__(record, value)
+
+
+def _copy_metrics(shared: Shared) -> Any:
+    metrics = shared.value
+    is_flat = type(metrics) is dict and all(type(value) in _ATOMS for value in metrics.values())
+    return dict(metrics) if is_flat else copy.deepcopy(metrics)
+
+
+def _copy_config(shared: Shared) -> dict[str, Any]:
+    return own_config(shared.value)
 
 
 #: ``Result.metrics`` holds EncodedMetrics at first, and ``Result.config`` the Trial: most are never read.
-_METRICS = _AtFirstRead(vars(Result)["metrics"], EncodedMetrics, EncodedMetrics.decode)
-_CONFIG = _AtFirstRead(vars(Result)["config"], Trial, lambda trial: own_config(trial.config))
+_METRICS = _AtFirstRead(vars(Result)["metrics"], {EncodedMetrics: EncodedMetrics.decode, Shared: _copy_metrics})
+_CONFIG = _AtFirstRead(vars(Result)["config"], {Trial: lambda trial: own_config(trial.config), Shared: _copy_config})
 for _name, _slot in (("metrics", _METRICS), ("config", _CONFIG)):
     setattr(Result, _name, _slot)
 
@@ -229,6 +258,12 @@ class TrialResult:
         facts = f"{self.trial_id!r}, {self.state}, iteration={self.iteration}, metrics={short_text(self.metrics)}"
         return f"TrialResult({facts}, config={short_text(self.config)})"
 
+    def lent(self) -> TrialResult:
+        """A record of a reader's own, of one that nobody changes: what it holds is copied only where it is read."""
+        config, metrics, results = map(Shared, (self.config, self.metrics, self.results))
+        own: dict[str, Any] = {"config": config, "metrics": metrics, "results": results}
+        return replace(self, **own)
+
     @property
     def seconds(self) -> float:
         """Wall time of its iterations."""
@@ -282,3 +317,11 @@ class TrialResult:
         if path is None or self.files is None:
             raise FluidError(f"trial {self.trial_id!r} has no checkpoint: FluidExecutor(keep=...) says which are kept")
         return self.files.load(path)
+
+
+for _name, _copied in (
+    ("config", _copy_config),
+    ("metrics", _copy_metrics),
+    ("results", lambda shared: tuple(result.lent() for result in shared.value)),
+):
+    setattr(TrialResult, _name, _AtFirstRead(vars(TrialResult)[_name], {Shared: _copied}))

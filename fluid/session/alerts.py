@@ -5,10 +5,10 @@ They go to the logger ``fluid.session``, and so to stderr where the user has con
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fluid._logs import logger_of
 from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
 from fluid.engine.events import Failure
 from fluid.engine.notices import NoteHung, NotePaused, NoteQueued
@@ -17,7 +17,7 @@ from fluid.lane.output import trial_log
 from fluid.session.inbox import GroupInbox
 from fluid.trialgroup import TrialState
 
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 class Alerts:

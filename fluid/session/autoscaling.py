@@ -5,9 +5,9 @@ The policy is :class:`Scaling`, without a clock; :class:`Autoscaler` applies it 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from fluid._logs import logger_of
 from fluid.backends.base import Backend, ScalableBackend, ScalingLimits
 from fluid.engine.commands import Command, NoteDeviceLost
 from fluid.engine.events import DeviceAdded, DeviceDraining, Event
@@ -15,7 +15,7 @@ from fluid.engine.retiring import SAVING_S
 from fluid.engine.state import EngineState
 from fluid.resources import Device
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Seconds for which the demand has to be above or below what was asked for until that is changed: a rung that ends,
 #: or trials that are being narrowed, make others wait for a moment only, and a node takes minutes to start.

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluid._logs import logger_of
 from fluid.errors import FluidError
 from fluid.results.folder_files import RESULTS, TRIALS, json_lines
 from fluid.results.iterations import CLOCK_RESET_S, read_reported
 from fluid.results.records import Result
 from fluid.trialgroup import Trial
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 @dataclass

@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import socket
 from contextlib import suppress
 from pathlib import Path
 
+from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError
 from fluid.results.folder_files import LOCK
 
 #: Errors of file systems that have no locks.
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 #: Locks of this process. A forked child must not keep the folder locked after its parent has ended.
 _held: set[FolderLock] = set()
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
+from fluid._logs import logger_of
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.engine.state import EngineState
 from fluid.session.forecast import Forecast
 from fluid.session.run_folder import RunFolder
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 #: Seconds between two writings: so large a share of the time since the first event, within these bounds.
 _SHARE, _LEAST_S, _MOST_S = 0.02, 1.0, 30.0
 #: Groups that are forecast at most, the newest ones.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fluid._clock import wall_seconds
+from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError
 from fluid.results.folder_files import read_facts
 
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 def goals_left(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:

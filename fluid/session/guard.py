@@ -6,14 +6,14 @@ goes on in any case: an error that left it would end the trials of all groups.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, TypeVar
 
+from fluid._logs import logger_of
+
 T = TypeVar("T")
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 def guarded(whose: str, call: Callable[..., T], *facts: Any) -> T | None:
@@ -33,6 +33,5 @@ def guarded(whose: str, call: Callable[..., T], *facts: Any) -> T | None:
             return found
         found.close()
     except BaseException:
-        with contextlib.suppress(BaseException):  # Handlers of the log are the user's, too.
-            _log.exception("%s raised", whose)
+        _log.exception("%s raised", whose)
     return None

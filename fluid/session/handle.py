@@ -184,7 +184,7 @@ class TrialGroupHandle:
         """The trials with all their results so far, also those that wait, have failed or were forgotten.
 
         Results are read from the run folder: metrics are what JSON makes of them, and a listener does not matter. The
-        handle keeps what it has read, so that the next call reads what is new.
+        handle keeps what it has read, so that the next call reads what is new. What a call gives is the caller's own.
 
         Raises:
             FluidError: the run folder was deleted.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, cast
 
+from fluid._logs import logger_of
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
 from fluid.engine.events import Failure
 from fluid.engine.savability import ReportUnsavable
 from fluid.engine.set_back import ReportSetBack
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError, set_cause
 from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
 from fluid.session.best import BestTracker
@@ -24,9 +24,10 @@ from fluid.session.results import CallFailedError, TrialListener, TrialRequest, 
 from fluid.session.status import GroupFacts
 from fluid.session.waits import ChangeWaits, SessionFuture, SessionWaits
 from fluid.trainables.driver_link import RequestRefusedError
+from fluid.trainables.json_form import message_of
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 class GroupInbox:
@@ -265,9 +266,9 @@ class GroupInbox:
         self.wake()
         calls, self._calls = self._calls, {}
         for _, future in calls.values():
-            future.set_exception(FluidError(f"the call was not answered: {error}"))
+            future.set_exception(FluidError(f"the call was not answered: {message_of(error)}"))
         if self.listener is not None:
-            self._call_listener(self.listener.on_broken, error)
+            self._call_listener("on_broken", error)
 
     def take_request(self, request: TrialRequest) -> None:
         """Takes what a trial of the group asks its submitter."""
@@ -283,7 +284,7 @@ class GroupInbox:
 
     def _take_start(self, start: ReportStart) -> None:
         if self.listener is not None:
-            self._call_listener(self.listener.on_start, start.trial_id)
+            self._call_listener("on_start", start.trial_id)
 
     def _take_set_back(self, report: ReportSetBack) -> None:
         trial_id, iteration = report.trial_id, 0 if report.checkpoint is None else report.checkpoint.iteration
@@ -316,7 +317,7 @@ class GroupInbox:
             self._news.notify()
         if self.listener is not None:
             for result in _results_of(report, trial):
-                self._call_listener(self.listener.on_result, result)
+                self._call_listener("on_result", result)
 
     def _take_end(self, end: ReportEnd) -> None:
         state = end.state
@@ -329,7 +330,7 @@ class GroupInbox:
             self._open = set()  # An empty set keeps the room that its members took.
             self.wake()
         if self.listener is not None:
-            self._call_listener(self.listener.on_end, end.trial_id, state, end.failure)
+            self._call_listener("on_end", end.trial_id, state, end.failure)
 
     def _take_answer(self, answer: ReportCall) -> None:
         waiting = self._calls.pop(answer.call_id, None)
@@ -342,13 +343,13 @@ class GroupInbox:
             if raised is None:
                 future.set_exception(lost)
             else:
-                raised.__cause__ = lost
+                set_cause(raised, lost)
                 future.set_exception(raised)
             return
         try:
             result = None if answer.result is None else pickle.loads(answer.result)
         except BaseException as error:  # Its class may be known to the lane only, or its __reduce__ raise SystemExit.
-            failure = Failure("error", f"the driver cannot read what it returned: {error}")
+            failure = Failure("error", f"the driver cannot read what it returned: {message_of(error)}")
             future.set_exception(CallFailedError(answer.trial_id, method, failure))
         else:
             future.set_result(result)
@@ -362,8 +363,8 @@ class GroupInbox:
             _log.exception("group %r raised", self.group.name)
             return None
 
-    def _call_listener(self, method: Callable[..., None], *facts: Any) -> None:
-        guarded(self._whose, method, *facts)
+    def _call_listener(self, method: str, *facts: Any) -> None:
+        guarded(self._whose, lambda: getattr(self.listener, method)(*facts))
 
     def wake(self) -> None:
         """Has all who wait look again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.backends.retention import KeepingBackend
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
@@ -27,7 +27,7 @@ from fluid.trialgroup import Search, Trial, TrialState
 
 #: Seconds to wait, as the session ends, for lanes that still save trials.
 _PATIENCE = 30.0
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 class Keeper:

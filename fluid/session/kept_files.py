@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import queue
 import shutil
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.backends.retention import KeepingBackend
 from fluid.keeping import FACTS, KeepRule
@@ -24,7 +24,7 @@ from fluid.session.kept_registry import KeptEntry
 _HERE = "localhost"
 #: Seconds to wait, as the session ends, for checkpoints that come from other machines.
 _PATIENCE = 120.0
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 class KeptFiles:

@@ -31,6 +31,8 @@ Parts = dict[tuple[str, str], list[SubmittedTrial]]
 class LiveTrials:
     """Reads trials of a session, also after it has ended. Keeps what it has read: each call reads what is new.
 
+    What it gives is its reader's own, who may change it.
+
     Thread-safe, and may be used by a listener: the session's thread reads on its own, as a thread that reads may be
     interrupted by a signal handler that waits for the session.
 
@@ -80,7 +82,7 @@ class LiveTrials:
         with self._reading():
             parts = self._parts(standing)
             self._read_results({part.trial_id: part for of_trial in parts.values() for part in of_trial})
-            return tuple(self._make(shown, of_trial) for shown, of_trial in parts.items())
+            return tuple(self._make(shown, of_trial).lent() for shown, of_trial in parts.items())
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -125,8 +127,9 @@ class LiveTrials:
         if trial is None or found is None:
             return None
         value, result = found
+        metrics = result.lent().metrics
         return BestTrial(
-            trial=trial, metric=best.metric, value=value, iteration=result.iteration, metrics=result.metrics
+            trial=trial.lent(), metric=best.metric, value=value, iteration=result.iteration, metrics=metrics
         )
 
     def sweep(self, metric: Any = None, mode: Any = None) -> SweepResult:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import NamedTuple
 
+from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend
 from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
 from fluid.gpu.nvml import describe_gpus
 
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 class ProcessLimit(NamedTuple):

@@ -11,13 +11,15 @@ the session's thread would wait.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fluid._clock import MonotonicClock, nap, thread_seconds
+from fluid._logs import logger_of
+from fluid._waiting import AwaitedThread
 from fluid.engine.state import EngineState
 from fluid.planning.end_distribution import EndDistribution
 from fluid.session.inbox import GroupInbox
@@ -38,7 +40,7 @@ _DRAWS_BESIDE, _MOST_NUMBERS = 60, 16
 _NAP = 1.0
 #: Longest that the first forecast of a search is awaited, seconds.
 _FIRST_S = 10.0
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class PlayedForecasts:
         self._played: dict[str, _Played] = {}
         #: Numbers of devices that were asked for, by group, besides those held.
         self._numbers: dict[str, dict[int, None]] = {}
-        self._thread: threading.Thread | None = None
+        self._thread: AwaitedThread | None = None
         self._rests_until = 0.0
         self._overheads = RunOverheads(state)
         self._is_closed = False
@@ -165,9 +167,7 @@ class PlayedForecasts:
         if search is None:
             return
         numbers = _to_play(held, self._numbers.pop(group_id, {}))
-        self._thread = threading.Thread(
-            target=self._work, args=(group_id, search, now, numbers), name="fluid-forecast", daemon=True
-        )
+        self._thread = AwaitedThread("fluid-forecast", partial(self._work, group_id, search, now, numbers))
         self._thread.start()
 
     # -- in the thread of a play ---------------------------------------------------------------------------

@@ -8,8 +8,6 @@ a change of the engine ends the session, as the engine and the lanes may then di
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -19,6 +17,8 @@ from typing import Any, TypeVar
 
 from fluid._clock import timestamp, wall_seconds
 from fluid._clock_hold import NO_HOLD
+from fluid._logs import logger_of
+from fluid._waiting import AwaitedThread
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend, VirtualBackend
 from fluid.engine.commands import Notice, TrialNotice
@@ -45,7 +45,7 @@ from fluid.session.waits import SessionWaits
 from fluid.sizing.goals import NO_GOALS, Goals
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 class Pump:
@@ -106,7 +106,7 @@ class Pump:
         self._limit: LimitReachedError | None = None
         self._closing = False
         self._broken: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="fluid-pump", daemon=True)
+        self._thread = AwaitedThread("fluid-pump", self._run)
         self._thread.start()
 
     # -- from any thread -----------------------------------------------------------------------------------

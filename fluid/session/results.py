@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import pickle
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from fluid._logs import logger_of
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
 from fluid.session.limit_reached import ended_early
 from fluid.trainables.driver_link import RequestRefusedError, dump_message, dump_refusal
 
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 class TrialFailedError(FluidError):

@@ -20,7 +20,6 @@ Configs may hold secrets: all files are for their owner only.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pickle
 import secrets
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid._clock import timestamp
+from fluid._logs import logger_of
 from fluid._version import __version__
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
@@ -58,7 +58,7 @@ from fluid.trialgroup import Trial
 
 DEFAULT_HOME = "~/fluid_runs"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Is told what happened, and what the engine decided.
 Follower = Callable[[Sequence[Event], Sequence[Command]], None]

@@ -7,11 +7,11 @@ deadline nears, or the end of the budget, it ends what cannot end by then (:mod:
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
 from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupRecovered, GroupSubmitted, TrialsAdded
@@ -27,7 +27,7 @@ from fluid.sizing.held_time import HeldTime
 from fluid.sizing.in_turn import in_turn
 from fluid.sizing.sizer import Sizer, Sizing
 
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 #: When what is left of a group ends, on so many devices; ``None`` while too little was measured to say.
 GroupEndOn = Callable[[str, int], EndDistribution | None]

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from fluid._logs import logger_of
 from fluid.engine.group_terms import GroupTerms
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
@@ -20,7 +21,7 @@ from fluid.trialgroup import Trial, TrialGroup
 #: A longer text, or more values in a list, is taken for data, and not for a choice among a few.
 _LONGEST_NAME, _MOST_VALUES = 100, 16
 
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 
 
 def warn_of_unfusible(group: TrialGroup) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from fluid._logs import logger_of
 from fluid.results.folder_files import entry_of
 
 _CHUNK = 1 << 16
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 def cut_torn_line(path: Path) -> None:

@@ -7,7 +7,6 @@ thread only ever releases. An interrupt ends the wait, and nothing else.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import traceback
@@ -20,11 +19,12 @@ from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._clock_hold import NO_HOLD, ClockHold, Place, VirtualClockHold
+from fluid._logs import logger_of
 from fluid._waiting import LOOK_UP_S
 from fluid.errors import FluidError
 from fluid.session.guard import guarded
 
-_log = logging.getLogger("fluid.session")
+_log = logger_of("fluid.session")
 #: Seconds after which a lock of a future counts as lost: a thread was interrupted as it took it.
 _LOST_S = 1.0
 #: Seconds after which close() says what it waits for, and after which it gives up. Checkpoints of other machines may

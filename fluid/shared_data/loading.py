@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from fluid._logs import logger_of
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.process_state import read_random_state, write_random_state
 from fluid.shared_data.key import shared_key
@@ -17,7 +17,7 @@ from fluid.shared_data.store import SharedStore
 from fluid.trainables.json_form import message_of
 from fluid.trainables.shared_place import shared_place
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 _Value = TypeVar("_Value")
 

@@ -46,4 +46,4 @@ class Callbacks(TrialListener):
 
     def _call(self, method: str, *facts: Any) -> None:
         for listener in self._listeners:
-            guarded(self._whose, getattr(listener, method), *facts)
+            guarded(self._whose, lambda each=listener: getattr(each, method)(*facts))

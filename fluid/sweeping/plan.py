@@ -12,7 +12,7 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.resources import Requires
 from fluid.results.metrics import Goal
-from fluid.results.records import Result, TrialFiles, TrialResult
+from fluid.results.records import Result, Shared, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, SearchOutcome
@@ -204,7 +204,7 @@ class SweepTrial:
         return TrialResult(
             trial_id=self.trial_id,
             group=group,
-            config=self.config,
+            config=cast(Any, Shared(self.config)),  # The executor's handles show the same trial.
             state=TrialState.PAUSED.value if waits else self.state,
             iteration=self.iteration,
             metrics=self.results[-1].metrics if self.results else {},

@@ -8,11 +8,11 @@ the metric, or the name is misspelt.
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 from collections.abc import Iterable
 from typing import Any
 
+from fluid._logs import logger_of
 from fluid.engine.events import Failure
 from fluid.keeping import value_of
 from fluid.results.iterations import flat
@@ -21,7 +21,7 @@ from fluid.results.records import Result, short_text
 from fluid.sweeping.plan import SweepPlan, SweepTrial, UnreportedMetricError, WorstValues
 
 #: The logger of the sweep's loop.
-_log = logging.getLogger("fluid.sweeping.loop")
+_log = logger_of("fluid.sweeping.loop")
 
 #: Iterations by which a trial may report the metric later than the first trial that did.
 _LATER = 3

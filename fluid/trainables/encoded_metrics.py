@@ -7,7 +7,6 @@ session writes the text to its files and compares the numbers; it runs no code o
 from __future__ import annotations
 
 import json
-import logging
 import math
 import pickle
 from collections.abc import Mapping
@@ -15,9 +14,10 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from fluid._logs import logger_of
 from fluid.trainables.json_form import is_json, json_form, key_text, message_of
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 _ATOMS = frozenset({float, str, bool, type(None)})
 #: Types that are no scalars of NumPy or PyTorch, whatever attributes they have.

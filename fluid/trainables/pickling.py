@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import pickle
 import sys
 import threading
@@ -18,11 +17,12 @@ from typing import Any
 
 import cloudpickle
 
+from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError
 from fluid.trainables.import_scan import ImportScan, can_be_imported
 from fluid.trainables.json_form import message_of
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Most bytes of an exception that is sent to the driver; of a larger one only the traceback is sent.
 _LARGEST_EXCEPTION = 1 << 20

@@ -13,7 +13,7 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.engine.events import Failure
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError, set_cause
 from fluid.executor import FluidExecutor
 from fluid.integrations.executor_source import ExecutorSource
 from fluid.integrations.hydra.job import SharedByJobs, as_trainable
@@ -149,7 +149,7 @@ class _JobBatch(TrialListener):
             request.refuse(error)
             return
         if text:
-            done._return_value.__cause__ = LaneTraceback(text)
+            set_cause(done._return_value, LaneTraceback(text))
         self._take(request.trial_id, done)
         request.answer(None)
 

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
 from fluid.engine.state import DEFAULT_MAX_FAILURES
-from fluid.errors import FluidError
+from fluid.errors import FluidError, set_cause
 from fluid.executor import FluidExecutor
 from fluid.integrations.joblib.task_pickler import TaskPickler, modules_of
 from fluid.integrations.joblib.worker import TaskError, work
@@ -325,5 +325,5 @@ def _exception_of(raised: TaskError) -> BaseException:
         with suppress(Exception):  # Its class may be known in the lane only.
             error = pickle.loads(raised.exception)
     error = error or FluidError(raised.message)
-    error.__cause__ = LaneTraceback(raised.traceback)
+    set_cause(error, LaneTraceback(raised.traceback))
     return error

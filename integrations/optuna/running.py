@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fluid._imports import try_import
 from fluid.engine.events import Failure
-from fluid.errors import InvalidFieldError
+from fluid.errors import InvalidFieldError, set_cause
 from fluid.integrations.optuna import private_api
 from fluid.results.records import Result
 from fluid.session.results import TrialFailedError
@@ -136,5 +136,5 @@ def _raised(failed: TrialFailedError) -> BaseException:
     if not isinstance(own, Exception):
         return failed
     failed.__cause__ = None
-    own.__cause__ = failed  # Its text has the traceback, which pickling has removed.
+    set_cause(own, failed)  # Its text has the traceback, which pickling has removed.
     return own

@@ -13,7 +13,7 @@ from typing import Any
 from sklearn.base import BaseEstimator
 
 from fluid.engine.events import Failure
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError, set_cause
 from fluid.executor import FluidExecutor, executor_in_force
 from fluid.integrations.sklearn import private_api
 from fluid.integrations.sklearn.evaluation import (
@@ -197,7 +197,7 @@ def _exception_of(metrics: Mapping[str, Any]) -> BaseException:
         error: BaseException = pickle.loads(metrics[ERROR])
     except Exception:  # It cannot be pickled, or the driver does not have its class.
         return cause
-    error.__cause__ = cause
+    set_cause(error, cause)
     return error
 
 

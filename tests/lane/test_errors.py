@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -70,6 +71,22 @@ def test_a_message_that_cannot_be_made_is_no_error() -> None:
     assert "cannot be shown" in one_line(Ends())
     assert not is_out_of_memory(Ends())
     assert describe(Ends()).kind == "error"
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """None of its attributes can be set."""
+
+    code: int
+
+
+def test_an_exception_may_be_frozen() -> None:
+    try:
+        raise FrozenError(3)
+    except FrozenError as error:
+        raised = describe(error)
+    assert (raised.kind, raised.message) == ("error", "FrozenError: 3")
+    assert "test_an_exception_may_be_frozen" in raised.traceback
 
 
 def test_the_lanes_own_frames_are_left_out_of_a_traceback() -> None:

@@ -35,6 +35,10 @@ def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"loss": step}
 
 
+def fails(config: dict[str, Any]) -> None:
+    raise ValueError("fails")
+
+
 class Greets:
     """Has a method to call."""
 
@@ -215,6 +219,54 @@ class RudeGroup(TrialGroup):
         if self.is_rude:
             raise SystemExit
         return super().__getitem__(trial_id)
+
+
+class Raises(TrialListener):
+    def on_start(self, trial_id: str) -> None:
+        raise ValueError("on_start")
+
+
+class Strict(logging.Handler):
+    """Lets no warning pass, as some test suites have it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+        raise SystemExit(record.getMessage())
+
+
+def test_a_handler_of_the_log_may_raise_anything(executor: FluidExecutor) -> None:
+    strict = Strict()
+    logging.getLogger().addHandler(strict)
+    try:
+        failing = executor.submit_trialgroup(TrialGroup([Trial(fails, trial_id="a")]), Raises())
+        assert failing.wait(PATIENCE) and failing.states == {"a": "FAILED"}
+    finally:
+        logging.getLogger().removeHandler(strict)
+    assert any("failed" in text for text in strict.heard) and any("raised" in text for text in strict.heard)
+    assert not executor.closed and executor.submit_trialgroup(TrialGroup([Trial(train)])).wait(PATIENCE)
+
+
+class Fades:
+    """A listener whose methods are gone once it was accepted, as those of a proxy whose object is gone."""
+
+    def __init__(self) -> None:
+        self.is_gone = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_gone or not name.startswith("on_"):
+            raise AttributeError(name)
+        return lambda *facts: setattr(self, "is_gone", True)
+
+
+def test_a_listener_whose_methods_are_gone_ends_nothing(executor: FluidExecutor) -> None:
+    fades: Any = Fades()
+    handle = executor.submit_trialgroup(TrialGroup([Trial(train, trial_id="a")]), fades)
+    assert handle.wait(PATIENCE) and handle.states == {"a": "DONE"} and fades.is_gone
+    assert not executor.closed
 
 
 def test_a_group_of_the_users_own_class_ends_nothing(executor: FluidExecutor) -> None:

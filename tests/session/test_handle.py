@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,34 @@ class LossIsNaNError(Exception):
     """What trials here raise."""
 
 
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """Its attributes cannot be set."""
+
+    code: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenError, (self.code,)
+
+
+class NoMessageError(Exception):
+    """Its message cannot be made."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def no_message() -> None:
+    raise NoMessageError
+
+
+class Unreadable:
+    """Cannot be unpickled, for a reason that cannot be told."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return no_message, ()
+
+
 class Model:
     """Counts, can be saved, and has methods to call."""
 
@@ -49,6 +78,12 @@ class Model:
 
     def fail(self) -> None:
         raise LossIsNaNError("called")
+
+    def fail_frozen(self) -> None:
+        raise FrozenError(3)
+
+    def unreadable(self) -> Unreadable:
+        return Unreadable()
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -146,6 +181,16 @@ def test_what_a_method_raises_reaches_the_caller(make: Callable[..., FluidExecut
     with pytest.raises(AttributeError, match="nothing"):
         handle.call("a", "nothing").result(PATIENCE)
     assert handle.wait(PATIENCE) and handle.states == {"a": "DONE"}
+
+
+def test_whatever_a_method_raises_or_returns_the_session_goes_on(make: Callable[..., FluidExecutor]) -> None:
+    handle = one(make(), budget=1)
+    with pytest.raises(FrozenError) as caught:
+        handle.call("a", "fail_frozen").result(PATIENCE)
+    assert caught.value.code == 3 and isinstance(caught.value.__cause__, CallFailedError)
+    with pytest.raises(CallFailedError, match="cannot read what it returned"):
+        handle.call("a", "unreadable").result(PATIENCE)
+    assert handle.wait(PATIENCE) and handle.call("a", "note").result(PATIENCE) == (1, [])
 
 
 def test_calls_that_cannot_be_are_refused(make: Callable[..., FluidExecutor]) -> None:

@@ -6,12 +6,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from fluid._waiting import AwaitedThread
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.results.records import Result
@@ -154,6 +156,52 @@ def test_waits_that_are_interrupted_again_and_again_harm_nobody(executor: FluidE
         signal.signal(signal.SIGUSR2, before)
     assert interrupts
     assert executor.submit_trialgroup(group("after")).wait(PATIENCE)
+
+
+@contextmanager
+def interrupting_soon() -> Iterator[None]:
+    """An interrupt comes while the main thread waits."""
+
+    def handler(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_thread_whose_join_was_interrupted_is_still_awaited() -> None:
+    over = threading.Event()
+    thread = AwaitedThread("fluid-test", lambda: over.wait(PATIENCE))
+    thread.start()
+    with interrupting_soon():
+        thread.join()
+    assert thread.is_alive()
+    over.set()
+    thread.join()
+    assert not thread.is_alive() and thread not in threading.enumerate()
+
+
+def test_a_close_that_was_interrupted_can_be_waited_for(executor: FluidExecutor) -> None:
+    closing = threading.Event()
+    heard: list[str] = []
+
+    class Lasts(TrialListener):
+        def on_broken(self, error: BaseException) -> None:
+            closing.wait(PATIENCE)
+            heard.append(str(error))
+
+    executor.submit_trialgroup(group("a"), Lasts())
+    with interrupting_soon():
+        executor.close()
+    assert not heard
+    closing.set()
+    executor.close()
+    assert heard == ["the executor was closed"]
 
 
 READS: dict[str, Callable[[FluidExecutor, TrialGroupHandle], object]] = {

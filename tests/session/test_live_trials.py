@@ -222,12 +222,38 @@ def test_nothing_is_read_twice(executor: FluidExecutor, monkeypatch: pytest.Monk
         yield from found
 
     monkeypatch.setattr(ResultsFollower, "read_new", counted)
-    first = handle.trials
+    assert len(handle.trials) == 2
+    made = [trial for _, trial in handle._live._made.values()]
     handle.extend("b", 1)
     assert handle.wait(PATIENCE)
     second = handle.trials
     assert read == [6, 0] and second == handle.trials
-    assert second[0] is first[0]
+    assert next(trial for _, trial in handle._live._made.values()) is made[0]
+
+
+def test_what_a_reader_changes_is_its_own(executor: FluidExecutor) -> None:
+    given = [Trial(fall, {"lr": lr, "more": [1]}, budget=3, trial_id=name) for lr, name in ((1.0, "a"), (2.0, "b"))]
+    handle = executor.submit_trialgroup(TrialGroup(given, search=Search("loss", "min")))
+    assert handle.wait(PATIENCE)
+    before, best = handle.trials, handle.best()
+    for shown in (*before, best.trial, handle.best("eval/f1", "max").trial):
+        for record in (shown, *shown.results):
+            metrics: Any = record.metrics
+            metrics.pop("loss")
+            metrics["eval"]["f1"] = -1.0
+            config: Any = record.config
+            config["lr"] = 9.0
+            config["more"].append(2)
+    best.metrics.clear()  # type: ignore[attr-defined]
+    assert [trial.config for trial in handle.trials] == [{"lr": 1.0, "more": [1]}, {"lr": 2.0, "more": [1]}]
+    assert [[result.metrics["loss"] for result in trial.results] for trial in handle.trials] == [
+        [1.0, 1 / 2, 1 / 3],
+        [2.0, 1.0, 2 / 3],
+    ]
+    assert (handle.best().trial_id, handle.best().value, handle.best().metrics["loss"]) == ("a", 1 / 3, 1 / 3)
+    assert handle.best("loss", "max").value == 2.0 and handle.best("eval/f1", "max").value == 3.0
+    assert next(result.config["lr"] for result in handle.results()) in (1.0, 2.0)
+    assert list(handle.dataframe()["config/lr"]) == [1.0, 2.0]
 
 
 def test_a_line_that_is_being_written_waits(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import numpy
 import pytest
 
 from fluid.keeping import number_of, value_of
+from fluid.results.records import Result
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun, encode_metrics, numbers_in
 
 
@@ -113,6 +114,23 @@ def test_all_read_the_same_number(value: Any, number: float | None) -> None:
     encoded = encode_metrics({"x": value, "in": {"x": value}})
     assert number_of(value) == number == number_of(encoded.plain()["x"])
     assert encoded.numbers.get("x") == encoded.numbers.get("in/x") == number
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"accuracy": {0: 0.5, 1: 0.25}, 3: 0.75, ("a", 1): 2},
+        {"x": 2**5000, "y": 10**400, "in": {"z": Decimal("0.5"), "array": numpy.array([1.5])}},
+        {"x": OrderedDict(y=1), "x/y": True, "z": {"x": 1}, "t": (1, 2)},
+    ],
+)
+def test_a_result_has_the_same_numbers_before_and_after_its_metrics_are_read(metrics: dict[Any, Any]) -> None:
+    encoded = encode_metrics(metrics)
+    result = Result(trial_id="a", iteration=1, metrics=encoded, seconds=1.0, width=1.0, device_ids=(0,), config={})
+    names = [*encoded.numbers, "accuracy", "accuracy/2", "x", "x/y", "t"]
+    before = [result.number(name) for name in names]
+    assert result.metrics == metrics
+    assert str([result.number(name) for name in names]) == str(before)  # As text, as NaN equals nothing.
 
 
 def test_a_number_that_no_float_holds_is_not_a_number() -> None:

@@ -12,7 +12,6 @@ one. Several hosts on one machine share the folder; one of them at a time makes 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import select
 import shutil
@@ -22,6 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
+from fluid._logs import logger_of
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.checkpoint_values import (
     UNKNOWN,
@@ -43,7 +43,7 @@ from fluid.lane.link_rates import LinkRates
 from fluid.lane.run_paths import folder_name
 from fluid.lane.store_ledger import RestoreSample, RoomWish, StoreLedger
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Seconds between two looks at how much memory is left.
 _LOOK_S = 2.0

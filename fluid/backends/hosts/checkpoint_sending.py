@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import stat
 import zlib
 
 from fluid._clock import Clock
+from fluid._logs import logger_of
 from fluid.lane.checkpoint_seal import SEAL
 from fluid.lane.checkpoint_wire import LENGTH, PIECE, Manifest, SendReport, send_message
 from fluid.lane.link_rates import compression_pays
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: The fastest level of zlib.
 _LEVEL = 1

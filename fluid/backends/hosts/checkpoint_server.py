@@ -6,7 +6,6 @@ host's process, which the transfers do not hold up: they spend their time in cal
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
+from fluid._logs import logger_of
 from fluid.backends.hosts.checkpoint_sending import describe, send_checkpoint
 from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path, trial_folder_name
@@ -27,7 +27,7 @@ from fluid.lane.checkpoint_wire import (
 )
 from fluid.processes.handshake import Address, authenticate_client, keep_alive
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Most connections at a time; further ones wait.
 _MOST_CONNECTIONS = 128

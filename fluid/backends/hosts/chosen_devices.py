@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
+from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.gpu.nvml import Gpu
 from fluid.resources import MOST_DEVICES, Cluster, Device, DeviceChoice, DeviceKind, available_cores
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 _KINDS: dict[str, DeviceKind] = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu"}
 #: CPU devices that any machine may have, and those for each of its cores.
 _MOST_CPUS, _MOST_PER_CORE = 1024, 16

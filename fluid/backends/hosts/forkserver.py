@@ -6,7 +6,6 @@ See :mod:`fluid.backends.hosts.forkserver_main` and :mod:`fluid.backends.hosts.g
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import pickle
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fluid._version
+from fluid._logs import logger_of
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
 from fluid.backends.hosts.guardian import END, exit_code
 from fluid.backends.hosts.lane_killing import MpsControl
@@ -30,7 +30,7 @@ from fluid.processes.children import describe_exit, is_stopped
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
 from fluid.processes.signals import blocked_for_driver
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: One thread each, so that there are no threads that a fork would lose. A lane sets its own numbers.
 _ENVIRONMENT = {

@@ -6,10 +6,10 @@ mode have one in common: it is the only process that may use them, so a lane on 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 
+from fluid._logs import logger_of
 from fluid.backends.base import Sharing
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.backends.hosts.mps_watchdog import MpsWatchdog
@@ -21,7 +21,7 @@ from fluid.gpu.mps_support import foreign_daemon, unsupported_reason_here
 from fluid.gpu.nvml import GpuState, describe_gpus
 from fluid.mps import MpsDaemon
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Ways to share, as they may be asked for.
 WAYS = ("auto", "mps", "timeslice")

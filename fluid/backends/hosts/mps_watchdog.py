@@ -11,17 +11,17 @@ it accepts clients again.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from fluid._clock import MonotonicClock
+from fluid._logs import logger_of
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.gpu.mps_control import MpsError
 from fluid.gpu.mps_foreign import ForeignDaemon
 from fluid.mps import MpsDaemon
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 #: Seconds between two checks of a daemon without a request.
 _CHECK_S = 5.0

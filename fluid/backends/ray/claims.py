@@ -6,7 +6,6 @@ Sessions name their placement groups, so that other drivers can tell who holds w
 from __future__ import annotations
 
 import getpass
-import logging
 import os
 import re
 import secrets
@@ -19,6 +18,7 @@ from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
+from fluid._logs import logger_of
 from fluid.backends.ray.nodes import describe, free, require_total, total, wait_for_free
 from fluid.errors import InvalidFieldError
 from fluid.resources import Cluster, Device, DeviceKind
@@ -26,7 +26,7 @@ from fluid.resources import Cluster, Device, DeviceKind
 with try_import("Ray", extra="ray"):
     from ray.util.placement_group import placement_group_table
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 _NAME = re.compile(r"^fluid/(?P<user>[^/]*)/(?P<host>[^/]*)/(?P<pid>\d+)/[0-9a-f]+$")
 #: Holders that a message names.
 _MOST_NAMED = 5

@@ -6,7 +6,6 @@ is taken later is a group of its own, which can be given back alone. Where a dea
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from fluid._imports import try_import
+from fluid._logs import logger_of
 from fluid.backends.ray import connection
 from fluid.backends.ray.claims import DEFAULT_TIMEOUT_S, choose_devices, not_given, warn_of_fewer
 from fluid.backends.ray.nodes import (
@@ -35,7 +35,7 @@ from fluid.resources import Cluster, Device, DeviceKind
 with try_import("Ray", extra="ray"):
     import ray
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 #: Seconds left to a node that drains without a deadline.
 NO_DEADLINE_S = 86_400.0
 #: Seconds for Ray to take the devices back, and to end.

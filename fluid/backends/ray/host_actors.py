@@ -6,7 +6,6 @@ It starts and kills the actors of hosts, notices their end, and checks the nodes
 from __future__ import annotations
 
 import functools
-import logging
 import queue
 import re
 import threading
@@ -17,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
+from fluid._logs import logger_of
 from fluid.backends.hosts.folders import SessionFolders, clear_host
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.host_actor import HostStart, run_host
@@ -29,7 +29,7 @@ with try_import("Ray", extra="ray"):
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 #: Seconds between two checks of the nodes.
 _LOOK_S = 1.0
 #: Seconds for killed actors to end and for machines whose host has died to clear their folders.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
+from fluid._logs import logger_of
 from fluid.backends.hosts.folders import HERE
 from fluid.backends.ray.claims import new_group_name
 from fluid.backends.ray.nodes import Node
@@ -21,7 +21,7 @@ with try_import("Ray", extra="ray"):
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 #: Seconds for a process of Ray's to start and look at its GPU, for which it may ask CUDA.
 _LOOK_S = 60.0 + CUDA_S
 #: Share of the resource that stands for a machine; it only says where.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from fluid._clock import MonotonicClock
+from fluid._logs import logger_of
 from fluid.backends.ray.connection import gcs_address
 from fluid.backends.ray.private_api import pending_requests
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 #: Seconds between two looks; what waits at two of them is warned of.
 LOOK_S = 10.0
 
