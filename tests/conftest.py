@@ -155,6 +155,13 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_runtest_teardown() -> None:
+    """Puts back the handlers of interrupts that Ray Tune sets, and leaves: they take the next interrupt for theirs."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGUSR1, signal.SIG_DFL)):
+        if getattr(signal.getsignal(number), "__module__", "") == "ray.tune.tune":
+            signal.signal(number, handler)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Brings the tests of the longest files to the front, in the same order in every worker."""
 
