@@ -18,16 +18,16 @@ LOOK_UP_S = 0.5
 
 
 class AwaitedThread(threading.Thread):
-    """A thread for whose end threads wait that an interrupt may hit.
+    """A thread whose end others await in ``join()``, although an interrupt may hit them there.
 
-    Once Ctrl-C has interrupted a ``join()`` of a thread, Python takes that for ended, although it runs: a second
-    ``close()`` would not wait for it. Of this one, ``join()`` may be interrupted, and called again.
+    Once Ctrl-C has interrupted a ``join()`` of a thread, Python takes the thread for ended, although it runs: a
+    second ``close()`` would not wait for it. This one's ``join()`` may be interrupted, and called again.
     """
 
     def __init__(self, name: str, target: Callable[[], object]) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self._pid, self._is_over = os.getpid(), False
-        #: Held until the thread is over. Then, an interrupted thread may keep it: the flag is what counts.
+        #: Held until the thread is over. A joining thread that is interrupted may keep it afterwards: the flag counts.
         self._until_over = threading.Lock()
         self._until_over.acquire()
 
@@ -39,7 +39,9 @@ class AwaitedThread(threading.Thread):
             self._until_over.release()
 
     def is_alive(self) -> bool:
-        return self.ident is not None and not self._is_over and self._pid == os.getpid()  # A fork does not take it.
+        return (
+            self.ident is not None and not self._is_over and self._pid == os.getpid()
+        )  # A forked process does not have it.
 
     def join(self, timeout: float | None = None) -> None:
         clock = MonotonicClock()

@@ -46,7 +46,7 @@ class ModelSpeeds:
             return None
         before, now = self._by_key.get(key, {}), self._measured(key)
         factors = {model: speed / before.get(model, 1.0) for model, speed in now.items()}
-        # Where the devices' own speeds have come to hold, these are the speeds, not nearly so.
+        # Once the devices' own speeds are used, a difference of any size is told: planners have to see the same speeds.
         exact: Collection[str | None] = () if self._are_used else self._occupancy.models
         most = {model: 0.0 if model in exact else tuning.SPEED_CHANGE for model in factors}
         if all(abs(factor - 1.0) <= most[model] for model, factor in factors.items()):

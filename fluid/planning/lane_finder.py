@@ -23,14 +23,12 @@ class LaneLoad(NamedTuple):
         lane: the caller's number of the lane.
         persistent_bytes: persistent bytes of all its trials together.
         ephemeral_bytes: the lane's size: the largest ephemeral bytes of one of its trials.
-        own_bytes: bytes that the process takes for itself, such as for its CUDA context.
         trials: number of its trials.
     """
 
     lane: int
     persistent_bytes: float = 0.0
     ephemeral_bytes: float = 0.0
-    own_bytes: float = 0.0
     trials: int = 0
 
 
@@ -57,10 +55,10 @@ def find_lane(
 ) -> LaneChoice | None:
     """Finds the lane of a device that a new trial joins, in one pass over the lanes.
 
-    With P_i and E_i the persistent and ephemeral bytes of trial i, O_l the own bytes of lane l and C the usable bytes,
-    this safety condition holds for the device with the new trial::
+    With P_i and E_i the persistent and ephemeral bytes of trial i, and C the usable bytes, this safety condition holds
+    for the device with the new trial::
 
-        sum over trials P_i  +  sum over lanes (O_l + max of its E_i)  <=  C
+        sum over trials P_i  +  sum over lanes (max of its E_i)  <=  C
 
     The first of these that keeps it is chosen:
 
@@ -89,9 +87,9 @@ def find_lane(
     Args:
         need: what the new trial needs.
         lanes: the lanes of the device, those without trials included.
-        usable_bytes: what trials, and the lanes' own bytes, may fill on the device, ``None`` where memory does not
-            bound packing. Where it leaves room for one lane's own bytes beside it, that lane counts with 0.
-        new_lane_bytes: bytes that a new lane takes for itself.
+        usable_bytes: what trials may fill on the device beside the bytes that its lanes take for themselves, such as
+            for CUDA contexts; ``None`` where memory does not bound packing.
+        new_lane_bytes: bytes that a new lane takes of these for itself.
         most_lanes: most lanes on the device; ``None`` for any number.
         most_per_lane: most trials in a lane; ``None`` for any number.
 
@@ -108,7 +106,7 @@ def find_lane(
     ephemeral = need.ephemeral_bytes
     taken, candidates = need.persistent_bytes, list(lanes)
     for lane in candidates:
-        taken += lane.persistent_bytes + lane.ephemeral_bytes + lane.own_bytes
+        taken += lane.persistent_bytes + lane.ephemeral_bytes
     if len(candidates) < limit_lanes and taken + ephemeral + new_lane_bytes <= usable:
         return LaneChoice(None, ephemeral)
     best: LaneLoad | None = None

@@ -30,7 +30,7 @@ _ATOMS = frozenset({float, int, str, bool, type(None)})
 
 
 class Shared(NamedTuple):
-    """What several readers get, each a copy of his own at his first read. Nobody changes it."""
+    """A value of several readers, which none of them changes: each gets a copy of its own at its first read."""
 
     value: Any
 
@@ -96,7 +96,7 @@ class Result:
         return replace(self, metrics=own, config=given)
 
     def lent(self) -> Result:
-        """The same, of a result that nobody changes: what it holds is copied only where it is read."""
+        """The same, for a result that stays as it is: what it holds is copied when the copy is first read."""
         metrics, config = _METRICS.held(self), _CONFIG.held(self)
         own: Any = metrics if isinstance(metrics, (EncodedMetrics, Shared)) else Shared(metrics)
         given: Any = config if isinstance(config, (Trial, Shared)) else Shared(config)
@@ -259,7 +259,7 @@ class TrialResult:
         return f"TrialResult({facts}, config={short_text(self.config)})"
 
     def lent(self) -> TrialResult:
-        """A record of a reader's own, of one that nobody changes: what it holds is copied only where it is read."""
+        """A record of a reader's own, of one that stays as it is: what it holds is copied when it is first read."""
         config, metrics, results = map(Shared, (self.config, self.metrics, self.results))
         own: dict[str, Any] = {"config": config, "metrics": metrics, "results": results}
         return replace(self, **own)

@@ -34,7 +34,7 @@ from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
 _CHUNK = 1024
-#: The ends of trials that were stopped: one may fail before it has stopped.
+#: States in which a trial ends that the sweep has stopped: it may fail before it hears of that.
 _TOLD = frozenset({TrialState.STOPPED.value, TrialState.FAILED.value})
 
 
@@ -245,7 +245,7 @@ class SweepLoop(TrialListener):
             return
         if trial.results:
             self._reported.warn(trial.results[-1], trial_ended=True)
-        is_told = state in _TOLD  # How it came out was said when it was stopped, whatever it did afterwards.
+        is_told = state in _TOLD  # Its outcome was told when the sweep stopped it.
         if failure is not None and state == TrialState.FAILED and trial.stop in (None, state):
             self._record_failure(trial, failure)
         elif self.reason is not None:

@@ -16,37 +16,36 @@ from fluid.resources import MemoryNeed
 Trials = list[MemoryNeed]
 
 
-def bytes_of(lanes: Sequence[Trials], own: Sequence[float]) -> float:
+def bytes_of(lanes: Sequence[Trials]) -> float:
     """The left side of the safety condition, from single trials."""
     persistent = sum(trial.persistent_bytes for lane in lanes for trial in lane)
     sizes = [max((trial.ephemeral_bytes for trial in lane), default=0.0) for lane in lanes]
-    return persistent + sum(sizes) + sum(own)
+    return persistent + sum(sizes)
 
 
-def loads_of(lanes: Sequence[Trials], own: Sequence[float]) -> list[LaneLoad]:
+def loads_of(lanes: Sequence[Trials]) -> list[LaneLoad]:
     """Lanes as the finder sees them; their numbers are not their places."""
     return [
         LaneLoad(
             10 + place,
             sum(trial.persistent_bytes for trial in lane),
             max((trial.ephemeral_bytes for trial in lane), default=0.0),
-            own[place],
-            len(lane),
+            trials=len(lane),
         )
         for place, lane in enumerate(lanes)
     ]
 
 
 def feasible(
-    need: MemoryNeed, lanes: Sequence[Trials], own: Sequence[float], usable: float, new: float, most: float, each: float
+    need: MemoryNeed, lanes: Sequence[Trials], usable: float, new: float, most: float, each: float
 ) -> list[int | None]:
     """Places of all lanes that the trial can join, ``None`` for a new one."""
     found: list[int | None] = []
-    if len(lanes) < most and bytes_of([*lanes, [need]], [*own, new]) <= usable:
+    if len(lanes) < most and bytes_of([*lanes, [need]]) + new <= usable:
         found.append(None)
     for place, lane in enumerate(lanes):
         joined = [*lanes[:place], [*lane, need], *lanes[place + 1 :]]
-        if len(lane) < each and bytes_of(joined, own) <= usable:
+        if len(lane) < each and bytes_of(joined) <= usable:
             found.append(place)
     return found
 
@@ -80,15 +79,14 @@ def test_the_finder_equals_brute_force_in_ten_thousand_cases() -> None:
     new_lanes = joined = grown = refused = 0
     for _ in range(10_000):
         lanes = [[draw_need(rng) for _ in range(rng.randint(0, 4))] for _ in range(rng.randint(0, 6))]
-        own = [float(rng.randint(0, 3)) for _ in lanes]
         need, new = draw_need(rng), float(rng.randint(0, 3))
         # Around what is taken, so that there are many cases of each kind; at times less than is taken already.
-        usable = max(0.0, bytes_of(lanes, own) + rng.randint(-3, 20))
+        usable = max(0.0, bytes_of(lanes) + rng.randint(-3, 20))
         most = rng.choice((None, 1, 2, 4))
         each = rng.choice((None, 1, 3))
-        places = feasible(need, lanes, own, usable, new, most or math.inf, each or math.inf)
+        places = feasible(need, lanes, usable, new, most or math.inf, each or math.inf)
         options = {"new_lane_bytes": new, "most_lanes": most, "most_per_lane": each}
-        choice = find_lane(need, loads_of(lanes, own), usable, **options)  # type: ignore[arg-type]
+        choice = find_lane(need, loads_of(lanes), usable, **options)  # type: ignore[arg-type]
         if not places:
             assert choice is None
             refused += 1
@@ -98,7 +96,7 @@ def test_the_finder_equals_brute_force_in_ten_thousand_cases() -> None:
         assert choice == LaneChoice(None if place is None else 10 + place, max(before, need.ephemeral_bytes))
         after = [*map(list, lanes), []] if place is None else list(map(list, lanes))
         after[-1 if place is None else place].append(need)
-        assert bytes_of(after, [*own, new] if place is None else own) <= usable
+        assert bytes_of(after) + (new if place is None else 0.0) <= usable
         new_lanes += place is None
         joined += place is not None and before >= need.ephemeral_bytes
         grown += place is not None and before < need.ephemeral_bytes
@@ -113,9 +111,9 @@ def test_a_lane_never_shrinks_below_the_trials_that_it_has() -> None:
 
 
 def test_a_new_lane_pays_for_its_context() -> None:
-    lanes = [LaneLoad(0, 1.0, 2.0, own_bytes=3.0, trials=1)]
-    assert find_lane(MemoryNeed(1.0, 2.0), lanes, 12.0, new_lane_bytes=3.0) == LaneChoice(None, 2.0)
-    assert find_lane(MemoryNeed(1.0, 2.0), lanes, 11.0, new_lane_bytes=3.0) == LaneChoice(0, 2.0)
+    lanes = [LaneLoad(0, 1.0, 2.0, trials=1)]
+    assert find_lane(MemoryNeed(1.0, 2.0), lanes, 9.0, new_lane_bytes=3.0) == LaneChoice(None, 2.0)
+    assert find_lane(MemoryNeed(1.0, 2.0), lanes, 8.0, new_lane_bytes=3.0) == LaneChoice(0, 2.0)
 
 
 def test_without_a_bound_on_memory_only_the_counts_bound() -> None:

@@ -130,7 +130,7 @@ def test_ten_thousand_arrivals_and_departures_never_overflow_a_device() -> None:
                 for lane in sorted({lanes[other] for other in needs if other != row}):
                     there = [needs[other] for other in needs if other != row and lanes[other] == lane]
                     persistent = sum(each.persistent_bytes for each in there)
-                    loads.append(LaneLoad(lane, persistent, max(e.ephemeral_bytes for e in there), 0.0, len(there)))
+                    loads.append(LaneLoad(lane, persistent, max(e.ephemeral_bytes for e in there), len(there)))
                 choice = find_lane(need, loads, usable, most_per_lane=per_lane)
                 assert choice is not None
                 new = max((load.lane for load in loads), default=0) + 1
