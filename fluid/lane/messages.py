@@ -17,6 +17,7 @@ from fluid.keeping import KeepRule, Kept
 from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
+from fluid.trial_fields import TrialProcess
 
 
 class LaneOptions(NamedTuple):
@@ -114,8 +115,8 @@ class DropTrainable(NamedTuple):
 class StartResident(NamedTuple):
     """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 
-    ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``threads``
-    those that the trial asks for; ``keep`` tells which checkpoints outlive the run; ``limit_bytes`` is as in
+    ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``process``
+    what the trial asks of the lane's; ``keep`` tells which checkpoints outlive the run; ``limit_bytes`` is as in
     LimitResident. As a member of an elastic trial (``membership``) it answers Prepared and waits.
     """
 
@@ -127,7 +128,7 @@ class StartResident(NamedTuple):
     iteration: int = 0
     membership: Membership | None = None
     source: tuple[str, int] | None = None
-    threads: int | None = None
+    process: TrialProcess = TrialProcess()
     keep: KeepRule | None = None
     limit_bytes: float | None = None
 

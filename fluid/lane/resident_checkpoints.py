@@ -22,9 +22,9 @@ from fluid.lane.locating import CheckpointLocator
 from fluid.lane.messages import DeleteCheckpoints, LaneOptions, PersistCheckpoint, ResidentSaved, ResidentSetBack
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_store import set_own_store
-from fluid.lane.process_state import read_random_state, restore_random_state, write_random_state
 from fluid.lane.restoring import restore_best
 from fluid.lane.work_queue import ResidentTrial
+from fluid.random_state import read_random_state, restore_random_state, write_random_state
 from fluid.trainables.resident import NotSavableError
 
 #: What a save that failed counts for at least, seconds.

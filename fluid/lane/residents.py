@@ -32,10 +32,10 @@ from fluid.lane.messages import (
     StartResident,
 )
 from fluid.lane.output import LaneStreams, printable_name, trial_log
-from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
+from fluid.lane.process_state import ProcessState
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
 from fluid.lane.resident_memory import ResidentMemory
-from fluid.lane.run_paths import trial_folder
+from fluid.lane.run_paths import own_folder, trial_folder
 from fluid.lane.threads import LaneThreads
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.encoded_metrics import encode_metrics
@@ -139,9 +139,9 @@ class Residents:
         trial_id = message.trial_id
         if (before := self._by_id.get(trial_id)) is not None:
             self.release(before)
-        log = trial_log(self._options.run_folder, trial_id)
-        state = ProcessState(log, self._home, self.threads, message.threads)
-        resident = ResidentTrial(trial_id=trial_id, process_state=state, link=self._requests.link(trial_id))
+        log, own = (path(self._options.run_folder, trial_id) for path in (trial_log, own_folder))
+        state = ProcessState(log, own if message.process.chdir else self._home, self.threads, message.process)
+        resident = ResidentTrial(trial_id=trial_id, process_state=state, link=self._requests.link(trial_id, own))
         resident.limit = message.limit_bytes
         self._by_id[trial_id] = resident
         return resident
@@ -152,6 +152,8 @@ class Residents:
         Returns:
             Why it has an earlier state than that of its checkpoint; ``None`` if it has that one.
         """
+        if message.process.chdir:
+            os.makedirs(resident.link.folder, exist_ok=True)
         self.enter(resident)
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
@@ -159,9 +161,9 @@ class Residents:
         self.memory.limit([resident])
         self.memory.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
-        random_state = read_random_state()
 
         def make_body() -> None:
+            resident.process_state.begin()  # Loading the trainable may have drawn numbers.
             folder = trial_folder(self._options.run_folder, message.trial_id)
             resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
             resident.reports_states = resident.body.reports_states
@@ -173,8 +175,6 @@ class Residents:
         def renew() -> None:
             self._clean_up(resident)
             self._meter.release_cached(collect=True)
-            write_random_state(random_state)
-            os.chdir(self._home)
             make_body()
 
         make_body()

@@ -49,7 +49,7 @@ class SweepTrials:
         self.open = 0
         self.refused: list[str] = []
         #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
-        self._submission = Submission()
+        self._submission = Submission(plan.seed)
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
         self._replayed: dict[str, str | Failure] | None = None
         #: Meanwhile: the rung that each trial came to last, and its score.
@@ -70,8 +70,9 @@ class SweepTrials:
     @property
     def results(self) -> tuple[TrialResult, ...]:
         """What the user gets of them, in the order in which they were started."""
-        run_dir = self.executor.run_dir
-        return tuple(trial.result(self._plan.name, run_dir) for trial in list(self.by_id.values()))
+        run_dir, seeds = self.executor.run_dir, {} if self.handle is None else self.handle.seeds
+        trials = list(self.by_id.values())
+        return tuple(trial.result(self._plan.name, run_dir, seeds.get(trial.trial_id)) for trial in trials)
 
     def begin(self, suggestion: Suggestion) -> Trial:
         """Makes the trial of a suggestion."""

@@ -32,8 +32,10 @@ from fluid.integrations.ray_tune.private_api import (
     give_session_path,
     make_quietly,
     session_module,
+    trial_folder_of,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
+from fluid.trainables.driver_link import driver_link
 from fluid.trainables.ray import ReportedCheckpoint
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 
@@ -136,6 +138,7 @@ class LaneTrial:
         self._in_memory = spec.in_memory
         if spec.session_path is not None:
             give_session_path(spec.arguments["storage"], spec.session_path)
+        driver_link().folder = trial_folder_of(spec.arguments["storage"])
         with self._in_place():
             self._trainable: Any = make_quietly(self.shipped_trainable.trainable, arguments)
 
