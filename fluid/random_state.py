@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 #: The modules of the generators, in the order of their seeds.
 _MODULES = ("random", "numpy.random", "torch")
@@ -204,7 +204,7 @@ _GENERATORS = {
 # -- seeds in force -----------------------------------------------------------------------------------------------
 
 
-class _InForce:
+class _SeedsInForce:
     """The seeds of the trial whose process state is in force; ``None`` before the first one, and outside a lane."""
 
     seeds: Seeds | None = None
@@ -212,13 +212,13 @@ class _InForce:
 
 def put_in_force(seeds: Seeds) -> None:
     """Has generators start from these seeds that are loaded from now on, or are set to no state of the trial's."""
-    _InForce.seeds = seeds
+    _SeedsInForce.seeds = seeds
     if not any(isinstance(finder, _SeededImports) for finder in sys.meta_path):
         sys.meta_path.insert(0, _SeededImports())
 
 
 def _seed(name: str) -> None:
-    generator, seeds = _GENERATORS[name], _InForce.seeds
+    generator, seeds = _GENERATORS[name], _SeedsInForce.seeds
     if seeds is not None and (module := generator.find()) is not None:
         generator.seed(module, seeds)
 
@@ -237,7 +237,7 @@ class _SeededImports:
             spec = None if isinstance(finder, _SeededImports) else finder.find_spec(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _SeedingLoader(spec.loader)
+                    spec.loader = cast(Any, _SeedingLoader(spec.loader))
                 return spec
         return None
 

@@ -34,6 +34,10 @@ class TrialProcess(NamedTuple):
     chdir: bool = False
 
 
+#: Of a trial that asks for nothing.
+ANY_PROCESS = TrialProcess()
+
+
 def own_config(config: object) -> dict[str, Any]:
     """Returns a copy of a config, so that the user may change the original afterwards.
 

@@ -17,7 +17,7 @@ from fluid.keeping import KeepRule, Kept
 from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
-from fluid.trial_fields import TrialProcess
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 
 class LaneOptions(NamedTuple):
@@ -128,7 +128,7 @@ class StartResident(NamedTuple):
     iteration: int = 0
     membership: Membership | None = None
     source: tuple[str, int] | None = None
-    process: TrialProcess = TrialProcess()
+    process: TrialProcess = ANY_PROCESS
     keep: KeepRule | None = None
     limit_bytes: float | None = None
 

@@ -105,8 +105,8 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
                 trainables[frame["trainable"]] = frame["pickled"]
                 continue
             pickled = trainables[frame["uses"]]
-            facts, seeds = (frame[name] for name in ("group", "name")), Seeds.read(frame.get("seeds"))
-            started.append(StoredTrial(*facts, pickled, frame["config"], frame["fields"], seeds))
+            group_id, name, seeds = frame["group"], frame["name"], Seeds.read(frame.get("seeds"))
+            started.append(StoredTrial(group_id, name, pickled, frame["config"], frame["fields"], seeds))
             if "complete" in frame:
                 found += started
             elif is_known(started[-1].trial_id):

@@ -17,7 +17,7 @@ from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
 from fluid.trainables.trainable import is_elastic, kind_of
-from fluid.trial_fields import TrialProcess
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 #: Least size of a payload that a host keeps for all its lanes, bytes; smaller ones reach a lane sooner in a message.
 LARGE_BYTES = 1 << 16
@@ -57,7 +57,7 @@ class TrialPayload:
     trainable: TrainablePayload
     config: bytes
     shown_config: Any = None
-    process: TrialProcess = TrialProcess()
+    process: TrialProcess = ANY_PROCESS
     keep: KeepRule | None = None
     config_digest: bytes = field(init=False)
 
@@ -90,7 +90,7 @@ def trial_payload(
     trainable: TrainablePayload,
     config: Mapping[str, Any],
     shown_config: Mapping[str, Any] | None = None,
-    process: TrialProcess = TrialProcess(),
+    process: TrialProcess = ANY_PROCESS,
 ) -> TrialPayload:
     """Pickles a trial whose trainable is pickled.
 

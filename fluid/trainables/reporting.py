@@ -133,11 +133,10 @@ def get_checkpoint() -> Path | None:
 def trial_dir() -> Path:
     """Returns the folder of the running trial's own files, which exists.
 
-    It is the trial's alone and stays in the run folder, where ``result.trials[n].folder`` finds it. A trial that is tried
-    again, or goes on in another session, has the same one, with what is in it. On another machine that does not share
-    the run folder it is a folder of that machine. In a trial of Ray Tune it is the trial's folder in Tune's storage.
-
-    Outside a trial it is the working directory, so that the same code also runs alone.
+    It is the trial's alone, and stays for as long as the run folder, in which ``result.trials[n].folder`` finds it. A
+    trial that is tried again, or goes on in a resumed session, has the same one, with what is in it. Where a machine
+    does not share the run folder, it is a folder of that machine. In a trial of Ray Tune it is Tune's folder of the
+    trial. Outside a trial it is the working directory, so that the same code also runs alone.
 
     Example:
         >>> import fluid

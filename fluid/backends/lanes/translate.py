@@ -36,7 +36,7 @@ from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import NO_METRICS
-from fluid.trial_fields import TrialProcess
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 
 def start_message(
@@ -46,7 +46,7 @@ def start_message(
     membership: m.Membership | None = None,
     source: tuple[str, int] | None = None,
     *,
-    process: TrialProcess = TrialProcess(),
+    process: TrialProcess = ANY_PROCESS,
     keep: KeepRule | None = None,
 ) -> m.StartResident:
     """Returns the message that starts a trial in a lane.
