@@ -88,6 +88,7 @@ class FusedTrainable(ElasticTrainable):
     model: torch.nn.Module
     torch_optimizer: torch.optim.Optimizer
     _fused: FusedState
+    _elastic_trial_seed: int
 
     # -- methods that users write -------------------------------------------------------------------------------
 
