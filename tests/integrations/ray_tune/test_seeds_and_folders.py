@@ -1,4 +1,4 @@
-"""Under Ray Tune: trials' random numbers follow from the program's, and fluid.trial_dir() is Tune's folder of the trial."""
+"""Under Ray Tune: trials' random numbers follow from the program's, and fluid.trial_dir() is Tune's folder."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_the_folder_is_that_of_tune(executor: Any, tmp_path: Path, trainable: An
     assert len({trial.last_result["relative"] for trial in found.trials}) == 2
     for trial in found.trials:
         assert trial.last_result["folder"] == trial.last_result.get("of_tune", trial.local_path)
-        path = found.trial_dataframes and next(path for path in found.trial_dataframes if trial.trial_id in path)
-        assert (Path(path) / "mine.txt").read_text() == str(trial.config["x"])
+        kept = Path(trial.storage.trial_fs_path, "mine.txt")  # Where the results are.
+        assert kept.read_text() == str(trial.config["x"])
 
 
 def test_without_fluid_too(cluster: str, tmp_path: Path) -> None:
