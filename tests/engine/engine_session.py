@@ -348,7 +348,7 @@ class Session:
             event = BudgetExtended(
                 self.backend.now, trial_id, self.rng.randint(1, 5), follow_up_iterations=follow_up_iterations
             )
-            if trial.state in GONE or trial.residence.given_up or trial.progress.finished_early:
+            if trial.state in GONE or trial.progress.finished_early:
                 self.refused(event)
                 return
             self.ends.pop(trial_id, None)
@@ -391,7 +391,7 @@ class Session:
         self._next_call += 1
         payload = f"{trial_id} {self._next_call}".encode()
         event = CallRequested(self.backend.now, trial_id, call_id=self._next_call, method="method", payload=payload)
-        if trial.state in GONE or trial.residence.given_up:
+        if trial.state in GONE:
             self.refused(event)
             return
         self.calls.setdefault(trial_id, {})[self._next_call] = (trial.progress.reported, trial.progress.budget)
