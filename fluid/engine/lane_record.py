@@ -124,7 +124,7 @@ class LaneRecord:
     @property
     def is_over(self) -> bool:
         """Whether no trial is to run in it any more, and it holds nothing."""
-        return (self.spent or (self.used and not self.shared)) and self.is_empty
+        return (self.spent or (self.used and not self.shared)) and self.is_empty and not self.dismissed
 
     @property
     def is_empty(self) -> bool:

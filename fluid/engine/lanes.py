@@ -228,13 +228,19 @@ class Lanes:
     # -- which trial runs where --------------------------------------------------------------------------
 
     def acquire(
-        self, device_id: int, trial: TrialRecord, commands: list[Command], company: Company | None = None
+        self,
+        device_id: int,
+        trial: TrialRecord,
+        commands: list[Command],
+        company: Company | None = None,
+        *,
+        is_wide: bool = False,
     ) -> LaneRecord:
         """Gives a trial a lane of a device: the one that keeps its state, else one that it may have, else a new one.
 
         Of lanes that run trials one after another, one that another trial is about to leave comes before idle ones:
         then no more trials run on the device than hold it. Lanes of gangs that hold nothing are ended there. A trial
-        that may share a lane joins one that others hold, if it is to.
+        that may share a lane joins one that others hold, if it is to. One that ``is_wide`` has further lanes.
         """
         best: LaneRecord | None = None
         best_rank: tuple[bool, bool, bool, bool, bool, int] | None = None
@@ -242,8 +248,8 @@ class Lanes:
         for lane in self._by_device.get(device_id, {}).values():
             if lane.others:
                 gangs = True
-            elif _may_have(trial, lane, company):
-                away = not _keeps_state(lane, trial)
+            elif _may_have(trial, lane, company, is_wide=is_wide):
+                away = trial.trial_id not in lane.residents
                 rank = (not lane.holders, away, not lane.draining, not lane.used, not lane.ready, len(lane.residents))
                 if best_rank is None or rank < best_rank:
                     best, best_rank = lane, rank
@@ -264,13 +270,16 @@ class Lanes:
         """Gives a trial lanes of its devices: one on each, or for a gang one of them all."""
         if trial.spec.gang:
             return [self._acquire_gang(tuple(device_ids), trial, commands)]
-        return [self.acquire(device_id, trial, commands, company) for device_id in device_ids]
+        is_wide = len(device_ids) > 1
+        return [self.acquire(device_id, trial, commands, company, is_wide=is_wide) for device_id in device_ids]
 
     def _acquire_gang(self, device_ids: tuple[int, ...], trial: TrialRecord, commands: list[Command]) -> LaneRecord:
         """Gives a gang an idle lane of exactly these devices; those of other sets that hold nothing are ended."""
         wanted = set(device_ids)
         idle = [lane for lane in self.on(device_ids[0]) if set(lane.device_ids) == wanted and _may_have(trial, lane)]
-        best = max(idle, key=lambda lane: (_keeps_state(lane, trial), not lane.draining, lane.ready), default=None)
+        best = max(
+            idle, key=lambda lane: (trial.trial_id in lane.residents, not lane.draining, lane.ready), default=None
+        )
         self._end_idle_gangs(device_ids, commands, but=best)
         if best is None:
             best = self.start(device_ids[0], commands, device_ids[1:])
@@ -433,20 +442,16 @@ class Lanes:
             self._memory.reserve(device_id, -memory)
 
 
-def _keeps_state(lane: LaneRecord, trial: TrialRecord) -> bool:
-    """Whether a trial can go on in a lane with the state that it keeps; not once that is being saved out of it."""
-    return trial.trial_id in lane.residents and not trial.residence.saving
-
-
-def _may_have(trial: TrialRecord, lane: LaneRecord, company: Company | None = None) -> bool:
+def _may_have(trial: TrialRecord, lane: LaneRecord, company: Company | None = None, *, is_wide: bool = False) -> bool:
     """Whether a trial may run in a lane.
 
-    One that is to have a process of its own may in the lane that keeps its state, and where no trial has run.
+    One that is to have a process of its own may where no trial has run; and where its state is kept, if it goes on with
+    that there. It does not once the state is being saved, and not together with other lanes, which have to restore it.
     """
-    if _keeps_state(lane, trial):
-        return not lane.holders or (company is not None and company.joins(lane))
+    goes_on = trial.trial_id in lane.residents and not trial.residence.saving
     if trial.spec.isolated:
-        return not (lane.used or lane.holders or lane.spent or lane.killing is not None)
-    if lane.spent or (lane.used and not lane.shared):
+        is_fresh = not (lane.used or lane.spent or lane.killing is not None)
+        return not lane.holders and (is_fresh or (goes_on and not is_wide))
+    if not goes_on and (lane.spent or (lane.used and not lane.shared)):
         return False
     return not lane.holders or (company is not None and company.joins(lane))

@@ -6,7 +6,7 @@ used one is evicted first, to host memory, or to disk where that is full.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
@@ -24,7 +24,8 @@ from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
 
-class CleanUpDeadline(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CleanUpDeadline:
     """When to look whether a trial still waits for others that have ended to be cleaned up."""
 
     row: int

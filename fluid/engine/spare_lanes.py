@@ -42,7 +42,7 @@ class SpareLanes:
             if device not in core.occupancy.residents:
                 self._refused.pop(device, None)
                 self._ended.pop(device, None)
-            elif core.drained or core.occupancy.is_closed(device):
+            elif core.occupancy.is_closed(device):
                 for lane in self._unused(device):
                     core.lanes.stop(lane.lane_id, core.commands)
             elif self._most and (core.occupancy.held or core.queue):
@@ -94,10 +94,10 @@ class SpareLanes:
         return True
 
     def problems(self) -> Iterator[str]:
-        """What is broken of the invariants: spare lanes are where trials start, and take no trial's memory."""
+        """What is broken of the invariants: spare lanes are where trials start, and no lane stays that is over."""
         core = self._core
         for lane in core.lanes:
-            if not lane.is_unused or not lane.ready:
-                continue
-            if core.drained or core.occupancy.is_closed(lane.device_id):
+            if lane.is_over:
+                yield f"lane {lane.lane_id} has done its work, and goes on"
+            if lane.is_unused and core.occupancy.is_closed(lane.device_id):
                 yield f"lane {lane.lane_id} is unused on device {lane.device_id}, where nothing starts"
