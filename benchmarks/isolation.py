@@ -2,13 +2,13 @@
 
     python benchmarks/isolation.py [--runs 3] [--parts starts,empty,busy,leaks,resting,kills] [--json FILE]
 
-* starts: from the end of a trial's clean-up to the next one's set-up, on one device, PyTorch imported by the fork server.
+* starts: from the end of a trial's clean-up to the next one's set-up, on one device, PyTorch imported beforehand.
 * empty: 256 trials of one empty iteration on two devices, without PyTorch. busy: 32 trials of 10 iterations of 10 ms.
 * leaks: the memory of a trial's process, where each of 12 trials leaks 20 MB.
-* resting: savable trials that rest in a process each, 250 a device: the memory of each process that no other one shares;
-  then memory is taken away, and all are extended: how many were restored from host memory, and how many were lost.
-* kills: the lane of a trial is killed (SIGKILL) several times: seconds until its next iteration begins, with and without
-  a spare lane, where an import statement of the trainable names PyTorch, and where a lane finds it only when it runs.
+* resting: savable trials that rest in a process each, 250 a device: the memory that each process shares with no other;
+  then few may rest, and all are extended: how many were restored from host memory, and how many were lost.
+* kills: the lane of a trial is killed (SIGKILL) several times: seconds until its next iteration begins, with and
+  without a spare lane, where an import statement names PyTorch, and where a lane finds it only when it runs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def busy(isolation: str) -> dict[str, float]:
     return seconds_of(function, _BUSY, 2, isolation)
 
 
-def starts(isolation: str, spares: int) -> dict[str, float]:
+def starts(spares: int) -> dict[str, float]:
     """Milliseconds from the end of a trial's clean-up to the next one's set-up: the median, and 9 of 10."""
     from isolation_workload import Noting
 
@@ -76,7 +76,7 @@ def starts(isolation: str, spares: int) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder, "notes.txt")
-        with executor(folder, devices=1, isolation=isolation, spare_lanes=spares) as session:
+        with executor(folder, devices=1, spare_lanes=spares) as session:
             trials = [Trial(Noting, {"notes": str(notes)}) for _ in range(_STARTS)]
             handle = session.submit_trialgroup(TrialGroup(trials))
             handle.wait()
@@ -225,11 +225,10 @@ def main() -> None:
         parser.error(f"--parts: {', '.join(sorted(unknown))}: must be of {', '.join(_MEASURED)}")
     figures: dict[str, Any] = {}
     if "starts" in parts:
-        ways = {"trial, 1 spare": ("trial", 1), "trial, 0 spare": ("trial", 0), "lane": ("lane", 0)}
-        runs = {way: [apart("starts", *arguments) for _ in range(options.runs)] for way, arguments in ways.items()}
-        figures["starts"] = runs
-        for way, found in runs.items():
-            print(f"starts, {way}: {statistics.median(each['median_ms'] for each in found):.2f} ms in the median")
+        for spares in (1, 0):
+            runs = figures[f"starts, {spares} spare"] = [apart("starts", spares) for _ in range(options.runs)]
+            median = statistics.median(each["median_ms"] for each in runs)
+            print(f"starts: {median:.2f} ms in the median, {spares} spare")
     if "empty" in parts:
         figures["empty"] = pairs("empty", "seconds", options.runs)
     if "busy" in parts:
@@ -239,10 +238,9 @@ def main() -> None:
     if "resting" in parts:
         figures["resting"] = apart("resting", options.trials)
     if "kills" in parts:
-        ways = [(way, spares) for way in ("Named", "Found") for spares in (1, 0)]
-        figures["kills"] = {
-            f"{way}, {spares} spare": apart("kills", way, spares, options.kills) for way, spares in ways
-        }
+        for way in ("Named", "Found"):
+            for spares in (1, 0):
+                figures[f"kills, {way}, {spares} spare"] = apart("kills", way, spares, options.kills)
     if options.json:
         about = {**machine(), "system": platform.release(), "python": sys.version.split()[0]}
         written = {"machine": about, "date": time.strftime("%Y-%m-%d"), **figures}

@@ -66,7 +66,7 @@ class Noting:
 
 
 class Resting:
-    """Linear(64) with SGD, whose trials rest after an iteration, and tell their process and whether they were restored."""
+    """Linear(64) with SGD, whose trials tell their process and whether they were restored."""
 
     def setup(self, config: dict[str, Any]) -> None:
         import torch
