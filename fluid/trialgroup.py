@@ -286,7 +286,8 @@ class Submission:
     """What a user submits by one call, though its trials are submitted one after another, as those of a sweep are.
 
     A trainable is pickled as it is when its first trial is submitted; all trials of the submission run that, with what
-    the script had set when the first of all was submitted. It is sent to a lane once. Without one, trainables are pickled anew at each call that submits or adds trials.
+    the script had set when the first of all was submitted. It is sent to a lane once. Without one, trainables are
+    pickled anew at each call that submits or adds trials.
 
     Example:
         >>> from fluid import Trial, TrialGroup

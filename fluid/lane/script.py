@@ -135,7 +135,7 @@ class _MainSpec(ModuleSpec):
         super().__init__(MAIN, None)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The module to run; what it reads is written."""
         names = {name: value for name, value in vars(self._main).items() if is_of_script(value)}
         if self._written is None or self._written.keys() != names.keys():

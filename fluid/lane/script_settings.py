@@ -47,12 +47,8 @@ class Setting(NamedTuple):
 def _flag(module: str, name: str, fresh: Any) -> Setting:
     """A setting that is an attribute."""
     owner, _, attribute = name.rpartition(".")
-    of = attrgetter(owner) if owner else lambda module: module
     return Setting(
-        module,
-        lambda found: getattr(of(found), attribute),
-        lambda found, value: setattr(of(found), attribute, value),
-        fresh,
+        module, attrgetter(name), lambda found, value: setattr(attrgetter(owner)(found), attribute, value), fresh
     )
 
 
@@ -306,15 +302,8 @@ def _read_start_method(module: Any) -> str:
     return str(module.get_start_method(allow_none=True) or usual)
 
 
-_FRESH_DECIMAL = (
-    28,
-    decimal.ROUND_HALF_EVEN,
-    -999999,
-    999999,
-    1,
-    0,
-    ("DivisionByZero", "InvalidOperation", "Overflow"),
-)
+_FRESH_TRAPS = ("DivisionByZero", "InvalidOperation", "Overflow")
+_FRESH_DECIMAL = (28, decimal.ROUND_HALF_EVEN, -999999, 999999, 1, 0, _FRESH_TRAPS)
 
 #: Beside those of the table: a lane has filters of its own, too.
 WARNINGS = "warnings"
@@ -341,7 +330,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def read_settings() -> dict[str, bytes]:
-    """Returns what the calling thread's process has set, pickled, by name; what cannot be read or pickled is left out."""
+    """Returns what this process has set, as the calling thread sees it: values, pickled, by the settings' names."""
     found: dict[str, bytes] = {}
     for name, setting in SETTINGS.items():
         module = sys.modules.get(setting.module)

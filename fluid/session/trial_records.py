@@ -29,8 +29,8 @@ class TrialRecords:
         #: ``None`` ends the thread.
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._bytes = 0
-        #: How many were dropped, of which the log does not tell yet.
-        self._dropped = 0
+        #: How many were dropped, counted by the session's thread; and of how many the log has told.
+        self._dropped = self._told = 0
         self._thread: AwaitedThread | None = None
 
     def take(self, logged: LaneLogged) -> None:
@@ -61,13 +61,15 @@ class TrialRecords:
                 logging.getLogger(record.name).handle(record)
             except BaseException:  # A handler, or what was sent beside the record.
                 _log.exception("a log record of a trial could not be handled")
-            if self._dropped and self._queue.empty():
+            if self._queue.empty():
                 self._tell_dropped()
-        if self._dropped:
-            self._tell_dropped()
+        self._tell_dropped()
 
     def _tell_dropped(self) -> None:
-        dropped, self._dropped = self._dropped, 0
+        dropped = self._dropped - self._told
+        self._told += dropped
+        if not dropped:
+            return
         _log.warning(
             "%d log records of trials were dropped: they came faster than they could be handled; "
             "the trials' output.log has all",

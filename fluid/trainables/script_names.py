@@ -55,6 +55,11 @@ def is_of_script(value: Any) -> bool:
         return False
 
 
+def names_of_script() -> tuple[str, ...]:
+    """Returns the full names of all its functions and classes; a trainable that holds them can look them up."""
+    return tuple(f"{MAIN}.{name}" for name, value in list(vars(sys.modules[MAIN]).items()) if is_of_script(value))
+
+
 def receive_in(module: ModuleType) -> None:
     """Has a module take, from now on, what this process unpickles of the script; it is also its ``__main__``."""
     global _receiver
