@@ -51,7 +51,7 @@ class Script(NamedTuple):
 
 def read_script() -> Script:
     """Returns what this process's script has set, as the calling thread sees it; nothing in there makes this fail."""
-    argv = tuple(str(each) for each in getattr(sys, "argv", ()) if isinstance(each, str)) or ("",)
+    argv = tuple(str(each) for each in getattr(sys, "argv", ()) if issubclass(type(each), str)) or ("",)
     file = getattr(sys.modules.get(MAIN), "__file__", None)
     if isinstance(file, str):
         file = os.path.join(getattr(process, "ORIGINAL_DIR", None) or "", file)

@@ -72,7 +72,7 @@ def _read_default_device(torch: Any) -> str | None:
 
 
 def _write_default_device(torch: Any, device: str | None) -> None:
-    if device is None or device == "cpu" or torch.get_device_module(device).is_available():
+    if device != "cuda" or torch.cuda.is_available():  # It may be a CPU's lane.
         torch.set_default_device(device)
 
 

@@ -44,12 +44,16 @@ def dumps(value: Any) -> bytes:
 
 
 def is_of_script(value: Any) -> bool:
-    """Whether that is a function or a class which the script has under its own name."""
+    """Whether that is a function or a class which the script has under its own name, or a copy of such a function.
+
+    Ray Tune's registry gives copies.
+    """
     try:
-        return (
-            isinstance(value, (FunctionType, type))
-            and value.__module__ == MAIN
-            and vars(sys.modules[MAIN]).get(value.__qualname__) is value
+        if not isinstance(value, (FunctionType, type)) or value.__module__ != MAIN:
+            return False
+        known = vars(sys.modules[MAIN]).get(value.__qualname__)
+        return known is value or (
+            isinstance(value, FunctionType) and isinstance(known, FunctionType) and known.__code__ == value.__code__
         )
     except Exception:  # A metaclass may raise anything.
         return False

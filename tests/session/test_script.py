@@ -10,7 +10,8 @@ from script_runs import run_script
 #: Sets what a script may set, and tells, in whatever process, what is in force. Each of the values differs from that
 #: of a fresh process.
 SETTINGS = """
-import decimal, json, logging, multiprocessing, sys, warnings
+import decimal, json, logging, multiprocessing, pickle, sys, warnings
+import cloudpickle
 import matplotlib, numpy, pandas, sklearn, sklearn.exceptions, torch
 import fluid
 
@@ -91,28 +92,30 @@ def train(config):
     yield {"seen": seen()}
 
 def train_late(config):
-    code = "here = seen()"  # What it imports is not known beforehand.
-    names = {"seen": eval("seen")}
-    exec(code, names)
-    yield {"seen": names["here"]}
+    late = [name for name in ("pandas", "sklearn", "matplotlib") if name not in sys.modules]
+    yield {"seen": pickle.loads(config["seen"])(), "late": late}
+
+def run(trainable, config):
+    with fluid.FluidExecutor("local", 1, verbose=0) as executor:
+        handle = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(trainable, config)]))
+        (result,) = handle.results()
+    return dict(result.metrics)
 
 if __name__ == "__main__":
     before = seen()
     set_all()
-    with fluid.FluidExecutor("local", 1, verbose=0) as executor:
-        trials = [fluid.Trial(train, trial_id="loaded"), fluid.Trial(train_late, trial_id="late")]
-        handle = executor.submit_trialgroup(fluid.TrialGroup(trials))
-        by_trial = {result.trial_id: result.metrics["seen"] for result in handle.results()}
+    found = {"before": before, "alone": seen(), "loaded": run(train, {})}
+    found["late"] = run(train_late, {"seen": cloudpickle.dumps(seen)})  # Of which nobody knows what it imports.
     with open("found.json", "w") as file:
-        json.dump({"before": before, "alone": seen(), **by_trial}, file)
+        json.dump(found, file)
 """,
         "--flag",
         "value",
     )
     alone, before = found["alone"], found["before"]
     assert {name for name in alone if alone[name] == before[name]} == {"argv", "file"}, "else the test shows nothing"
-    assert found["loaded"] == alone
-    assert found["late"] == alone
+    assert found["loaded"]["seen"] == alone
+    assert found["late"] == {"seen": alone, "late": ["pandas", "sklearn", "matplotlib"]}
     assert alone["argv"] == ["--flag", "value"]
 
 
