@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 #: Most records that wait in a lane, and bytes of them.
-_MOST_RECORDS = 4096
-_MOST_BYTES = 1 << 22
+_MOST_RECORDS = 1 << 14
+_MOST_BYTES = 1 << 23
 #: Characters of a message, or of its traceback, that are sent.
 _LONGEST = 1 << 18
 _PLAIN = (str, int, float, bool, type(None))

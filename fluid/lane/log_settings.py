@@ -59,15 +59,19 @@ def read_log_settings() -> LogSettings:
     loggers: dict[str, LoggerSettings] = {}
     try:
         for name, logger in {"": logging.root, **logging.root.manager.loggerDict}.items():
-            if isinstance(logger, logging.Logger):
+            if isinstance(logger, logging.Logger) and _is_changed(name, logger):
                 found = _read(name, logger)
-                fresh = LoggerSettings(0 if name else logging.WARNING, module=found.module, of_library=found.of_library)
-                if found != fresh:
+                if found.level or not found.of_library:
                     loggers[name] = found
         captures = getattr(logging, "_warnings_showwarning", None) is not None
         return LogSettings(loggers, int(logging.root.manager.disable), captures)
     except (Exception, SystemExit, GeneratorExit):  # The class of loggers, and of their manager, may be the user's.
         return LogSettings()
+
+
+def _is_changed(name: str, logger: logging.Logger) -> bool:
+    level = 0 if name else logging.WARNING
+    return bool(logger.level != level or logger.handlers or not logger.propagate or logger.disabled)
 
 
 def _read(name: str, logger: logging.Logger) -> LoggerSettings:
@@ -116,7 +120,8 @@ class LaneLogs:
                 self._set(name, found)
             else:
                 self._late.when_loaded(found.module, lambda name=name, found=found: self._set(name, found))  # type: ignore[misc]
-        logging.disable(settings.disabled_to)
+        if logging.root.manager.disable != settings.disabled_to:
+            logging.disable(settings.disabled_to)
         if settings.captures_warnings != self._captures:
             self._captures = settings.captures_warnings
             logging.captureWarnings(self._captures)
@@ -140,5 +145,6 @@ def _logger(name: str) -> logging.Logger:
 
 
 def _write(logger: logging.Logger, settings: LoggerSettings) -> None:
-    logger.setLevel(settings.level)
+    if logger.level != settings.level:  # To set it clears what all loggers have cached.
+        logger.setLevel(settings.level)
     logger.propagate, logger.disabled = settings.propagates, settings.disabled
