@@ -129,22 +129,22 @@ class _MainSpec(ModuleSpec):
 
     def __init__(self, main: ModuleType, settings: bytes) -> None:
         self._main, self._settings = main, settings
-        #: What was written last; and the file, which stays open: a process may read it late.
-        self._written: dict[str, Any] | None = None
-        self._file: BinaryIO | None = None
+        #: Whose values were written last; and the files, which stay open: a process may read its own late.
+        self._written: frozenset[str] | None = None
+        self._files: list[BinaryIO] = []
         super().__init__(MAIN, None)
 
     @property
     def name(self) -> str:
         """The module to run; what it reads is written."""
         names = {name: value for name, value in vars(self._main).items() if is_of_script(value)}
-        if self._written is None or self._written.keys() != names.keys():
+        if self._written != names.keys():
             file = open(os.memfd_create("fluid-script"), "wb")  # noqa: SIM115
             file.write(self._settings + dump_each(names))
             file.flush()
-            self._written, self._file = names, file
-        assert self._file is not None
-        os.environ[_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+            self._written = frozenset(names)
+            self._files.append(file)
+        os.environ[_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._files[-1].fileno()}"
         return _CHILDS_MAIN
 
     @name.setter

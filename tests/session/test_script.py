@@ -401,7 +401,7 @@ def test_a_trial_that_configures_logging_keeps_what_it_configures(tmp_path: Path
     import fluid
 
     def train(config):
-        logging.basicConfig(filename=config["file"], level=logging.INFO, force=config["force"], format="OWN %(message)s")
+        logging.basicConfig(filename=config["file"], level=20, force=config["force"], format="OWN %(message)s")
         logging.info("of the trial")
         yield {"x": 1}
 
