@@ -158,7 +158,6 @@ class Residence:
         lane, device: lane that keeps the state, and its device; ``None`` if none does.
         held_bytes: device memory that its lane last measured it to take; ``None`` if that has measured nothing.
         saving: whether that lane was told to save the state and drop it, and has not answered.
-        given_up: whether the state was dropped for want of room though it could not be saved.
         checkpoint: the newest one.
         durable: the newest one that outlives its host's memory.
         checkpoint_is_current: whether the newest one holds the trial's present state: no iteration was done, and no
@@ -170,7 +169,6 @@ class Residence:
     device: int | None = None
     held_bytes: float | None = None
     saving: bool = False
-    given_up: bool = False
     checkpoint: Checkpoint | None = None
     durable: Checkpoint | None = None
     checkpoint_is_current: bool = False
@@ -317,6 +315,14 @@ class TrialRecord:
     def trial_id(self) -> str:
         """The trial's id."""
         return self.spec.trial_id
+
+    @property
+    def starts_cold(self) -> bool:
+        """Whether it has not settled in a lane that loads everything for it, while trials like it share lanes.
+
+        Where each has a lane of its own, all start alike.
+        """
+        return self.pace.placed_at is not None and not self.spec.isolated
 
     @property
     def takes_turns(self) -> bool:

@@ -123,6 +123,12 @@ def _kept_bytes(state: EngineState, device: int) -> Iterator[str]:
     kept = {trial.trial_id: trial for trial in residents if not trial.residence.saving}
     held = {name: memory for lane in lanes for name, memory in lane.reserved.items()}
     taken = state.memory.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
+    own = sum(lane.own_bytes for lane in lanes)
+    ends = [
+        lane.used and not lane.shared and not lane.holders and kept.keys().isdisjoint(lane.residents) for lane in lanes
+    ]
+    left = sum(lane.own_bytes for lane, is_ending in zip(lanes, ends, strict=True) if not is_ending)
+    taken -= max(0.0, own - state.lanes.usual_bytes) - max(0.0, left - state.lanes.usual_bytes)
     idle = (TrialState.DONE, TrialState.QUEUED, TrialState.PAUSED)
     for name, trial in kept.items():
         could_go = trial.spec.can_save and trial.state in idle and not trial.calls
@@ -253,8 +259,6 @@ def _residence(state: EngineState, trial: TrialRecord) -> Iterator[str]:
             yield "its state is kept though it runs, or has ended for good"
     elif residence.device is not None or residence.saving:
         yield "its state has a device, or is being saved, and is in no lane"
-    if residence.given_up and (trial.spec.can_save or not trial.state.ended):
-        yield "goes on though its state was given up"
 
 
 def _progress(state: EngineState, trial: TrialRecord) -> Iterator[str]:
@@ -285,7 +289,7 @@ def _calls(trial: TrialRecord) -> Iterator[str]:
     in_order = sorted(trial.calls, key=lambda call: (call.after, call.before)) == trial.calls
     if not progress.finished_early and not in_order:
         yield "later calls wait for less than older ones"
-    if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED) or residence.given_up):
+    if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED)):
         yield "will not run again, and calls wait"
     lane_id = residence.lane if residence.lane is not None else next(iter(place.hosts), None)
     if any(call.lane_id != lane_id for call in made):

@@ -37,7 +37,7 @@ from fluid.session.run_folder import RunFolder
 from fluid.session.torn_files import cut_file, cut_torn_line
 from fluid.trainables.encoded_metrics import numbers_in
 from fluid.trainables.payload import TrialPayload
-from fluid.trialgroup import Shown, Trial, TrialGroup, TrialState
+from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
@@ -102,7 +102,7 @@ class LeftSession:
     written: WrittenLines
     lost: frozenset[str]
 
-    def events(self, at: float, spec_of: Callable[[Trial], TrialSpec]) -> list[GroupRecovered]:
+    def events(self, at: float, spec_of: Callable[[Trial, Search | None], TrialSpec]) -> list[GroupRecovered]:
         """The events that bring a new engine to where the session was.
 
         Args:
@@ -110,8 +110,12 @@ class LeftSession:
             spec_of: what an engine needs to know of a trial; asked for trials that are not in the journal.
         """
         groups: dict[str, dict[str, TrialHistory]] = {}
+        is_older = "isolation" not in read_facts(self.folder)  # Trials shared processes then; now most do not.
         for group_id, group in self.groups.items():
             known = self.recovered.groups.get(group_id, {})
+            if is_older:
+                isolated = {name: spec_of(trial, group.line.search).isolated for name, trial in group.trials.items()}
+                known = {name: _in_process(history, isolated.get(name, True)) for name, history in known.items()}
             groups[group_id] = {
                 trial_id: replace(history, checkpoint=self._find(trial_id, history))
                 for trial_id, history in known.items()
@@ -119,7 +123,7 @@ class LeftSession:
             for trial_id, trial in group.trials.items():
                 if trial_id not in known:
                     reported = self.results.reported.get(trial_id, 0)
-                    spec, budget = spec_of(trial), max(trial.budget, reported)
+                    spec, budget = spec_of(trial, group.line.search), max(trial.budget, reported)
                     groups[group_id][trial_id] = TrialHistory(spec, budget=budget, reported=reported)
         recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
@@ -382,3 +386,8 @@ def _wait_until_settled(recovered: Recovered) -> None:
     while waited < _PATIENCE and any(map(os.path.exists, in_memory)):
         waiter.wait(_PAUSE)
         waited += _PAUSE
+
+
+def _in_process(history: TrialHistory, isolated: bool) -> TrialHistory:
+    """A trial's history, for one that is to have a process of its own, or may share one."""
+    return replace(history, trial=replace(history.trial, isolated=isolated))
