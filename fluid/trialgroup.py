@@ -302,9 +302,10 @@ class Trial:
 class Submission:
     """What a user submits by one call, though its trials are submitted one after another, as those of a sweep are.
 
-    A trainable is pickled as it is when its first trial is submitted; all trials of the submission run that. It is sent
-    to a lane once. The seeds of the trials follow from the random number generators of the driver as they are now.
-    Without one, trainables are pickled, and generators are read, anew at each call that submits or adds trials.
+    A trainable is pickled as it is when its first trial is submitted; all trials of the submission run that, with what
+    the script had set when the first of all was submitted. It is sent to a lane once. The seeds of the trials follow
+    from the random number generators of the driver as they are now. Without a submission, trainables are pickled and
+    generators are read anew at each call that submits or adds trials.
 
     Example:
         >>> from fluid import Trial, TrialGroup
@@ -320,6 +321,8 @@ class Submission:
         self.origin = SeedOrigin.now(seed)
         #: What was pickled so far, by id(); keeping the trainable with its pickle keeps its id from being reused.
         self.pickled: dict[int, tuple[Any, Any]] = {}
+        #: What the script had set; ``None`` before the first trial.
+        self.script: Any = None
 
 
 class TrialGroup:

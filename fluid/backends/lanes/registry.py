@@ -161,7 +161,8 @@ class Registry:
         """Returns the message that makes a trainable known to a lane."""
         # A trial may change its working directory, to which "" and other relative paths would refer.
         paths = (path if os.path.isabs(path) else os.path.abspath(path) for path in sys.path)
-        return ShipTrainable(key, self._trainables[key].payload.pickled, tuple(paths))
+        known = self._trainables[key].payload
+        return ShipTrainable(key, known.pickled, tuple(paths), known.script)
 
     def _drop_idle(self) -> int:
         """Drops the trainable that has been idle longest; returns its key."""
