@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from fluid.backends.retention import CheckpointStores
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
-from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -254,6 +255,10 @@ class LaneExited(NamedTuple):
     culprit: str | None = None
 
 
+#: What a launcher reports.
+LauncherReport = LaneConnected | LaneDying | LaneExited | CheckpointMoved | CheckpointPersisted
+
+
 class DeviceBinding(NamedTuple):
     """How a host binds a lane to a device, or a gang's lane to several.
 
@@ -323,6 +328,11 @@ class Launcher(Protocol):
     """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, except for ``close``."""
 
     @property
+    def stores(self) -> CheckpointStores:
+        """Those of the hosts' checkpoints."""
+        ...
+
+    @property
     def wants_to_write(self) -> bool:
         """Whether to call :meth:`poll` also when :meth:`fileno` becomes writable."""
         ...
@@ -369,8 +379,8 @@ class Launcher(Protocol):
         """A descriptor that is readable when :meth:`poll` has something to report; -1 for none. It may change."""
         ...
 
-    def poll(self) -> list[LaneConnected | LaneDying | LaneExited | CheckpointMoved]:
-        """Returns the lanes that have connected or ended, and the checkpoints that have moved, since the last call."""
+    def poll(self) -> list[LauncherReport]:
+        """Returns the lanes that have connected or ended, and what hosts did with checkpoints, since the last call."""
         ...
 
     def checkpoints_at(self, host: str) -> CheckpointSource:
