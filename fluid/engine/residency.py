@@ -298,13 +298,17 @@ class Residency:
         """Sets a trial whose state is gone back to its newest checkpoint."""
         if trial.residence.lane is not None:
             self.leave_lane(trial)
-        trial.residence.keeping = 0
+        self.lose_keeper(trial)
         if not trial.state.ended:
             trial.progress.go_back_to(trial.residence.restart_at)
-        elif trial.state is TrialState.DONE:
-            self._core.commands += newest_to_keep(trial)
         self._core.log(trial, f"lost its state: {why}")
         self._calls.recall(trial)
+
+    def lose_keeper(self, trial: TrialRecord) -> None:
+        """Has the newest checkpoint of a trial that is done copied for good, if a lane was to save that and is gone."""
+        told, trial.residence.keeping = trial.residence.keeping, 0
+        if told and trial.state is TrialState.DONE:
+            self._core.commands += newest_to_keep(trial)
 
     def lose_host(self, host: str) -> None:
         """Forgets checkpoints that were in the memory of a lost machine."""
