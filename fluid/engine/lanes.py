@@ -349,6 +349,7 @@ class Lanes:
             if lane is not None:
                 lane.holders.pop(trial_id, None)
                 self._left.add(lane_id)
+                self.changed_on.update(lane.device_ids)
                 if not lane.holders:
                     lane.sharing_group = None
 
