@@ -45,11 +45,11 @@ class CheckpointJobs:
         self._end_at = float("inf")
 
     def persist(self, trial_id: str, path: str, *, keep: bool) -> None:
-        """Copies a checkpoint: see :meth:`fluid.backends.retention.CheckpointStores.persist`."""
+        """Copies a checkpoint: see :meth:`fluid.backends.base.CheckpointStores.persist`."""
         self._put(lambda: self._report(self._persisted(trial_id, path, keep)))
 
     def delete(self, trial_id: str, *, keep_newest: bool) -> None:
-        """Deletes a trial's checkpoints: see :meth:`fluid.backends.retention.CheckpointStores.forget`."""
+        """Deletes a trial's checkpoints: see :meth:`fluid.backends.base.CheckpointStores.forget`."""
         self._put(lambda: self._delete(trial_id, keep_newest))
 
     def discard(self, path: str, *, demote: bool) -> None:

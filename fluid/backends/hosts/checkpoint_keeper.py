@@ -81,7 +81,7 @@ class NoRoomError(Exception):
 
 
 class CheckpointKeeper:
-    """Keeps the checkpoints of this machine's lanes; implements :class:`fluid.backends.retention.CheckpointStores`.
+    """Keeps the checkpoints of this machine's lanes; implements :class:`fluid.backends.base.CheckpointStores`.
 
     Args:
         options: what it is told once.
@@ -145,7 +145,7 @@ class CheckpointKeeper:
         self._jobs.delete(trial_id, keep_newest=keep_newest)
 
     def persist(self, host: str, trial_id: str, path: str, *, keep: bool) -> None:
-        """Copies a checkpoint: see :meth:`fluid.backends.retention.CheckpointStores.persist`."""
+        """Copies a checkpoint: see :meth:`fluid.backends.base.CheckpointStores.persist`."""
         if host == self._options.host:
             self._jobs.persist(trial_id, path, keep=keep)
         else:
@@ -153,7 +153,7 @@ class CheckpointKeeper:
             self._report(CheckpointPersisted(trial_id, path, host, keep, problem=problem))
 
     def discard(self, host: str, path: str, *, demote: bool) -> None:
-        """Removes a checkpoint: see :meth:`fluid.backends.retention.CheckpointStores.discard`."""
+        """Removes a checkpoint: see :meth:`fluid.backends.base.CheckpointStores.discard`."""
         if host == self._options.host:
             self._jobs.discard(path, demote=demote)
 

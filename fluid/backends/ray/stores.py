@@ -18,7 +18,7 @@ _BATCH = 1000
 
 
 class HostStores:
-    """Implements :class:`fluid.backends.retention.CheckpointStores` over the hosts of a launcher.
+    """Implements :class:`fluid.backends.base.CheckpointStores` over the hosts of a launcher.
 
     Args:
         hosts: returns the hosts; a machine may have several.
