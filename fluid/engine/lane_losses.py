@@ -78,10 +78,6 @@ class LaneLosses:
         """Sets the trials of a lane that was removed back to their newest checkpoint; arguments: see LaneLoss."""
         core = self._core
         loss = LaneLoss(lane, reason, culprit, blameless, failure, len(lane.holders))
-        for trial_id in sorted(lane.dismissed):
-            dismissed = core.trials.get(trial_id)
-            if dismissed is not None:
-                self._residency.lose_keeper(dismissed)
         for trial_id in list(lane.residents):
             trial = core.trials[trial_id]
             if loss.blames(trial_id):
