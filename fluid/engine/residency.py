@@ -19,7 +19,7 @@ from fluid.engine.events import Checkpoint, TrialSaved
 from fluid.engine.lane_record import LaneRecord, StateMeasured
 from fluid.engine.memory_limits import MemoryLimits
 from fluid.engine.records import TrialRecord
-from fluid.engine.retention import TrialNotKept, is_to_be_kept
+from fluid.engine.retention import TrialNotKept, is_to_be_kept, newest_to_keep
 from fluid.planning.constraints import Constraint
 from fluid.planning.device_models import ByModel
 from fluid.resources import MemoryNeed
@@ -64,7 +64,7 @@ class Residency:
         progress, residence, spec = trial.progress, trial.residence, trial.spec
         if residence.lane is None or residence.saving or trial.calls or not _is_over(trial):
             return
-        if spec.keep_last and residence.kept_at == progress.done and not residence.checkpoint_is_current:
+        if residence.keeping:
             return  # It is being saved for good.
         may_be_extended = spec.extends is None and not progress.finished_early
         if may_be_extended and spec.can_save and not residence.checkpoint_is_current:
@@ -250,8 +250,9 @@ class Residency:
         """Notes that a checkpoint which was to outlive the run does not exist."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
-            if trial.residence.kept_at == event.iteration:
-                trial.residence.kept_at = 0
+            residence = trial.residence
+            residence.kept_at = 0 if residence.kept_at == event.iteration else residence.kept_at
+            residence.keeping = 0 if residence.keeping == event.iteration else residence.keeping
             self._core.note(trial, f"the checkpoint of iteration {event.iteration} is not kept: {event.reason}")
             if _is_over(trial) and not trial.residence.saving and not trial.calls:
                 self.drop(trial)  # It would not be saved in another way, either.
@@ -273,10 +274,11 @@ class Residency:
                 self._core.measuring.observe_save(trial, event.seconds)
             if event.kept is not None:
                 trial.residence.kept_at = max(trial.residence.kept_at, event.checkpoint.iteration)
+                trial.residence.keeping = 0 if event.lane_id is not None else trial.residence.keeping
             self._add_checkpoint(trial, event.checkpoint)
             if event.kept is not None and not event.dropped:
                 self.let_go(trial)
-        if not event.dropped:
+        if not event.dropped or event.lane_id is None:
             return None
         self._core.lanes.remove_resident(event.lane_id, event.trial_id)
         self._core.changed = True  # the memory that it held is free
@@ -319,8 +321,11 @@ class Residency:
         """Sets a trial whose state is gone back to its newest checkpoint."""
         if trial.residence.lane is not None:
             self.leave_lane(trial)
+        told, trial.residence.keeping = trial.residence.keeping, 0
         if not trial.state.ended:
             trial.progress.go_back_to(trial.residence.restart_at)
+        elif told and trial.state is TrialState.DONE:
+            self._core.commands += newest_to_keep(trial)
         self._core.log(trial, f"lost its state: {why}")
         self._calls.recall(trial)
 

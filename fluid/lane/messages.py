@@ -163,18 +163,6 @@ class SaveResident(NamedTuple):
     keep: bool = False
 
 
-class PersistCheckpoint(NamedTuple):
-    """Copy a checkpoint of any trial from host memory to disk; answered by ResidentSaved with ``copied``.
-
-    With ``keep`` the copy outlives the run, and the answer may be ResidentNotKept.
-    """
-
-    trial_id: str
-    iteration: int
-    path: str
-    keep: bool = False
-
-
 class ReleaseResident(NamedTuple):
     """Clean a resident up and release it; with ``keep``, save it first so that the checkpoint outlives the run."""
 
@@ -212,13 +200,6 @@ class AnswerResident(NamedTuple):
     request_id: int
     payload: bytes | None
     failed: bool = False
-
-
-class DeleteCheckpoints(NamedTuple):
-    """Delete a trial's checkpoints, except those that outlive the run; with ``keep``, the newest becomes one."""
-
-    trial_id: str
-    keep: bool = False
 
 
 class Shutdown(NamedTuple):
@@ -315,10 +296,7 @@ class ResidentPaused(NamedTuple):
 
 
 class ResidentSaved(NamedTuple):
-    """A trial was saved, or its checkpoint ``copied`` to disk; one that is ``in_memory`` still could not be copied.
-
-    ``kept`` is set if the checkpoint outlives the run.
-    """
+    """A trial was saved; ``kept`` is set if the checkpoint outlives the run."""
 
     at: float
     trial_id: str
@@ -327,7 +305,6 @@ class ResidentSaved(NamedTuple):
     in_memory: bool
     dropped: bool
     seconds: float
-    copied: bool = False
     kept: Kept | None = None
 
 

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from fluid._clock import Clock
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
@@ -19,7 +18,7 @@ from fluid.lane.device import MemoryMeter
 from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line
 from fluid.lane.keep_messages import KeepBar, ResidentNotKept
 from fluid.lane.locating import CheckpointLocator
-from fluid.lane.messages import DeleteCheckpoints, LaneOptions, PersistCheckpoint, ResidentSaved, ResidentSetBack
+from fluid.lane.messages import LaneOptions, ResidentSaved, ResidentSetBack
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_store import set_own_store
 from fluid.lane.restoring import restore_best
@@ -148,32 +147,6 @@ class ResidentCheckpoints:
         resident.save_cost, resident.unsaved = self._clock.now() - begun, 0.0
         resident.saved, self._costs[resident.key] = iteration, resident.save_cost
         return stored, resident.save_cost
-
-    def persist(self, message: PersistCheckpoint) -> ResidentSaved | ResidentNotKept:
-        """Copies a checkpoint of any trial from host memory to disk; with ``keep``, to where it outlives the run."""
-        trial_id, iteration, path, keep = message
-        begun, kept = self._clock.now(), None
-        try:
-            if keep:
-                path, in_memory, size = self._store.keep_copy(trial_id, path)
-                kept = Kept(size)
-            else:
-                path, in_memory = self._store.persist(path), False
-        except (OSError, shutil.Error) as error:
-            if keep:
-                return ResidentNotKept(self._clock.now(), trial_id, iteration, one_line(error))
-            in_memory = True
-        now = self._clock.now()
-        return ResidentSaved(
-            now, trial_id, iteration, path, in_memory, dropped=False, seconds=now - begun, copied=True, kept=kept
-        )
-
-    def delete(self, message: DeleteCheckpoints) -> None:
-        """Deletes every checkpoint of a trial, except those that outlive the run."""
-        if message.keep:
-            with suppress(OSError, shutil.Error):
-                self._store.keep_newest(message.trial_id)
-        self._store.delete(message.trial_id)
 
     # -- checkpoints that outlive the run --------------------------------------------------------------------
 

@@ -20,13 +20,12 @@ from typing import Any
 from fluid._clock import Clock, MonotonicClock
 from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
-from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import is_for_want_of_space
 from fluid.lane.failing import LaneFailures
-from fluid.lane.keep_messages import DiscardKept, KeepBar
+from fluid.lane.keep_messages import KeepBar
 from fluid.lane.limit_messages import LimitResident, SetRows, SetThreads
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
@@ -34,14 +33,12 @@ from fluid.lane.messages import (
     AdoptResident,
     AnswerResident,
     CallResident,
-    DeleteCheckpoints,
     DropTrainable,
     LaneOptions,
     LaneWarm,
     Membership,
     PauseResident,
     PayloadMissing,
-    PersistCheckpoint,
     ReleaseResident,
     ResidentCalled,
     ResidentIterated,
@@ -132,10 +129,7 @@ class _Lane:
             AdoptResident: self._adopt,
             ToMember: self._to_member,
             AnswerResident: lambda message: None,  # The thread that waits for it has had it.
-            PersistCheckpoint: lambda message: self._send(self._residents.checkpoints.persist(message)),
-            DeleteCheckpoints: lambda message: self._residents.checkpoints.delete(message),
             KeepBar: self._residents.checkpoints.set_bar,
-            DiscardKept: lambda message: discard_kept(message.path, demote=message.demote),
             SetRows: self._set_rows,
             SetThreads: lambda message: self._residents.threads.change(message.threads),
             Shutdown: self._shutdown,

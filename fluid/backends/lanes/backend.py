@@ -73,7 +73,7 @@ class LaneBackend:
 
     def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
         """Removes a checkpoint on another machine: see :class:`fluid.backends.retention.KeepingBackend`."""
-        self._pool.retention.discard(host, path, demote=demote)
+        self._pool.places.discard(host, path, demote=demote)
 
     def fetch_kept(self, host: str, path: str, target: str) -> None:
         """Copies a checkpoint from another machine: see :class:`fluid.backends.retention.KeepingBackend`."""

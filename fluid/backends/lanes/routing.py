@@ -170,6 +170,7 @@ class TrialRouter:
         """Tells a lane to set a trial up; with ``membership``, as a member."""
         if self._lanes.is_up(lane_id):
             lane = self._lanes[lane_id]
+            lane.trials.add(command.trial_id)
             key, config = self._registry.look_up(command.trial_id)
             if key not in lane.known:
                 lane.known.add(key)

@@ -161,7 +161,6 @@ def _saved(message: m.ResidentSaved, lane_id: int, host: str, at: float) -> Tria
         checkpoint,
         dropped=message.dropped,
         seconds=message.seconds,
-        copied=message.copied,
         kept=message.kept,
     )
 

@@ -321,8 +321,7 @@ class SimulatedBackend(VirtualMachines):
     def _persist(self, command: Persist) -> None:
         checkpoint = replace(command.checkpoint, in_memory=False)
         kept = Kept(0) if command.keep else None
-        saved = TrialSaved(self.now(), command.trial_id, command.lane_id, checkpoint, copied=True, kept=kept)
-        self._ready.append(saved)
+        self._ready.append(TrialSaved(self.now(), command.trial_id, None, checkpoint, copied=True, kept=kept))
 
     def _resize(self, command: Resize) -> None:
         trial = self._trials[command.trial_id]
