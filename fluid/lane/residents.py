@@ -9,6 +9,7 @@ import hashlib
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,7 @@ from fluid.trainables.encoded_metrics import encode_metrics
 from fluid.trainables.pickling import dump_result
 from fluid.trainables.resident import Step
 from fluid.trainables.trainable import can_save, make_resident, set_up
+from fluid.trainables.trial_code import TrialCode, bind
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
@@ -141,7 +143,9 @@ class Residents:
             self.release(before)
         log = trial_log(self._options.run_folder, trial_id)
         state = ProcessState(log, self._home, self.threads, message.threads)
-        resident = ResidentTrial(trial_id=trial_id, process_state=state, link=self._requests.link(trial_id))
+        link = self._requests.link(trial_id)
+        code = TrialCode(link).begin()
+        resident = ResidentTrial(trial_id=trial_id, process_state=state, link=link, code=code)
         resident.limit = message.limit_bytes
         self._by_id[trial_id] = resident
         return resident
@@ -175,6 +179,8 @@ class Residents:
             self._meter.release_cached(collect=True)
             write_random_state(random_state)
             os.chdir(self._home)
+            resident.code = TrialCode(resident.link).begin()
+            resident.code.enter()
             make_body()
 
         make_body()
@@ -196,7 +202,7 @@ class Residents:
             self._meter.change_trial()  # Memory that the previous trial has freed is not this one's.
             self._busy.change_trial()
             resident.process_state.enter(self._output)
-            resident.link.enter()
+            resident.code.enter()
             self.current = resident
 
     def enter_several(self, rows: Sequence[ResidentTrial]) -> None:
@@ -217,8 +223,19 @@ class Residents:
         self._requests.unlink(resident.trial_id)
         self.checkpoints.forget_resident(resident.trial_id)
         resident.process_state.give_back(self._output)
-        self.current = None
+        self._unbind()
         self._meter.release_cached(collect=True)
+
+    def end(self) -> None:
+        """Ends with the lane: no trial's code runs in this process any more."""
+        for resident in self:
+            resident.code.end()
+        self._unbind()
+
+    def _unbind(self) -> None:
+        """Notes that what this thread runs from now on is no trial's code."""
+        bind(threading.current_thread(), None)
+        self.current = None
 
     def _clean_up(self, resident: ResidentTrial) -> None:
         try:
@@ -228,8 +245,9 @@ class Residents:
             if resident.body is not None:
                 resident.body.cleanup()
         except BaseException:
-            traceback.print_exc()
+            traceback.print_exc(file=self._output.stderr)
         resident.body = None
+        resident.code.end()
 
     def _trainable(self, key: int) -> Any:
         if key not in self._trainables:

@@ -159,7 +159,7 @@ class _Lane:
             elif residents.memory.may_hold_cache and not messages:
                 self._channel.flush()
                 self._settle(residents.current)
-        self._requests.end()
+        residents.end()
 
     def _receive(self, timeout: float | None) -> list[Any]:
         """Returns all messages that have come.
