@@ -32,7 +32,9 @@ from fluid.lane.messages import (
     ShipTrainable,
     StartResident,
 )
+from fluid.lane.leftovers import forget_compiled, has_compiled_too_often, threads_left
 from fluid.lane.output import LaneStreams, printable_name, trial_log
+from fluid.lane.process_settings import ProcessSettings
 from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
 from fluid.lane.resident_memory import ResidentMemory
@@ -69,6 +71,7 @@ class Residents:
         meter: of the device's memory.
         requests: sends what trials ask the driver.
         tell_missing: called with the name of a payload that the host has lost.
+        tell_spent: called with the reason, in one line, once no further trial should come to this process.
 
     Attributes:
         queue: those with iterations left.
@@ -88,6 +91,7 @@ class Residents:
         meter: MemoryMeter,
         requests: DriverRequests,
         tell_missing: Callable[[str], None],
+        tell_spent: Callable[[str], None],
     ) -> None:
         self.queue = WorkQueue()
         self.fused = FusedRows(self.queue, clock)
@@ -100,9 +104,12 @@ class Residents:
         self._meter = meter
         self._requests = requests
         self._tell_missing = tell_missing
+        self._tell_spent = tell_spent
+        self._is_spent = False
         self.threads = LaneThreads(options.threads)
         self._busy = make_busy_meter(options, clock)
         self._home = os.getcwd()
+        self._settings = ProcessSettings()
         self.checkpoints = ResidentCheckpoints(options, clock, output, meter, self.enter)
         #: Of trainables that no trial has used here yet.
         self._payloads: dict[int, bytes | KeptPayload] = {}
@@ -125,7 +132,7 @@ class Residents:
         payload = self._payloads[message.key] = message.payload
         named = payload.name.encode() if isinstance(payload, KeptPayload) else payload
         self._origins[message.key] = hashlib.sha256(named).hexdigest()[:16]
-        sys.path += [path for path in message.sys_path if path not in sys.path]
+        self._settings.add_paths(message.sys_path)
 
     def drop_trainable(self, message: DropTrainable) -> None:
         """Drops a trainable; residents that were made of it stay."""
@@ -142,7 +149,7 @@ class Residents:
         if (before := self._by_id.get(trial_id)) is not None:
             self.release(before)
         log = trial_log(self._options.run_folder, trial_id)
-        state = ProcessState(log, self._home, self.threads, message.threads)
+        state = ProcessState(log, self._home, self._settings, self.threads, message.threads)
         link = self._requests.link(trial_id)
         code = TrialCode(link).begin()
         resident = ResidentTrial(trial_id=trial_id, process_state=state, link=link, code=code)
@@ -178,7 +185,7 @@ class Residents:
             self._clean_up(resident)
             self._meter.release_cached(collect=True)
             write_random_state(random_state)
-            os.chdir(self._home)
+            resident.process_state.renew()
             resident.code = TrialCode(resident.link).begin()
             resident.code.enter()
             make_body()
@@ -204,6 +211,8 @@ class Residents:
             resident.process_state.enter(self._output)
             resident.code.enter()
             self.current = resident
+        else:
+            resident.process_state.wake()
 
     def enter_several(self, rows: Sequence[ResidentTrial]) -> None:
         """Puts the process state of the first of several residents in force, whose code runs at once.
@@ -222,9 +231,29 @@ class Residents:
         del self._by_id[resident.trial_id]
         self._requests.unlink(resident.trial_id)
         self.checkpoints.forget_resident(resident.trial_id)
-        resident.process_state.give_back(self._output)
+        self._put_back(resident)
         self._unbind()
         self._meter.release_cached(collect=True)
+
+    def _put_back(self, resident: ResidentTrial) -> None:
+        """Puts the process back to the lane's own state; tells the driver if that cannot be done."""
+        stays = resident.process_state.give_back(self._output)
+        if not self._by_id:
+            forget_compiled()
+        reasons = [
+            *(f"its thread {name!r} still runs" for name in threads_left(resident.code)),
+            *(f"what it changed stays: {name}" for name in stays),
+        ]
+        if has_compiled_too_often():
+            reasons.append("torch.compile has compiled one function as often as it does, and runs it eagerly now")
+        if reasons and not self._is_spent:
+            self._is_spent = True
+            self._tell_spent(f"trial {resident.trial_id!r} has left, and {'; '.join(reasons)}")
+
+    def rest(self) -> None:
+        """Called before the lane waits, with no iterations to run."""
+        if self.current is not None:
+            self.current.process_state.rest()
 
     def end(self) -> None:
         """Ends with the lane: no trial's code runs in this process any more."""
@@ -253,6 +282,7 @@ class Residents:
         if key not in self._trainables:
             self._trainables[key] = self._load(self._payloads[key])
             del self._payloads[key]
+            self._settings.rebase()  # What its modules set when they are imported, they set once for all trials.
         return self._trainables[key]
 
     def _load(self, payload: bytes | KeptPayload) -> Any:

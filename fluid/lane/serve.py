@@ -23,6 +23,7 @@ from fluid.lane.channel import Channel, Connection
 from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
+from fluid.lane.device_messages import LaneSpent
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import is_for_want_of_space
 from fluid.lane.failing import LaneFailures
@@ -106,7 +107,7 @@ class _Lane:
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
         self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
-        self._residents = Residents(options, clock, output, self._note, self._meter, self._requests, self._tell_missing)
+        self._residents = Residents(options, clock, output, self._note, self._meter, self._requests, self._tell_missing, self._tell_spent)
         self._failures = LaneFailures(
             options, clock, output, self._meter, self._residents, self._send, self._channel.flush
         )
@@ -144,6 +145,8 @@ class _Lane:
         while not self._ended:
             try:
                 # In this order: new messages, then iterations, then memory to release, then waiting for messages.
+                if not queue:
+                    residents.rest()
                 messages = self._receive(wait if queue else residents.memory.idle_timeout(residents.current))
             except (EOFError, OSError):
                 break  # The driver is gone.
@@ -395,6 +398,10 @@ class _Lane:
 
     def _tell_missing(self, name: str) -> None:
         self._channel.send(PayloadMissing(self._clock.now(), name))
+
+    def _tell_spent(self, reason: str) -> None:
+        self._output.stderr.write(f"no further trial should run in this process: {reason}\n")
+        self._channel.send(LaneSpent(self._clock.now(), reason), at_once=False)  # Before that the trial has left.
 
     def _send(self, message: Any, *, at_once: bool = True) -> None:
         # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.
