@@ -112,9 +112,6 @@ class Submissions:
             trial.residence.durable = history.checkpoint
         if ended is not None:
             trial.progress.go_back_to(history.reported)
-            # One that was done could be extended, but its lane is gone, and with it a state that was not saved.
-            is_lost = history.checkpoint is None and not history.trial.can_save
-            trial.residence.given_up = ended is TrialState.DONE and is_lost
             self._core.groups[group_id].count(trial)
         return trial
 
@@ -178,6 +175,9 @@ class Submissions:
                 core.report_start(trial)
         if trial.state is TrialState.DONE:
             core.groups[trial.group_id].open += 1
+            if trial.residence.lane is None and trial.residence.restart_at < trial.progress.reported:
+                begins = f"iteration {trial.residence.restart_at}" if trial.residence.restart_at else "the beginning"
+                core.note(trial, f"was extended, and runs again from {begins}: its state was not kept")
             core.enqueue(trial, "extended")
         else:
             if trial.state.holds_devices or trial.row in core.queue:
