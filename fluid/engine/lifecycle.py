@@ -204,6 +204,7 @@ class Lifecycle:
         trial.residence.checkpoint_is_current = False
         if further:
             core.estimates.of_key(trial).add_iterations(event)
+            core.lanes[event.lane_id].failed = 0
             if core.strikes.any:
                 core.changed |= core.strikes.iterated(core.occupancy.held[trial.row])
             if trial.limits.avoids is not None:

@@ -21,19 +21,16 @@ def threads_left(code: TrialCode) -> Iterator[str]:
             yield thread.name
 
 
-def forget_compiled() -> None:
-    """Makes ``torch.compile`` forget what it has compiled, if it has: it counts how often it compiles each function."""
-    with suppress(Exception):  # A module whose import has failed, or names that have moved.
-        if _dynamo("convert_frame").FRAME_COUNTER:
-            sys.modules["torch._dynamo"].reset()
+def make_room_to_compile() -> None:
+    """Makes ``torch.compile`` forget what it has compiled, if that leaves a new trial too little.
 
-
-def has_compiled_too_often() -> bool:
-    """Whether ``torch.compile`` has compiled a function as often as it does in one process; it runs eagerly then."""
-    with suppress(Exception):
+    It compiles each function a few times in a process, and then runs it eagerly. Half of that is a new trial's; up to
+    there, trials of one lane use what others have compiled. Trials that go on compile again what they run.
+    """
+    with suppress(Exception):  # Not loaded, an import that has failed, or names that have moved.
         most = _dynamo("config").cache_size_limit  # An alias of recompile_limit in newer releases.
-        return max(_dynamo("convert_frame").FRAME_COMPILE_COUNTER.values(), default=0) >= int(most)
-    return False
+        if 2 * max(_dynamo("convert_frame").FRAME_COMPILE_COUNTER.values(), default=0) >= most:
+            sys.modules["torch._dynamo"].reset()
 
 
 def _dynamo(name: str) -> Any:

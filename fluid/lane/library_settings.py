@@ -103,9 +103,20 @@ def _keep(module: Any, wanted: object, found: object) -> None:
 # -- matplotlib ------------------------------------------------------------------------------------------------
 
 
-def _write_parameters(matplotlib: Any, wanted: dict[str, Any], found: object) -> None:
-    dict.clear(matplotlib.rcParams)
-    dict.update(matplotlib.rcParams, wanted)  # As they were: the mapping's own way checks, and resolves a backend.
+# As they were: the mapping's own ways check each, and resolve a backend. Its names do not change.
+
+
+def _read_parameters(matplotlib: Any) -> tuple[Any, ...]:
+    return tuple(dict.values(matplotlib.rcParams))
+
+
+def _write_parameters(matplotlib: Any, wanted: tuple[Any, ...], found: object) -> None:
+    for name, value in zip(dict.keys(matplotlib.rcParams), wanted, strict=True):
+        dict.__setitem__(matplotlib.rcParams, name, value)
+
+
+def _untouched_parameters(matplotlib: Any) -> tuple[Any, ...]:
+    return tuple([dict.__getitem__(matplotlib.rcParamsOrig, name) for name in dict.keys(matplotlib.rcParams)])
 
 
 def _read_pyplot(pyplot: Any) -> tuple[Any, ...]:
@@ -192,13 +203,7 @@ TABLE: tuple[tuple[str, Callable[..., Any], Callable[..., object], str, Callable
         lambda decimal: decimal.DefaultContext.__reduce__()[1],
     ),
     ("start method", _read_start_method, _write_start_method, "multiprocessing.context", lambda context: None),
-    (
-        "settings of matplotlib",
-        lambda matplotlib: dict.copy(matplotlib.rcParams),
-        _write_parameters,
-        "matplotlib",
-        lambda matplotlib: dict.copy(matplotlib.rcParamsOrig),
-    ),
+    ("settings of matplotlib", _read_parameters, _write_parameters, "matplotlib", _untouched_parameters),
     ("figures of matplotlib", _read_pyplot, _write_pyplot, "matplotlib.pyplot", lambda pyplot: (None, ())),
     ("runs of wandb", _read_wandb, _write_wandb, "wandb", _untouched_wandb),
     ("global state of hydra", _read_hydra, _write_hydra, "hydra.core.global_hydra", lambda hydra: None),

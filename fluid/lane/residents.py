@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.fused_rows import FusedRows
 from fluid.lane.gpu_busy_meter import make_busy_meter
 from fluid.lane.kept_payloads import load_payload
+from fluid.lane.leftovers import make_room_to_compile, threads_left
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     DropTrainable,
@@ -32,7 +32,6 @@ from fluid.lane.messages import (
     ShipTrainable,
     StartResident,
 )
-from fluid.lane.leftovers import forget_compiled, has_compiled_too_often, threads_left
 from fluid.lane.output import LaneStreams, printable_name, trial_log
 from fluid.lane.process_settings import ProcessSettings
 from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
@@ -164,6 +163,7 @@ class Residents:
             Why it has an earlier state than that of its checkpoint; ``None`` if it has that one.
         """
         self.enter(resident)
+        make_room_to_compile()
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
         resident.key, resident.save_cost = message.key, self.checkpoints.usual_cost(message.key)
@@ -238,14 +238,10 @@ class Residents:
     def _put_back(self, resident: ResidentTrial) -> None:
         """Puts the process back to the lane's own state; tells the driver if that cannot be done."""
         stays = resident.process_state.give_back(self._output)
-        if not self._by_id:
-            forget_compiled()
         reasons = [
             *(f"its thread {name!r} still runs" for name in threads_left(resident.code)),
             *(f"what it changed stays: {name}" for name in stays),
         ]
-        if has_compiled_too_often():
-            reasons.append("torch.compile has compiled one function as often as it does, and runs it eagerly now")
         if reasons and not self._is_spent:
             self._is_spent = True
             self._tell_spent(f"trial {resident.trial_id!r} has left, and {'; '.join(reasons)}")

@@ -107,7 +107,9 @@ class _Lane:
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
         self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
-        self._residents = Residents(options, clock, output, self._note, self._meter, self._requests, self._tell_missing, self._tell_spent)
+        self._residents = Residents(
+            options, clock, output, self._note, self._meter, self._requests, self._tell_missing, self._tell_spent
+        )
         self._failures = LaneFailures(
             options, clock, output, self._meter, self._residents, self._send, self._channel.flush
         )

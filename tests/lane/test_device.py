@@ -92,6 +92,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     torch = SimpleNamespace(
         cuda=made,
         zeros=zeros,
+        mm=lambda one, other: None,
         set_num_threads=lambda count: None,
         backends=SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True)),
     )

@@ -29,9 +29,9 @@ from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
 from fluid.keeping import KeepRule
+from fluid.lane import device_messages as devices
 from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
-from fluid.lane import device_messages as devices
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
