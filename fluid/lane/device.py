@@ -302,7 +302,7 @@ class DeviceMemoryMeter:
 
     @staticmethod
     def _allocate(torch: Any) -> None:
-        """Takes memory on each GPU and gives it back; raises what PyTorch does, unless it is only that there is none."""
+        """Takes memory on each GPU and gives it back; raises what PyTorch raises, unless that is for want of memory."""
         torch.cuda.empty_cache()
         for gpu in range(torch.cuda.device_count()):
             for size in _TRIED_SIZES:

@@ -80,7 +80,7 @@ class ProcessSettings:
 
     def rebase(self) -> None:
         """Takes what is in force for what each further trial finds: a trainable's modules were loaded, once for all."""
-        self._base = dict(self.take())
+        self._base = {**self.take(), TIMERS: _STOPPED}
 
     def take(self) -> Settings:
         """Returns what is in force; to be called before another trial's settings are put in force."""
