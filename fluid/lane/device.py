@@ -61,13 +61,8 @@ def torch_with_cuda() -> Any:
     return torch if torch is not None and torch.backends.cuda.is_built() else None
 
 
-def use_gpus(torch: Any, gpus: int, *, multiply: bool = False) -> None:
-    """Runs a kernel on each GPU, which makes its context.
-
-    Args:
-        torch: the module.
-        gpus: how many there are.
-        multiply: whether to multiply matrices, too, for which PyTorch loads a library with state of its own.
+def use_gpus(torch: Any, gpus: int) -> None:
+    """Runs kernels on each GPU: one of PyTorch's own, which makes the context, and one of the library for matrices.
 
     Raises:
         DeviceUnusableError: one of them cannot be used.
@@ -76,11 +71,13 @@ def use_gpus(torch: Any, gpus: int, *, multiply: bool = False) -> None:
     try:
         for position in range(gpus):  # CUDA sees none behind one that is lost.
             made = torch.zeros((8, 8), device=f"cuda:{position}")
-            if multiply:
-                torch.mm(made, made)
+            torch.mm(made, made)
             torch.cuda.synchronize(position)
     except Exception as error:  # CUDA's errors are RuntimeError, AssertionError and classes of their own.
         raise DeviceUnusableError(position, one_line(error)) from error
+    forget_workspaces = getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
+    if forget_workspaces is not None:
+        forget_workspaces()  # Tens of MB, which a trial that multiplies takes again.
 
 
 class MemoryMeter(Protocol):

@@ -69,10 +69,6 @@ def warm_up(options: LaneOptions, own: OwnMemory) -> float:
         refusal = expand_segments(torch, os.path.dirname(options.note), lasting=not options.environment)
         if refusal:
             _check_after(refusal, torch, gpus)
-        use_gpus(torch, gpus, multiply=True)
-        forget_workspaces = getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
-        if forget_workspaces is not None:
-            forget_workspaces()  # Some tens of MB, which trials that multiply take again.
         torch.cuda.empty_cache()
 
     return own.around(make_context)
