@@ -9,7 +9,6 @@ import hashlib
 import os
 import pickle
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +17,7 @@ from fluid.elastic.messages import Join
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import MemoryMeter
 from fluid.lane.driver_requests import DriverRequests
+from fluid.lane.errors import print_exception
 from fluid.lane.fused_rows import FusedRows
 from fluid.lane.gpu_busy_meter import make_busy_meter
 from fluid.lane.kept_payloads import load_payload
@@ -270,7 +270,7 @@ class Residents:
             if resident.body is not None:
                 resident.body.cleanup()
         except BaseException:
-            traceback.print_exc(file=self._output.stderr)
+            print_exception()
         resident.body = None
         resident.code.end()
 

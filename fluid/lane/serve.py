@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,7 +24,7 @@ from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
 from fluid.lane.device_messages import LaneSpent
 from fluid.lane.driver_requests import DriverRequests
-from fluid.lane.errors import is_for_want_of_space
+from fluid.lane.errors import is_for_want_of_space, print_exception
 from fluid.lane.failing import LaneFailures
 from fluid.lane.keep_messages import DiscardKept, KeepBar
 from fluid.lane.limit_messages import LimitResident, SetRows, SetThreads
@@ -377,7 +376,7 @@ class _Lane:
             # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues. A full
             # disk may have space again later; other errors are of the trial's own code, and come again.
             resident.autosaves = is_for_want_of_space(error)
-            traceback.print_exc()
+            print_exception()
             if is_not_savable(error):
                 self._send(refusal_of(error, resident, self._clock.now(), refuses=False))
             return

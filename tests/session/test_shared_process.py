@@ -168,14 +168,21 @@ def test_a_generator_that_yields_without_gradients_takes_nobodys(take_turns: Any
     assert found == {f"t{x}": [{"gradient": 2.0 * x}] * 4 for x in (1, 2, 3)}
 
 
-def test_a_trial_without_streams_leaves_the_next_one_its_own(run: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_trial_without_streams_leaves_the_next_one_its_own(run: Any, tmp_path: Path, closed: bool) -> None:
     def close(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        import io
         import sys
 
-        sys.stdout = sys.stderr = None
-        yield {"pid": os.getpid()}
+        sys.stdout = sys.stderr = io.StringIO() if config["closed"] else None  # type: ignore[assignment]
+        if config["closed"]:
+            sys.stdout.close()
+        try:
+            yield {"pid": os.getpid()}
+        finally:
+            raise ValueError("the lane cannot print this either")
 
-    found = run(Trial(close, budget=1, trial_id="a"), Trial(polite, budget=1, trial_id="b"))
+    found = run(Trial(close, {"closed": closed}, budget=1, trial_id="a"), Trial(polite, budget=1, trial_id="b"))
     assert found["a"][0]["pid"] == found["b"][0]["pid"]
     assert (tmp_path / "run" / "trials" / "b" / "output.log").read_text() == "hello\n"
 
