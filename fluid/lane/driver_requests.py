@@ -12,7 +12,7 @@ from typing import Any
 from fluid._clock import Clock
 from fluid.errors import FluidError
 from fluid.lane.messages import AnswerResident, ReleaseResident, ResidentAsked, Shutdown
-from fluid.trainables.driver_link import RequestRefusedError, dump_message, set_driver_link
+from fluid.trainables.driver_link import RequestRefusedError, dump_message
 
 
 class _Waiter:
@@ -64,16 +64,10 @@ class DriverRequests:
 
     def unlink(self, trial_id: str) -> None:
         """Refuses all requests of a trial that has left the lane."""
-        set_driver_link(None)
         with self._lock:
             link = self._links.pop(trial_id, None)
             if link is not None:
                 self._close(link)
-
-    @staticmethod
-    def end() -> None:
-        """Ends with the lane: no trial's code runs in this process any more."""
-        set_driver_link(None)
 
     @property
     def waited_s(self) -> float:
@@ -153,10 +147,6 @@ class LaneDriverLink:
         self.folder = folder
         self.closed = False
         self._requests = requests
-
-    def enter(self) -> None:
-        """Makes this the link of the code that the lane runs."""
-        set_driver_link(self)
 
     def ask(self, request: Any) -> Any:
         """Sends a request, and waits for the answer."""

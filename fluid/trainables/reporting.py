@@ -7,7 +7,6 @@ The function calls :func:`report` at the end of each iteration, and waits in it 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,16 +15,12 @@ from typing import Any, Protocol
 
 from fluid.errors import FluidError
 from fluid.trainables.driver_link import driver_link, in_trial
+from fluid.trainables.trial_code import TrialEnded, current_trial
+
+__all__ = ["Reporter", "Save", "TrialEnded", "get_checkpoint", "report", "trial_dir"]
 
 #: Writes the state of a trial into an empty folder.
 Save = Callable[[Path], object]
-
-
-class TrialEnded(BaseException):
-    """Raised by :func:`report` in the function of a trial that has ended, so that it unwinds.
-
-    No ``Exception``, which code that handles the errors of its training would catch.
-    """
 
 
 class Reporter(Protocol):
@@ -41,26 +36,12 @@ class Reporter(Protocol):
         ...
 
 
-class _Reporting:
-    """The reporter of the trial whose function runs in this process; ``None`` between iterations and elsewhere."""
-
-    reporter: Reporter | None = None
-    #: The process of the lane. A process that the trial has forked cannot report.
-    process = 0
-
-
-def set_reporter(reporter: Reporter | None) -> None:
-    """Sets the reporter of the trial whose function runs from now on."""
-    _Reporting.reporter = reporter
-    _Reporting.process = os.getpid()
-
-
 def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
     """Ends an iteration of the trial whose function calls it, and waits until the trial may go on.
 
     For functions whose training loop belongs to a framework; a loop of your own can ``yield`` its metrics instead. The
-    function may call it in any of its threads. Outside a trial it does nothing, so that the same code also runs alone;
-    in a trial of Ray Tune alone it reports to Ray Tune.
+    function may call it in any of its threads: a call between two iterations waits for the next one. Outside a trial it
+    does nothing, so that the same code also runs alone; in a trial of Ray Tune alone it reports to Ray Tune.
 
     Args:
         metrics: of this iteration; ``"done": True`` in them ends the trial.
@@ -71,7 +52,7 @@ def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
     Raises:
         TypeError: the metrics are no mapping, or ``save`` is no function.
         FluidError: a class, a generator function or a forked process calls it.
-        TrialEnded: the trial has ended; derives from ``BaseException``. Let it pass.
+        TrialEnded: the trial has ended, at each call; derives from ``BaseException``. Let it pass.
 
     Example:
         >>> import fluid
@@ -112,6 +93,7 @@ def get_checkpoint() -> Path | None:
 
     Raises:
         FluidError: a forked process calls it.
+        TrialEnded: the trial has ended.
 
     Example:
         >>> import fluid
@@ -159,9 +141,13 @@ def trial_dir() -> Path:
 
 
 def _reporter() -> Reporter | None:
-    if _Reporting.reporter is not None and _Reporting.process != os.getpid():
-        raise FluidError("fluid.report() is called by a process that the trial has started: call it in the trial's own")
-    return _Reporting.reporter
+    """The reporter of the caller's trial; ``None`` if it has none."""
+    code = current_trial()
+    if code is None:
+        return None
+    if code.reporter is not None or code.ended:
+        code.check()
+    return code.reporter
 
 
 def _is_in_ray_session() -> bool:

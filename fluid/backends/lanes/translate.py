@@ -22,16 +22,16 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.fusion import FusionLimited
-from fluid.engine.lane_record import LaneMeasured, StateMeasured
+from fluid.engine.lane_record import LaneMeasured, LaneSpent, StateMeasured
 from fluid.engine.requests import TrialAsked
 from fluid.engine.restores import Restoring
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
 from fluid.keeping import KeepRule
+from fluid.lane import device_messages as devices
 from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
-from fluid.lane.device_messages import HeldAtRest, OwnBytesChanged
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
@@ -194,8 +194,9 @@ def _failure(raised: m.ResidentFailed | m.Raised) -> Failure:
 
 _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes, x.seconds),
-    OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
-    HeldAtRest: lambda x, lane_id, host, at: StateMeasured(at, x.trial_id, lane_id, x.held_bytes),
+    devices.OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
+    devices.LaneSpent: lambda x, lane_id, host, at: LaneSpent(at, lane_id, x.reason),
+    devices.HeldAtRest: lambda x, lane_id, host, at: StateMeasured(at, x.trial_id, lane_id, x.held_bytes),
     m.ResidentStarted: _started,
     m.ResidentSetBack: _set_back,
     ResidentSavability: lambda x, lane_id, host, at: SavabilityChanged(
