@@ -407,6 +407,7 @@ class _Lane:
     def _current_trial(self) -> str | None:
         current = self._residents.current
         return None if current is None else current.trial_id
+
     def _tell_spent(self, reason: str) -> None:
         self._output.stderr.write(f"no further trial should run in this process: {reason}\n")
         self._channel.send(LaneSpent(self._clock.now(), reason), at_once=False)  # Before that the trial has left.
