@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import select
 import socket
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -319,9 +319,9 @@ class Host:
 
     def _await_programs(self) -> None:
         """Waits a while for those who use programs: they hear that the session ends, and write what is left."""
-        until = self._clock.now() + _PROGRAMS_S
+        until, pause = self._clock.now() + _PROGRAMS_S, threading.Event()
         while any(ours.fileno() >= 0 for ours in tuple(self._program_ends)) and self._clock.now() < until:
-            select.select([], [], [], 0.01)
+            pause.wait(0.01)
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
