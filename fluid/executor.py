@@ -102,6 +102,11 @@ class FluidExecutor(SessionDoor):
             their share of the devices come earlier.
         spare_lanes: most warm lanes per host beyond those in use, in which the trial on the longest path goes on if its
             lane dies (``docs/reliability.md``); 1 by default, 0 for none.
+        isolation: ``"trial"``: each trial runs in a process that has run no other one, and that ends with it
+            (``docs/running.md``); ``"lane"``: trials run one after another in the processes that there are, as is
+            faster for tiny ones whose author knows that they leave nothing behind. ``None``, the default, for
+            ``"trial"``, but ``"lane"`` where trials share a process by their nature: with ``packing="fused"`` or
+            ``"lane"``, ``rounds=True``, another lane policy, and for trials that can be fused.
         loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
             :class:`TrialListener`; none by default (``docs/logging.md``).
         metrics_port: loopback port with metrics for Prometheus, 0 for any, or ``"address:port"``; ``None`` for none.
@@ -140,6 +145,7 @@ class FluidExecutor(SessionDoor):
         group_policy: str = "irs",
         fairness: float = 0.0,
         spare_lanes: int = DEFAULT_SPARE_LANES,
+        isolation: str | None = None,
         loggers: Sequence[TrialListener] = (),
         metrics_port: int | str | None = None,
         _folder: RunFolder | None = None,
@@ -168,6 +174,7 @@ class FluidExecutor(SessionDoor):
             group_policy=group_policy,
             fairness=fairness,
             spare_lanes=spare_lanes,
+            isolation=isolation,
         )
         self._folder = _folder or RunFolder.create(run_dir)
         self.run_dir = self._folder.path
@@ -183,7 +190,14 @@ class FluidExecutor(SessionDoor):
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
         engine = options.make_engine(profile, chosen)
         self._session = Session(
-            engine, chosen, self._folder, options.plans.d, options.facts, options.retention, options.goals
+            engine,
+            chosen,
+            self._folder,
+            options.plans.d,
+            options.facts,
+            options.retention,
+            options.goals,
+            options.isolating,
         )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session))

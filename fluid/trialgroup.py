@@ -48,6 +48,10 @@ def avoid_names(trials: Iterable[str], groups: Iterable[str]) -> None:
     _group_names.avoid(groups)
 
 
+#: Whether a trial runs in a process that has run no other trial.
+ISOLATION = ("trial", "lane")
+
+
 class TrialState(str, Enum):
     """A trial's state; :mod:`fluid.engine.transitions` says which may follow which."""
 
@@ -123,7 +127,7 @@ class Search:
     """Says that a search algorithm submits a group's trials, and what it optimizes. Reports and the live view show it.
 
     With ``extends=True``, a trial that has used up its budget is shown as paused until the algorithm extends or stops
-    it; else it is done.
+    it, and its process stays; else it is done.
 
     Example:
         >>> from fluid import Search, TrialGroup
@@ -134,7 +138,8 @@ class Search:
         metric: name of the metric that trials are compared by; ``None``, the default, if unknown.
         mode: ``"min"`` if less of the metric is better, or ``"max"``; ``None``, the default, to judge by its name.
         trials: number of trials that there will be; ``None``, the default, if unknown.
-        extends: whether the algorithm may extend a trial that has used up its budget; ``False`` by default.
+        extends: whether the algorithm may extend a trial that has used up its budget; ``None``, the default, if
+            unknown: then the state of such a trial is saved, if it can be. With ``False`` it is not.
         besides: further metrics that are optimized, each with its mode; none by default.
         time_budget_s: seconds from its submission after which the search ends; ``None``, the default, for no limit.
         shape: how far the trials run and which of them continue, for forecasts; ``None``, the default, if unknown.
@@ -143,14 +148,14 @@ class Search:
     metric: str | None = None
     mode: str | None = None
     trials: int | None = None
-    extends: bool = False
+    extends: bool | None = None
     besides: tuple[tuple[str, str], ...] = ()
     time_budget_s: float | None = None
     shape: SearchShape | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.extends, bool):
-            raise InvalidFieldError("extends", self.extends, "must be True or False")
+        if self.extends is not None and not isinstance(self.extends, bool):
+            raise InvalidFieldError("extends", self.extends, "must be True, False or None")
         if self.metric is not None:
             require_text("metric", self.metric, empty=True)
         if self.mode is not None:
@@ -206,6 +211,9 @@ class Trial:
             by at most 1/fraction trials.
         threads: CPU threads of the trial's process while it runs the trial, as for OMP_NUM_THREADS and
             ``torch.set_num_threads``; ``None``, the default, for one where lanes share a machine.
+        isolation: ``"trial"`` if it runs in a process that has run no other trial, ``"lane"`` if it may share one with
+            others, as tiny trials do whose author knows that they do not disturb each other; ``None``, the default,
+            for the executor's ``isolation``.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -226,6 +234,7 @@ class Trial:
     requires: Requires | None = None
     devices: float | None = None
     threads: int | None = None
+    isolation: str | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -252,6 +261,8 @@ class Trial:
         object.__setattr__(self, "devices", require_devices("devices", self.devices))
         if self.threads is not None:
             object.__setattr__(self, "threads", require_integer("threads", self.threads, at_least=1))
+        if self.isolation is not None:
+            require_one_of("isolation", self.isolation, ISOLATION)
         if not isinstance(self.retry_errors, bool):
             raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
         object.__setattr__(self, "config", own_config(self.config))

@@ -30,7 +30,7 @@ class Calls:
         trial = self._core.trials[event.trial_id]
         progress, residence = trial.progress, trial.residence
         trial.calls.append(PendingCall(event.call_id, event.method, event.payload, progress.reported, progress.budget))
-        if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED or residence.given_up:
+        if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
             self._core.refuse_calls(trial)  # it ended at this very instant
         elif trial.state is TrialState.DONE and (residence.lane is None or residence.saving):
             self._restore(trial)

@@ -183,6 +183,10 @@ class CheckpointValues:
             returns *= tuning.LOST_LANES
         return CheckpointValue(returns, is_pinned or is_best)
 
+    def odds(self, trial: TrialRecord) -> float:
+        """Probability that a trial goes on from its state, or others do."""
+        return self._odds(trial)[0]
+
     def _odds(self, trial: TrialRecord) -> tuple[float, bool]:
         """Probability that a trial goes on from its state, or others do, and whether it is pinned for that."""
         key = self._rung_of.get(trial.trial_id)

@@ -139,9 +139,6 @@ class SessionState:
         trial = self.require_known(trial_id)
         if trial.state in (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED):
             raise InvalidFieldError("trial_id", trial_id, f"is {trial.state.value} and cannot be {action}")
-        if trial.residence.given_up:
-            reason = f"cannot be {action}: it cannot be saved, and its state was dropped to make room for others"
-            raise InvalidFieldError("trial_id", trial_id, reason)
         return trial
 
     def awaits_devices(self, trial: TrialRecord) -> bool:
@@ -190,7 +187,7 @@ class SessionState:
         self.fusing.left(trial)
         self.watching.released(trial)
         self.resizing.pop(trial.row, None)
-        self.clearing.pop(trial.row, None)
+        self.clearing.pop(trial.row, None)  # Its deadline, if it has one, finds it gone.
         place.lanes, place.launched = (), False
         place.move = place.preemption = None
         place.stopping_lanes = place.lost_lanes = NO_LANES
@@ -389,8 +386,6 @@ class SessionState:
         failure, failed = Failure("stopped", "the trial was stopped"), trial.limits.failure
         if trial.state is TrialState.FAILED and failed is not None:
             failure = Failure(failed.kind, f"the trial failed: {failed.message}", failed.traceback)
-        elif trial.residence.given_up:
-            failure = Failure("stopped", "the trial's state was dropped to make room for others, and was never saved")
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)
         trial.calls.clear()

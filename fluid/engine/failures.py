@@ -12,7 +12,7 @@ from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
 from fluid.engine.lane_losses import LaneLosses
-from fluid.engine.lane_record import Killing, LaneRecord
+from fluid.engine.lane_record import Killing
 from fluid.engine.lane_starts import LaneStarts
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import TrialRecord
@@ -211,14 +211,11 @@ class Failures:
         core.changed = True
         if self._spares.could_not_start(lane, blameless=event.blameless):
             return
-        self._spares.lane_lost(lane)
         if lane.killing is not None:
             self._losses.evacuate(lane, event.reason, culprit=lane.killing.trial_id, failure=lane.killing.failure)
-            self._replace(lane)
             return
         if lane.ready or event.blameless:
             self._losses.evacuate(lane, event.reason, culprit=event.culprit, blameless=event.blameless)
-            self._replace(lane)
             return
         device = lane.device_ids[event.failed_position or 0]
         self._losses.evacuate(lane, event.reason, blameless=True)
@@ -236,11 +233,6 @@ class Failures:
             self.device_lost(DeviceLost(event.at, device, why))
             if not core.occupancy.devices:
                 self._why_nothing_starts = event.reason
-
-    def _replace(self, lane: LaneRecord) -> None:
-        """Starts another lane in place of a lost one; a gang's is started for the next gang."""
-        if not lane.others:
-            self._core.lanes.start(lane.device_id, self._core.commands)
 
     def fail_what_waits(self) -> None:
         """Fails all queued trials if the last device was removed because no lane starts there."""

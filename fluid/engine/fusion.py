@@ -78,6 +78,8 @@ class Fusing:
 
     def admit(self, trial: TrialRecord) -> None:
         """Finds the group of a new trial, if it is to share a lane; one that asks for a share of a device has none."""
+        if trial.spec.isolated:
+            return
         if self._turns.takes(trial):
             trial.sharing_group = TURNS
         if not trial.spec.fusible or trial.spec.devices is not None or not self._estimates.fuses:

@@ -36,8 +36,6 @@ class IterationTiming:
         """Records that a trial was placed in these lanes; its start is timed in a lane that has to load everything."""
         unused = len(lanes) == 1 and not lanes[0].used
         trial.pace.placed_at, trial.pace.settled_after = now if unused else None, None
-        for lane in lanes:
-            lane.used = True
 
     def lane_launched(self, lane: LaneRecord, at: float) -> None:
         """Times the start of the trial that holds a lane from the lane's launch on, seconds, if it waited for that.

@@ -46,6 +46,18 @@ class StateMeasured(Event):
     held_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class LaneSpent(Event):
+    """A trial has changed a lane's process for good: no further trial is to run there.
+
+    Attributes:
+        reason: what it left behind, in one line.
+    """
+
+    lane_id: int
+    reason: str
+
+
 @dataclass(slots=True)
 class LaneRecord:
     """One lane.
@@ -54,8 +66,10 @@ class LaneRecord:
         device_id: its device; the first one of a gang's lane.
         others: further devices of a gang's lane, of the same host.
         ready: whether the lane has reported that it is warm.
-        used: whether a trial was placed in it.
-        spare: whether it was started as a spare lane, and no trial has held it since.
+        used: whether a trial's code may have run in it.
+        shared: whether trials that may share a process are to run in it; ``False`` for one that is used by a trial that
+            is to have a process of its own.
+        spent: whether a trial has changed its process for good, so that no other one is to run there.
         holders: the trials that hold the lane, in order of arrival: one, or several that are fused or take turns; empty
             while it is idle.
         sharing_group: the group of trials that others may join here; ``None`` where it has at most one holder.
@@ -77,7 +91,8 @@ class LaneRecord:
     others: tuple[int, ...] = ()
     ready: bool = False
     used: bool = False
-    spare: bool = False
+    shared: bool = False
+    spent: bool = False
     holders: dict[str, None] = field(default_factory=dict)
     sharing_group: str | None = None
     rows: int | None = None
@@ -100,6 +115,16 @@ class LaneRecord:
     def usable(self) -> bool:
         """Whether the trials that hold the lane can be told to run."""
         return self.ready and not self.draining and self.killing is None
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether any trial can have it: none has run there, and none holds it."""
+        return not (self.used or self.holders or self.others or self.spent or self.killing is not None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no trial is to run in it any more, and it holds nothing."""
+        return (self.spent or (self.used and not self.shared)) and self.is_empty and not self.dismissed
 
     @property
     def is_empty(self) -> bool:

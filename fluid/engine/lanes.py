@@ -11,6 +11,10 @@ from fluid.engine.records import TrialRecord
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.resources import whole_bytes
 
+#: Lanes of a device that keep the state of one trial each: as many, and as many if their states cannot be saved.
+DEFAULT_IDLE_LANES = 32
+DEFAULT_PROCESSES = 128
+
 
 class Fusion(NamedTuple):
     """With which trials one may share a lane.
@@ -50,11 +54,16 @@ class Lanes:
     Attributes:
         most_per_device: as many processes as can use one device; ``None`` for no limit. Trials hold no more lanes than
             that (:mod:`fluid.session.packing_limit`); idle ones that are in the way of a further lane are ended.
+        most_idle: lanes that keep the state of one trial each, on a device whose bytes do not bound them.
+        most_processes: such lanes of a device that the machine can have processes for, where the states cannot be
+            saved.
     """
 
     def __init__(self, resident_limit: int, memory: MemoryLedger) -> None:
         self.resident_limit = resident_limit
         self.most_per_device: int | None = None
+        self.most_idle = DEFAULT_IDLE_LANES
+        self.most_processes = DEFAULT_PROCESSES
         self._memory = memory
         #: The most bytes that a lane takes for itself, as measured last: the estimate for lanes that were not measured.
         self.usual_bytes = 0.0
@@ -62,6 +71,12 @@ class Lanes:
         self._has_freed = False
         #: Devices on which lanes were ended to make room, which takes them a moment.
         self._retired: set[int] = set()
+        #: Lanes that a trial has left since :meth:`end_over` was called.
+        self._left: set[int] = set()
+        #: Devices of which a lane was taken, or came or went, since :mod:`fluid.engine.spare_lanes` looked at them; and
+        #: how many were ended there as their trials had left.
+        self.changed_on: set[int] = set()
+        self.ended_on: dict[int, int] = {}
         #: Lanes that have to be told, or may have to, how many trials they train in one step.
         self.rows_due: set[int] = set()
         self._lanes: dict[int, LaneRecord] = {}
@@ -87,6 +102,12 @@ class Lanes:
     def on(self, device_id: int) -> list[LaneRecord]:
         """The lanes of a device."""
         return list(self._by_device.get(device_id, {}).values())
+
+    def most_idle_on(self, device_id: int, running: int) -> int:
+        """How many lanes of a device may keep the state of a trial each, beside so many in which trials run."""
+        if self.most_per_device is None:
+            return self.most_idle
+        return min(self.most_idle, max(0, self.most_per_device - running - 1))
 
     def width_of(self, trial: TrialRecord, width: float, *, fused: bool) -> float:
         """The width at which a trial iterates, as results tell it: the share of a device, or how many it has.
@@ -117,6 +138,7 @@ class Lanes:
         for device in lane.device_ids:
             self._by_device.setdefault(device, {})[lane.lane_id] = lane
             self._update_memory(device)
+            self.changed_on.add(device)
         commands.append(StartLane(lane.lane_id, device_id, others))
         return lane
 
@@ -128,6 +150,7 @@ class Lanes:
             own_bytes: device memory that it takes for itself; 0 if unknown.
         """
         self._lanes[lane_id].ready = True
+        self.changed_on.update(self._lanes[lane_id].device_ids)
         if own_bytes > 0.0:
             self.measured(lane_id, own_bytes)
 
@@ -167,6 +190,7 @@ class Lanes:
             if not on_device:
                 del self._by_device[device_id]
             self._update_memory(device_id)
+            self.changed_on.add(device_id)
         for trial_id in list(lane.reserved):
             self._free_memory(lane, trial_id)
         if lane.is_measured and lane.own_bytes >= self.usual_bytes:
@@ -204,59 +228,90 @@ class Lanes:
     # -- which trial runs where --------------------------------------------------------------------------
 
     def acquire(
-        self, device_id: int, trial_id: str, commands: list[Command], company: Company | None = None
+        self,
+        device_id: int,
+        trial: TrialRecord,
+        commands: list[Command],
+        company: Company | None = None,
+        *,
+        is_wide: bool = False,
     ) -> LaneRecord:
-        """Gives a trial an idle lane of a device: the one that keeps its state, else a warm one, else a new one.
+        """Gives a trial a lane of a device: the one that keeps its state, else one that it may have, else a new one.
 
-        A lane that another trial is about to leave comes before other warm ones: then no more trials run on the device
-        than hold it. Lanes of gangs that hold nothing are ended there. A trial that may share a lane joins one that
-        others hold, if it is to.
+        Of lanes that run trials one after another, one that another trial is about to leave comes before idle ones:
+        then no more trials run on the device than hold it. Lanes of gangs that hold nothing are ended there. A trial
+        that may share a lane joins one that others hold, if it is to. One that ``is_wide`` has further lanes.
         """
         best: LaneRecord | None = None
-        best_rank: tuple[bool, bool, bool, bool, int] | None = None
+        best_rank: tuple[bool, bool, bool, bool, bool, int] | None = None
         gangs = False
         for lane in self._by_device.get(device_id, {}).values():
             if lane.others:
                 gangs = True
-            elif not lane.holders or (company is not None and company.joins(lane)):
-                keeps = trial_id in lane.residents
-                rank = (not lane.holders, not keeps, not lane.draining, not lane.ready, len(lane.residents))
+            elif _may_have(trial, lane, company, is_wide=is_wide):
+                away = trial.trial_id not in lane.residents
+                rank = (not lane.holders, away, not lane.draining, not lane.used, not lane.ready, len(lane.residents))
                 if best_rank is None or rank < best_rank:
                     best, best_rank = lane, rank
         if gangs:
             self._end_idle_gangs((device_id,), commands)
         if best is None:
             best = self.start(device_id, commands)
-        best.holders[trial_id] = None
-        best.spare = False
         best.sharing_group = None if company is None else company.group
-        self.rows_due.add(best.lane_id)
-        return best
+        return self._give(best, trial)
 
     def acquire_all(
         self,
         device_ids: Sequence[int],
-        trial_id: str,
+        trial: TrialRecord,
         commands: list[Command],
-        *,
-        gang: bool,
         company: Company | None = None,
     ) -> list[LaneRecord]:
         """Gives a trial lanes of its devices: one on each, or for a gang one of them all."""
-        if gang:
-            return [self._acquire_gang(tuple(device_ids), trial_id, commands)]
-        return [self.acquire(device_id, trial_id, commands, company) for device_id in device_ids]
+        if trial.spec.gang:
+            return [self._acquire_gang(tuple(device_ids), trial, commands)]
+        is_wide = len(device_ids) > 1
+        return [self.acquire(device_id, trial, commands, company, is_wide=is_wide) for device_id in device_ids]
 
-    def _acquire_gang(self, device_ids: tuple[int, ...], trial_id: str, commands: list[Command]) -> LaneRecord:
+    def _acquire_gang(self, device_ids: tuple[int, ...], trial: TrialRecord, commands: list[Command]) -> LaneRecord:
         """Gives a gang an idle lane of exactly these devices; those of other sets that hold nothing are ended."""
         wanted = set(device_ids)
-        idle = [lane for lane in self.on(device_ids[0]) if not lane.holders and set(lane.device_ids) == wanted]
-        best = max(idle, key=lambda lane: (trial_id in lane.residents, not lane.draining, lane.ready), default=None)
+        idle = [lane for lane in self.on(device_ids[0]) if set(lane.device_ids) == wanted and _may_have(trial, lane)]
+        best = max(
+            idle, key=lambda lane: (trial.trial_id in lane.residents, not lane.draining, lane.ready), default=None
+        )
         self._end_idle_gangs(device_ids, commands, but=best)
         if best is None:
             best = self.start(device_ids[0], commands, device_ids[1:])
-        best.holders[trial_id] = None
-        return best
+        return self._give(best, trial)
+
+    def _give(self, lane: LaneRecord, trial: TrialRecord) -> LaneRecord:
+        lane.holders[trial.trial_id] = None
+        lane.shared = not trial.spec.isolated
+        self.rows_due.add(lane.lane_id)
+        self.changed_on.update(lane.device_ids)
+        return lane
+
+    def use(self, lane_ids: Iterable[int]) -> None:
+        """Marks lanes as used: they are about to be told of a trial."""
+        for lane_id in lane_ids:
+            self._lanes[lane_id].used = True
+
+    def spend(self, lane_id: int) -> None:
+        """Gives a lane to no further trial, as one has changed its process for good."""
+        if lane_id in self._lanes:
+            self._lanes[lane_id].spent = True
+            self._left.add(lane_id)
+
+    def end_over(self, commands: list[Command]) -> None:
+        """Ends the lanes in which no trial is to run any more, of those that trials have left."""
+        left, self._left = self._left, set()
+        for lane_id in sorted(left):
+            lane = self._lanes.get(lane_id)
+            if lane is not None and lane.is_over:
+                self._end(lane, commands)
+                for device_id in lane.device_ids:
+                    self.ended_on[device_id] = self.ended_on.get(device_id, 0) + 1
 
     def _end_idle_gangs(
         self, device_ids: tuple[int, ...], commands: list[Command], but: LaneRecord | None = None
@@ -293,6 +348,8 @@ class Lanes:
             lane = self._lanes.get(lane_id)
             if lane is not None:
                 lane.holders.pop(trial_id, None)
+                self._left.add(lane_id)
+                self.changed_on.update(lane.device_ids)
                 if not lane.holders:
                     lane.sharing_group = None
 
@@ -307,6 +364,7 @@ class Lanes:
         lane = self._lanes.get(lane_id)
         if lane is None:
             return False
+        self._left.add(lane_id)
         lane.dismissed.discard(trial_id)  # A trial that has failed has dropped that, too.
         if trial_id not in lane.draining:
             return False
@@ -328,6 +386,7 @@ class Lanes:
         if lane is not None:
             lane.residents.pop(trial_id, None)
             lane.dismissed.discard(trial_id)
+            self._left.add(lane_id)
             if trial_id not in lane.draining:
                 self._free_memory(lane, trial_id)
 
@@ -382,3 +441,18 @@ class Lanes:
         memory = lane.reserved.pop(trial_id, 0.0)
         for device_id in lane.device_ids if memory else ():
             self._memory.reserve(device_id, -memory)
+
+
+def _may_have(trial: TrialRecord, lane: LaneRecord, company: Company | None = None, *, is_wide: bool = False) -> bool:
+    """Whether a trial may run in a lane.
+
+    One that is to have a process of its own may where no trial has run; and where its state is kept, if it goes on with
+    that there. It does not once the state is being saved, and not together with other lanes, which have to restore it.
+    """
+    goes_on = trial.trial_id in lane.residents and not trial.residence.saving
+    if trial.spec.isolated:
+        is_fresh = not (lane.used or lane.spent or lane.killing is not None)
+        return not lane.holders and (is_fresh or (goes_on and not is_wide))
+    if not goes_on and (lane.spent or (lane.used and not lane.shared)):
+        return False
+    return not lane.holders or (company is not None and company.joins(lane))

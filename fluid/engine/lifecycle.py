@@ -16,7 +16,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.fusion import FusionLimited
-from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.lane_record import LaneMeasured, LaneSpent
 from fluid.engine.learning import learn_from
 from fluid.engine.notices import NotePreempted
 from fluid.engine.records import NO_LANES, PendingPreemption, Stage, TrialRecord
@@ -45,9 +45,7 @@ class Lifecycle:
         """QUEUED -> STARTING: takes lanes for a trial that was just placed."""
         core = self._core
         devices = core.occupancy.held[trial.row]
-        lanes = core.lanes.acquire_all(
-            devices, trial.trial_id, core.commands, gang=trial.spec.gang, company=core.fusing.of(trial, devices)
-        )
+        lanes = core.lanes.acquire_all(devices, trial, core.commands, core.fusing.of(trial, devices))
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.fusing.placed(trial)
         core.timing.placed(trial, lanes, core.now)
@@ -80,6 +78,7 @@ class Lifecycle:
     def _launch(self, trial: TrialRecord) -> None:
         trial.progress.go_back_to(trial.residence.restart_at)
         self._core.memory.note_change(trial.row)
+        self._core.lanes.use(trial.placement.lanes)
         trial.placement.launched, trial.residence.held_bytes = True, None
         self._core.watching.launched(trial, self._core.now, iterates=False)
         iterations, checkpoint = trial.progress.grant(self._core.limit_of(trial)), trial.residence.checkpoint
@@ -254,13 +253,14 @@ class Lifecycle:
         )
 
     def finish(self, trial: TrialRecord) -> None:
-        """RUNNING -> DONE; the trial's state stays resident in its first lane."""
+        """RUNNING -> DONE; the trial's state stays resident in its first lane if the trial may go on there."""
         core, lanes = self._core, trial.placement.lanes
         core.release(trial)
         core.drain(trial, lanes[1:])
         core.end(trial, TrialState.DONE, f"done after {trial.progress.done} iterations")
         self._residency.keep(trial, lanes[0])
         core.commands += last_to_keep(trial, lanes[0])
+        self._residency.let_go(trial)
 
     # -- preemption ----------------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class Lifecycle:
 
     def lane_drained(self, lane_id: int) -> None:
         """Continues the trial that waits for a lane that another one has left; its memory may let queued ones start."""
-        self._core.changed |= bool(self._core.queue)
+        self._core.changed |= bool(self._core.queue or self._core.clearing)
         self.lane_usable(lane_id)
 
     def lane_measured(self, event: LaneMeasured) -> None:
@@ -389,6 +389,10 @@ class Lifecycle:
         if event.lane_id in self._core.lanes:
             self._core.lanes.measured(event.lane_id, event.own_bytes)
             self._core.changed |= bool(self._core.queue)
+
+    def lane_spent(self, event: LaneSpent) -> None:
+        """A trial has changed a lane's process for good: no further one runs there."""
+        self._core.lanes.spend(event.lane_id)
 
     def lane_usable(self, lane_id: int) -> None:
         """Continues the trials that wait for a lane, which can run them now."""

@@ -39,7 +39,6 @@ class Placing:
         admitting: chooses among trials where memory is scarce.
         kept_for_round: devices that states are leaving for trials that have done so many iterations: those that have
             done more are not placed there (:mod:`fluid.engine.rounds`).
-        warm: devices with a warm lane for trials whose lane was just lost, by row.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Placing:
         self.reservations = Reservations(trials, occupancy, estimates)
         self.claims: dict[int, float] = {}
         self.kept_for_round: dict[int, int] = {}
-        self.warm: dict[int, int] = {}
         self.admitting = Admitting(trials, queue, occupancy, estimates, allocations.work)
         self._trials = trials
         self._queue = queue
@@ -241,7 +239,7 @@ class Placing:
 
     def _place_or_reserve(self, trial: TrialRecord, within: frozenset[int] | None) -> bool:
         near = None if trial.residence.saving else trial.residence.device
-        near = self.admitting.targets.get(trial.row, self.warm.get(trial.row)) if near is None else near
+        near = self.admitting.targets.get(trial.row) if near is None else near
         busy = trial.pinned and (self.lane_is_busy(trial) or not self._fits_in_own_lane(trial))
         if not busy and self.place_near(trial, near, only=trial.pinned, within=within):
             return not self._awaits_faster(trial)

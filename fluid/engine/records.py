@@ -158,7 +158,6 @@ class Residence:
         lane, device: lane that keeps the state, and its device; ``None`` if none does.
         held_bytes: device memory that its lane last measured it to take; ``None`` if that has measured nothing.
         saving: whether that lane was told to save the state and drop it, and has not answered.
-        given_up: whether the state was dropped for want of room though it could not be saved.
         checkpoint: the newest one.
         durable: the newest one that outlives its host's memory.
         checkpoint_is_current: whether the newest one holds the trial's present state: no iteration was done, and no
@@ -170,7 +169,6 @@ class Residence:
     device: int | None = None
     held_bytes: float | None = None
     saving: bool = False
-    given_up: bool = False
     checkpoint: Checkpoint | None = None
     durable: Checkpoint | None = None
     checkpoint_is_current: bool = False

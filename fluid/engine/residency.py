@@ -6,12 +6,15 @@ used one is evicted first, to host memory, or to disk where that is full.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
+from fluid.engine.checkpoint_values import CheckpointValues
 from fluid.engine.commands import Save, StopTrial
 from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, TrialSaved
-from fluid.engine.lane_record import StateMeasured
+from fluid.engine.lane_record import LaneRecord, StateMeasured
 from fluid.engine.memory_limits import MemoryLimits
 from fluid.engine.records import TrialRecord
 from fluid.engine.retention import TrialNotKept, is_to_be_kept
@@ -21,12 +24,26 @@ from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
 
-class Residency:
-    """Keeps, saves and drops the states of trials that do not run; writes their :class:`Residence`."""
+@dataclass(frozen=True, slots=True)
+class CleanUpDeadline:
+    """When to look whether a trial still waits for others that have ended to be cleaned up."""
 
-    def __init__(self, core: SessionState, calls: Calls) -> None:
+    row: int
+
+
+class Residency:
+    """Keeps, saves and drops the states of trials that do not run; writes their :class:`Residence`.
+
+    Args:
+        core: the session.
+        calls: handed to the lane that keeps a trial's state.
+        values: how likely trials go on from their states.
+    """
+
+    def __init__(self, core: SessionState, calls: Calls, values: CheckpointValues) -> None:
         self._core = core
         self._calls = calls
+        self._values = values
         self._limits = MemoryLimits(core)
 
     def keep(self, trial: TrialRecord, lane_id: int) -> None:
@@ -36,6 +53,22 @@ class Residency:
         core.lanes.keep(lane_id, trial.trial_id, self._kept_bytes(trial))
         self._calls.deliver(trial)
         self._trim_residents(device)
+
+    def let_go(self, trial: TrialRecord) -> None:
+        """Has a trial that is done leave its lane, which ends then, if nothing says that it goes on.
+
+        Its state is saved first, if it can be, for its submitter may extend it all the same.
+        """
+        progress, residence, spec = trial.progress, trial.residence, trial.spec
+        if trial.state is not TrialState.DONE or residence.lane is None or residence.saving:
+            return
+        if not spec.isolated or spec.extends or progress.follow_up_iterations > 0 or trial.calls:
+            return
+        may_be_extended = spec.extends is None and not progress.finished_early
+        if may_be_extended and spec.can_save and not residence.checkpoint_is_current:
+            self.save_out(trial)
+        else:
+            self.drop(trial)
 
     def _kept_bytes(self, trial: TrialRecord) -> float:
         """Device memory that a trial's state takes at rest: as its lane measured, else as its key's usually does."""
@@ -82,12 +115,15 @@ class Residency:
             self._core.changed = True
             self._core.lanes.check_memory(trial.residence.lane)
             self._trim_residents(device)
+            self.let_go(trial)
 
     def _trim_residents(self, device: int) -> None:
         """Evicts states if a device keeps too many: rare where their bytes are known (:meth:`evict_excess`)."""
         core = self._core
         bounded = core.memory.usable_bytes(device) is not None
         kept = core.lanes.kept_on(device)
+        self._trim_idle_lanes(device, [core.trials[trial_id] for _, trial_id in kept])
+        kept = [(lane_id, trial_id) for lane_id, trial_id in kept if not core.trials[trial_id].spec.isolated]
         trials = [core.trials[trial_id] for _, trial_id in kept]
         known = [bounded and core.lanes.kept_bytes(lane_id, trial_id) > 0.0 for lane_id, trial_id in kept]
         limit = core.lanes.resident_limit
@@ -97,6 +133,18 @@ class Residency:
             self._evict_oldest(savable, len(savable) - limit * allowance)
         pinned = [trial for trial in trials if not trial.spec.can_save]
         self._evict_oldest(pinned, len(pinned) - limit * tuning.PINNED_ALLOWANCE)
+
+    def _trim_idle_lanes(self, device: int, kept: list[TrialRecord]) -> None:
+        """Evicts states that have a lane of their own if a device keeps too many of these.
+
+        Those that cannot be saved stay as long as the machine has processes for them: their trials would begin again.
+        """
+        alone = [trial for trial in kept if trial.spec.isolated and not trial.residence.saving]
+        lanes, limit = self._core.lanes, self._core.occupancy.limit(device)
+        surplus = len(alone) - lanes.most_idle_on(device, limit)
+        for trial in sorted(filter(_can_be_evicted, alone), key=self._cost_of_eviction)[: max(0, surplus)]:
+            if trial.spec.can_save or len(alone) > lanes.most_processes:
+                self.evict(trial)
 
     def evict_excess(self) -> bool:
         """Evicts states that can be fetched back until the known bytes on each device fit there; limits what runs.
@@ -124,9 +172,9 @@ class Residency:
             return
         staying, held = self._kept(device), self._held_bytes(device)
         excess -= sum(memory for name, memory in held.items() if name not in staying)
-        for trial in sorted(staying.values(), key=_cost_of_eviction):
+        for trial in sorted(staying.values(), key=self._cost_of_eviction):
             if excess > 0.0 and trial.spec.can_save and _can_be_evicted(trial):
-                excess -= held.get(trial.trial_id, 0.0)
+                excess -= held.get(trial.trial_id, 0.0) + self._lane_bytes(trial)
                 self.evict(trial)
 
     def _evict_oldest(self, trials: list[TrialRecord], surplus: int) -> None:
@@ -135,6 +183,19 @@ class Residency:
             resting = [trial for trial in trials if trial.rests and not trial.calls and not _must_stay(trial)]
             for trial in sorted(resting, key=_since)[:surplus]:
                 self.evict(trial)
+
+    def _cost_of_eviction(self, trial: TrialRecord) -> tuple[bool, bool, float, float, int]:
+        """Those whose states cost less come first; of states that can be saved, what is expected of a byte of them."""
+        lane_id = trial.residence.lane
+        worth = self._values.odds(trial) * self._core.estimates.of_key(trial).interruption()
+        freed = self._lane_bytes(trial)
+        freed += 0.0 if lane_id is None else self._core.lanes.kept_bytes(lane_id, trial.trial_id)
+        return not trial.spec.can_save, not trial.rests, worth / max(1.0, freed), *_since(trial)
+
+    def _lane_bytes(self, trial: TrialRecord) -> float:
+        """Device memory that the lane which keeps a trial's state takes for itself, if it ends with that."""
+        lane_id = trial.residence.lane
+        return self._core.lanes[lane_id].own_bytes if lane_id is not None and trial.spec.isolated else 0.0
 
     def _kept(self, device: int) -> dict[str, TrialRecord]:
         """Trials whose state a device keeps and that are not being saved out of it."""
@@ -154,7 +215,6 @@ class Residency:
             self.save_out(trial)
         else:
             self.drop(trial)
-            trial.residence.given_up = True
             self._core.note(trial, "its state was given up to make room for others: it cannot be saved")
 
     def save_out(self, trial: TrialRecord, *, durable: bool = False) -> None:
@@ -334,12 +394,12 @@ class Residency:
         going = [other for other in staying.values() if not (other is trial and stays) and _can_be_evicted(other)]
         if not alone:
             going = [other for other in going if other.rests and other.spec.can_save]
-            if sum(held.get(other.trial_id, 0.0) for other in going) < excess:
+            if sum(held.get(other.trial_id, 0.0) + self._lane_bytes(other) for other in going) < excess:
                 return False  # another trial has to leave first
         evicted = False
-        for other in sorted(going, key=_cost_of_eviction):
+        for other in sorted(going, key=self._cost_of_eviction):
             if excess > 0.0:
-                excess -= held.get(other.trial_id, 0.0)
+                excess -= held.get(other.trial_id, 0.0) + self._lane_bytes(other)
                 self.evict(other)
                 evicted = True
         return evicted or bool(leaving) or excess <= 0.0
@@ -349,21 +409,57 @@ class Residency:
 
         The trial runs alone there to be measured, with as much memory as possible.
         """
-        if self._core.estimates.need(trial) is not None:
-            return
-        for other in self._neighbours_at_rest(trial):
-            resting = other.rests and not other.calls
-            if resting and other.spec.can_save and not other.residence.saving:
-                self.evict(other)
-        if self._leaving(trial):
-            self._core.clearing[trial.row] = trial
+        core = self._core
+        if core.estimates.need(trial) is None:
+            for other in self._neighbours_at_rest(trial):
+                resting = other.rests and not other.calls
+                if resting and other.spec.can_save and not other.residence.saving:
+                    self.evict(other)
+            if self._leaving(trial):
+                core.clearing[trial.row] = trial
+        if self._cleaning_up(trial):
+            core.clearing[trial.row] = trial
+            core.deadlines.set(CleanUpDeadline(trial.row), core.now + tuning.CLEAN_UP_S)
 
     def is_clear(self, trial: TrialRecord) -> bool:
-        """Whether all states that were evicted for a trial have left, so that it may start."""
+        """Whether a trial may start: the states that were evicted for it have left, and ended trials were cleaned up.
+
+        An ended trial may hold a lock, a port or memory until then that the one that starts in its place needs.
+        """
         clearing = self._core.clearing
-        if trial.row in clearing and not self._leaving(trial):
+        if trial.row in clearing and not self._leaving(trial) and not self._cleaning_up(trial):
             del clearing[trial.row]
+            self._core.deadlines.clear(CleanUpDeadline(trial.row))
         return trial.row not in clearing
+
+    def _cleaning_up(self, trial: TrialRecord) -> list[LaneRecord]:
+        """The lanes of a trial's devices, other than its own, that others which have ended were told to leave."""
+        core, own = self._core, trial.placement.lanes
+        return [
+            lane
+            for device in core.occupancy.held.get(trial.row, ())
+            for lane in core.lanes.on(device)
+            if lane.used and not lane.shared and lane.lane_id not in own and self._is_cleaned_up(lane)
+        ]
+
+    def _is_cleaned_up(self, lane: LaneRecord) -> bool:
+        if lane.draining or lane.dismissed:
+            return True
+        trials = self._core.trials
+        return any(trials[name].state is TrialState.DONE and trials[name].residence.saving for name in lane.residents)
+
+    def look_at_clean_up(self, deadline: CleanUpDeadline) -> None:
+        """Kills the lanes in which ended trials are still being cleaned up though another one has waited for long."""
+        core = self._core
+        trial = core.trials.by_row.get(deadline.row)
+        if trial is None or trial.row not in core.clearing:
+            return
+        for lane in self._cleaning_up(trial):
+            left = next(iter((*lane.draining, *lane.dismissed)), None)
+            if left is not None:
+                reason = f"was killed: trial {left!r} was not cleaned up {tuning.CLEAN_UP_S:.0f} s after it had ended"
+                core.commands += core.watching.kill(left, (lane.lane_id,), reason, core.now)
+        core.deadlines.set(deadline, core.now + tuning.CLEAN_UP_S)
 
     def _leaving(self, trial: TrialRecord) -> bool:
         return any(other.residence.saving for other in self._neighbours_at_rest(trial))
@@ -389,10 +485,6 @@ def _can_be_evicted(trial: TrialRecord) -> bool:
 def _must_stay(trial: TrialRecord) -> bool:
     """Whether a trial that will go on would lose its state if it left its lane."""
     return trial.state is not TrialState.DONE and not trial.spec.can_save
-
-
-def _cost_of_eviction(trial: TrialRecord) -> tuple[bool, bool, float, int]:
-    return not trial.spec.can_save, not trial.rests, *_since(trial)
 
 
 def _since(trial: TrialRecord) -> tuple[float, int]:

@@ -74,9 +74,7 @@ class Resizing:
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
         new = [device for device in devices if device not in lane_of]
-        lanes = core.lanes.acquire_all(
-            new, trial.trial_id, core.commands, gang=False, company=core.fusing.of(trial, new)
-        )
+        lanes = core.lanes.acquire_all(new, trial, core.commands, core.fusing.of(trial, new))
         lane_of.update(zip(new, [lane.lane_id for lane in lanes], strict=True))
         self._set_lanes(trial, tuple(lane_of[device] for device in devices))
         place.move = move
@@ -93,6 +91,7 @@ class Resizing:
         new_lanes = trial.placement.lanes
         if all(lanes[lane_id].usable for lane_id in new_lanes):
             move.stage = Stage.PAUSING
+            lanes.use(new_lanes)
             purpose = PausePurpose.RESIZE
             self._core.commands.append(Pause(trial.trial_id, move.old_lanes, purpose=purpose, next_lane_ids=new_lanes))
 

@@ -371,12 +371,14 @@ class Scheduling:
     def close_device(self, device_id: int) -> None:
         """Places no further trial on a device; queued trials get no more devices than are left."""
         self._occupancy.close_device(device_id)
+        self._lanes.changed_on.add(device_id)
         self._cap_widths()
 
     def reopen_device(self, device_id: int) -> None:
         """Places trials on a closed device again."""
         self._forget_devices()
         self._occupancy.reopen_device(device_id)
+        self._lanes.changed_on.add(device_id)
 
     def remove_device(self, device_id: int) -> None:
         """Removes a device that no trial runs on; queued trials get no more devices than are left."""

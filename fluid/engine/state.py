@@ -51,13 +51,13 @@ from fluid.engine.failures import Failures
 from fluid.engine.fusion import FusionLimited
 from fluid.engine.holds import Holds
 from fluid.engine.hung_trials import HungTrials
-from fluid.engine.lane_record import LaneMeasured, StateMeasured
+from fluid.engine.lane_record import LaneMeasured, LaneSpent, StateMeasured
 from fluid.engine.lane_starts import CapDeadline
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.preemption import Preemptions
 from fluid.engine.records import TrialRecord
 from fluid.engine.requests import RequestAnswered, Requests, TrialAsked
-from fluid.engine.residency import Residency
+from fluid.engine.residency import CleanUpDeadline, Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.retiring import DeviceRetained, DeviceRetiring, Retirements
@@ -68,7 +68,7 @@ from fluid.engine.session_parts import make_session_state
 from fluid.engine.set_aside import TrialSetAside
 from fluid.engine.set_back import TrialSetBack
 from fluid.engine.settling import Settling
-from fluid.engine.spare_lanes import SpareDeadline, SpareLanes
+from fluid.engine.spare_lanes import SpareLanes
 from fluid.engine.submissions import Submissions
 from fluid.engine.transfers import Transfers
 from fluid.engine.urgency import Urgency
@@ -111,7 +111,7 @@ class EngineState:
         watermark: share of a device's memory that trials may fill.
         group_policy: which owner's trials start first: see :mod:`fluid.planning.group_policy`.
         fairness: how much owners that got less than their share are preferred; 0 for not at all.
-        spare_lanes: most spare lanes per host, and on one device 1; 0 for none.
+        spare_lanes: unused lanes that are at hand on each device; 0 for none.
     """
 
     def __init__(
@@ -154,11 +154,12 @@ class EngineState:
         self.limit_of = core.limit_of
         self._calls = Calls(self._core)
         self._requests = Requests(self._core)
-        self._residency = Residency(self._core, self._calls)
+        self.checkpoints = CheckpointValues(core)
+        self._residency = Residency(self._core, self._calls, self.checkpoints)
         self._resizing = Resizing(self._core, self._calls)
         self._lifecycle = Lifecycle(self._core, self._calls, self._residency, self._resizing)
         most = require_integer("max_failures", max_failures, at_least=0)
-        self.spares = SpareLanes(core, require_integer("spare_lanes", spare_lanes, at_least=0), most)
+        self.spares = SpareLanes(core, require_integer("spare_lanes", spare_lanes, at_least=0))
         self._failures = Failures(
             core, self._calls, self._lifecycle, self._residency, self._resizing, self.spares, most
         )
@@ -169,7 +170,6 @@ class EngineState:
         self._holds = Holds(core, self._lifecycle, self._residency, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
         self.urgency = Urgency(core, self._lifecycle)
-        self.checkpoints = CheckpointValues(core)
         self._hung, self._waits = HungTrials(core), Waits(core)
         self._rounds = Rotation(core, self._lifecycle, self._residency)
         self._settling = Settling(
@@ -189,7 +189,7 @@ class EngineState:
             DrainDeadline: self._hung.look_at_drain,
             DrainEnd: self._drains.due,
             CapDeadline: self._failures.starts.due,
-            SpareDeadline: self.spares.due,
+            CleanUpDeadline: self._residency.look_at_clean_up,
         }
 
     def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
@@ -217,6 +217,7 @@ class EngineState:
             SessionDraining: (drains.check_session, drains.session_draining),
             LaneReady: (None, failures.lane_ready),
             LaneMeasured: (None, lifecycle.lane_measured),
+            LaneSpent: (None, lifecycle.lane_spent),
             StateMeasured: (None, self._residency.measured),
             LaneLost: (None, failures.lane_lost),
             TrialSetBack: (None, lifecycle.set_back),
@@ -346,11 +347,14 @@ class EngineState:
             if part.under_way:
                 part.advance()
         self._rounds.update()
+        core.lanes.end_over(core.commands)
         self._settle()
         # 9. Evict kept states from devices whose known bytes do not fit any more, and start what fits where that ended
         #    lanes; see whether capped devices have room.
         while self._residency.evict_excess():
             self._settle()
+        core.lanes.end_over(core.commands)
+        self.spares.fill()
         self._failures.starts.ease()
         core.fusing.tell_rows(core.commands)
         self.checkpoints.tell()
@@ -362,7 +366,6 @@ class EngineState:
         if self._settling.is_due:
             self._settling.settle()
             self._waits.note()
-            self.spares.consider()
         self._rounds.advance()
         # 8. Ask for a tick if a waiting trial may have become urgent.
         self._settling.wants_tick |= self._preemptions.is_due()

@@ -29,6 +29,8 @@ class TrialSpec:
         gang: whether one lane holds all of these.
         keep_last: whether its newest checkpoint is to outlive the run.
         fusible: whether it can be fused with others like it.
+        isolated: whether it runs in a lane that has run no other trial, and that ends with it.
+        extends: whether its submitter may extend it once its budget is used up; ``None`` if unknown.
         config: texts of the values of its config by dotted name: they tell which trials may be like it.
     """
 
@@ -48,6 +50,8 @@ class TrialSpec:
     gang: bool = False
     keep_last: bool = False
     fusible: bool = False
+    isolated: bool = False
+    extends: bool | None = None
     config: tuple[tuple[str, str], ...] = ()
 
     def constraint(self) -> Constraint | None:

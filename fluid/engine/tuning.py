@@ -93,18 +93,10 @@ LONGEST_CAP_S = 3600.0
 #: The cap lasts this share of that where memory was freed on the device meanwhile, or a process there has ended.
 EASED_CAP = 0.1
 
-# -- spare lanes (benchmarks/spare_lanes.py) -----------------------------------------------------------------
+# -- spare lanes, and lanes that end (benchmarks/isolation.py) -------------------------------------------------
 
-#: Spare lanes are looked at so many seconds after trials or devices came or went: by then the trials have begun.
-SPARE_AFTER_S = 1.0
-#: They are looked at so often while trials run, as paces become known; and where a lane is not ready, or nothing was
-#: measured.
-SPARE_LOOK_S = 30.0
-SPARE_LOOK_SOON_S = 2.0
-#: A spare lane is started for a trial whose critical path takes so many more seconds: by then it has hardly paid.
-LEAST_SPARED_S = 10.0
-#: A spare lane moves to another device for a critical path that is so many times longer than those on its device.
-MOVES_SPARE = 1.5
+#: A trial that was stopped or has ended has so many seconds to clean up while others wait for its device.
+CLEAN_UP_S = 5.0
 #: No spare lane is started on a device for so many seconds after one could not be started there.
 SPARE_REFUSED_S = 600.0
 

@@ -253,8 +253,6 @@ def _residence(state: EngineState, trial: TrialRecord) -> Iterator[str]:
             yield "its state is kept though it runs, or has ended for good"
     elif residence.device is not None or residence.saving:
         yield "its state has a device, or is being saved, and is in no lane"
-    if residence.given_up and (trial.spec.can_save or not trial.state.ended):
-        yield "goes on though its state was given up"
 
 
 def _progress(state: EngineState, trial: TrialRecord) -> Iterator[str]:
@@ -285,7 +283,7 @@ def _calls(trial: TrialRecord) -> Iterator[str]:
     in_order = sorted(trial.calls, key=lambda call: (call.after, call.before)) == trial.calls
     if not progress.finished_early and not in_order:
         yield "later calls wait for less than older ones"
-    if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED) or residence.given_up):
+    if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED)):
         yield "will not run again, and calls wait"
     lane_id = residence.lane if residence.lane is not None else next(iter(place.hosts), None)
     if any(call.lane_id != lane_id for call in made):

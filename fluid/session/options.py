@@ -22,7 +22,9 @@ from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
 from fluid.session.backend_choice import make_backend
 from fluid.session.packing_limit import bounded_packing, process_limit
+from fluid.session.specs import Isolating
 from fluid.sizing.goals import Goals, parse_duration
+from fluid.trialgroup import ISOLATION
 
 BACKENDS = ("auto", "local", "ray", "simulated")
 PACKING = ("auto", "fused", "lane", "mps", "timeslice", "off")
@@ -67,6 +69,7 @@ class ExecutorOptions:
     group_policy: str = DEFAULT_GROUP_POLICY
     fairness: float = 0.0
     spare_lanes: int = DEFAULT_SPARE_LANES
+    isolation: str | None = None
     plans: Planner = field(init=False)
     retention: Retention = field(init=False)
     goals: Goals = field(init=False)
@@ -97,6 +100,12 @@ class ExecutorOptions:
             require_one_of("lane_policy", self.lane_policy, LANE_POLICIES)
             if self.rounds:
                 raise InvalidFieldError("lane_policy", self.lane_policy, "has no meaning with rounds=True")
+        if self.isolation is not None:
+            require_one_of("isolation", self.isolation, ISOLATION)
+            if self.isolation == "trial" and (shares := self._shares_by):
+                raise InvalidFieldError(
+                    "isolation", self.isolation, f'trials share a process with {shares}: pass "lane"'
+                )
         if not isinstance(self.rounds, bool):
             raise InvalidFieldError("rounds", self.rounds, "must be True or False")
         if require_integer("max_fused", self.max_fused, at_least=1) == 1 and self.packing == "fused":
@@ -137,7 +146,24 @@ class ExecutorOptions:
             "budget_usd": self.goals.budget_usd,
             "group_policy": self.group_policy,
             "fairness": self.fairness,
+            "isolation": "trial" if self.isolating.plain else "lane",
         }
+
+    @property
+    def _shares_by(self) -> str:
+        """The option by which trials share a process, in words; empty if there is none."""
+        if self.packing in ("fused", "lane"):
+            return f"packing={self.packing!r}"
+        if self.rounds:
+            return "rounds=True"
+        policy = self.lane_policy or DEFAULT_POLICY
+        return "" if policy == DEFAULT_POLICY else f"lane_policy={policy!r}"
+
+    @property
+    def isolating(self) -> Isolating:
+        """Which trials run in a process that has run no other one, of those that do not say so themselves."""
+        plain = self.isolation != "lane" and not self._shares_by
+        return Isolating(plain, plain and (self.isolation == "trial" or self.most_fused == 1))
 
     @property
     def most_packed(self) -> int:

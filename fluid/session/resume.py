@@ -37,7 +37,7 @@ from fluid.session.run_folder import RunFolder
 from fluid.session.torn_files import cut_file, cut_torn_line
 from fluid.trainables.encoded_metrics import numbers_in
 from fluid.trainables.payload import TrialPayload
-from fluid.trialgroup import Shown, Trial, TrialGroup, TrialState
+from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
@@ -102,7 +102,7 @@ class LeftSession:
     written: WrittenLines
     lost: frozenset[str]
 
-    def events(self, at: float, spec_of: Callable[[Trial], TrialSpec]) -> list[GroupRecovered]:
+    def events(self, at: float, spec_of: Callable[[Trial, Search | None], TrialSpec]) -> list[GroupRecovered]:
         """The events that bring a new engine to where the session was.
 
         Args:
@@ -119,7 +119,7 @@ class LeftSession:
             for trial_id, trial in group.trials.items():
                 if trial_id not in known:
                     reported = self.results.reported.get(trial_id, 0)
-                    spec, budget = spec_of(trial), max(trial.budget, reported)
+                    spec, budget = spec_of(trial, group.line.search), max(trial.budget, reported)
                     groups[group_id][trial_id] = TrialHistory(spec, budget=budget, reported=reported)
         recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))

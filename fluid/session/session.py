@@ -37,14 +37,14 @@ from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
 from fluid.session.resume import LeftSession
 from fluid.session.run_folder import RunFolder
-from fluid.session.specs import say_what_is_awaited, spec_of, warn_of_unfusible, with_requirements
+from fluid.session.specs import ISOLATING, Isolating, say_what_is_awaited, spec_of, warn_of_unfusible, with_requirements
 from fluid.session.standing import Standing, standing_of
 from fluid.session.status import GroupStatus, Status
 from fluid.session.status_reader import StatusReader
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import TrialPayload
-from fluid.trialgroup import PAUSED_BY_USER, Submission, Trial, TrialGroup, TrialState, avoid_names
+from fluid.trialgroup import PAUSED_BY_USER, Search, Submission, Trial, TrialGroup, TrialState, avoid_names
 
 T = TypeVar("T")
 #: States that trials keep when the session ends.
@@ -65,6 +65,7 @@ class Session:
         facts: what ``session.json`` says of the session.
         keep: which checkpoints outlive the session.
         goals: when all is to have ended, and what that may cost.
+        isolating: which trials run in a process that has run no other one.
     """
 
     def __init__(
@@ -76,9 +77,10 @@ class Session:
         facts: Mapping[str, Any],
         keep: Retention = NOTHING,
         goals: Goals = NO_GOALS,
+        isolating: Isolating = ISOLATING,
     ) -> None:
         self._state, self._backend, self._folder = state, backend, folder
-        self._max_width = max_width
+        self._max_width, self._isolating = max_width, isolating
         self._insists_on_fusing, self.in_rounds = facts.get("packing") == "fused", bool(facts.get("rounds"))
         self._pickler = SessionPickler(backend)
         #: Number of the next group. Used in the session's thread only.
@@ -343,10 +345,13 @@ class Session:
     ) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
         """Pickles trials of a group, and says what the engine is to know of them."""
         trials = with_requirements(trials, group)
-        return self._pickler.payloads_of(trials, group.submission), tuple(map(self._spec, trials))
+        return self._pickler.payloads_of(trials, group.submission), tuple(
+            self._spec(trial, group.search) for trial in trials
+        )
 
-    def _spec(self, trial: Trial) -> TrialSpec:
-        return spec_of(trial, self._max_width, keep_last=self._keeper.retention.how == "last")
+    def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
+        keep_last = self._keeper.retention.how == "last"
+        return spec_of(trial, self._max_width, keep_last=keep_last, isolating=self._isolating, search=search)
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         self._next_group += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluid._logs import logger_of
 from fluid.engine.group_terms import GroupTerms
@@ -16,7 +16,7 @@ from fluid.planning.constraints import describe
 from fluid.planning.fusion_groups import text_of
 from fluid.resources import Requires
 from fluid.trainables.trainable import can_save, is_elastic, is_fusible, is_only_replayed, profile_name
-from fluid.trialgroup import Trial, TrialGroup
+from fluid.trialgroup import Search, Trial, TrialGroup
 
 #: A longer text, or more values in a list, is taken for data, and not for a choice among a few.
 _LONGEST_NAME, _MOST_VALUES = 100, 16
@@ -59,13 +59,31 @@ def with_requirements(trials: list[Trial], group: TrialGroup) -> list[Trial]:
     return [trial.changed(requires=(trial.requires or Requires()).filled_from(group.requires)) for trial in trials]
 
 
-def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
+class Isolating(NamedTuple):
+    """Which trials run in a process that has run no other one, of those that do not say so themselves.
+
+    Attributes:
+        plain: those that cannot be fused.
+        fusible: those that can.
+    """
+
+    plain: bool = True
+    fusible: bool = True
+
+
+#: By default, all do.
+ISOLATING = Isolating()
+
+
+def spec_of(trial: Trial, max_width: int, *, keep_last: bool, isolating: Isolating, search: Search | None) -> TrialSpec:
     """Returns what the engine is to know of a trial.
 
     Args:
         trial: as the user submitted it.
         max_width: most devices, if the trial sets no bound of its own.
         keep_last: whether its newest checkpoint is to outlive the run.
+        isolating: that of the executor, for a trial that does not ask for one way.
+        search: what its group's search algorithm optimizes; ``None`` if none submits it.
     """
     elastic = is_elastic(trial.trainable) or (trial.max_width is not None and is_only_replayed(trial.trainable))
     shares = trial.devices is not None and trial.devices < 1.0
@@ -87,6 +105,8 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool) -> TrialSpec:
         gang=gang,
         keep_last=keep_last,
         fusible=fusible,
+        isolated=trial.isolation == "trial" if trial.isolation else isolating[fusible],
+        extends=None if search is None else search.extends,
         config=tuple(
             (name, text_of(value))
             for name, value in _values(trial.config if trial.shown is None else trial.shown.config)

@@ -194,6 +194,8 @@ class Session:
         self._next_trial = 0
         #: Decides how urgent groups are; ``None`` if none is. The other seeds give the sessions that they always gave.
         self.urgencies: random.Random | None = None
+        #: Decides which trials have processes of their own; ``None`` if none have.
+        self.isolations: random.Random | None = None
         self.memory = rng.choice([None, 100.0])
         for _ in range(rng.choice([4, 6] if picky else [2, 3] if undivided else [3, 4] if sparse else [1, 2, 4])):
             self.add_device()
@@ -281,6 +283,8 @@ class Session:
             fusible=fusible,
             config=shape,
         )
+        if self.isolations is not None and self.isolations.random() < 0.8:
+            spec = replace(spec, isolated=True, extends=self.isolations.choice([None, True, False]))
         self.backend.specs[spec.trial_id] = spec
         return spec
 
@@ -348,7 +352,7 @@ class Session:
             event = BudgetExtended(
                 self.backend.now, trial_id, self.rng.randint(1, 5), follow_up_iterations=follow_up_iterations
             )
-            if trial.state in GONE or trial.residence.given_up or trial.progress.finished_early:
+            if trial.state in GONE or trial.progress.finished_early:
                 self.refused(event)
                 return
             self.ends.pop(trial_id, None)
@@ -391,7 +395,7 @@ class Session:
         self._next_call += 1
         payload = f"{trial_id} {self._next_call}".encode()
         event = CallRequested(self.backend.now, trial_id, call_id=self._next_call, method="method", payload=payload)
-        if trial.state in GONE or trial.residence.given_up:
+        if trial.state in GONE:
             self.refused(event)
             return
         self.calls.setdefault(trial_id, {})[self._next_call] = (trial.progress.reported, trial.progress.budget)
@@ -682,6 +686,12 @@ def random_session(seed: int, steps: int, share_of_turns: float = 0.3, **options
     session = Session(rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky, **options)
     urgencies = random.Random(f"urgent {seed}")
     session.urgencies = urgencies if urgencies.random() < 0.4 else None
+    isolations = random.Random(f"isolated {seed}")
+    session.isolations = isolations if isolations.random() < 0.7 else None
+    if session.isolations is not None:
+        chances.spend = isolations.choice([0.0, 0.0, 0.05])
+        session.state.lanes.most_idle = isolations.choice([0, 1, 3, 32])
+        session.state.lanes.most_processes = isolations.choice([1, 4, 128])
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense, session.drain_device]
     # The other seeds give the sessions that they always gave.
     retires = random.Random(f"retires {seed}").random() < 0.5

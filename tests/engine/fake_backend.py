@@ -44,7 +44,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.fusion import FusionLimited
-from fluid.engine.lane_record import LaneMeasured, StateMeasured
+from fluid.engine.lane_record import LaneMeasured, LaneSpent, StateMeasured
 from fluid.engine.requests import Answer, TrialAsked
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
@@ -69,6 +69,8 @@ class Lane:
     inbox: deque[Command] = field(default_factory=deque)
     outbox: deque[Event] = field(default_factory=deque)
     hosted: dict[str, Hosted] = field(default_factory=dict)
+    #: trials that it was told to set up
+    seen: set[str] = field(default_factory=set)
     rows: Rows = field(default_factory=Rows)
 
 
@@ -98,6 +100,8 @@ class Chances:
     refuse: float = 0.0
     #: That a step of several trials ends the lane.
     die: float = 0.0
+    #: That a step changes the lane's process for good.
+    spend: float = 0.0
 
 
 class FakeBackend:
@@ -240,6 +244,8 @@ class FakeBackend:
         names = lane.rows.next_step(lane_id, lane.hosted)
         if names:
             self._step(lane_id, lane, names)
+            if not lane.dead and self._happens(self.chances.spend):
+                lane.outbox.append(LaneSpent(self.now, lane_id, "a thread of a trial goes on"))
             if not lane.dead and self.chances.own_bytes and self._happens(0.2):
                 lane.outbox.append(LaneMeasured(self.now, lane_id, self.chances.own_bytes * self.rng.random()))
 
@@ -256,12 +262,20 @@ class FakeBackend:
             assert all(spec.fusible for spec in known), f"{list(running)} cannot be fused"
             assert all(hosted.lanes == (lane_id,) for hosted in running.values()), f"one of {running} is wide"
 
+    def _admit(self, lane_id: int, lane: Lane, trial_id: str) -> None:
+        """A trial that is to have a process of its own is set up where none was, itself included; others elsewhere."""
+        known = (name for name in (trial_id, *lane.seen) if name in self.specs)  # not those of an earlier session
+        if any(self.specs[name].isolated for name in known):
+            assert not lane.seen, f"{trial_id} is to be set up in lane {lane_id}, which has seen {lane.seen}"
+        lane.seen.add(trial_id)
+
     def _obey(self, lane_id: int, lane: Lane, command: Command) -> None:
         if isinstance(command, StartTrial):
             done = command.checkpoint.iteration if command.checkpoint else 0
             if command.lane_ids[0] == lane_id and command.checkpoint and self._happens(self.chances.damaged):
                 done = self._set_back(lane_id, lane, command.trial_id, command.checkpoint)
             key = self._fusion_key(command.trial_id)
+            self._admit(lane_id, lane, command.trial_id)
             lane.hosted[command.trial_id] = Hosted(command.lane_ids, done, fusion_key=key)
             if command.lane_ids[0] != lane_id:
                 return
@@ -328,7 +342,8 @@ class FakeBackend:
         return older
 
     def _move(self, lane_id: int, lane: Lane, command: Resize) -> None:
-        lane.hosted.pop(command.trial_id, None)
+        if lane.hosted.pop(command.trial_id, None) is None and lane_id in command.lane_ids:
+            self._admit(lane_id, lane, command.trial_id)
         if lane_id not in command.lane_ids:
             return
         key = self._fusion_key(command.trial_id)

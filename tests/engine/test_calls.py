@@ -182,9 +182,8 @@ def test_a_trial_that_finished_early_and_repeats_iterations_for_a_call_goes_on_a
     hand.started("a")
     hand.iterate("a", 9)
     hand.iterate("a", finished=True)
-    replacement = only(hand.lose(0), StartLane).lane_id
-    hand.call("a")
-    hand.ready(replacement)
+    assert none(hand.lose(0), StartLane), "no trial wants one"
+    hand.ready(only(hand.call("a"), StartLane).lane_id)
     hand.started("a")
     hand.iterate("a")
     lane = only(hand.add_device(1), StartLane).lane_id
@@ -278,15 +277,18 @@ def test_a_trial_that_is_to_be_called_keeps_its_place() -> None:
     hand.called("a", 0)
 
 
-def test_unknown_trials_and_those_whose_state_was_dropped_are_not_called() -> None:
+def test_unknown_trials_are_not_called_and_one_whose_state_was_dropped_runs_again_before() -> None:
     hand = Hand(resident_limit=0)
     with pytest.raises(InvalidFieldError, match="unknown"):
         hand.call("a")
     hand.submit("a", budget=1, can_save=False)
     hand.started("a")
     hand.iterate("a")
-    with pytest.raises(InvalidFieldError, match="dropped"):
-        hand.call("a")
+    hand.released("a", 0)
+    assert only(hand.call("a"), StartTrial).iterations == 1
+    assert none(hand.started("a"), Call)
+    assert only(hand.iterate("a"), Call).call_id == 0
+    assert hand.reports("a") == [1]
 
 
 # -- starts ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Call, Report, ReportEnd, RunIteration, Save, StartLane, StartTrial, StopTrial
 from fluid.engine.events import Failure, IterationDone, StopRequested, TrialReleased, TrialStarted
+from fluid.engine.set_back import ReportSetBack
 from fluid.engine.state import EngineError
 from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
@@ -270,14 +271,19 @@ def test_what_cannot_be_saved_stays_resident_however_many_there_are() -> None:
         hand.iterate(name)
 
 
-def test_a_trial_whose_unsaved_state_was_dropped_is_not_extended() -> None:
+def test_a_trial_whose_unsaved_state_was_dropped_runs_from_the_beginning_when_it_is_extended() -> None:
     hand = Hand(resident_limit=0)
     hand.submit("a", budget=1, can_save=False)
     hand.started("a")
     assert only(hand.iterate("a"), StopTrial).trial_id == "a"
     hand.released("a", 0)
-    with pytest.raises(InvalidFieldError, match="cannot be saved"):
-        hand.extend("a")
+    commands = hand.extend("a", 2)
+    assert only(commands, StartTrial).iterations == 3
+    told = only(commands, ReportSetBack)
+    assert (told.lost, told.checkpoint) == (1, None) and "follow_up_iterations" in told.reason
+    hand.started("a")
+    hand.iterate("a", 3)
+    assert hand.reports("a") == [1, 2, 3]
 
 
 def test_what_cannot_be_saved_waits_for_its_own_lane() -> None:

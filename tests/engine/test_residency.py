@@ -147,8 +147,11 @@ NEEDS = st.builds(MemoryNeed, st.integers(1, 40).map(float), st.integers(0, 50).
 
 
 @given(st.lists(NEEDS, min_size=1, max_size=8), st.lists(st.integers(0, 7), max_size=30))
-def test_the_least_recently_used_state_leaves_first(needs: list[MemoryNeed], order: list[int]) -> None:
-    """One trial at a time, in any order: who is kept, and who is restored, is what a list ordered by use says."""
+def test_the_largest_state_leaves_first_then_the_least_recently_used(needs: list[MemoryNeed], order: list[int]) -> None:
+    """One trial at a time, in any order: who is kept, and who is restored, is what a list ordered by use says.
+
+    All are as likely to go on, and start as fast, so that a large state is worth least per byte.
+    """
     hand = Hand(memory=100.0, profile=Known(packing=1), resident_limit=1)
     usable, expected = 90.0, list[int]()
     for index in (position % len(needs) for position in order):
@@ -157,7 +160,7 @@ def test_the_least_recently_used_state_leaves_first(needs: list[MemoryNeed], ord
         commands = run(hand, name, memory=need)
         expected = [*(other for other in expected if other != index), index]
         while sum(needs[other].persistent_bytes for other in expected) + need.ephemeral_bytes > usable:
-            expected.pop(0)
+            expected.remove(max(expected[:-1], key=lambda other: needs[other].persistent_bytes))
         assert kept(hand) == {f"t{other}" for other in expected}
         assert none(commands, StartTrial) is was_kept
         assert name not in {command.trial_id for command in commands if isinstance(command, Save)}

@@ -94,8 +94,8 @@ def test_a_trial_that_was_done_repeats_what_it_lost_before_it_is_called() -> Non
     hand.iterate("a", 4)
     hand.saved("a", 0, 4, in_memory=True)
     hand.lose(0)
-    hand.ready(1)
-    assert only(hand.call("a"), StartTrial).iterations == 0
+    hand.call("a")
+    assert only(hand.ready(1), StartTrial).iterations == 0
     set_back(hand, "a", 2)
     assert only(hand.started("a", 2), RunIteration).iterations == 2
     hand.iterate("a")
