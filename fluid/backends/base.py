@@ -343,8 +343,13 @@ class Launcher(Protocol):
         """Has the stacks of a lane's threads written to the log of the trial that runs there, soon."""
         ...
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules ahead, so that lanes launched later need not."""
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads modules ahead, so that lanes launched later need not.
+
+        Args:
+            modules: their names.
+            late: whether no lane is to wait for it.
+        """
         ...
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:

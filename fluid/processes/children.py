@@ -30,6 +30,15 @@ def set_process_name(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode()[:_LONGEST_NAME], 0, 0, 0)
 
 
+def process_name(process: int) -> str:
+    """Returns the name of a process, as :func:`set_process_name` cut it; empty if there is no such process."""
+    try:
+        with open(f"/proc/{process}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
 def adopt_orphans() -> None:
     """Becomes the parent of every process below this one whose own parent ends."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

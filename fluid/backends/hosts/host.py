@@ -47,7 +47,8 @@ from fluid.lane.messages import LaneOptions
 from fluid.lane.output import has_text, lane_output
 from fluid.lane.policy import DEFAULT_POLICY
 
-#: What a module loads only once it is used, which then takes each lane seconds: PyTorch's optimizers, when one is made.
+#: What a module loads only once it is used, which then takes each lane a second: PyTorch's optimizers, when the first
+#: one is made. Trials that are there by then load it themselves; it keeps none of them waiting.
 _LATE = {"torch.optim": ("torch._dynamo",)}
 #: Seconds that a host waits, as it closes, for those who use programs that are no lanes.
 _PROGRAMS_S = 5.0
@@ -62,6 +63,7 @@ class HostSettings(NamedTuple):
         session: the folders that all hosts of the session have in common.
         name: the machine's; :data:`~fluid.backends.hosts.folders.HERE` for the driver's.
         preload: modules to load before the first lane is forked.
+        preload_late: modules to load for later lanes.
         policy: which trial a lane runs next if several have iterations left; see :mod:`fluid.lane.policy`.
         sharing: how lanes are to share a GPU: one of :data:`fluid.backends.hosts.gpu_sharing.WAYS`.
         tokens: UUIDs of the GPUs to share.
@@ -77,6 +79,7 @@ class HostSettings(NamedTuple):
     session: SessionFolders
     name: str = HERE
     preload: tuple[str, ...] = ()
+    preload_late: tuple[str, ...] = ()
     policy: str = DEFAULT_POLICY
     sharing: str = "timeslice"
     tokens: tuple[str, ...] = ()
@@ -133,7 +136,7 @@ class Host:
                 memory_folder=self.folders.memory_folder,
                 mark=settings.session.mark(settings.name),
                 temporary=self.folders.temporary,
-                preload=_with_late(settings.preload),
+                preload=settings.preload,
                 driver_address=settings.driver,
                 environment=(*waiting_variables(settings.tokens), *settings.environment),
             )
@@ -151,6 +154,7 @@ class Host:
             self.folders.leave(clear=True)
             self._selector.close()
             raise
+        self._server.preload([*settings.preload_late, *_loaded_late_by(settings.preload)], late=True)
         self._faults = DeviceFaults()
         self._faults.add(self._sharing.watchdogs)
         self._selector.watch(_SERVER, self._server)
@@ -247,15 +251,16 @@ class Host:
             launch.connection.close()
             self._report(LaneExited(lane_id, "was killed before it was started"))
         self._server.kill(lane_id, self._sharing.control(self._running.get(lane_id, "")))
-        self._selector.watch(_SERVER, self._server)
+        self._selector.wake()  # It may have waited for modules.
 
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
         """Has a lane's stacks written to the log of the trial that runs there, soon."""
         request_stacks(self.folders.run_folder, lane_id, trial_id, lambda: self._server.dump_stacks(lane_id))
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads what trials are going to import, before the next lane is forked; from any thread."""
-        self._server.preload(_with_late(modules))
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads what trials are going to import: see :meth:`fluid.backends.base.Launcher.preload`; from any thread."""
+        self._server.preload(modules, late=late)
+        self._server.preload(_loaded_late_by(modules), late=True)
         self._selector.wake()
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
@@ -272,7 +277,6 @@ class Host:
         self._selector.wait(0.0)  # Empties the pipe.
         for exited in self._server.poll():
             self._note_end(exited)
-        self._selector.watch(_SERVER, self._server)
         self._handle_device_fault()
         reports, self._reports = self._reports, []
         return [*reports, *self.stores.poll()]
@@ -363,7 +367,6 @@ class Host:
             del self._running[lane_id]
             raise
         self.stores.note_lanes(len(self._running))
-        self._selector.watch(_SERVER, self._server)
 
     def _note_end(self, exited: Exited) -> None:
         lane_id, reason, blameless = exited
@@ -407,7 +410,8 @@ class Host:
         return "".join(f"; see {path}" for path in itertools.islice(written, 1))
 
 
-def _with_late(modules: Sequence[str]) -> list[str]:
-    """Adds what these modules load late, at the end: lanes without it come no later than lanes with it."""
-    late = [ahead for name in modules for user, ahead in _LATE.items() if f"{name}.".startswith(f"{user}.")]
-    return [*modules, *itertools.chain.from_iterable(late)]
+def _loaded_late_by(modules: Sequence[str]) -> list[str]:
+    """What these modules load only once they are used."""
+    return [
+        ahead for name in modules for user, late in _LATE.items() if f"{name}.".startswith(f"{user}.") for ahead in late
+    ]

@@ -181,7 +181,7 @@ class HostService:
         elif isinstance(message, DumpLane):
             self._host.dump_stacks(message.lane_id, message.trial_id)
         elif isinstance(message, PreloadModules):
-            self._host.preload(message.modules)
+            self._host.preload(message.modules, late=message.late)
         elif isinstance(message, DropPayload):
             self._host.drop(message.name)
         elif isinstance(message, ValueTrials):
