@@ -1,7 +1,9 @@
 """What a lane tells of itself after a trial's first iteration and at rest: its own memory, and what it has loaded.
 
 Modules that a trial's code names are loaded by the fork server before any lane. Of those that it finds in other ways,
-such as by ``importlib``, the driver learns here, so that lanes that are started later have them from the start.
+such as by ``importlib``, or that a library loads once it is used, as PyTorch does for its first optimizer, the driver
+learns here, so that lanes that are started later have them from the start. Only modules of installed packages are
+told: to load the user's own code is for the trials, which may count on it that nothing of it ran before.
 """
 
 from __future__ import annotations
@@ -12,9 +14,8 @@ from collections.abc import Iterator
 from fluid.lane.device_messages import ModulesLoaded, OwnBytesChanged
 from fluid.lane.own_memory import OwnMemory
 
-#: Modules that take long to load and can be loaded before a fork, in the order in which they load each other; PyTorch's
-#: optimizers load the last one when the first of them is made.
-_SLOW = ("numpy", "torch", "torchvision", "torch._dynamo")
+#: Folders of installed packages, wherever they are.
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 class LaneNews:
@@ -26,7 +27,8 @@ class LaneNews:
 
     def __init__(self, own_memory: OwnMemory) -> None:
         self._own_memory = own_memory
-        self._lacking = [name for name in _SLOW if name not in sys.modules]
+        #: Names of the modules that were there at the last look.
+        self._known = set(sys.modules)
 
     def since_last(self, held: float, now: float) -> Iterator[OwnBytesChanged | ModulesLoaded]:
         """What is to be told.
@@ -38,6 +40,21 @@ class LaneNews:
         own_bytes = self._own_memory.changed(held)
         if own_bytes is not None:
             yield OwnBytesChanged(now, own_bytes)
-        if self._lacking and (loaded := tuple(name for name in self._lacking if name in sys.modules)):
-            self._lacking = [name for name in self._lacking if name not in loaded]
+        if len(sys.modules) != len(self._known) and (loaded := self._new_modules()):
             yield ModulesLoaded(now, loaded)
+
+    def _new_modules(self) -> tuple[str, ...]:
+        """Modules of installed packages since the last look, in the order in which their loading began."""
+        names = list(sys.modules)
+        new = [name for name in names if name not in self._known]
+        self._known = set(names)
+        return tuple(name for name in new if _is_installed(name))
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module was loaded, under its own name, from the folder of installed packages."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    origin = getattr(spec, "origin", None)
+    if not isinstance(origin, str) or getattr(spec, "name", None) != name:
+        return False
+    return any(folder in origin.replace("\\", "/") for folder in _INSTALLED)

@@ -363,7 +363,7 @@ class ForkServerProcess:
                 options, connection = self._held.popleft()
                 newest.lanes.add(options.lane_id)
                 self._request(newest, "fork", tuple(options), connection)
-        if self._heir is None and (urgent or (missing and newest.lanes)):
+        if self._heir is None and (urgent or (missing and any(server.lanes for server in self._servers))):
             self._fork_heir(newest, tuple(urgent or missing), late=not urgent)
 
     def _fork_heir(self, newest: _Server, modules: tuple[str, ...], *, late: bool) -> None:
@@ -374,7 +374,7 @@ class ForkServerProcess:
             return
         loaded = newest.modules | frozenset(modules)
         self._heir = self._watched(_Server(ours, modules, late, loaded, since=self._clock.now()))
-        self._request(newest, "heir", modules, theirs)
+        self._request(newest, "heir", (modules, late), theirs)
 
     def _take_over(self, heir: _Server) -> None:
         """Lets an heir that has loaded its modules fork the next lanes."""

@@ -108,11 +108,12 @@ class ForkServer:
         self._killed: set[int] = set()
         self._killer = LaneKiller()
 
-    def run(self, modules: Sequence[str] = ()) -> NoReturn:
+    def run(self, modules: Sequence[str] = (), *, late: bool = False) -> NoReturn:
         """Loads modules, and serves.
 
         Args:
             modules: what an heir loads before it takes a server's place.
+            late: whether nobody has named these modules; then one that cannot be loaded may leave nothing behind.
         """
         signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
@@ -123,7 +124,7 @@ class ForkServer:
             if not signal_parents_death(self._state.guardian, _GUARDIAN_DIED):
                 self.end()
         self._tell("started", self._pid)
-        self._load(modules)
+        self._load(modules, late)
         self._tell("ready")
         while True:
             self._serve()
@@ -151,7 +152,8 @@ class ForkServer:
             if name == "fork":
                 self._fork(LaneOptions(*argument), descriptors)
             elif name == "heir" and descriptors:  # Else the host sees that the connection has ended.
-                self._fork_heir(argument, descriptors[0])
+                modules, late = argument
+                self._fork_heir(modules, late, descriptors[0])
             elif name == "disown" and self._heir:
                 kill([self._heir])
             elif name == "retire":
@@ -176,7 +178,7 @@ class ForkServer:
 
     # -- heirs -----------------------------------------------------------------------------------------------
 
-    def _fork_heir(self, modules: Sequence[str], control: int) -> None:
+    def _fork_heir(self, modules: Sequence[str], late: bool, control: int) -> None:
         """Forks a process that loads modules and then takes the place of this one."""
         try:
             process = os.fork()
@@ -191,18 +193,18 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             self._close()
-            ForkServer(self._state, control, self).run(modules)
+            ForkServer(self._state, control, self).run(modules, late=late)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
         os._exit(1)
 
-    def _load(self, modules: Sequence[str]) -> None:
+    def _load(self, modules: Sequence[str], late: bool) -> None:
         for name in modules:
             if name in sys.modules:
                 continue
             self._tell("loading", name)
-            seconds, error, spoilt = load_module(name, self._clock)
+            seconds, error, spoilt = load_module(name, self._clock, whole=late)
             if spoilt:
                 self._tell("spoilt", f"it {spoilt}")
                 kill_children()

@@ -68,16 +68,27 @@ class _Traces(NamedTuple):
         return ""
 
 
-def load_module(name: str, clock: Clock) -> LoadedModule:
-    """Imports a module that was not imported yet; whatever that raises is told, not raised."""
+def load_module(name: str, clock: Clock, *, whole: bool = False) -> LoadedModule:
+    """Imports a module that was not imported yet; whatever that raises is told, not raised.
+
+    Args:
+        name: its name.
+        clock: measures what it takes.
+        whole: whether one that raises spoils the process with the modules that it has loaded until then, which may
+            have registered parts of it. A trial that imports it expects to be the first.
+    """
     before, begun, error = _Traces.of_now(), clock.now(), ""
+    modules = len(sys.modules)
     with _without_collector():
         try:
             importlib.import_module(name)
         except BaseException as raised:  # Also what a script without a main guard may do.
             error = f"{type(raised).__name__}: {raised}"
     seconds = clock.now() - begun
-    return LoadedModule(seconds, error, _Traces.of_now().spoilt_since(before))
+    spoilt = _Traces.of_now().spoilt_since(before)
+    if whole and error and not spoilt and len(sys.modules) > modules:
+        spoilt = f"cannot be imported: {error}"
+    return LoadedModule(seconds, error, spoilt)
 
 
 @contextmanager

@@ -219,6 +219,27 @@ def test_a_module_that_spoils_the_process_is_left_to_the_lanes(
     assert exits_of(server) == [Exited(len(lanes), "exited with status 0")]
 
 
+def test_nothing_is_left_of_a_late_module_that_cannot_be_loaded(
+    make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module(monkeypatch, tmp_path, "half_module", "import part_module; 1 / 0")
+    for name in ("part_module", "last_module"):
+        write_module(monkeypatch, tmp_path, name, "")
+    server = make_server()
+    server.preload(["half_module", "last_module"], late=True)
+    lanes: list[Any] = []
+
+    def has_last() -> bool:
+        server.poll()
+        lanes.append(fork(server, len(lanes)))
+        ready(server, lanes[-1])
+        found = lanes[-1].ask(**{name: f"'{name}_module' in sys.modules" for name in ("half", "part", "last")})
+        assert not found["half"] and not found["part"]
+        return bool(found["last"])
+
+    eventually(has_last)
+
+
 def test_a_server_ends_with_its_last_lane_once_another_has_taken_its_place(
     make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Any
 ) -> None:
