@@ -16,6 +16,15 @@ from fluid.lane.own_memory import OwnMemory
 
 #: Folders of installed packages, wherever they are.
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+#: Modules that the fork server had loaded. A lane that made its own set of them would write to, and so copy, every page
+#: of memory that it shares with the others and that has one of these names.
+_before_fork: frozenset[str] = frozenset()
+
+
+def note_modules_before_fork() -> None:
+    """Called in the fork server after it has loaded modules, for the lanes that it forks from now on."""
+    global _before_fork
+    _before_fork = frozenset(sys.modules)
 
 
 class LaneNews:
@@ -27,8 +36,11 @@ class LaneNews:
 
     def __init__(self, own_memory: OwnMemory) -> None:
         self._own_memory = own_memory
-        #: Names of the modules that were there at the last look.
-        self._known = set(sys.modules)
+        #: Modules that were there at the start, and how many there were at the last look.
+        self._known = _before_fork or frozenset(sys.modules)
+        self._count = len(sys.modules)
+        #: Modules that were told, or are not to be.
+        self._seen: set[str] = set()
 
     def since_last(self, held: float, now: float) -> Iterator[OwnBytesChanged | ModulesLoaded]:
         """What is to be told.
@@ -40,15 +52,19 @@ class LaneNews:
         own_bytes = self._own_memory.changed(held)
         if own_bytes is not None:
             yield OwnBytesChanged(now, own_bytes)
-        if len(sys.modules) != len(self._known) and (loaded := self._new_modules()):
+        if len(sys.modules) != self._count and (loaded := self._new_modules()):
             yield ModulesLoaded(now, loaded)
 
     def _new_modules(self) -> tuple[str, ...]:
         """Modules of installed packages since the last look, in the order in which their loading began."""
-        names = list(sys.modules)
-        new = [name for name in names if name not in self._known]
-        self._known = set(names)
-        return tuple(name for name in new if _is_installed(name))
+        self._count, new = len(sys.modules), []
+        for name in reversed(sys.modules):
+            if name in self._known:
+                break  # New ones come last.
+            if name not in self._seen:
+                new.append(name)
+        self._seen.update(new)
+        return tuple(name for name in reversed(new) if _is_installed(name))
 
 
 def _is_installed(name: str) -> bool:

@@ -40,6 +40,7 @@ from fluid.backends.hosts.lane_killing import LaneKiller, kill_with_group
 from fluid.backends.hosts.module_loading import load_module
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
+from fluid.lane.news import note_modules_before_fork
 from fluid.lane.output import lane_output
 from fluid.lane.process import run_as_process
 from fluid.lane.stack_dump import DUMP_SIGNAL
@@ -210,6 +211,7 @@ class ForkServer:
                 kill_children()
                 os._exit(0)
             self._tell("loaded", name, seconds, error)
+        note_modules_before_fork()
         # Keeps the collector of each lane from writing to, and so copying, every page it shares with the others.
         gc.freeze()
 
