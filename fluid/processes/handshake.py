@@ -15,13 +15,13 @@ import errno
 import hmac
 import os
 import secrets
+import select
 import socket
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from fluid._clock import Clock, MonotonicClock
-from fluid._waiting import await_descriptor
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -166,8 +166,9 @@ class _ClientHandshake:
             raise
 
     def await_connection(self) -> None:
-        seconds = _remaining(self._clock, self._deadline)
-        if not await_descriptor(self.socket.fileno(), seconds, readable=False, writable=True):
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        if not poll.poll(1000.0 * _remaining(self._clock, self._deadline)):
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         problem = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if problem:

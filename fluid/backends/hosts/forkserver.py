@@ -65,7 +65,7 @@ class Exited(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Server:
+class _ForkingProcess:
     """A process that forks lanes, or is about to.
 
     Attributes:
@@ -141,9 +141,9 @@ class ForkServerProcess:
         #: register() of a trial may preload from another thread than the one that polls.
         self._lock = threading.RLock()
         #: The base, and its heirs in order of age; the last one forks lanes. None while the server does not run.
-        self._servers: list[_Server] = []
+        self._servers: list[_ForkingProcess] = []
         #: The one that is loading modules.
-        self._heir: _Server | None = None
+        self._heir: _ForkingProcess | None = None
         #: Requests for lanes that wait for it.
         self._held: deque[tuple[LaneOptions, socket.socket]] = deque()
         self._ended: list[Exited] = []
@@ -307,7 +307,7 @@ class ForkServerProcess:
             except BaseException:
                 ours.close()
                 raise
-        self._servers = [self._watched(_Server(ours))]
+        self._servers = [self._watched(_ForkingProcess(ours))]
         self._advance()
 
     def _execute(self, control: int, guard: int) -> subprocess.Popen[bytes]:
@@ -366,17 +366,17 @@ class ForkServerProcess:
         if self._heir is None and (urgent or (missing and any(server.lanes for server in self._servers))):
             self._fork_heir(newest, tuple(urgent or missing), late=not urgent)
 
-    def _fork_heir(self, newest: _Server, modules: tuple[str, ...], *, late: bool) -> None:
+    def _fork_heir(self, newest: _ForkingProcess, modules: tuple[str, ...], *, late: bool) -> None:
         try:
             ours, theirs = _connected()
         except OSError as error:  # No descriptors: what it should load is left to the lanes.
             self._refuse(modules, str(error))
             return
         loaded = newest.modules | frozenset(modules)
-        self._heir = self._watched(_Server(ours, modules, late, loaded, since=self._clock.now()))
+        self._heir = self._watched(_ForkingProcess(ours, modules, late, loaded, since=self._clock.now()))
         self._request(newest, "heir", (modules, late), theirs)
 
-    def _take_over(self, heir: _Server) -> None:
+    def _take_over(self, heir: _ForkingProcess) -> None:
         """Lets an heir that has loaded its modules fork the next lanes."""
         if len(self._servers) > 1:
             self._request(self._servers[-1], "retire", None)  # It ends with its last lane.
@@ -405,14 +405,14 @@ class ForkServerProcess:
 
     # -- connections ---------------------------------------------------------------------------------------
 
-    def _all_servers(self) -> list[_Server]:
+    def _all_servers(self) -> list[_ForkingProcess]:
         return [*self._servers, *([] if self._heir is None else [self._heir])]
 
-    def _watched(self, server: _Server) -> _Server:
+    def _watched(self, server: _ForkingProcess) -> _ForkingProcess:
         self._selector.register(server.control, selectors.EVENT_READ, server)
         return server
 
-    def _forget(self, server: _Server) -> None:
+    def _forget(self, server: _ForkingProcess) -> None:
         self._selector.unregister(server.control)
         server.close()
 
@@ -421,11 +421,13 @@ class ForkServerProcess:
             if lane_id in server.lanes:
                 self._request(server, name, argument)
 
-    def _request(self, server: _Server, name: str, argument: Any, connection: socket.socket | None = None) -> None:
+    def _request(
+        self, server: _ForkingProcess, name: str, argument: Any, connection: socket.socket | None = None
+    ) -> None:
         server.requests.append((pickle.dumps((name, argument)), connection))
         self._flush(server)
 
-    def _flush(self, server: _Server) -> None:
+    def _flush(self, server: _ForkingProcess) -> None:
         while server.requests:
             data, connection = server.requests[0]
             try:
@@ -457,7 +459,7 @@ class ForkServerProcess:
                 else:
                     self._lose(server)
 
-    def _read(self, server: _Server, answer: tuple[Any, ...]) -> None:
+    def _read(self, server: _ForkingProcess, answer: tuple[Any, ...]) -> None:
         if answer[0] == "exited":
             server.lanes.discard(answer[1])
             self._ended.append(Exited(*answer[1:]))
@@ -477,7 +479,7 @@ class ForkServerProcess:
         elif server is self._heir and answer[0] == "ready":
             self._take_over(server)
 
-    def _lose(self, server: _Server) -> None:
+    def _lose(self, server: _ForkingProcess) -> None:
         """Reports the lanes of a server that has ended, which have ended with it; the base's end is that of all."""
         if server is self._heir:
             self._lose_heir("the process that loaded it ended")

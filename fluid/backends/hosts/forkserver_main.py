@@ -36,6 +36,7 @@ from fluid._clock import MonotonicClock
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, STATE_VARIABLE, ForkServerState
 from fluid.backends.hosts.guardian import fork_below_guardian
+from fluid.backends.hosts.huge_pages import join_memory
 from fluid.backends.hosts.lane_killing import LaneKiller, kill_with_group
 from fluid.backends.hosts.module_loading import load_module
 from fluid.lane.checkpoint_store import persist_checkpoints
@@ -67,6 +68,8 @@ _ORPHAN_GRACE_S = 0.5
 #: Sent by the kernel when the guardian dies; no module that is loaded is likely to use it.
 _GUARDIAN_DIED = signal.SIGRTMAX
 _LARGEST_REQUEST = 1 << 20
+#: Lanes after which a server makes forks cheaper, which takes it as long as that has taken with PyTorch.
+_FORKS_BEFORE_JOINING = 32
 #: Name of the processes that fork lanes.
 _NAME = "fluid-forks"
 
@@ -102,6 +105,9 @@ class ForkServer:
         #: The process that was forked last to take this one's place, if it is there; whether it has.
         self._heir = 0
         self._is_retired = False
+        #: How many lanes it has forked, and what makes the next ones cheaper, bit by bit.
+        self._forked = 0
+        self._joining = join_memory()
         #: When to kill processes that lanes have left behind.
         self._orphans_at: float | None = None
         #: When to kill lanes that are stopped; and those that were killed for it.
@@ -133,6 +139,8 @@ class ForkServer:
             self._end_stopped()
             if self._is_retired and not self._lanes and self._orphans_at is None:
                 os._exit(0)
+            if self._forked >= _FORKS_BEFORE_JOINING and not self._is_retired and not self._asked.poll(0):
+                self._join_memory()
             for key, _ in self._selector.select(self._until_next_look()):
                 if key.fileobj is not self._control:
                     with suppress(BlockingIOError):
@@ -236,6 +244,7 @@ class ForkServer:
                 sys.stderr.flush()
             os._exit(1)
         os.close(connection)
+        self._forked += 1
         self._lanes[process] = options.lane_id
         with suppress(OSError):  # The child does the same; one of the two comes first.
             os.setpgid(process, process)
@@ -321,6 +330,11 @@ class ForkServer:
                 if is_stopped(process):
                     self._killed.add(process)
                     kill_with_group(process)
+
+    def _join_memory(self) -> None:
+        """Makes forks cheaper while there is nothing else to do, up to the next request."""
+        while not self._asked.poll(0) and next(self._joining, self) is None:
+            pass
 
     def _until_next_look(self) -> float | None:
         times = [*self._stopped.values(), *([] if self._orphans_at is None else [self._orphans_at])]
