@@ -28,6 +28,24 @@ class Sharing(NamedTuple):
     why: str = ""
 
 
+class HostRoom(NamedTuple):
+    """What the lanes of a machine find there; ``None`` for what is not limited or not known.
+
+    Attributes:
+        descriptors: that a process may have open.
+        tasks: processes and threads that the control group allows.
+        memory_left: bytes that processes may still take.
+        lane_bytes: bytes that a lane takes for itself.
+        lanes: that there are.
+    """
+
+    descriptors: int | None = None
+    tasks: int | None = None
+    memory_left: float | None = None
+    lane_bytes: float | None = None
+    lanes: int = 0
+
+
 class ScalingLimits(NamedTuple):
     """How far a session may scale the number of its devices by itself.
 
@@ -162,6 +180,15 @@ class ScalableBackend(Backend, Protocol):
 
         No command will name it before it is added again.
         """
+        ...
+
+
+@runtime_checkable
+class MeasuredBackend(Backend, Protocol):
+    """A backend whose lanes all run on the driver's machine."""
+
+    def lane_room(self) -> HostRoom:
+        """Returns what lanes find on that machine, and what those that there are take of it."""
         ...
 
 

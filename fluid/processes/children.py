@@ -73,10 +73,15 @@ def open_process(process: int) -> int | None:
         return None
 
 
-def children() -> list[int]:
-    """Returns the children of this process, the adopted ones too; none where the kernel does not list them."""
+def children(process: int | None = None) -> list[int]:
+    """Returns the children of this process, the adopted ones too; none where the kernel does not list them.
+
+    Args:
+        process: another one, whose children are those of its main thread.
+    """
+    process = process or os.getpid()
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
             return [int(process) for process in file.read().split()]
     except OSError:
         return []

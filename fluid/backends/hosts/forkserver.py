@@ -29,7 +29,7 @@ from fluid.backends.hosts.guardian import END, exit_code
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
-from fluid.processes.children import describe_exit, is_stopped
+from fluid.processes.children import children, describe_exit, is_stopped
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
 from fluid.processes.signals import blocked_for_driver
 
@@ -169,6 +169,12 @@ class ForkServerProcess:
         with self._lock:
             self._receive()
             return self._servers[0].pid if self._servers else None
+
+    def lane_processes(self) -> list[int]:
+        """Returns the processes that were forked here and run; none where the kernel does not list them."""
+        with self._lock:
+            servers = {server.pid for server in self._all_servers() if server.pid is not None}
+        return [process for server in servers for process in children(server) if process not in servers]
 
     @property
     def guardian(self) -> int | None:

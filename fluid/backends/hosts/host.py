@@ -19,6 +19,7 @@ from fluid._clock import MonotonicClock
 from fluid.backends.base import (
     CheckpointSource,
     DeviceBinding,
+    HostRoom,
     Keeping,
     LaneConnected,
     LaneDying,
@@ -33,6 +34,7 @@ from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS
 from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.lane_limits import room_here
 from fluid.backends.hosts.numa import NumaCores
 from fluid.backends.hosts.output_tail import OutputTail
 from fluid.backends.hosts.payload_store import PayloadStore
@@ -288,6 +290,10 @@ class Host:
     def forward_output(self) -> None:
         """Makes lanes that are launched from now on forward what their trials print."""
         self._output = self._output or OutputTail(self.folders.run_folder)
+
+    def lane_room(self) -> HostRoom:
+        """Returns what lanes find on this machine, and what those that there are take of it."""
+        return room_here(self._server.lane_processes())
 
     def read_output(self) -> list[LaneText]:
         """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`; bounded, and from any thread."""
