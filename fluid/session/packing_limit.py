@@ -1,4 +1,4 @@
-"""How many processes a device takes at most: clients of MPS, one in an exclusive compute mode; and how many idle lanes."""
+"""How many processes a device takes: clients of MPS, one in an exclusive compute mode; and how many idle lanes."""
 
 from __future__ import annotations
 

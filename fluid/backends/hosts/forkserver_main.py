@@ -44,7 +44,7 @@ from fluid.lane.messages import LaneOptions
 from fluid.lane.news import note_modules_before_fork
 from fluid.lane.output import lane_output
 from fluid.lane.process import run_as_process
-from fluid.lane.stack_dump import DUMP_SIGNAL
+from fluid.lane.stack_dump import DUMP_SIGNAL, lane_stacks
 from fluid.processes.children import (
     adopt_orphans,
     children,
@@ -295,6 +295,7 @@ class ForkServer:
             self._killed.discard(found)
             how = describe_exit(os.waitstatus_to_exitcode(status))
             if lane_id is not None:
+                self._delete_empty(lane_id)
                 reason = f"was stopped (SIGSTOP) for {_STOPPED_S:.0f} s" if was_stopped else how
                 self._tell("exited", lane_id, reason, was_stopped)
             else:
@@ -305,6 +306,14 @@ class ForkServer:
             kill(orphans)
             # Those may have children of their own, which come here when they die.
             self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S if orphans else None
+
+    def _delete_empty(self, lane_id: int) -> None:
+        """Deletes the files of a lane that has ended and nothing was written to."""
+        folder = self._state.run_folder
+        for path in (*lane_output(folder, lane_id), lane_stacks(folder, lane_id)):
+            with suppress(OSError):
+                if os.stat(path).st_size == 0:
+                    os.unlink(path)
 
     def _next_dead(self) -> int | None:
         try:

@@ -13,6 +13,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
@@ -382,7 +383,10 @@ class Host:
         self.stores.note_lanes(len(self._running), lost=lane_id)
         if token is None:
             return  # Its end was reported before.
-        culprit = read_running_trial(self.folders.note(lane_id))
+        note = self.folders.note(lane_id)
+        culprit = read_running_trial(note)
+        with suppress(OSError):
+            os.unlink(note)
         death = LaneExited(lane_id, reason + self._hint(lane_id), blameless, culprit)
         self._report(LaneDying(lane_id) if self._faults.keeps_back(death, token) else death)
 

@@ -311,6 +311,18 @@ def test_what_a_lane_prints_itself_is_in_files_of_its_own(make_server: Any, fork
     assert (tmp_path / "logs/lane-0.log").read_text(encoding="utf-8") == "an error"
 
 
+def test_a_lane_that_prints_nothing_leaves_no_files(make_server: Any, fork: Any, tmp_path: Path) -> None:
+    server = make_server()
+    silent, loud = fork(server, 0), fork(server, 1)
+    opened = "[name for name in map(os.path.realpath, os.scandir('/proc/self/fd')) if '/logs/lane' in name]"
+    assert len(silent.ask(opened=opened)["opened"]) == 3, "standard output and error, and stacks, once each"
+    loud.ask(written="os.write(1, b'low level')")
+    for number, lane in enumerate((silent, loud)):
+        lane.wire.send([Shutdown()])
+        assert exits_of(server) == [Exited(number, "exited with status 0")]
+    assert [path.name for path in (tmp_path / "logs").glob("lane-*")] == ["lane-1.out"]
+
+
 def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes: Any) -> None:
     server = make_server(preload=["colorsys"])
     lane = fork(server, 0)
