@@ -1,4 +1,4 @@
-"""How many processes can share a GPU at most: clients of MPS, or one in an exclusive compute mode."""
+"""How many processes a device takes: clients of MPS, one in an exclusive compute mode; and how many idle lanes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 from typing import NamedTuple
 
 from fluid._logs import logger_of
-from fluid.backends.base import Backend
+from fluid.backends.base import Backend, HostRoom, MeasuredBackend
+from fluid.backends.hosts.lane_limits import MOST_IDLE, idle_lane_limit, room_here
 from fluid.backends.virtual import ReplayingBackend
 from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
 from fluid.gpu.nvml import describe_gpus
@@ -44,6 +45,30 @@ def process_limit(backend: Backend) -> ProcessLimit:
         if modes and all(mode.startswith("EXCLUSIVE") for mode in modes):
             return ProcessLimit(1, f"the compute mode of the GPUs is {min(modes)}, and MPS is not used")
     return ProcessLimit()
+
+
+def idle_limit(backend: Backend, *, busy: int, threads: int = 1) -> int:
+    """Returns how many idle lanes each device of a backend may have; to be asked again as lanes come and go.
+
+    On other machines than the driver's, memory and tasks are not known: there the descriptors of the driver bound them.
+
+    Args:
+        backend: where lanes run.
+        busy: most lanes that run trials on a device at once.
+        threads: of a lane's computations.
+    """
+    if isinstance(backend, ReplayingBackend):
+        return MOST_IDLE
+    devices = backend.devices()
+    room = backend.lane_room() if isinstance(backend, MeasuredBackend) else HostRoom(room_here().descriptors)
+    exclusive = process_limit(backend).most == 1
+    return min(
+        (
+            idle_lane_limit(kind, room, devices=len(devices), busy=busy, threads=threads, exclusive=exclusive)
+            for kind in {device.kind for device in devices}
+        ),
+        default=0,
+    )
 
 
 def bounded_packing(packing: int, limit: ProcessLimit) -> int:

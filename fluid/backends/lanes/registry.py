@@ -42,11 +42,12 @@ class Registry:
     """Keeps what lanes are to be sent.
 
     Args:
-        preload: called with the modules that a new trainable imports.
+        preload: called with the modules that a new trainable imports; see
+            :meth:`fluid.backends.base.Launcher.preload`.
         payloads: told which large payloads there are.
     """
 
-    def __init__(self, preload: Callable[[Sequence[str]], None], payloads: HostPayloads) -> None:
+    def __init__(self, preload: Callable[..., None], payloads: HostPayloads) -> None:
         self._preload = preload
         self._payloads = payloads
         self._trials: dict[str, tuple[int, bytes]] = {}
@@ -65,8 +66,8 @@ class Registry:
         self._processes: dict[str, TrialProcess] = {}
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has modules loaded for lanes that are started from now on, if they are not yet."""
-        self._preload(modules)
+        """Has modules loaded that trials were found to load, for later lanes; no lane waits for that."""
+        self._preload(modules, late=True)
 
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._trials
