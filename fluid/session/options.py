@@ -232,7 +232,7 @@ class ExecutorOptions:
             turns=self.turns(backend),
             in_rounds=self.rounds,
             max_failures=int(self.max_failures),
-            spare_lanes=0 if isinstance(backend, ReplayingBackend) else int(self.spare_lanes),
+            spare_lanes=int(self.spare_lanes),
         )
         state.lanes.most_per_device = limit.most
         return state
