@@ -9,8 +9,8 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
-* :class:`LaneReady`, :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`, :class:`SessionDraining`,
-  :class:`TrialSetAside` and the notices of :mod:`fluid.engine.notices`: what happened and why, for reports;
+* :class:`LaneReady`, :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`,
+  :class:`SessionDraining`, :class:`TrialSetAside` and the notices of :mod:`fluid.engine.notices`: what happened and why, for reports;
   :func:`replay` passes over them.
 
 Calls of trials' methods are not written: their callers end with the driver. The entries of one call of the engine are

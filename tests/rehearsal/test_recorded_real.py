@@ -98,7 +98,8 @@ def test_the_start_of_each_lane_counts_where_each_trial_has_one_of_its_own() -> 
     found = overheads_in(Profile(), first, "a run", "")
     assert (found.server_s, found.lane_s, found.start_s) == (0.0, 5.5, 2.5)
     # Of a spare lane nothing was waited for: its start takes its time all the same.
-    later = [lane(2, 6.5, 0.5), *entries("c", 2, 10.0, 14.0, 4.0), lane(3, 11.5, 1.5), *entries("d", 3, 10.0, 13.0, 1.5)]
+    later = [lane(2, 6.5, 0.5), *entries("c", 2, 10.0, 14.0, 4.0)]
+    later += [lane(3, 11.5, 1.5), *entries("d", 3, 10.0, 13.0, 1.5)]
     found = overheads_in(Profile(), [*first, *later], "a run", "")
     assert (found.server_s, found.lane_s, found.start_s) == (4.5, 1.0, 2.5)
     assert "the start of a host's fork server 4.5 s, the start of a lane 1 s" in found.source

@@ -58,14 +58,14 @@ def test_a_trial_that_is_not_to_share_is_refused_where_trials_share(
     trainable = fusible if options.get("packing") == "fused" else train
     made = ExecutorOptions(**options)
     assert not isolated(made, trainable=trainable) and not isolated(made, trainable=trainable, isolation="lane")
-    with pytest.raises(InvalidFieldError, match="isolation='trial'.*leave isolation out") as refused:
+    with pytest.raises(InvalidFieldError, match=r"isolation='trial'.*leave isolation out") as refused:
         isolated(made, trainable=trainable, isolation="trial")
     assert name in str(refused.value)
 
 
 def test_a_backend_object_whose_lanes_have_a_policy_of_their_own_shares_by_it() -> None:
     backend = SimulatedBackend(lambda *_: Truth(1.0), [Device(0)], lane_policy="srtf")
-    with pytest.raises(InvalidFieldError, match="isolation='trial'.*lane_policy='srtf'"):
+    with pytest.raises(InvalidFieldError, match=r"isolation='trial'.*lane_policy='srtf'"):
         ExecutorOptions(backend=backend, isolation="trial")
     assert not isolated(ExecutorOptions(backend=backend))
 
@@ -89,9 +89,9 @@ def test_a_trials_own_word_is_stronger_than_the_executors(executor: str | None) 
 def test_a_refused_trial_disturbs_nothing(tmp_path: Path) -> None:
     with FluidExecutor("local", 1, packing="lane", run_dir=tmp_path / "run", verbose=0) as executor:
         handle = executor.submit_trialgroup(TrialGroup([Trial(train, trial_id="a")]))
-        with pytest.raises(InvalidFieldError, match="isolation='trial'.*packing='lane'"):
+        with pytest.raises(InvalidFieldError, match=r"isolation='trial'.*packing='lane'"):
             handle.add(Trial(train, trial_id="b", isolation="trial"))
-        with pytest.raises(InvalidFieldError, match="isolation='trial'.*packing='lane'"):
+        with pytest.raises(InvalidFieldError, match=r"isolation='trial'.*packing='lane'"):
             executor.submit_trialgroup(TrialGroup([Trial(train, trial_id="b", isolation="trial")]))
         handle.add(Trial(train, trial_id="b"))
         assert {result.trial_id for result in handle.results()} == {"a", "b"}

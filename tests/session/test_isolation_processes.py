@@ -1,4 +1,4 @@
-"""Which processes trials run in, and which of them end with a trial: gangs, members of elastic trials, joblib's workers.
+"""Which processes trials run in, and which end with a trial: those of gangs, of elastic trials, joblib's workers.
 
 Each process of a trial leaves a file with its id in the folder of the test.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from fluid import FluidExecutor, Trial, TrialGroup
-from waiting import eventually
 
 both = pytest.mark.parametrize("isolation", ["trial", "lane"])
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from sweep_trainables import Counter, telling_its_process
 from test_searcher import Halving, run
+from waiting import eventually
 
 import fluid
 from fluid import FluidExecutor, SweepResult
 from fluid.search import uniform
-from waiting import eventually
 
 
 def processes(result: SweepResult) -> list[set[int]]:
@@ -52,7 +52,8 @@ def test_a_trial_that_nothing_extends_is_not_saved_as_it_ends(tmp_path: Path) ->
         options = {"samples": 3, "algorithm": "random", "budget": 2, "executor": executor}
         fluid.run(Counter, space, metric="loss", mode="min", **options)
         group = fluid.TrialGroup([fluid.Trial(Counter, {"x": 0.5}, budget=2, trial_id="by-hand")])
-        assert (handle := executor.submit_trialgroup(group)).wait()
+        handle = executor.submit_trialgroup(group)
+        assert handle.wait()
         journal = tmp_path / "run" / "journal.jsonl"
 
         def saved() -> set[str]:
