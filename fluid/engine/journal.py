@@ -10,8 +10,8 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
 * :class:`LaneReady`, :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`,
-  :class:`SessionDraining`, :class:`TrialSetAside` and the notices of :mod:`fluid.engine.notices`: what happened and why, for reports;
-  :func:`replay` passes over them.
+  :class:`SessionDraining`, :class:`TrialSetAside` and the notices of :mod:`fluid.engine.notices`: what happened and
+  why, for reports; :func:`replay` passes over them.
 
 Calls of trials' methods are not written: their callers end with the driver. The entries of one call of the engine are
 written together, events before commands, after the engine has accepted the call and before its commands are carried
