@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluid.engine.records import TrialRecord
 from fluid.engine.state import EngineState
 from fluid.session.status import GroupFacts
 
@@ -48,7 +47,10 @@ class RunOverheads:
         runs = 1 + sum(number for trial, number in record.ended.items() if trial.done > 0)
         for trial in record.live.values():
             runs += trial.progress.done > 0
-            if trial.state.holds_devices and _starts_as_others_do(trial):
+            # In a lane that no trial had used it loads everything; those that come there start faster. One with a lane
+            # of its own waits for the start of that, each time.
+            waits = trial.spec.isolated or trial.placement.launched
+            if trial.state.holds_devices and waits and not trial.starts_cold:
                 holders += 1
                 if trial.placement.iterates:
                     in_flight += max(0.0, now - trial.placement.since)
@@ -60,11 +62,3 @@ class RunOverheads:
         group.at, group.holders = now, holders
         runs += record.past.total()
         return max(0.0, group.held - facts.result_seconds - in_flight) / runs
-
-
-def _starts_as_others_do(trial: TrialRecord) -> bool:
-    """Whether trials that come will start as one that holds devices does.
-
-    Where trials share lanes, the first one in each loads everything; those that come start faster.
-    """
-    return trial.spec.isolated or (trial.placement.launched and trial.pace.placed_at is None)

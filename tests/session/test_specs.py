@@ -15,8 +15,7 @@ def train(config: dict[str, Any]) -> Any:
 
 
 def config_of(config: dict[str, Any], **fields: Any) -> dict[str, str]:
-    trial = Trial(train, config, **fields)
-    return dict(spec_of(trial, 1, keep_last=False, isolating=ISOLATING, search=None).config)
+    return dict(spec_of(Trial(train, config, **fields), 1, keep_last=False, isolating=ISOLATING, search=None).config)
 
 
 def test_the_engine_knows_numbers_names_and_short_lists_by_dotted_name() -> None:
