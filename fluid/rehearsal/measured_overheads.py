@@ -31,7 +31,7 @@ _NAMES = {
 _LEAST_ALPHA = 1.001
 
 
-class _Lane(NamedTuple):
+class _WarmLane(NamedTuple):
     """A lane that became warm.
 
     Attributes:
@@ -177,7 +177,7 @@ def _of_journal(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """
     seconds: dict[str, list[float]] = {}
     placed: dict[str, _Placed] = {}
-    lanes: list[_Lane] = []
+    lanes: list[_WarmLane] = []
     used: set[int] = set()
     shares = False
     #: Of the first trial of each lane: from when it was placed until it was set up, and its set-up alone.
@@ -187,7 +187,7 @@ def _of_journal(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         if what == "NotePlaced":
             placed[str(entry.get("trial_id"))] = _Placed(_number(entry, "at"), tuple(entry.get("lane_ids") or ()))
         elif what == "LaneReady":
-            lanes.append(_Lane(_number(entry, "at"), _number(entry, "seconds")))
+            lanes.append(_WarmLane(_number(entry, "at"), _number(entry, "seconds")))
         elif what == "TrialStarted":
             took = _number(entry, "seconds")
             one = placed.pop(str(entry.get("trial_id")), None)
@@ -208,7 +208,7 @@ def _of_journal(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {name: max(0.0, value) for name, value in medians.items() if math.isfinite(value)}
 
 
-def _of_lanes(lanes: Sequence[_Lane]) -> dict[str, float]:
+def _of_lanes(lanes: Sequence[_WarmLane]) -> dict[str, float]:
     """The start of a lane, and what the first ones took beyond it: those that were started before any was ready."""
     ready = min(lane.at for lane in lanes)
     first = _median([lane.seconds for lane in lanes if lane.at - lane.seconds < ready])
