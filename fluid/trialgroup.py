@@ -296,8 +296,9 @@ class Trial:
 class Submission:
     """What a user submits by one call, though its trials are submitted one after another, as those of a sweep are.
 
-    A trainable is pickled as it is when its first trial is submitted; all trials of the submission run that. It is sent
-    to a lane once. Without one, trainables are pickled anew at each call that submits or adds trials.
+    A trainable is pickled as it is when its first trial is submitted; all trials of the submission run that, with what
+    the script had set when the first of all was submitted. It is sent to a lane once. Without one, trainables are
+    pickled anew at each call that submits or adds trials.
 
     Example:
         >>> from fluid import Trial, TrialGroup
@@ -309,6 +310,8 @@ class Submission:
     def __init__(self) -> None:
         #: What was pickled so far, by id(); keeping the trainable with its pickle keeps its id from being reused.
         self.pickled: dict[int, tuple[Any, Any]] = {}
+        #: What the script had set; ``None`` before the first trial.
+        self.script: Any = None
 
 
 class TrialGroup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -12,6 +12,7 @@ from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
 from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.log_records import LaneLogged
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -218,6 +219,15 @@ class OutputForwarding(Protocol):
 
     def read_output(self) -> list[LaneText]:
         """Returns what was printed since the last call, without waiting; for one thread; after ``close`` the rest."""
+        ...
+
+
+@runtime_checkable
+class RecordSource(Protocol):
+    """What a backend can do, too, whose lanes are processes: hand over the log records that they send."""
+
+    def hear_records(self, take: Callable[[LaneLogged], None]) -> None:
+        """Has a function called with log records as they come, by the thread that polls; it must not wait."""
         ...
 
 

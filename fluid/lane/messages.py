@@ -98,11 +98,15 @@ class KeptPayload(NamedTuple):
 
 
 class ShipTrainable(NamedTuple):
-    """A pickled trainable, sent once per lane, and the entries of ``sys.path`` that it needs."""
+    """A pickled trainable, sent once per lane, and the entries of ``sys.path`` that it needs.
+
+    ``script`` is a pickled :class:`fluid.lane.script.Script`; empty where trials find nothing of the script's.
+    """
 
     key: int
     payload: bytes | KeptPayload
     sys_path: tuple[str, ...]
+    script: bytes = b""
 
 
 class DropTrainable(NamedTuple):

@@ -104,12 +104,12 @@ class ResidentCheckpoints:
     def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
         """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk.
 
-        A state that was just saved, as after each iteration or for good, is not saved twice.
+        A state that was just saved, as after an iteration, is not saved twice.
         """
         newest, now = self._newest.get(resident.trial_id), self._clock.now()
-        if newest is not None and resident.unsaved == 0.0 and not (durable and newest.in_memory):
-            if newest.iteration == resident.iteration and os.path.exists(newest.path):
-                return newest._replace(at=now, seconds=0.0)
+        is_current = newest is not None and resident.unsaved == 0.0 and newest.iteration == resident.iteration
+        if newest is not None and is_current and not (durable and newest.in_memory) and os.path.exists(newest.path):
+            return newest._replace(at=now, seconds=0.0)
         (path, in_memory, _), seconds = self._save(resident, durable=durable)
         now, trial_id = self._clock.now(), resident.trial_id
         saved = ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
@@ -225,11 +225,10 @@ class ResidentCheckpoints:
                 resident.rule = None  # Its own code raises, and will again.
             return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))
         resident.kept_at, self._sizes[resident.key] = iteration, size
-        now, trial_id = self._clock.now(), resident.trial_id
-        saved = ResidentSaved(now, trial_id, iteration, path, in_memory, dropped=False, seconds=seconds)
-        if rule is not None and rule.how == "last":  # One of the best may be deleted for a better one.
-            self._newest[trial_id] = saved
-        return saved._replace(kept=Kept(size, value))
+        now, kept = self._clock.now(), Kept(size, value)
+        return ResidentSaved(
+            now, resident.trial_id, iteration, path, in_memory, dropped=False, seconds=seconds, kept=kept
+        )
 
     def _why_no_room(self, resident: ResidentTrial) -> str:
         """Why there is no room for a further checkpoint like those of its trainable; empty if there is."""

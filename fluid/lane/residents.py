@@ -21,6 +21,7 @@ from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.fused_rows import FusedRows
 from fluid.lane.gpu_busy_meter import make_busy_meter
 from fluid.lane.kept_payloads import load_payload
+from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     DropTrainable,
@@ -36,6 +37,7 @@ from fluid.lane.process_state import ProcessState, read_random_state, write_rand
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
 from fluid.lane.resident_memory import ResidentMemory
 from fluid.lane.run_paths import trial_folder
+from fluid.lane.script import LaneScripts
 from fluid.lane.threads import LaneThreads
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.encoded_metrics import encode_metrics
@@ -67,6 +69,7 @@ class Residents:
         meter: of the device's memory.
         requests: sends what trials ask the driver.
         tell_missing: called with the name of a payload that the host has lost.
+        records: takes the log records that the script handles.
 
     Attributes:
         queue: those with iterations left.
@@ -86,6 +89,7 @@ class Residents:
         meter: MemoryMeter,
         requests: DriverRequests,
         tell_missing: Callable[[str], None],
+        records: RecordOutbox,
     ) -> None:
         self.queue = WorkQueue()
         self.fused = FusedRows(self.queue, clock)
@@ -105,6 +109,7 @@ class Residents:
         #: Of trainables that no trial has used here yet.
         self._payloads: dict[int, bytes | KeptPayload] = {}
         self._trainables: dict[int, Any] = {}
+        self._scripts = LaneScripts(records)
         #: What tells trainables of one name apart, by key.
         self._origins: dict[int, str] = {}
         self._by_id: dict[str, ResidentTrial] = {}
@@ -121,6 +126,7 @@ class Residents:
     def add_trainable(self, message: ShipTrainable) -> None:
         """Stores a trainable for the trials that will use it."""
         payload = self._payloads[message.key] = message.payload
+        self._scripts.add(message.key, message.script)
         named = payload.name.encode() if isinstance(payload, KeptPayload) else payload
         self._origins[message.key] = hashlib.sha256(named).hexdigest()[:16]
         sys.path += [path for path in message.sys_path if path not in sys.path]
@@ -130,6 +136,7 @@ class Residents:
         self._payloads.pop(message.key, None)
         self._trainables.pop(message.key, None)
         self._origins.pop(message.key, None)
+        self._scripts.drop(message.key)
         self.checkpoints.drop_trainable(message.key)
 
     # -- arriving and leaving ------------------------------------------------------------------------------
@@ -153,6 +160,7 @@ class Residents:
             Why it has an earlier state than that of its checkpoint; ``None`` if it has that one.
         """
         self.enter(resident)
+        self._scripts.put_in_force(message.key)
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
         resident.key, resident.save_cost = message.key, self.checkpoints.usual_cost(message.key)

@@ -28,6 +28,7 @@ from fluid.lane.errors import is_for_want_of_space
 from fluid.lane.failing import LaneFailures
 from fluid.lane.keep_messages import DiscardKept, KeepBar
 from fluid.lane.limit_messages import LimitResident, SetRows, SetThreads
+from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     AdoptResident,
@@ -106,7 +107,10 @@ class _Lane:
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
         self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
-        self._residents = Residents(options, clock, output, self._note, self._meter, self._requests, self._tell_missing)
+        channel.records = RecordOutbox(self._current_trial, output.log.write, channel.wake)
+        self._residents = Residents(
+            options, clock, output, self._note, self._meter, self._requests, self._tell_missing, channel.records
+        )
         self._failures = LaneFailures(
             options, clock, output, self._meter, self._residents, self._send, self._channel.flush
         )
@@ -395,6 +399,10 @@ class _Lane:
 
     def _tell_missing(self, name: str) -> None:
         self._channel.send(PayloadMissing(self._clock.now(), name))
+
+    def _current_trial(self) -> str | None:
+        current = self._residents.current
+        return None if current is None else current.trial_id
 
     def _send(self, message: Any, *, at_once: bool = True) -> None:
         # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend
+from fluid.lane.script import dump_script, read_script
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.payload import TrialPayload, trainable_payload, trial_payload
 from fluid.trialgroup import Submission, Trial
@@ -28,11 +30,16 @@ class SessionPickler:
             InvalidFieldError: a trainable or a config cannot be used or pickled.
             MissingDependencyError: a trainable needs a package that is not installed.
         """
-        known = (Submission() if submission is None else submission).pickled
+        submission = Submission() if submission is None else submission
+        known = submission.pickled
         payloads = {}
         for trial in trials:
             if (made := known.get(id(trial.trainable))) is None:
-                made = trial.trainable, trainable_payload(trial.trainable, self._require, dump_with_parameters)
+                if submission.script is None:
+                    submission.script = read_script()
+                script = partial(dump_script, submission.script) if self._require is None else None
+                payload = trainable_payload(trial.trainable, self._require, dump_with_parameters, script)
+                made = trial.trainable, payload
                 known[id(trial.trainable)] = made
             shown = None if trial.shown is None else trial.shown.config
             payloads[trial] = trial_payload(made[1], trial.config, shown, trial.threads)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fluid._clock import Clock
-from fluid.backends.base import Backend, ForkingBackend
+from fluid.backends.base import Backend, ForkingBackend, RecordSource
 from fluid.engine.events import (
     DeviceAdded,
     DeviceLost,
@@ -41,6 +41,7 @@ from fluid.session.specs import ISOLATING, Isolating, say_what_is_awaited, spec_
 from fluid.session.standing import Standing, standing_of
 from fluid.session.status import GroupStatus, Status
 from fluid.session.status_reader import StatusReader
+from fluid.session.trial_records import TrialRecords
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import TrialPayload
@@ -83,6 +84,9 @@ class Session:
         self._max_width, self._isolating = max_width, isolating
         self._insists_on_fusing, self.in_rounds = facts.get("packing") == "fused", bool(facts.get("rounds"))
         self._pickler = SessionPickler(backend)
+        self._records = TrialRecords()
+        if isinstance(backend, RecordSource):
+            backend.hear_records(self._records.take)
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
         self._pump = Pump(state, backend, folder, facts, keep, goals)
@@ -334,6 +338,8 @@ class Session:
         """Ends the session; waits until its lanes are gone, unless the session's own thread calls it."""
         self.forecasts.close()
         self._pump.close()
+        if not self.is_in_thread:
+            self._records.close()
 
     # -- parts of requests ---------------------------------------------------------------------------------
 

@@ -30,16 +30,19 @@ class TrainablePayload:
         pickled: the trainable, by cloudpickle.
         imports: modules that it imports, for lanes to load ahead of its first trial.
         elastic: whether its trials can span several devices.
-        digest: stands for ``pickled`` where trainables are compared for as long as the session lasts.
+        script: a pickled :class:`fluid.lane.script.Script`: what the script had set as it was submitted; empty where
+            trials run in this process.
+        digest: stands for ``pickled`` and ``script`` where trainables are compared for as long as the session lasts.
     """
 
     pickled: bytes
     imports: tuple[str, ...] = ()
     elastic: bool = False
+    script: bytes = b""
     digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest_of(self.pickled))
+        object.__setattr__(self, "digest", _digest_of(self.pickled, self.script))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,10 @@ def payload_of(
     return trial_payload(trainable_payload(trainable), config, shown_config)
 
 
-def _digest_of(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+def _digest_of(data: bytes, further: bytes = b"") -> bytes:
+    digest = hashlib.blake2b(data, digest_size=16)
+    digest.update(further)
+    return digest.digest()
 
 
 def trial_payload(
@@ -101,7 +106,10 @@ def trial_payload(
 
 
 def trainable_payload(
-    trainable: Any, require: Callable[[Any], None] | None = None, dumps: Callable[[Any], bytes] | None = None
+    trainable: Any,
+    require: Callable[[Any], None] | None = None,
+    dumps: Callable[[Any], bytes] | None = None,
+    script: Callable[[bytes], bytes] | None = None,
 ) -> TrainablePayload:
     """Pickles a trainable as it is now.
 
@@ -109,6 +117,7 @@ def trainable_payload(
         trainable: the trial's.
         require: refuses trainables that cannot be used; ``None`` for those that lanes cannot run.
         dumps: does the pickling, to be read by :mod:`fluid.trainables.parted_pickle`; ``None`` for cloudpickle.
+        script: returns the payload's ``script``, given the pickled trainable; ``None`` for none.
 
     Raises:
         InvalidFieldError: it cannot be used or pickled.
@@ -120,4 +129,5 @@ def trainable_payload(
     else:
         require(sent)
     pickled, imports = dump_trainable(sent, dumps), () if require is not None else tuple(imports_of(sent))
-    return TrainablePayload(pickled=pickled, imports=imports, elastic=is_elastic(sent))
+    of_script = b"" if script is None else script(pickled)
+    return TrainablePayload(pickled=pickled, imports=imports, elastic=is_elastic(sent), script=of_script)

@@ -65,6 +65,7 @@ class LaneBackend:
     wake = _of_pool(LanePool.wake)
     forward_output = _of_pool(LanePool.forward_output)
     read_output = _of_pool(LanePool.read_output)
+    hear_records = _of_pool(LanePool.hear_records)
 
     def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
         """Tells lanes what is worth keeping: see :class:`fluid.backends.retention.KeepingBackend`."""

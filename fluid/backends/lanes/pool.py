@@ -41,6 +41,7 @@ from fluid.errors import FluidError
 from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
 from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.log_records import LaneLogged
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -99,6 +100,8 @@ class LanePool:
         #: Every lane there ever was.
         self._lane_ids: set[int] = set()
         self._events: list[Event] = []
+        #: Takes log records; ``None`` where nobody does.
+        self._take_records: Callable[[LaneLogged], None] | None = None
         self._latest = self._clock.now()
         #: When the launcher is to look at its processes.
         self._look_at = self._latest + _LOOK_S
@@ -171,6 +174,10 @@ class LanePool:
     def read_output(self) -> list[LaneText]:
         """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`."""
         return self._launcher.read_output()
+
+    def hear_records(self, take: Callable[[LaneLogged], None]) -> None:
+        """Hands log records on: see :class:`fluid.backends.base.RecordSource`."""
+        self._take_records = take
 
     def wake(self) -> None:
         """Makes :meth:`poll` return; may be called from any thread, also once the pool is closed."""
@@ -347,7 +354,10 @@ class LanePool:
                 return
 
     def _take_in(self, lane: LaneConnection, message: Any) -> None:
-        if not self._starts.hear(lane, message):
+        if isinstance(message, LaneLogged):
+            if self._take_records is not None:
+                self._take_records(message)
+        elif not self._starts.hear(lane, message):
             self._events += self._router.hear(lane, message)
 
     def _lost(self, lane: LaneConnection, reason: str, *, blameless: bool = False, culprit: str | None = None) -> None:

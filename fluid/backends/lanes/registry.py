@@ -158,7 +158,8 @@ class Registry:
 
     def shipment(self, key: int) -> ShipTrainable:
         """Returns the message that makes a trainable known to a lane."""
-        return ShipTrainable(key, self._trainables[key].payload.pickled, tuple(sys.path))
+        known = self._trainables[key].payload
+        return ShipTrainable(key, known.pickled, tuple(sys.path), known.script)
 
     def _drop_idle(self) -> int:
         """Drops the trainable that has been idle longest; returns its key."""
