@@ -102,7 +102,10 @@ class SweepPlan:
 
     @property
     def extends(self) -> bool:
-        """Whether a trial that has used up its budget may be extended."""
+        """Whether a trial that has used up its budget may be extended.
+
+        One that a searcher has named a lower budget for may be, too: it has iterations that may follow.
+        """
         return self.algorithm in HALVING
 
     def search(self, under_way: int | None) -> Search:

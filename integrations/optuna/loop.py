@@ -213,9 +213,9 @@ class OptimizeLoop(TrialListener):
         pruner = self._study.pruner if single else None  # Optuna prunes for one objective only.
         shape = shape_of(pruner, work.budget, room, is_asked=work.configures)
         if not single:
-            return Search(trials=trials, shape=shape)
+            return Search(trials=trials, extends=False, shape=shape)
         mode = "max" if directions[0] == StudyDirection.MAXIMIZE else "min"
-        return Search(work.metrics[0], mode, trials, shape=shape)
+        return Search(work.metrics[0], mode, trials, extends=False, shape=shape)
 
     def _fail(self, trials: list[Trial], error: FluidError) -> None:
         """Finishes trials that the executor refused."""
