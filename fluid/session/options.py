@@ -163,7 +163,8 @@ class ExecutorOptions:
     def isolating(self) -> Isolating:
         """Which trials run in a process that has run no other one, of those that do not say so themselves."""
         plain = self.isolation != "lane" and not self._shares_by
-        return Isolating(plain, plain and (self.isolation == "trial" or self.most_fused == 1))
+        fusible = plain and (self.isolation == "trial" or self.most_fused == 1)
+        return Isolating(plain, fusible, is_asked=self.isolation is not None)
 
     @property
     def most_packed(self) -> int:

@@ -65,10 +65,12 @@ class Isolating(NamedTuple):
     Attributes:
         plain: those that cannot be fused.
         fusible: those that can.
+        is_asked: whether the user has said so, which counts for more than what a sweep of another library says.
     """
 
     plain: bool = True
     fusible: bool = True
+    is_asked: bool = False
 
 
 #: By default, all do.
@@ -105,7 +107,7 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool, isolating: Isolati
         gang=gang,
         keep_last=keep_last,
         fusible=fusible,
-        isolated=trial.isolation == "trial" if trial.isolation else isolating[fusible],
+        isolated=trial.isolation == "trial" if trial.isolation else isolating.fusible if fusible else isolating.plain,
         extends=None if search is None else search.extends,
         config=tuple(
             (name, text_of(value))

@@ -54,7 +54,7 @@ class ControllerBridge(TrialListener):
     """Connects one controller with its trials on the engine.
 
     Args:
-        executor, controller, scheduler, concurrency, mode: as for :class:`TrialSubmission`.
+        executor, controller, scheduler, concurrency, mode, isolation: as for :class:`TrialSubmission`.
         on_started: called before the controller is told that a trial has started.
         on_died: called before the controller is told that an actor has died.
     """
@@ -70,6 +70,7 @@ class ControllerBridge(TrialListener):
         scheduler: Any,
         concurrency: Concurrency,
         mode: str | None,
+        isolation: str | None,
         on_started: Callable[[TuneTrial], None],
         on_died: Callable[[TuneTrial], None],
     ) -> None:
@@ -89,6 +90,7 @@ class ControllerBridge(TrialListener):
             scheduler=scheduler,
             concurrency=concurrency,
             mode=mode,
+            isolation=isolation,
             listener=self._inbox,
             memory=self._memory,
         )

@@ -55,6 +55,7 @@ class TrialSubmission:
         scheduler: the user's.
         concurrency: most trials under way at once; ``None`` for as many as the controller adds.
         mode: ``"min"`` or ``"max"`` of the sweep's metric; ``None`` if Tune was not told.
+        isolation: of the trials, as for a trial of Fluid.
         listener: receives the group's events.
         memory: the checkpoints that lanes have written to host memory.
 
@@ -70,6 +71,7 @@ class TrialSubmission:
         scheduler: Any,
         concurrency: Concurrency,
         mode: str | None,
+        isolation: str | None,
         listener: EventInbox,
         memory: MemoryCheckpoints,
     ) -> None:
@@ -78,7 +80,7 @@ class TrialSubmission:
         self._controller = controller
         self._scheduler = scheduler
         self._concurrency = concurrency
-        self._mode = mode
+        self._mode, self._isolation = mode, isolation
         self._listener, self._memory = listener, memory
         self._budgets = Budgets(controller, scheduler)
         self._inner_needs = InnerNeeds(executor)
@@ -238,6 +240,7 @@ class TrialSubmission:
                 trial_id=trial.trial_id, config=trial.config, iterations=tune_trial.start_iteration, metrics=RESULT
             ),
             follow_up_iterations=grant.follow_up_iterations,
+            isolation=self._isolation,
         )
 
     def _lane_trial(self, trial: Trial) -> type[LaneTrial]:
