@@ -263,11 +263,14 @@ class ControllerBridge(TrialListener):
             left = self._submission.await_cleanup(_CLEANUP_S)
         if left:
             _log.warning(
-                "The sweep ends although %d trials have not been cleaned up within %g s: %s",
+                "The sweep ends although %d trials have not been cleaned up within %g s: %s. An iteration in progress"
+                " is cut off.",
                 len(left),
                 _CLEANUP_S,
                 ", ".join(left[:_NAMED]),
             )
+            with contextlib.suppress(FluidError):
+                self._submission.cut_off(left)
 
     def _save_and_end(self, interruption: Interruption, deadline_s: float) -> None:
         """Saves the live trials after a notice of preemption, and then ends the controller's loop."""

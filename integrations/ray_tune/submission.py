@@ -366,6 +366,12 @@ class TrialSubmission:
         """Waits up to ``timeout`` seconds for the clean-up of stopped trials; returns the ids of the others."""
         return () if self._handle is None or self.is_broken else self._handle.await_cleanup(timeout)
 
+    def cut_off(self, trial_ids: Iterable[str]) -> None:
+        """Ends stopped trials that are still in an iteration, by killing their processes: nothing takes the result."""
+        for trial_id in trial_ids:
+            if trial_id in self._stopping:
+                self._stopping[trial_id].stop(trial_id, now=True)
+
     def _uncount(self, tune_trial: TuneTrial) -> None:
         if tune_trial.is_counted:
             tune_trial.is_counted = False
