@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -41,6 +42,8 @@ from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 RESULT, SAVED = "result", "saved"
 #: The entry of a config that holds the pickled :class:`LaneTrialSpec`.
 SPEC = "spec"
+#: Longest that a lane waits for a function that was told to stop to unwind, in seconds; as long as Tune's own.
+_UNWINDS_S = 2.0
 _STATE = "tune.pkl"
 _FILES = "state"
 #: What the trainable resets when it is restored, as it does for the controller.
@@ -89,6 +92,7 @@ class LaneTrialSpec(NamedTuple):
         devices: how many the trial holds.
         epoch: when the session's clock showed 0, seconds since 1970, in a rehearsal; ``None`` in others.
         in_memory: whether the lane may write checkpoints to host memory, from which the driver copies them.
+        ends_at: training iteration at which, or after which, Tune is sure to stop the trial; ``None`` for none.
     """
 
     arguments: Mapping[str, Any]
@@ -98,6 +102,7 @@ class LaneTrialSpec(NamedTuple):
     devices: int = 1
     epoch: float | None = None
     in_memory: bool = False
+    ends_at: float | None = None
 
 
 class LaneTrial:
@@ -134,6 +139,7 @@ class LaneTrial:
         self._save_cost: float | None = None
         self._checkpoints = spec.checkpoints
         self._in_memory = spec.in_memory
+        self._ended = False
         if spec.session_path is not None:
             give_session_path(spec.arguments["storage"], spec.session_path)
         with self._in_place():
@@ -159,10 +165,20 @@ class LaneTrial:
         return {RESULT: self._without_config(result), SAVED: saved, DONE: done}
 
     def cleanup(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Stops the trainable, once."""
+        if self._ended:
+            return
+        self._ended = True
         self._inner_training.end()
+        function = getattr(self._session, "training_thread", None)
         # A trainable that has failed raises its error again when it is stopped; it has been reported.
         with self._in_place(), suppress(Exception):
             self._trainable.stop()
+        if function is not None:
+            threading.Thread.join(function, _UNWINDS_S)
 
     # -- called by name, between two iterations ------------------------------------------------------------
 
@@ -283,6 +299,7 @@ class FunctionLaneTrial(LaneTrial):
 
     def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
         super()._make(spec, arguments)
+        self._ends_at = spec.ends_at
         self._reported = ReportedCheckpoint()
         self._reported.watch(self._session)
         #: The counters, the number of the checkpoint and the iteration at the newest report of a checkpoint.
@@ -296,6 +313,9 @@ class FunctionLaneTrial(LaneTrial):
             counters[_LAST] = self._without_config(counters[_LAST])
             index = getattr(self._trainable._storage, "current_checkpoint_index", None)
             self._at_report = counters, index, self.iteration
+        if self._ends_at is not None and reported[RESULT][TRAINING_ITERATION] >= self._ends_at:
+            # Nothing more is asked of it, and the trial that comes next may need the lock or the port that it holds.
+            self._end()
         return reported
 
     def unsaved_iterations(self) -> int | None:

@@ -22,6 +22,7 @@ from fluid.integrations.ray_tune.lane_trial import RESULT, SPEC, LaneTrial, Lane
 from fluid.integrations.ray_tune.memory_checkpoints import MemoryCheckpoints
 from fluid.integrations.ray_tune.outcomes import outcome_of
 from fluid.integrations.ray_tune.private_api import (
+    TRAINING_ITERATION,
     FunctionTrainable,
     TrackedActor,
     Trial,
@@ -228,6 +229,7 @@ class TrialSubmission:
             tune_trial.devices,
             self._epoch,
             self._memory.are_used,
+            trial.stopping_criterion.get(TRAINING_ITERATION),
         )
         return FluidTrial(
             lane_trial,
