@@ -317,6 +317,14 @@ class TrialRecord:
         return self.spec.trial_id
 
     @property
+    def starts_cold(self) -> bool:
+        """Whether it has not settled in a lane that loads everything for it, while trials like it share lanes.
+
+        Where each has a lane of its own, all start alike.
+        """
+        return self.pace.placed_at is not None and not self.spec.isolated
+
+    @property
     def takes_turns(self) -> bool:
         """Whether it takes turns with others of its lane."""
         return self.sharing_group == TURNS

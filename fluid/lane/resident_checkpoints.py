@@ -68,6 +68,8 @@ class ResidentCheckpoints:
         self._sizes: dict[int, int] = {}
         #: By group.
         self._bars: dict[str, KeepBar] = {}
+        #: Of each resident, the last save that another one may refer to.
+        self._newest: dict[str, ResidentSaved] = {}
 
     def usual_cost(self, key: int) -> float:
         """Seconds that the last save of a trial of this trainable took; 0 before the first."""
@@ -81,6 +83,7 @@ class ResidentCheckpoints:
     def forget_resident(self, trial_id: str) -> None:
         """Drops the records that matter only while the trial is resident; its checkpoints stay."""
         self._store.forget_resident(trial_id)
+        self._newest.pop(trial_id, None)
 
     def is_due(self, resident: ResidentTrial) -> bool:
         """Whether saving a trial costs little against the work that the checkpoint protects.
@@ -99,10 +102,19 @@ class ResidentCheckpoints:
         return is_idle and pace is not None and pace >= max(options.idle_save_after, cost)
 
     def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
-        """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk."""
+        """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk.
+
+        A state that was just saved, as after each iteration or for good, is not saved twice.
+        """
+        newest, now = self._newest.get(resident.trial_id), self._clock.now()
+        if newest is not None and resident.unsaved == 0.0 and not (durable and newest.in_memory):
+            if newest.iteration == resident.iteration and os.path.exists(newest.path):
+                return newest._replace(at=now, seconds=0.0)
         (path, in_memory, _), seconds = self._save(resident, durable=durable)
         now, trial_id = self._clock.now(), resident.trial_id
-        return ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
+        saved = ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
+        self._newest[trial_id] = saved
+        return saved
 
     def _save(self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"") -> tuple[Stored, float]:
         """Saves a trial; with ``facts``, what is to be known of a checkpoint that outlives the run, as such a one.
@@ -213,10 +225,11 @@ class ResidentCheckpoints:
                 resident.rule = None  # Its own code raises, and will again.
             return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))
         resident.kept_at, self._sizes[resident.key] = iteration, size
-        now, kept = self._clock.now(), Kept(size, value)
-        return ResidentSaved(
-            now, resident.trial_id, iteration, path, in_memory, dropped=False, seconds=seconds, kept=kept
-        )
+        now, trial_id = self._clock.now(), resident.trial_id
+        saved = ResidentSaved(now, trial_id, iteration, path, in_memory, dropped=False, seconds=seconds)
+        if rule is not None and rule.how == "last":  # One of the best may be deleted for a better one.
+            self._newest[trial_id] = saved
+        return saved._replace(kept=Kept(size, value))
 
     def _why_no_room(self, resident: ResidentTrial) -> str:
         """Why there is no room for a further checkpoint like those of its trainable; empty if there is."""

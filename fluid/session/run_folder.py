@@ -249,6 +249,7 @@ class RunFolder:
             "requires": trial.requires,
             "devices": trial.devices,
             "threads": trial.threads,
+            "isolation": trial.isolation,
         }
         yield {
             "group": group_id,
