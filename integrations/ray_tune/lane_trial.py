@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,8 +41,6 @@ from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 RESULT, SAVED = "result", "saved"
 #: The entry of a config that holds the pickled :class:`LaneTrialSpec`.
 SPEC = "spec"
-#: Longest that a lane waits for a function that was told to stop to unwind, in seconds; as long as Tune's own.
-_UNWINDS_S = 2.0
 _STATE = "tune.pkl"
 _FILES = "state"
 #: What the trainable resets when it is restored, as it does for the controller.
@@ -139,7 +136,6 @@ class LaneTrial:
         self._save_cost: float | None = None
         self._checkpoints = spec.checkpoints
         self._in_memory = spec.in_memory
-        self._ended = False
         if spec.session_path is not None:
             give_session_path(spec.arguments["storage"], spec.session_path)
         with self._in_place():
@@ -165,20 +161,10 @@ class LaneTrial:
         return {RESULT: self._without_config(result), SAVED: saved, DONE: done}
 
     def cleanup(self) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        """Stops the trainable, once."""
-        if self._ended:
-            return
-        self._ended = True
         self._inner_training.end()
-        function = getattr(self._session, "training_thread", None)
         # A trainable that has failed raises its error again when it is stopped; it has been reported.
         with self._in_place(), suppress(Exception):
             self._trainable.stop()
-        if function is not None:
-            threading.Thread.join(function, _UNWINDS_S)
 
     # -- called by name, between two iterations ------------------------------------------------------------
 
@@ -299,7 +285,7 @@ class FunctionLaneTrial(LaneTrial):
 
     def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
         super()._make(spec, arguments)
-        self._ends_at = spec.ends_at
+        self._ends_at, self._ended = spec.ends_at, False
         self._reported = ReportedCheckpoint()
         self._reported.watch(self._session)
         #: The counters, the number of the checkpoint and the iteration at the newest report of a checkpoint.
@@ -346,7 +332,13 @@ class FunctionLaneTrial(LaneTrial):
 
     def cleanup(self) -> None:
         self._reported.forget()
-        super().cleanup()
+        self._end()
+
+    def _end(self) -> None:
+        """Stops the function, once."""
+        if not self._ended:
+            self._ended = True
+            super().cleanup()
 
 
 def _sendable(error: Exception) -> Exception:
