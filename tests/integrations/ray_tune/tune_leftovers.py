@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tune_sweeps import Climber
+
 from fluid import tune
 
 VARIABLE = "FLUID_TEST_LEFT"
@@ -23,6 +25,17 @@ SEEN: list[Any] = []
 LEAK_BYTES = 64 << 20
 #: Longest that a trial waits, in seconds, for what another one is to give up.
 _PATIENCE = 60.0
+
+
+class Counted(Climber):
+    """Reports how many trials were set up in its process."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        SEEN.append(self.trial_id)
+
+    def step(self) -> dict[str, Any]:
+        return {**super().step(), "set_ups": len(SEEN)}
 
 
 def set_flags(config: dict[str, Any]) -> None:
