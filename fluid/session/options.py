@@ -164,7 +164,8 @@ class ExecutorOptions:
         """Which trials run in a process that has run no other one, of those that do not say so themselves."""
         shares_by = self._shares_by
         plain = self.isolation != "lane" and (not shares_by or self.packing == "fused")
-        return Isolating(plain, plain and (self.isolation == "trial" or self.most_fused == 1), shares_by)
+        fusible = plain and (self.isolation == "trial" or self.most_fused == 1)
+        return Isolating(plain, fusible, shares_by, is_asked=self.isolation is not None)
 
     @property
     def most_packed(self) -> int:

@@ -84,7 +84,7 @@ class Session:
         isolating: Isolating = ISOLATING,
     ) -> None:
         self._state, self._backend, self._folder = state, backend, folder
-        self._max_width, self._isolating = max_width, isolating
+        self._max_width, self.isolating = max_width, isolating
         self._insists_on_fusing, self.in_rounds = facts.get("packing") == "fused", bool(facts.get("rounds"))
         self._pickler = SessionPickler(backend)
         self._records = TrialRecords()
@@ -371,7 +371,7 @@ class Session:
 
     def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
         keep_last = self._keeper.retention.how == "last"
-        return spec_of(trial, self._max_width, keep_last=keep_last, isolating=self._isolating, search=search)
+        return spec_of(trial, self._max_width, keep_last=keep_last, isolating=self.isolating, search=search)
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         self._next_group += 1

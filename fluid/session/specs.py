@@ -66,11 +66,13 @@ class Isolating(NamedTuple):
         plain: those that cannot be fused.
         fusible: those that can.
         shares_by: the option by which the others share processes, in words; empty if there is none.
+        is_asked: whether the user has said so, which counts for more than what a sweep of another library says.
     """
 
     plain: bool = True
     fusible: bool = True
     shares_by: str = ""
+    is_asked: bool = False
 
     def isolates(self, trial: Trial, *, fusible: bool) -> bool:
         """Whether a trial does.
