@@ -124,7 +124,7 @@ def test_a_stopped_trial_ends_and_the_others_go_on(make: Callable[..., FluidExec
 
 
 def test_an_extended_trial_goes_on_where_it_was(make: Callable[..., FluidExecutor]) -> None:
-    handle = make().submit_trialgroup(TrialGroup([Trial(count_up, budget=3, trial_id="a")]))
+    handle = make().submit_trialgroup(TrialGroup([Trial(count_up, budget=3, trial_id="a", follow_up_iterations=2)]))
     assert handle.wait(PATIENCE)
     handle.extend("a", by=2)
     assert handle.wait(PATIENCE)

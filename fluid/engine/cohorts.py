@@ -68,8 +68,8 @@ class Cohorts:
     def iterated(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, *, observed: int) -> None:
         """Learns from an iteration, or a run of several, after the profile has.
 
-        A trial may run no more than one iteration, which is not observed as it may load or compile something. In a lane
-        that others have used, and alone on its device, it is better than nothing.
+        A trial may run no more than one iteration, which is not observed as it may load or compile something. If it did
+        not start colder than others like it, and alone on its device, it is better than nothing.
 
         Args:
             trial: the trial.
@@ -83,7 +83,7 @@ class Cohorts:
         pace = trial.pace
         if pace.observed.bit_length() > (pace.observed - observed).bit_length():  # the first, second, fourth, ...
             known = pace.seconds
-        elif not observed and pace.observed == 0 and pace.placed_at is None and self._is_alone(trial):
+        elif not observed and pace.observed == 0 and not trial.starts_cold and self._is_alone(trial):
             known = seconds * self._estimates.speed_held(trial)
         else:
             known = None

@@ -289,13 +289,19 @@ class Lanes:
         lane.holders[trial.trial_id] = None
         lane.shared = not trial.spec.isolated
         self.rows_due.add(lane.lane_id)
-        self.changed_on.update(lane.device_ids)
+        self._note_holders(lane)
         return lane
+
+    def _note_holders(self, lane: LaneRecord) -> None:
+        """Has spare lanes and memory looked at, as a lane was given to a trial, or one has left it."""
+        for device_id in lane.device_ids:
+            self.changed_on.add(device_id)
+            self._update_memory(device_id)
 
     def use(self, lane_ids: Iterable[int]) -> None:
         """Marks lanes as used: they are about to be told of a trial."""
         for lane_id in lane_ids:
-            self._lanes[lane_id].used = True
+            self._lanes[lane_id].used = True  # It has a holder, so that its memory is booked as it was.
 
     def spend(self, lane_id: int) -> None:
         """Gives a lane to no further trial, as one has changed its process for good."""
@@ -349,9 +355,9 @@ class Lanes:
             if lane is not None:
                 lane.holders.pop(trial_id, None)
                 self._left.add(lane_id)
-                self.changed_on.update(lane.device_ids)
                 if not lane.holders:
                     lane.sharing_group = None
+                self._note_holders(lane)
 
     def drain(self, lane_id: int, trial_id: str, memory: float) -> None:
         """Marks a lane as draining: the trial that may run there was told to leave, and holds memory until it has."""
@@ -428,7 +434,8 @@ class Lanes:
         if self.usual_bytes > 0.0:
             lanes = self._by_device.get(device_id, {}).values()
             memory = sum(lane.own_bytes for lane in lanes)
-            self._memory.set_lanes(device_id, len(lanes), memory, self.usual_bytes)
+            resting = sum(lane.used and not lane.shared and not lane.holders for lane in lanes)
+            self._memory.set_lanes(device_id, len(lanes), memory, self.usual_bytes, resting)
 
     def _hold_memory(self, lane: LaneRecord, trial_id: str, memory: float) -> None:
         self._free_memory(lane, trial_id)

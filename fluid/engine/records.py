@@ -162,7 +162,8 @@ class Residence:
         durable: the newest one that outlives its host's memory.
         checkpoint_is_current: whether the newest one holds the trial's present state: no iteration was done, and no
             call answered, since.
-        kept_at: iteration of the newest one that outlives the run, or that a lane was told to keep; 0 for none.
+        kept_at: iteration of the newest one that outlives the run; 0 for none.
+        keeping: iteration of the one that a lane was told to save so, and has not; 0 for none.
     """
 
     lane: int | None = None
@@ -173,6 +174,7 @@ class Residence:
     durable: Checkpoint | None = None
     checkpoint_is_current: bool = False
     kept_at: int = 0
+    keeping: int = 0
 
     @property
     def restart_at(self) -> int:
@@ -315,6 +317,14 @@ class TrialRecord:
     def trial_id(self) -> str:
         """The trial's id."""
         return self.spec.trial_id
+
+    @property
+    def starts_cold(self) -> bool:
+        """Whether it has not settled in a lane that loads everything for it, while trials like it share lanes.
+
+        Where each has a lane of its own, all start alike.
+        """
+        return self.pace.placed_at is not None and not self.spec.isolated
 
     @property
     def takes_turns(self) -> bool:

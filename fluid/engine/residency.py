@@ -6,6 +6,8 @@ used one is evicted first, to host memory, or to disk where that is full.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fluid.engine import tuning
@@ -17,7 +19,7 @@ from fluid.engine.events import Checkpoint, TrialSaved
 from fluid.engine.lane_record import LaneRecord, StateMeasured
 from fluid.engine.memory_limits import MemoryLimits
 from fluid.engine.records import TrialRecord
-from fluid.engine.retention import TrialNotKept, is_to_be_kept
+from fluid.engine.retention import TrialNotKept, is_to_be_kept, newest_to_keep
 from fluid.planning.constraints import Constraint
 from fluid.planning.device_models import ByModel
 from fluid.resources import MemoryNeed
@@ -60,10 +62,10 @@ class Residency:
         Its state is saved first, if it can be, for its submitter may extend it all the same.
         """
         progress, residence, spec = trial.progress, trial.residence, trial.spec
-        if trial.state is not TrialState.DONE or residence.lane is None or residence.saving:
+        if residence.lane is None or residence.saving or trial.calls or not _is_over(trial):
             return
-        if not spec.isolated or spec.extends or progress.follow_up_iterations > 0 or trial.calls:
-            return
+        if residence.keeping:
+            return  # It is being saved for good.
         may_be_extended = spec.extends is None and not progress.finished_early
         if may_be_extended and spec.can_save and not residence.checkpoint_is_current:
             self.save_out(trial)
@@ -141,10 +143,11 @@ class Residency:
         """
         alone = [trial for trial in kept if trial.spec.isolated and not trial.residence.saving]
         lanes, limit = self._core.lanes, self._core.occupancy.limit(device)
-        surplus = len(alone) - lanes.most_idle_on(device, limit)
-        for trial in sorted(filter(_can_be_evicted, alone), key=self._cost_of_eviction)[: max(0, surplus)]:
-            if trial.spec.can_save or len(alone) > lanes.most_processes:
+        surplus, beyond = len(alone) - lanes.most_idle_on(device, limit), len(alone) - lanes.most_processes
+        for trial in sorted(filter(_can_be_evicted, alone), key=self._cost_of_eviction) if surplus > 0 else ():
+            if surplus > 0 and (trial.spec.can_save or beyond > 0):
                 self.evict(trial)
+                surplus, beyond = surplus - 1, beyond - 1
 
     def evict_excess(self) -> bool:
         """Evicts states that can be fetched back until the known bytes on each device fit there; limits what runs.
@@ -168,14 +171,13 @@ class Residency:
         # Lanes without a trial go first: they are started faster than a state is saved and restored.
         core.lanes.retire(device, core.commands, while_=lambda: core.memory.taken_bytes(device) > usable)
         excess = core.memory.taken_bytes(device) - usable
-        if excess <= 0.0 or device not in core.memory.reserved:
+        if excess <= self._leaving_bytes(device):
             return
-        staying, held = self._kept(device), self._held_bytes(device)
-        excess -= sum(memory for name, memory in held.items() if name not in staying)
-        for trial in sorted(staying.values(), key=self._cost_of_eviction):
-            if excess > 0.0 and trial.spec.can_save and _can_be_evicted(trial):
-                excess -= held.get(trial.trial_id, 0.0) + self._lane_bytes(trial)
+        for trial in sorted(self._kept(device).values(), key=self._cost_of_eviction):
+            if trial.spec.can_save and _can_be_evicted(trial):
                 self.evict(trial)
+                if excess <= self._leaving_bytes(device):
+                    return
 
     def _evict_oldest(self, trials: list[TrialRecord], surplus: int) -> None:
         """Evicts the trials that have rested for longest; one that waits to go on stays where it is."""
@@ -190,7 +192,9 @@ class Residency:
         worth = self._values.odds(trial) * self._core.estimates.of_key(trial).interruption()
         freed = self._lane_bytes(trial)
         freed += 0.0 if lane_id is None else self._core.lanes.kept_bytes(lane_id, trial.trial_id)
-        return not trial.spec.can_save, not trial.rests, worth / max(1.0, freed), *_since(trial)
+        # Measured bytes differ a little where states are alike: then the least recently used one leaves first.
+        steps = round(2.0 * math.log2(worth / max(1.0, freed))) if worth > 0.0 else -math.inf
+        return not trial.spec.can_save, not trial.rests, steps, *_since(trial)
 
     def _lane_bytes(self, trial: TrialRecord) -> float:
         """Device memory that the lane which keeps a trial's state takes for itself, if it ends with that."""
@@ -202,6 +206,21 @@ class Residency:
         core = self._core
         kept = {trial_id: core.trials[trial_id] for _, trial_id in core.lanes.kept_on(device)}
         return {trial_id: trial for trial_id, trial in kept.items() if not trial.residence.saving}
+
+    def _leaving_bytes(self, device: int, also: Sequence[TrialRecord] = ()) -> float:
+        """Bytes that become free on a device once the states that were told to leave it have, and ``also`` these.
+
+        A lane of a trial that is to have a process of its own ends with its state.
+        """
+        lanes, usual = self._core.lanes.on(device), self._core.lanes.usual_bytes
+        staying = self._kept(device).keys() - {trial.trial_id for trial in also}
+        freed = own = left = 0.0
+        for lane in lanes:
+            freed += sum(memory for name, memory in lane.reserved.items() if name not in staying)
+            own += lane.own_bytes
+            ends = lane.used and not lane.shared and not lane.holders and staying.isdisjoint(lane.residents)
+            left += 0.0 if ends else lane.own_bytes
+        return freed + max(0.0, own - usual) - max(0.0, left - usual)
 
     def _held_bytes(self, device: int) -> dict[str, float]:
         """Bytes that a device holds of trials that do not run there, by trial."""
@@ -231,9 +250,12 @@ class Residency:
         """Notes that a checkpoint which was to outlive the run does not exist."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
-            if trial.residence.kept_at == event.iteration:
-                trial.residence.kept_at = 0
+            residence = trial.residence
+            residence.kept_at = 0 if residence.kept_at == event.iteration else residence.kept_at
+            residence.keeping = 0 if residence.keeping == event.iteration else residence.keeping
             self._core.note(trial, f"the checkpoint of iteration {event.iteration} is not kept: {event.reason}")
+            if _is_over(trial) and not trial.residence.saving and not trial.calls:
+                self.drop(trial)  # It would not be saved in another way, either.
 
     def drop(self, trial: TrialRecord, *, ends: bool = False) -> None:
         """Tells a resident's lane to drop it: unsaved, unless it ``ends`` and its last checkpoint outlives the run."""
@@ -252,8 +274,11 @@ class Residency:
                 self._core.measuring.observe_save(trial, event.seconds)
             if event.kept is not None:
                 trial.residence.kept_at = max(trial.residence.kept_at, event.checkpoint.iteration)
+                trial.residence.keeping = 0 if event.lane_id is not None else trial.residence.keeping
             self._add_checkpoint(trial, event.checkpoint)
-        if not event.dropped:
+            if event.kept is not None and not event.dropped:
+                self.let_go(trial)
+        if not event.dropped or event.lane_id is None:
             return None
         self._core.lanes.remove_resident(event.lane_id, event.trial_id)
         self._core.changed = True  # the memory that it held is free
@@ -296,8 +321,11 @@ class Residency:
         """Sets a trial whose state is gone back to its newest checkpoint."""
         if trial.residence.lane is not None:
             self.leave_lane(trial)
+        told, trial.residence.keeping = trial.residence.keeping, 0
         if not trial.state.ended:
             trial.progress.go_back_to(trial.residence.restart_at)
+        elif told and trial.state is TrialState.DONE:
+            self._core.commands += newest_to_keep(trial)
         self._core.log(trial, f"lost its state: {why}")
         self._calls.recall(trial)
 
@@ -379,30 +407,25 @@ class Residency:
             Whether there is room now, or room is being made.
         """
         core, occupancy = self._core, self._core.occupancy
-        staying, held = self._kept(device), self._held_bytes(device)
-        leaving = [memory for key, memory in held.items() if key not in staying]
         stays = trial.placement.width <= 1.0  # the trial runs where its state is, so that is counted once
-        own = held.get(trial.trial_id, 0.0) if stays else 0.0
+        own = self._held_bytes(device).get(trial.trial_id, 0.0) if stays else 0.0
 
         def excess_bytes() -> float:
-            return core.memory.filled_bytes(device) + wanted - usable - sum(leaving) - own
+            return core.memory.filled_bytes(device, own_state=own) + wanted - usable
 
         alone = not occupancy.residents[device]
         if alone:
             core.lanes.retire(device, core.commands, while_=lambda: excess_bytes() > 0.0)
-        excess = excess_bytes()
-        going = [other for other in staying.values() if not (other is trial and stays) and _can_be_evicted(other)]
+        excess, kept = excess_bytes(), self._kept(device).values()
+        going = [other for other in kept if not (other is trial and stays) and _can_be_evicted(other)]
         if not alone:
             going = [other for other in going if other.rests and other.spec.can_save]
-            if sum(held.get(other.trial_id, 0.0) + self._lane_bytes(other) for other in going) < excess:
+            if self._leaving_bytes(device, going) < excess:
                 return False  # another trial has to leave first
-        evicted = False
         for other in sorted(going, key=self._cost_of_eviction):
-            if excess > 0.0:
-                excess -= held.get(other.trial_id, 0.0) + self._lane_bytes(other)
+            if excess > self._leaving_bytes(device):
                 self.evict(other)
-                evicted = True
-        return evicted or bool(leaving) or excess <= 0.0
+        return self._leaving_bytes(device) > 0.0 or excess <= 0.0
 
     def clear_for(self, trial: TrialRecord) -> None:
         """Evicts states that can be fetched back from the devices of a trial whose need is unknown.
@@ -446,7 +469,7 @@ class Residency:
         if lane.draining or lane.dismissed:
             return True
         trials = self._core.trials
-        return any(trials[name].state is TrialState.DONE and trials[name].residence.saving for name in lane.residents)
+        return any(trials[name].residence.saving and _is_over(trials[name]) for name in lane.residents)
 
     def look_at_clean_up(self, deadline: CleanUpDeadline) -> None:
         """Kills the lanes in which ended trials are still being cleaned up though another one has waited for long."""
@@ -474,6 +497,12 @@ class Residency:
             for lane_id, trial_id in core.lanes.kept_on(device)
             if trial_id != trial.trial_id and core.lanes.kept_bytes(lane_id, trial_id) > 0.0
         ]
+
+
+def _is_over(trial: TrialRecord) -> bool:
+    """Whether a trial with a process of its own is done, and nothing says that it goes on."""
+    spec, is_done = trial.spec, trial.state is TrialState.DONE
+    return is_done and spec.isolated and not spec.extends and not trial.progress.follow_up_iterations
 
 
 def _can_be_evicted(trial: TrialRecord) -> bool:

@@ -351,9 +351,10 @@ class EngineState:
         self._settle()
         # 9. Evict kept states from devices whose known bytes do not fit any more, and start what fits where that ended
         #    lanes; see whether capped devices have room.
+        core.lanes.end_over(core.commands)
         while self._residency.evict_excess():
             self._settle()
-        core.lanes.end_over(core.commands)
+            core.lanes.end_over(core.commands)
         self.spares.fill()
         self._failures.starts.ease()
         core.fusing.tell_rows(core.commands)

@@ -123,6 +123,12 @@ def _kept_bytes(state: EngineState, device: int) -> Iterator[str]:
     kept = {trial.trial_id: trial for trial in residents if not trial.residence.saving}
     held = {name: memory for lane in lanes for name, memory in lane.reserved.items()}
     taken = state.memory.taken_bytes(device) - sum(memory for name, memory in held.items() if name not in kept)
+    own = sum(lane.own_bytes for lane in lanes)
+    ends = [
+        lane.used and not lane.shared and not lane.holders and kept.keys().isdisjoint(lane.residents) for lane in lanes
+    ]
+    left = sum(lane.own_bytes for lane, is_ending in zip(lanes, ends, strict=True) if not is_ending)
+    taken -= max(0.0, own - state.lanes.usual_bytes) - max(0.0, left - state.lanes.usual_bytes)
     idle = (TrialState.DONE, TrialState.QUEUED, TrialState.PAUSED)
     for name, trial in kept.items():
         could_go = trial.spec.can_save and trial.state in idle and not trial.calls

@@ -6,9 +6,7 @@ import json
 import os
 import pickle
 import shutil
-import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from fluid._clock import Clock
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
@@ -16,15 +14,15 @@ from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.checkpoint_seal import is_of_the_process, sealed_bytes
 from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.device import MemoryMeter
-from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line
+from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line, print_exception
 from fluid.lane.keep_messages import KeepBar, ResidentNotKept
 from fluid.lane.locating import CheckpointLocator
-from fluid.lane.messages import DeleteCheckpoints, LaneOptions, PersistCheckpoint, ResidentSaved, ResidentSetBack
+from fluid.lane.messages import LaneOptions, ResidentSaved, ResidentSetBack
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_store import set_own_store
-from fluid.lane.process_state import read_random_state, restore_random_state, write_random_state
 from fluid.lane.restoring import restore_best
 from fluid.lane.work_queue import ResidentTrial
+from fluid.random_state import read_random_state, restore_random_state, write_random_state
 from fluid.trainables.resident import NotSavableError
 
 #: What a save that failed counts for at least, seconds.
@@ -68,6 +66,8 @@ class ResidentCheckpoints:
         self._sizes: dict[int, int] = {}
         #: By group.
         self._bars: dict[str, KeepBar] = {}
+        #: Of each resident, the last save that another one may refer to.
+        self._newest: dict[str, ResidentSaved] = {}
 
     def usual_cost(self, key: int) -> float:
         """Seconds that the last save of a trial of this trainable took; 0 before the first."""
@@ -81,6 +81,7 @@ class ResidentCheckpoints:
     def forget_resident(self, trial_id: str) -> None:
         """Drops the records that matter only while the trial is resident; its checkpoints stay."""
         self._store.forget_resident(trial_id)
+        self._newest.pop(trial_id, None)
 
     def is_due(self, resident: ResidentTrial) -> bool:
         """Whether saving a trial costs little against the work that the checkpoint protects.
@@ -99,10 +100,19 @@ class ResidentCheckpoints:
         return is_idle and pace is not None and pace >= max(options.idle_save_after, cost)
 
     def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
-        """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk."""
+        """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk.
+
+        A state that was just saved, as after an iteration, is not saved twice.
+        """
+        newest, now = self._newest.get(resident.trial_id), self._clock.now()
+        is_current = newest is not None and resident.unsaved == 0.0 and newest.iteration == resident.iteration
+        if newest is not None and is_current and not (durable and newest.in_memory) and os.path.exists(newest.path):
+            return newest._replace(at=now, seconds=0.0)
         (path, in_memory, _), seconds = self._save(resident, durable=durable)
         now, trial_id = self._clock.now(), resident.trial_id
-        return ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
+        saved = ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
+        self._newest[trial_id] = saved
+        return saved
 
     def _save(self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"") -> tuple[Stored, float]:
         """Saves a trial; with ``facts``, what is to be known of a checkpoint that outlives the run, as such a one.
@@ -136,32 +146,6 @@ class ResidentCheckpoints:
         resident.save_cost, resident.unsaved = self._clock.now() - begun, 0.0
         resident.saved, self._costs[resident.key] = iteration, resident.save_cost
         return stored, resident.save_cost
-
-    def persist(self, message: PersistCheckpoint) -> ResidentSaved | ResidentNotKept:
-        """Copies a checkpoint of any trial from host memory to disk; with ``keep``, to where it outlives the run."""
-        trial_id, iteration, path, keep = message
-        begun, kept = self._clock.now(), None
-        try:
-            if keep:
-                path, in_memory, size = self._store.keep_copy(trial_id, path)
-                kept = Kept(size)
-            else:
-                path, in_memory = self._store.persist(path), False
-        except (OSError, shutil.Error) as error:
-            if keep:
-                return ResidentNotKept(self._clock.now(), trial_id, iteration, one_line(error))
-            in_memory = True
-        now = self._clock.now()
-        return ResidentSaved(
-            now, trial_id, iteration, path, in_memory, dropped=False, seconds=now - begun, copied=True, kept=kept
-        )
-
-    def delete(self, message: DeleteCheckpoints) -> None:
-        """Deletes every checkpoint of a trial, except those that outlive the run."""
-        if message.keep:
-            with suppress(OSError, shutil.Error):
-                self._store.keep_newest(message.trial_id)
-        self._store.delete(message.trial_id)
 
     # -- checkpoints that outlive the run --------------------------------------------------------------------
 
@@ -208,7 +192,7 @@ class ResidentCheckpoints:
                 return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, reason)
             (path, in_memory, size), seconds = self._save(resident, facts=facts)
         except BaseException as error:
-            traceback.print_exc()
+            print_exception()
             if not is_for_want_of_space(error):
                 resident.rule = None  # Its own code raises, and will again.
             return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))

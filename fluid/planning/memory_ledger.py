@@ -7,6 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from fluid.planning.sharing_groups import SharingGroups
 from fluid.resources import MemoryNeed, usable_bytes
 
+#: What is booked of the lanes of a device without any: see :meth:`MemoryLedger.set_lanes`.
+_NO_LANES = (0, 0.0, 0.0, 0)
+
 
 class MemoryLedger:
     """Device memory by trial, by state that is kept, and by lane. Trials are known by their row.
@@ -47,7 +50,7 @@ class MemoryLedger:
         #: device index -> bytes held there by states of trials that hold no device; absent where there are none.
         self.reserved: dict[int, float] = {}
         #: device index -> number of lanes, bytes they take together, bytes that a further one is expected to take.
-        self._lanes: dict[int, tuple[int, float, float]] = {}
+        self._lanes: dict[int, tuple[int, float, float, int]] = {}
         #: devices to be named by :meth:`pop_grown`.
         self._grown: set[int] = set()
         #: devices to be named by :meth:`pop_changed`.
@@ -131,7 +134,7 @@ class MemoryLedger:
         if memory > 0.0:
             self._grown.add(index)
 
-    def set_lanes(self, index: int, count: int, memory: float, each: float) -> None:
+    def set_lanes(self, index: int, count: int, memory: float, each: float, resting: int = 0) -> None:
         """Books what the lanes of a device take for themselves, such as for CUDA contexts.
 
         Trials run in a lane each, or fused in one. Room for one lane is beyond the watermark; the others count.
@@ -141,19 +144,27 @@ class MemoryLedger:
             count: number of lanes.
             memory: bytes that they take together.
             each: bytes that a further one is expected to take.
+            resting: those of them in which no trial runs, and only the one whose state it keeps ever can.
         """
-        self._lanes[index] = (count, memory, each)
+        self._lanes[index] = (count, memory, each, resting)
         self._grown.add(index)
         self._changed.add(index)
 
-    def lane_bytes(self, index: int, trials: int) -> float:
-        """Bytes that lanes take on a device if so many trials run there, but for the one beyond the watermark."""
-        count, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
-        return max(0.0, memory + each * (max(count, self._groups.lanes(index, trials)) - count - 1))
+    def lane_bytes(self, index: int, trials: int, *, returns: bool = False) -> float:
+        """Bytes that lanes take on a device if so many trials run there, but for the one beyond the watermark.
+
+        Args:
+            index: the device.
+            trials: how many run there.
+            returns: whether one of them goes on in the lane that keeps its state.
+        """
+        count, memory, each, resting = self._lanes.get(index, _NO_LANES)
+        lanes = self._groups.lanes(index, trials) + max(0, resting - returns)
+        return max(0.0, memory + each * (max(count, lanes) - count - 1))
 
     def new_lane_bytes(self, index: int) -> float:
         """Bytes that one more lane is expected to add to those of a device's lanes: none for the first."""
-        _, memory, each = self._lanes.get(index, (0, 0.0, 0.0))
+        _, memory, each, _ = self._lanes.get(index, _NO_LANES)
         return min(memory, each)
 
     # -- sums per device -----------------------------------------------------------------------------------
@@ -223,7 +234,7 @@ class MemoryLedger:
             own_state: bytes reserved there for that trial's own state, which its need includes.
         """
         taken = max(0.0, self.reserved.get(index, 0.0) - own_state) + self.running_bytes(index)
-        return taken + self.lane_bytes(index, len(self._residents[index]) + 1)
+        return taken + self.lane_bytes(index, len(self._residents[index]) + 1, returns=own_state > 0.0)
 
     def added_bytes(self, index: int, need: MemoryNeed | None, *, without: Collection[int] = ()) -> float:
         """Bytes that one more trial adds to those that the trials on a device take.

@@ -346,6 +346,8 @@ class Pump:
             return
         begun = self._backend.now()
         scale_at = self.scaling.act(begun)
+        if self._closing:  # The session ends, and the backend may have nothing more to report.
+            return
         until, wake_at = self._ticks.until(begun), earlier(self._state.alarm_at, scale_at)
         events = self._backend.poll(earlier(until, None if wake_at is None else max(0.0, wake_at - begun)))
         waited = self._backend.now() - begun

@@ -14,6 +14,7 @@ import cloudpickle
 from fluid.errors import FluidError
 from fluid.trainables.json_form import message_of
 from fluid.trainables.pickling import dump_exception
+from fluid.trainables.trial_code import current_trial
 
 _ATOMS = frozenset({float, int, str, bool, type(None), bytes})
 
@@ -23,7 +24,13 @@ class RequestRefusedError(FluidError):
 
 
 class DriverLink(Protocol):
-    """Connects one trial in a lane with its submitter in the driver's process."""
+    """Connects one trial in a lane with its submitter in the driver's process.
+
+    Attributes:
+        folder: the trial's own folder, which :func:`fluid.trial_dir` makes; an integration may set another one.
+    """
+
+    folder: str
 
     @property
     def trial_id(self) -> str:
@@ -47,31 +54,22 @@ class DriverLink(Protocol):
         ...
 
 
-class _Current:
-    """The link of the trial whose code the lane runs; ``None`` between trials, and outside a lane."""
-
-    link: DriverLink | None = None
-
-
 def driver_link() -> DriverLink:
-    """Returns the link of the trial whose code runs: to be called, and kept, in a trial's set-up or step.
+    """Returns the link of the trial whose code calls it, in any of its threads.
 
     Raises:
-        FluidError: no trial's code runs in this process.
+        FluidError: the caller is no code of a trial in a lane.
     """
-    if _Current.link is None:
+    code = current_trial()
+    if code is None or code.link is None:
         raise FluidError("only the code of a trial, in its lane, has a link to the driver")
-    return _Current.link
+    return code.link
 
 
 def in_trial() -> bool:
-    """Whether the code of a trial runs in this process."""
-    return _Current.link is not None
-
-
-def set_driver_link(link: DriverLink | None) -> None:
-    """Sets the link of the trial whose code the lane runs from now on."""
-    _Current.link = link
+    """Whether the caller is code of a trial in a lane."""
+    code = current_trial()
+    return code is not None and code.link is not None
 
 
 def dump_message(value: Any) -> bytes:

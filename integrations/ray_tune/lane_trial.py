@@ -20,7 +20,7 @@ from ray.tune import Checkpoint
 from fluid._clock import MonotonicClock
 from fluid.engine import tuning
 from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
-from fluid.integrations.ray_tune.inner_training import InnerTraining, install, switch_training
+from fluid.integrations.ray_tune.inner_training import InnerTraining, install
 from fluid.integrations.ray_tune.memory_saves import restore, save_in_memory
 from fluid.integrations.ray_tune.private_api import (
     DONE,
@@ -31,10 +31,11 @@ from fluid.integrations.ray_tune.private_api import (
     TrainingResult,
     give_session_path,
     make_quietly,
-    session_module,
+    trial_folder_of,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
-from fluid.trainables.ray import ReportedCheckpoint
+from fluid.trainables.driver_link import driver_link
+from fluid.trainables.ray import ReportedCheckpoint, SessionSlot
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 
 #: Keys of what :meth:`LaneTrial.step` reports.
@@ -124,7 +125,8 @@ class LaneTrial:
         self._inner_training = InnerTraining(spec.devices)
         #: Iterations done here; the trainable's own count may start from a checkpoint's.
         self.iteration = 0
-        self._session: Any = None
+        self._inner_training.attach()
+        self._session = SessionSlot()
         self._streams = (sys.stdout, sys.stderr)
         self._redirected = False
         self._clock = MonotonicClock()
@@ -136,6 +138,7 @@ class LaneTrial:
         self._in_memory = spec.in_memory
         if spec.session_path is not None:
             give_session_path(spec.arguments["storage"], spec.session_path)
+        driver_link().folder = trial_folder_of(spec.arguments["storage"])
         with self._in_place():
             self._trainable: Any = make_quietly(self.shipped_trainable.trainable, arguments)
 
@@ -161,8 +164,10 @@ class LaneTrial:
     def cleanup(self) -> None:
         self._inner_training.end()
         # A trainable that has failed raises its error again when it is stopped; it has been reported.
+        self._session.refuse_reports()
         with self._in_place(), suppress(Exception):
             self._trainable.stop()
+        self._session.await_function()
 
     # -- called by name, between two iterations ------------------------------------------------------------
 
@@ -229,21 +234,17 @@ class LaneTrial:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         """Switches the process to this trial's Tune session and to its streams redirected by ``log_to_file``."""
-        module: Any = session_module
-        session, module._session = module._session, self._session
-        training = switch_training(self._inner_training)
         streams = sys.stdout, sys.stderr
         if self._redirected:
             sys.stdout, sys.stderr = self._streams
         try:
-            yield
+            with self._session.in_force():
+                yield
         finally:
             if (sys.stdout, sys.stderr) != streams:
                 self._streams = sys.stdout, sys.stderr
                 self._redirected = True
             sys.stdout, sys.stderr = streams
-            switch_training(training)
-            self._session, module._session = module._session, session
 
 
 class SavableLaneTrial(LaneTrial):
@@ -284,7 +285,8 @@ class FunctionLaneTrial(LaneTrial):
     def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
         super()._make(spec, arguments)
         self._reported = ReportedCheckpoint()
-        self._reported.watch(self._session)
+        with self._session.in_force() as session:
+            self._reported.watch(session)
         #: The counters, the number of the checkpoint and the iteration at the newest report of a checkpoint.
         self._at_report: tuple[dict[str, Any], int | None, int] = {}, None, 0
 

@@ -1,4 +1,4 @@
-"""Spare lanes: where they are, who gets them, and when there is none."""
+"""Spare lanes: when one is started, who gets it, and when there is none."""
 
 from __future__ import annotations
 
@@ -10,139 +10,81 @@ from engine_session import random_session
 
 from fluid.engine import tuning
 from fluid.engine.commands import Command, StartLane, StartTrial, StopLane
-from fluid.engine.events import Alarm, DeviceDraining, LaneLost, LaneReady, SessionDraining
+from fluid.engine.events import DeviceDraining, LaneLost, LaneReady, SessionDraining, TrialReleased
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 
 GB = 1e9
 
 
-def session(*names: str, devices: int, budget: int = 100, **options: Any) -> Hand:
-    """A session in which these trials run, on a device each, and spare lanes were not looked at."""
+def session(*names: str, devices: int = 1, **options: Any) -> Hand:
+    """A session in which these trials run, each in a process of its own on a device of its own."""
     profile = options.pop("profile", None) or Known(packing=1, width=1)
     hand = Hand(devices=devices, profile=profile, **{"spare_lanes": 1, **options})
     for name in names:
-        hand.submit(name, budget=budget)
+        hand.submit(name, budget=9, isolated=True)
         hand.started(name)
     return hand
 
 
-def look(hand: Hand) -> list[Command]:
-    """The alarm at which spare lanes are looked at."""
-    assert hand.state.alarm_at is not None
-    hand.now = max(hand.now, hand.state.alarm_at)
-    return hand.do(Alarm(hand.now))
+def spare_of(commands: list[Command]) -> int:
+    """The lane that is started ahead."""
+    return only(commands, StartLane).lane_id
 
 
-def device_of(hand: Hand, name: str) -> int:
-    return int(hand.state.lanes[hand.lane(name)].device_id)
+def test_a_spare_lane_is_started_as_soon_as_the_last_one_was_taken_and_the_next_trial_starts_there() -> None:
+    hand = Hand(devices=1, profile=Known(packing=1), spare_lanes=1)
+    assert len(hand.state.lanes) == 1, "it waits for the first trial"
+    spare = spare_of(hand.submit("a", budget=1, isolated=True, extends=False))
+    hand.ready(spare)
+    hand.submit("b", budget=1, isolated=True, extends=False)
+    hand.started("a")
+    assert spare_of(hand.iterate("a")) not in (0, spare), "the next trial has taken it"
+    commands = hand.released("a", 0)
+    assert only(commands, StartTrial).lane_ids == (spare,)
+    assert only(commands, StopLane).lane_id == 0
 
 
-def test_the_trial_of_a_killed_lane_gets_the_spare_one_at_once_and_another_one_is_started() -> None:
-    hand = session("a", devices=1)
-    spare = only(look(hand), StartLane)
-    assert spare.device_id == 0 and hand.now == tuning.SPARE_AFTER_S
-    hand.ready(spare.lane_id)
+def test_the_trial_of_a_killed_lane_goes_on_in_the_spare_one_at_once_and_another_one_is_started() -> None:
+    hand = session("a")
+    (spare,) = (lane.lane_id for lane in hand.state.lanes if lane.is_unused)
+    hand.ready(spare)
     hand.iterate("a", 3)
     commands = hand.lose(hand.lane("a"), culprit="a")
-    assert only(commands, StartTrial).lane_ids == (spare.lane_id,)
-    assert only(commands, StartLane).device_id == 0
-    assert none(look(hand), StartLane) and len(hand.state.lanes) == 2
+    assert only(commands, StartTrial).lane_ids == (spare,)
+    assert spare_of(commands) != spare and len(hand.state.lanes) == 2
 
 
-def test_without_spare_lanes_nothing_is_started_ahead_and_no_alarm_is_asked_for() -> None:
-    hand = session("a", devices=1, spare_lanes=0)
-    assert hand.state.alarm_at is None or hand.state.alarm_at > tuning.SPARE_LOOK_S
+def test_without_spare_lanes_nothing_is_started_ahead() -> None:
+    hand = session("a", spare_lanes=0)
     killed = hand.lose(hand.lane("a"), culprit="a")
     assert none(killed, StartTrial), "its lane is not ready"
     assert len(hand.state.lanes) == 1
 
 
-def test_the_spare_lane_is_on_the_device_of_the_longest_path_and_moves_only_for_a_much_longer_one() -> None:
-    hand = session("a", devices=3)
-    hand.submit("b", budget=50, follow_up_iterations=100)
-    hand.submit("c", budget=60)
-    for name in "bc":
+def test_none_is_started_beside_a_lane_that_is_starting() -> None:
+    hand = Hand(devices=1, profile=Known(packing=1), ready=False, spare_lanes=2)
+    assert none(hand.submit("a", isolated=True), StartLane)
+    first = spare_of(hand.ready(0))
+    second = spare_of(hand.ready(first))
+    assert none(hand.ready(second), StartLane)
+
+
+def test_as_many_are_at_hand_as_trials_lately_ended_there_at_one_instant() -> None:
+    hand = Hand(devices=1, profile=Known(packing=4), max_packing=4, spare_lanes=1)
+    hand.submit(*"abc", budget=1, isolated=True, extends=False)
+    while starting := [lane.lane_id for lane in hand.state.lanes if not lane.ready]:
+        hand.ready(starting[0])
+    assert sum(lane.is_unused for lane in hand.state.lanes) == 1
+    lanes = {name: hand.lane(name) for name in "abc"}
+    hand.submit("d", budget=9, isolated=True)
+    for name in "abc":
         hand.started(name)
-    spare = only(look(hand), StartLane)
-    assert spare.device_id == device_of(hand, "b"), "it leads to 150 iterations"
-    hand.ready(spare.lane_id)
-    hand.iterate("b", 49)  # It has 101 left, and the first one 100.
-    assert none(look(hand), StartLane)
-    hand.extend("a", 40)
-    assert none(look(hand), StartLane), "140 are not much more"
-    hand.extend("a", 40)
-    commands = look(hand)
-    assert only(commands, StopLane).lane_id == spare.lane_id
-    assert only(commands, StartLane).device_id == device_of(hand, "a")
-
-
-def test_an_idle_lane_of_an_idle_device_is_a_spare_one_and_the_trial_goes_there() -> None:
-    hand = session("a", devices=2)
-    assert none(look(hand), StartLane)
-    device = device_of(hand, "a")
-    commands = hand.lose(hand.lane("a"), culprit="a")
-    started = only(commands, StartTrial)
-    assert hand.state.lanes[started.lane_ids[0]].device_id == 1 - device
-    assert only(commands, StartLane).device_id == device
-
-
-def test_a_lane_that_a_trial_has_left_on_a_device_in_use_is_a_spare_one() -> None:
-    hand = Hand(devices=1, profile=Known(packing=2), spare_lanes=1)
-    hand.submit("a", "b", budget=100)
-    for command in [each for each in hand.log if isinstance(each, StartLane)][1:]:
-        hand.ready(command.lane_id)
-    for name in "ab":
-        hand.started(name)
-    spare = only(look(hand), StartLane)
-    hand.ready(spare.lane_id)
-    hand.do(Alarm(hand.now + tuning.SPARE_LOOK_S))
-    assert len(hand.state.lanes) == 3
-    hand.iterate("b", 100)  # Its lane is idle now, and so are two.
-    hand.now += tuning.SPARE_LOOK_S
-    assert none(look(hand), StartLane)
-
-
-def test_each_host_has_as_many_spare_lanes_as_were_asked_for_and_a_device_has_one() -> None:
-    hand = Hand(devices=0, profile=Known(packing=1, width=1), spare_lanes=2)
-    for index in range(5):
-        for command in hand.add_device(index, host="here" if index < 3 else "there"):
-            if isinstance(command, StartLane):
-                hand.ready(command.lane_id)
-    for number, name in enumerate("abcde"):
-        hand.submit(name, budget=100 + number)
-        hand.started(name)
-    devices = [command.device_id for command in look(hand) if isinstance(command, StartLane)]
-    assert sorted(devices)[-2:] == [3, 4] and len(devices) == len(set(devices)) == 4
-    left = next(iter({0, 1, 2} - set(devices)))
-    shortest = min((name for name in "abcde" if device_of(hand, name) < 3), key=lambda name: hand.trial(name).limit)
-    assert device_of(hand, shortest) == left
-
-
-def test_none_is_started_for_a_trial_that_ends_soon_or_is_not_tried_again() -> None:
-    assert none(look(session("a", devices=1, budget=int(tuning.LEAST_SPARED_S) - 1)), StartLane)
-    assert none(look(session("a", devices=1, max_failures=0)), StartLane)
-    assert not none(look(session("a", devices=1, budget=int(tuning.LEAST_SPARED_S))), StartLane)
-
-
-def test_none_is_started_before_the_trials_lanes_are_ready_and_their_pace_is_known() -> None:
-    hand = Hand(devices=1, ready=False, spare_lanes=1)
-    hand.submit("a", budget=100)
-    assert none(look(hand), StartLane)
-    hand.ready(0)
-    assert none(look(hand), StartLane), "it is being set up"
-    hand.started("a")
-    begun = hand.now
-    assert not none(look(hand), StartLane) and hand.now - begun <= tuning.SPARE_LOOK_SOON_S
-
-
-def test_what_comes_or_goes_brings_the_next_look_forward() -> None:
-    hand = session("a", devices=1)
-    hand.ready(only(look(hand), StartLane).lane_id)
-    assert none(look(hand), StartLane)
-    assert hand.state.alarm_at is not None and hand.state.alarm_at > hand.now + tuning.SPARE_AFTER_S
-    hand.lose(hand.lane("a"), culprit="a")
-    assert hand.state.alarm_at == hand.now + tuning.SPARE_AFTER_S
+        hand.iterate(name)
+    hand.do(*(TrialReleased(hand.now, name, lanes[name]) for name in "abc"))
+    while starting := [lane.lane_id for lane in hand.state.lanes if not lane.ready]:
+        hand.ready(starting[0])
+    assert sum(lane.is_unused for lane in hand.state.lanes) == 3
 
 
 def test_memory_and_the_limit_of_processes_keep_a_spare_lane_away() -> None:
@@ -153,9 +95,9 @@ def test_memory_and_the_limit_of_processes_keep_a_spare_lane_away() -> None:
         hand = Hand(devices=1, memory=memory, profile=profile, ready=False, spare_lanes=1)
         hand.state.lanes.most_per_device = most
         hand.do(LaneReady(hand.now, 0, own_bytes=2 * GB))
-        hand.submit("a", budget=100)
-        hand.started("a")
-        return look(hand)
+        hand.log.clear()
+        hand.submit("a", budget=100, isolated=True)
+        return hand.log
 
     watermark = Hand(devices=1, memory=1.0).state.memory.watermark
     assert only(shared(43 * GB / watermark), StartLane).device_id == 0
@@ -167,38 +109,42 @@ def test_memory_and_the_limit_of_processes_keep_a_spare_lane_away() -> None:
 def test_a_trial_that_needs_the_memory_of_a_spare_lane_has_it_ended() -> None:
     hand = Hand(devices=1, memory=50 * GB, profile=Known(packing=1, width=1), ready=False, spare_lanes=1)
     hand.do(LaneReady(hand.now, 0, own_bytes=5 * GB))
-    hand.submit("a", budget=100, memory=MemoryNeed(10 * GB, 0.0))
+    spare = spare_of(hand.submit("a", budget=100, memory=MemoryNeed(10 * GB, 0.0), isolated=True))
     hand.started("a")
-    spare = only(look(hand), StartLane)
-    hand.do(LaneReady(hand.now, spare.lane_id, own_bytes=5 * GB))
+    hand.do(LaneReady(hand.now, spare, own_bytes=5 * GB))
     usable = hand.state.memory.usable_bytes(0)
     assert usable is not None
-    hand.submit("b", budget=100, memory=MemoryNeed(usable - GB, 0.0))
+    hand.submit("b", budget=100, memory=MemoryNeed(usable - GB, 0.0), isolated=True)
     hand.stop("a")
     commands = hand.released("a", hand.lane("a"))
-    assert only(commands, StopLane) and hand.state.occupancy.held.get(hand.trial("b").row) == (0,)
-    hand.started("b")
-    assert none(look(hand), StartLane), "the trial leaves no room"
+    assert only(commands, StartTrial).lane_ids == (spare,), "it runs there"
+    assert none(commands, StartLane), "and leaves no room"
 
 
 def test_a_spare_lane_that_cannot_start_costs_its_device_nothing_and_is_not_tried_again_soon() -> None:
-    hand = session("a", devices=1)
-    spare = only(look(hand), StartLane)
-    commands = hand.do(LaneLost(hand.now, spare.lane_id, "cannot use its device", failed_position=0))
+    hand = session("a")
+    (spare,) = (lane.lane_id for lane in hand.state.lanes if lane.is_unused)
+    commands = hand.do(LaneLost(hand.now, spare, "cannot use its device", failed_position=0))
     assert none(commands, StartLane) and not hand.state.occupancy.caps and hand.states() == {"a": "RUNNING"}
-    assert none(look(hand), StartLane)
+    hand.submit("b", budget=9, isolated=True)
+    hand.stop("a")
+    hand.released("a", hand.lane("a"))
+    (of_b,) = (lane.lane_id for lane in hand.state.lanes)
+    assert none(hand.ready(of_b), StartLane)
     hand.now += tuning.SPARE_REFUSED_S
-    assert only(look(hand), StartLane).device_id == 0
+    hand.submit("c", budget=9, isolated=True)
+    hand.lose(of_b, culprit="b")
+    (again,) = (lane.lane_id for lane in hand.state.lanes)
+    assert only(hand.ready(again), StartLane).device_id == 0
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_drain_ends_the_spare_lane(whole: bool) -> None:
-    hand = session("a", devices=1)
-    spare = only(look(hand), StartLane)
-    hand.ready(spare.lane_id)
+    hand = session("a")
+    (spare,) = (lane.lane_id for lane in hand.state.lanes if lane.is_unused)
     until = hand.now + 1000.0
-    hand.do(SessionDraining(hand.now, until) if whole else DeviceDraining(hand.now, 0, until))
-    assert only(look(hand), StopLane).lane_id == spare.lane_id
+    commands = hand.do(SessionDraining(hand.now, until) if whole else DeviceDraining(hand.now, 0, until))
+    assert only(commands, StopLane).lane_id == spare
 
 
 def test_a_number_that_is_none_is_refused() -> None:
@@ -207,10 +153,5 @@ def test_a_number_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_sessions_with_spare_lanes_keep_their_invariants_and_end(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SPARE_AFTER_S", "LEAST_SPARED_S"):  # The trials of these sessions are short.
-        monkeypatch.setattr(tuning, name, 0.0)
-    monkeypatch.setattr(tuning, "SPARE_LOOK_S", 1.0)
+def test_random_sessions_with_spare_lanes_keep_their_invariants_and_end(seed: int) -> None:
     random_session(seed, steps=200, spare_lanes=1 + seed % 2)

@@ -369,6 +369,7 @@ def test_a_session_that_was_drained_refuses_work_and_says_why(executor: FluidExe
     handle = executor.submit_trialgroup(group("done"))
     assert handle.wait(PATIENCE)
     waiting = executor.submit_trialgroup(group("a", trainable=Greets, budget=10**9))
+    eventually(lambda: waiting.states == {"a": "RUNNING"})
     assert not executor.drain_all(0.0)  # That trial cannot be saved.
     assert executor.closed
     refused: list[Callable[[], object]] = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fluid.session.specs import spec_of
+from fluid.session.specs import ISOLATING, spec_of
 from fluid.trialgroup import Shown, Trial
 
 
@@ -15,7 +15,7 @@ def train(config: dict[str, Any]) -> Any:
 
 
 def config_of(config: dict[str, Any], **fields: Any) -> dict[str, str]:
-    return dict(spec_of(Trial(train, config, **fields), 1, keep_last=False).config)
+    return dict(spec_of(Trial(train, config, **fields), 1, keep_last=False, isolating=ISOLATING, search=None).config)
 
 
 def test_the_engine_knows_numbers_names_and_short_lists_by_dotted_name() -> None:

@@ -77,13 +77,15 @@ def test_globals_count_as_they_are_at_the_submission(executor: FluidExecutor) ->
 
 def test_a_trainable_is_pickled_once_per_call_and_sent_to_a_lane_once(executor: FluidExecutor, tmp_path: Path) -> None:
     trainable = Scaled(tmp_path)
-    losses(executor, *(Trial(trainable) for _ in range(5)))
+    losses(executor, *(Trial(trainable, isolation="lane") for _ in range(5)))
     assert (trainable.pickled, trainable.unpickled) == (1, 1)
-    losses(executor, *(Trial(trainable) for _ in range(5)))
+    losses(executor, *(Trial(trainable, isolation="lane") for _ in range(5)))
     assert (trainable.pickled, trainable.unpickled) == (2, 1), "the same bytes are the same trainable"
     trainable.scale = 2
-    losses(executor, Trial(trainable))
+    losses(executor, Trial(trainable, isolation="lane"))
     assert (trainable.pickled, trainable.unpickled) == (3, 2)
+    losses(executor, *(Trial(trainable) for _ in range(3)))
+    assert (trainable.pickled, trainable.unpickled) == (4, 5), "a process of its own unpickles its own"
 
 
 @pytest.mark.parametrize("learns", [False, True])

@@ -26,6 +26,7 @@ from fluid.backends.base import (
     LaneDying,
     LaneExited,
     LaneText,
+    LauncherReport,
     Sharing,
 )
 from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
@@ -44,7 +45,6 @@ from fluid.backends.hosts.stack_copies import request_stacks
 from fluid.backends.hosts.threads import waiting_variables
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
-from fluid.lane.checkpoint_messages import CheckpointMoved
 from fluid.lane.culprit_note import read_running_trial
 from fluid.lane.messages import LaneOptions
 from fluid.lane.output import has_text, lane_output
@@ -112,7 +112,7 @@ class Host:
     Attributes:
         folders: of the session on this machine.
         payloads: that it keeps for its lanes.
-        stores: the only one, which keeps the checkpoints of most value in host memory.
+        stores: the only one, of the checkpoints on this machine.
 
     Raises:
         InvalidFieldError: MPS was asked for and cannot be had.
@@ -275,8 +275,8 @@ class Host:
         """Drops a payload, if it is kept."""
         self.payloads.drop(name)
 
-    def poll(self) -> list[LaneConnected | LaneDying | LaneExited | CheckpointMoved]:
-        """Returns the lanes that have ended, and the checkpoints that have moved, since the last call."""
+    def poll(self) -> list[LauncherReport]:
+        """Returns the lanes that have ended, and what was done with checkpoints, since the last call."""
         self._selector.wait(0.0)  # Empties the pipe.
         for exited in self._server.poll():
             self._note_end(exited)

@@ -23,6 +23,7 @@ from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
     BringCheckpoint,
+    DiscardKept,
     DropPayload,
     DumpLane,
     EndHost,
@@ -31,6 +32,7 @@ from fluid.backends.ray.host_messages import (
     HostStarted,
     LaunchLane,
     PayloadStored,
+    PersistCheckpoint,
     PreloadModules,
     SharingChanged,
     StorePayload,
@@ -165,10 +167,11 @@ class HostService:
                 self._connection.send([text._replace(host=self._start.settings.name) for text in texts])
 
     def _forward_last(self) -> None:
-        """Sends what the lanes have printed before they ended."""
-        texts = self._host.read_output()
-        if texts and not self._connection.ended:
-            self._connection.send([text._replace(host=self._start.settings.name) for text in texts])
+        """Sends what the lanes have printed before they ended, and what was done with checkpoints since."""
+        texts = [text._replace(host=self._start.settings.name) for text in self._host.read_output()]
+        last = [*self._host.stores.poll(), *texts]
+        if last and not self._connection.ended:
+            self._connection.send(last)
         deadline = self._clock.now() + _LAST_OUTPUT_S
         while self._connection.wants_to_write and self._clock.now() < deadline:
             seconds = deadline - self._clock.now()
@@ -187,7 +190,11 @@ class HostService:
         elif isinstance(message, ValueTrials):
             self._host.stores.value({trial_id: CheckpointValue(*value) for trial_id, value in message.values.items()})
         elif isinstance(message, ForgetTrial):
-            self._host.stores.forget(message.trial_id)
+            self._host.stores.forget(message.trial_id, keep_newest=message.keep_newest)
+        elif isinstance(message, PersistCheckpoint):
+            self._host.stores.persist(self._start.settings.name, message.trial_id, message.path, keep=message.keep)
+        elif isinstance(message, DiscardKept):
+            self._host.stores.discard(self._start.settings.name, message.path, demote=message.demote)
         elif isinstance(message, BringCheckpoint):
             self._host.stores.prefetch(self._start.settings.name, *message)
         elif isinstance(message, EndHost):

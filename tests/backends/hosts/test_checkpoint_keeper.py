@@ -335,7 +335,7 @@ def test_without_host_memory_nothing_happens(tmp_path: Path) -> None:
     keeper.value({"a": CheckpointValue(1.0)})
     keeper.prefetch("localhost", "a", str(tmp_path), None)
     keeper.note_lanes(1, lost=0)
-    keeper.forget("a")
+    keeper.forget("a", keep_newest=False)
     assert keeper.poll() == []
     keeper.close()
 

@@ -118,7 +118,7 @@ def test_a_gang_whose_process_dies_goes_on_from_its_checkpoint(executor: FluidEx
 def test_a_gang_can_be_stopped_and_extended(executor: FluidExecutor, tmp_path: Path) -> None:
     wait = tmp_path / "go"
     trials = [
-        Trial(Worker, budget=2, trial_id="extended", devices=2),
+        Trial(Worker, budget=2, trial_id="extended", devices=2, follow_up_iterations=2),
         Trial(Worker, {"wait": str(wait)}, budget=9, trial_id="stopped", devices=2),
     ]
     handle = executor.submit_trialgroup(TrialGroup(trials))

@@ -63,7 +63,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., FluidExecutor]]:
 def run(executor: FluidExecutor, handle: TrialGroupHandle | None, name: str) -> TrialGroupHandle:
     """Runs a new trial of 40 MiB, and 20 more while it runs, for one iteration."""
     config = {"holds": 40, "takes": 20}
-    trial = Trial(Holder, config, budget=1, trial_id=name)
+    trial = Trial(Holder, config, budget=1, trial_id=name, isolation="lane")
     if handle is None:
         handle = executor.submit_trialgroup(TrialGroup([trial]))
     else:
