@@ -348,11 +348,10 @@ class Killer(tune.Callback):  # type: ignore[misc]
             eventually(lambda: has_ended(process))
 
     def _find(self) -> int | None:
-        server = self._backend._host._server.pid
-        for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+        for child in self._backend._host._server.lane_processes():
             with suppress(OSError):
-                if Path(f"/proc/{child}/comm").read_text().strip() == "fluid-loggers" and not has_ended(int(child)):
-                    return int(child)
+                if Path(f"/proc/{child}/comm").read_text().strip() == "fluid-loggers" and not has_ended(child):
+                    return child
         return None
 
 
