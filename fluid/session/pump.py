@@ -38,6 +38,7 @@ from fluid.session.handed_calls import HandedCalls
 from fluid.session.inbox import GroupInbox
 from fluid.session.keeper import Keeper
 from fluid.session.limit_reached import LimitReachedError, ended_early
+from fluid.session.packing_limit import IdleLanes
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
@@ -91,6 +92,7 @@ class Pump:
         self.hold = backend.hold if isinstance(backend, VirtualBackend) else NO_HOLD
         self.hold.take()  # A deadline must not pass before the first trials are submitted.
         self.waits = SessionWaits(self.hold, self._closed_error, lambda: self.endings.over)
+        self._idle_lanes = IdleLanes(state.lanes, backend, state.planner.c)
         self._calls = HandedCalls(self.waits, backend.wake)
         self.endings = Endings(state, folder.path, rehearsed=self.hold.is_virtual)
         self.drains = DrainWaits(self.handle, backend.now, self.waits)
@@ -356,6 +358,7 @@ class Pump:
             self._handle_all(events)
             if any(isinstance(event, LaneReady) for event in events) or self.scaling.sizing.owes_facts(begun):
                 self._write_facts()  # The backend may have given MPS up before it started the lane.
+                self._idle_lanes.look(begun)
         quiet = not events and (not answered or self.hold.is_virtual)  # There, the caller waits by now.
         settled = quiet and until is not None and self._backend.now() >= begun + until
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):

@@ -25,7 +25,14 @@ _SAMPLE = 8
 
 
 def idle_lane_limit(
-    kind: str, room: HostRoom, *, devices: int = 1, busy: int = 1, threads: int = 1, exclusive: bool = False
+    kind: str,
+    room: HostRoom,
+    *,
+    devices: int = 1,
+    busy: int = 1,
+    threads: int = 1,
+    exclusive: bool = False,
+    most: int = MOST_IDLE,
 ) -> int:
     """Returns how many idle lanes a device may have; what their trials hold on a GPU bounds them besides.
 
@@ -36,6 +43,7 @@ def idle_lane_limit(
         busy: most lanes that run trials on a device at once.
         threads: of a lane's computations.
         exclusive: whether the device takes one process only.
+        most: idle lanes, however much room there is.
     """
     if exclusive:
         return 0
@@ -47,7 +55,7 @@ def idle_lane_limit(
     if kind == "cpu" and room.memory_left is not None and room.lane_bytes:
         # The lanes that there are have taken their part of what was left.
         shared.append(room.lanes + _SHARE * room.memory_left / room.lane_bytes)
-    limits = [MOST_IDLE, *(int(lanes / devices) - busy for lanes in shared)]
+    limits = [most, *(int(lanes / devices) - busy for lanes in shared)]
     if kind == "gpu":
         limits.append(MOST_CLIENTS - busy)
     return max(0, min(limits))
