@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,9 @@ class Probe:
 class Lane:
     """The driver's end of a lane."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, server: ForkServerProcess) -> None:
         self.wire = FramedSocket(sock)
+        self._server = server
         self.messages: list[Any] = []
         self._trainables: list[Any] = []
 
@@ -86,8 +88,11 @@ class Lane:
 
         poller = select.poll()
         poller.register(self.wire.fileno(), select.POLLIN)
+        patience = time.monotonic() + PATIENCE_MS / 1e3
         while not any(map(wanted, self.messages)):
-            assert poller.poll(PATIENCE_MS), f"no {kind.__name__}, but {self.messages}"
+            while not poller.poll(20):  # Lanes that wait for modules are forked in a poll.
+                self._server.poll()
+                assert time.monotonic() < patience, f"no {kind.__name__}, but {self.messages}"
             self.messages += [each for message in self.wire.receive() for each in one_by_one(message)]
             assert not self.wire.ended, f"the lane ended after {self.messages}"
         found = next(filter(wanted, self.messages))
@@ -350,7 +355,7 @@ def fork(tmp_path: Path) -> Iterator[Callable[..., Lane]]:
     def make(server: ForkServerProcess, lane_id: int, **options: Any) -> Lane:
         ours, theirs = socket.socketpair()
         server.fork(LaneOptions(lane_id, run_folder=str(tmp_path), **options), theirs)
-        lanes.append(Lane(ours))
+        lanes.append(Lane(ours, server))
         return lanes[-1]
 
     yield make

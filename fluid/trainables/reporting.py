@@ -9,31 +9,15 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fluid.errors import FluidError
 from fluid.trainables.driver_link import driver_link, in_trial
-from fluid.trainables.trial_code import TrialEnded, current_trial
+from fluid.trainables.trial_code import Reporter, Save, TrialEnded, current_trial
 
 __all__ = ["Reporter", "Save", "TrialEnded", "get_checkpoint", "report", "trial_dir"]
-
-#: Writes the state of a trial into an empty folder.
-Save = Callable[[Path], object]
-
-
-class Reporter(Protocol):
-    """What runs a trial's function, and takes what it reports."""
-
-    def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
-        """Ends an iteration, and returns when the next one begins."""
-        ...
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The folder from which the function goes on; ``None`` if it begins."""
-        ...
 
 
 def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:

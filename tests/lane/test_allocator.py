@@ -52,10 +52,13 @@ class FakeTorch:
         )
         self.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
 
-    def zeros(self, count: int, device: str) -> None:
+    def mm(self, one: object, other: object) -> None:
+        pass
+
+    def zeros(self, count: int | tuple[int, int], device: str) -> None:
         if self.broken:
             raise RuntimeError("CUDA error: unspecified launch failure")
-        if self.full and count > 1:
+        if self.full and isinstance(count, int) and count > 1:
             raise RuntimeError("CUDA out of memory. Tried to allocate 16.00 MiB")
         if self.expands and self.refuses:
             self.attempts += 1

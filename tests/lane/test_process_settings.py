@@ -22,6 +22,7 @@ from fluid.lane.output import LaneStreams
 from fluid.lane.process_settings import ProcessSettings
 from fluid.lane.process_state import ProcessState
 from fluid.lane.threads import LaneThreads
+from fluid.trial_fields import TrialProcess
 
 
 @pytest.fixture
@@ -251,7 +252,9 @@ def test_open_log_files_of_a_trial_are_closed(settings: ProcessSettings, tmp_pat
 def test_a_trials_timer_stands_still_while_the_lane_waits(settings: ProcessSettings, tmp_path: Any) -> None:
     """Its handler would raise in the lane's own code."""
     output = LaneStreams(sys.__stdout__, sys.__stderr__)  # type: ignore[arg-type]
-    state = ProcessState(str(tmp_path / "log"), str(tmp_path), settings, LaneThreads(LaneOptions(0).threads))
+    state = ProcessState(
+        str(tmp_path / "log"), str(tmp_path), settings, LaneThreads(LaneOptions(0).threads), TrialProcess()
+    )
     set_alarm()
     state.rest()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
