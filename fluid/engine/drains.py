@@ -165,7 +165,8 @@ class Drains:
         drain.unsaved = [trial_id for device in devices for trial_id in self._unsaved_on(device)]
         if core.changed or not drain.looked or not self._waits(drain):
             drain.looked = True
-            self._copy_checkpoints(drain, devices)
+            # With the session all machines go, also those of which it has no device any more.
+            self._copy_checkpoints(drain, None if drain is self._of_session else self._hosts_left(devices))
         return drain.is_due or not self._waits(drain)
 
     def _waits(self, drain: _Drain) -> bool:
@@ -229,11 +230,10 @@ class Drains:
 
     # -- checkpoints in host memory ------------------------------------------------------------------------
 
-    def _copy_checkpoints(self, drain: _Drain, devices: list[int]) -> None:
-        """Has checkpoints copied to disk from the memory of machines on which no open device is left."""
+    def _copy_checkpoints(self, drain: _Drain, hosts: set[str] | None) -> None:
+        """Has checkpoints copied to disk from the memory of these machines; ``None`` for all."""
         core = self._core
-        hosts = self._hosts_left(devices)
-        for trial in sorted(core.trials.values(), key=_is_about_to_be_saved) if hosts else ():
+        for trial in () if hosts == set() else sorted(core.trials.values(), key=_is_about_to_be_saved):
             checkpoint = trial.residence.checkpoint
             if checkpoint is None or checkpoint.path in drain.failed or trial.trial_id in drain.asked:
                 continue

@@ -272,6 +272,14 @@ def test_a_checkpoint_that_comes_into_memory_during_a_drain_is_copied() -> None:
     assert only(hand.saved("a", lane, 9, dropped=True, in_memory=True), Persist).trial_id == "a"
 
 
+def test_a_session_that_drains_copies_what_is_on_machines_without_a_device_too() -> None:
+    hand = running(1, "a", budget=1, max_width=1)
+    hand.state._residency.evict(hand.trial("a"))
+    hand.lose_device(0)
+    hand.saved("a", 0, 1, dropped=True, in_memory=True)
+    assert only(drain_all(hand), Persist).trial_id == "a"
+
+
 def test_the_memory_of_a_machine_is_copied_only_with_its_last_device() -> None:
     hand = running(2, "a", budget=1, max_width=1)
     lane, device = hand.trial("a").residence.lane, hand.trial("a").residence.device

@@ -1,4 +1,4 @@
-"""The driver's end of a host on another node: how payloads get there."""
+"""The driver's end of a host on another node: how payloads get there, and what becomes of requests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from fluid.backends.base import Keeping
 from fluid.backends.hosts.framed_socket import FramedSocket
-from fluid.backends.ray.host_messages import DropPayload, EndLane, PayloadStored, StorePayload
+from fluid.backends.ray.host_messages import DropPayload, EndLane, PayloadStored, PersistCheckpoint, StorePayload
 from fluid.backends.ray.output_inbox import OutputInbox
 from fluid.backends.ray.remote_host import _PART, RemoteHost
+from fluid.lane.checkpoint_messages import CheckpointPersisted
 
 
 class Pair:
@@ -106,3 +107,19 @@ def test_a_payload_that_is_dropped_on_its_way_is_not_sent_on(pair: Pair) -> None
     assert pair.host.keep(0, "a", b"2") is Keeping.UNDER_WAY
     pair.answer(PayloadStored(again.number, "a", True))
     assert pair.host.keep(0, "a", b"2") is Keeping.DONE
+
+
+def test_what_a_host_has_not_copied_is_answered_once_it_is_gone(pair: Pair) -> None:
+    pair.connect()
+    for trial_id in "abc":
+        pair.host.stores.persist(pair.host.name, trial_id, f"/m/{trial_id}/00000003-0-1", keep=trial_id == "c")
+    pair.host.flush()
+    assert pair.next_message() == PersistCheckpoint("a", "/m/a/00000003-0-1", False)
+    answer = CheckpointPersisted("a", "/run/trials/a/checkpoints/00000003-0-1", pair.host.name, False)
+    pair.wire.send([answer])
+    assert pair.host.receive() == [answer]
+    assert pair.host.fail("died: killed") == [
+        CheckpointPersisted(name, f"/m/{name}/00000003-0-1", "10.0.0.7", name == "c", problem="its host died: killed")
+        for name in "bc"
+    ]
+    assert pair.host.fail("died: killed") == []

@@ -13,10 +13,14 @@ import pytest
 from ray_drive import OTHER_MACHINE, Drive, in_host_memory, is_hanging, parent_of
 from waiting import eventually
 
-from fluid.engine.commands import Resize, RunIteration, Save, StartLane
+from fluid.engine.commands import Persist, Resize, RunIteration, Save, StartLane, StopLane
 from fluid.engine.events import Checkpoint, DeviceLost, IterationDone, LaneLost, TrialSaved
+from fluid.engine.retention import TrialNotKept
 from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError
+from fluid.lane.checkpoint_seal import damage_of
+from fluid.lane.checkpoint_store import CheckpointStore
+from fluid.resources import Device
 
 ray = pytest.importorskip("ray")
 from fluid.backends.hosts.folders import HERE  # noqa: E402
@@ -162,6 +166,72 @@ def test_a_trial_does_not_wait_for_a_machine_that_the_session_does_not_use(make:
     path = "/dev/shm/fluid-0d0d0d0d0d0d0d0d-10.0.0.7/a/00000003-0-1"
     drive.start("a", lane, 1, Checkpoint(3, path, "10.0.0.7", True))
     assert drive.until(TrialSetBack, trial_id="a").reason == "the checkpoint of iteration 3 is gone"
+
+
+def saved_there(drive: Drive, lane: int) -> tuple[Checkpoint, int]:
+    """Saves a trial to the memory of a lane's machine; returns the checkpoint, and the number of the lane's process."""
+    drive.start("a", lane, 3)
+    pid = drive.until(IterationDone, trial_id="a", iteration=3).metrics["pid"]
+    drive.do(Save("a", (lane,)))
+    return drive.until(TrialSaved, trial_id="a").checkpoint, pid
+
+
+def polled(drive: Drive, condition: Callable[[], bool]) -> None:
+    """Waits until a condition holds, and polls meanwhile, as a session does."""
+    eventually(lambda: drive.backend.poll(0.0) is not None and condition())
+
+
+def test_a_machine_copies_and_deletes_checkpoints_though_no_lane_is_left_there(
+    make: Callable[..., Drive], processes: Any, tmp_path: Path
+) -> None:
+    drive = make(None)
+    (there,) = drive.lanes(4)
+    checkpoint, pid = saved_there(drive, there)
+    assert checkpoint.in_memory and checkpoint.host == OTHER_MACHINE
+    processes.watch(pid)
+    drive.do(StopLane(there))
+    eventually(processes.have_ended)
+    folder, name = tmp_path / "run/trials/a", Path(checkpoint.path).name
+    places = {False: folder / "checkpoints" / name, True: folder / "kept" / name}
+    for keep, place in places.items():
+        drive.do(Persist("a", checkpoint, keep=keep))
+        saved = drive.until(TrialSaved, trial_id="a")
+        assert (saved.lane_id, saved.copied, saved.kept is not None) == (None, True, keep)
+        assert saved.checkpoint == Checkpoint(3, str(place), host=OTHER_MACHINE) and damage_of(str(place)) is None
+    drive.backend.forget("a")
+    polled(drive, lambda: not places[False].exists() and not Path(checkpoint.path).exists())
+    drive.backend.discard_kept(OTHER_MACHINE, str(places[True]), demote=True)
+    polled(drive, lambda: places[False].exists() and not places[True].exists())
+    drive.backend.discard_kept(OTHER_MACHINE, str(places[False]), demote=False)
+    polled(drive, lambda: not places[False].exists())
+
+
+def test_another_host_copies_what_is_on_the_machine_of_one_that_was_killed(make: Callable[..., Drive]) -> None:
+    drive = make(None)
+    (there,) = drive.lanes(4)
+    checkpoint, pid = saved_there(drive, there)
+    os.kill(parent_of(parent_of(parent_of(pid))), signal.SIGKILL)
+    drive.until(LaneLost)
+    drive.do(Persist("a", checkpoint, keep=True))
+    assert drive.until(TrialSaved, trial_id="a").kept is not None
+
+
+def test_the_driver_copies_and_deletes_what_is_on_its_machine_where_it_has_no_device(
+    make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    """As after a session that goes on elsewhere."""
+    drive = make([Device(0, host=OTHER_MACHINE)])
+
+    def write(folder: str) -> None:
+        Path(folder, "data").touch()
+
+    path = CheckpointStore(0, str(tmp_path / "run")).save("a", 3, write).path
+    drive.do(Persist("a", Checkpoint(3, path), keep=True))
+    assert Path(drive.until(TrialSaved, trial_id="a").checkpoint.path).parent == tmp_path / "run/trials/a/kept"
+    drive.backend.forget("a")
+    polled(drive, lambda: not Path(path).exists())
+    drive.do(Persist("b", Checkpoint(3, "/elsewhere/00000003-0-1", host="10.0.0.7"), keep=True))
+    assert drive.until(TrialNotKept, trial_id="b").reason == "10.0.0.7 has no host of this session"
 
 
 @pytest.mark.parametrize("busy", [False, True])
