@@ -41,7 +41,7 @@ class ModulesLoaded(NamedTuple):
     modules: tuple[str, ...]
 
 
-class LaneSpent(NamedTuple):
+class ProcessSpent(NamedTuple):
     """A trial that has left has changed the process for good: no further one should come.
 
     Attributes:

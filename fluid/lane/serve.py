@@ -22,7 +22,7 @@ from fluid.lane.channel import Channel, Connection
 from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
-from fluid.lane.device_messages import LaneSpent
+from fluid.lane.device_messages import ProcessSpent
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import is_for_want_of_space, print_exception
 from fluid.lane.failing import LaneFailures
@@ -402,7 +402,7 @@ class _Lane:
 
     def _tell_spent(self, reason: str) -> None:
         self._output.stderr.write(f"no further trial should run in this process: {reason}\n")
-        self._channel.send(LaneSpent(self._clock.now(), reason), at_once=False)  # Before that the trial has left.
+        self._channel.send(ProcessSpent(self._clock.now(), reason), at_once=False)  # Before that the trial has left.
 
     def _send(self, message: Any, *, at_once: bool = True) -> None:
         # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.

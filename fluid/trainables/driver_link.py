@@ -7,45 +7,20 @@ integrations put a search library's objects in the driver within reach of a tria
 from __future__ import annotations
 
 import pickle
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
 from fluid.errors import FluidError
 from fluid.trainables.json_form import message_of
 from fluid.trainables.pickling import dump_exception
-from fluid.trainables.trial_code import current_trial
+from fluid.trainables.trial_code import DriverLink, current_trial
 
 _ATOMS = frozenset({float, int, str, bool, type(None), bytes})
 
 
 class RequestRefusedError(FluidError):
     """A request to the driver has no answer: the trial has ended, or its submitter answers none."""
-
-
-class DriverLink(Protocol):
-    """Connects one trial in a lane with its submitter in the driver's process."""
-
-    @property
-    def trial_id(self) -> str:
-        """The trial."""
-        ...
-
-    def ask(self, request: Any) -> Any:
-        """Sends a request, and waits for the answer. Any thread of the lane's process may call it.
-
-        The time of waiting does not count as time of the trial's iteration, nor as silence of a trial that hangs. If
-        the driver ends, so does the lane.
-
-        Args:
-            request: is pickled by cloudpickle.
-
-        Raises:
-            RequestRefusedError: the trial has ended, or the submitter answers no requests.
-            FluidError: this is another process than the lane's, such as a worker that the trial has started.
-            Exception: what the submitter raised in place of an answer.
-        """
-        ...
 
 
 def driver_link() -> DriverLink:

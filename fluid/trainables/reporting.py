@@ -14,18 +14,9 @@ from typing import Any, Protocol
 
 from fluid.errors import FluidError
 from fluid.trainables.driver_link import in_trial
-from fluid.trainables.trial_code import TrialEnded, current_trial
+from fluid.trainables.trial_code import Reporter, Save, current_trial
 
-__all__ = ["Reporter", "Save", "TrialEnded", "get_checkpoint", "report"]
-
-#: Writes the state of a trial into an empty folder.
-Save = Callable[[Path], object]
-
-
-class Reporter(Protocol):
-    """What runs a trial's function, and takes what it reports."""
-
-    def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
+def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
         """Ends an iteration, and returns when the next one begins."""
         ...
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
 from fluid._clock import MonotonicClock
 from fluid.errors import FluidError
-
-if TYPE_CHECKING:
-    from fluid.trainables.driver_link import DriverLink
-    from fluid.trainables.reporting import Reporter
 
 #: The attribute of a thread that has its trial.
 _OF_THREAD = "_fluid_trial"
@@ -29,6 +27,39 @@ _MOST_REFUSALS = 3
 _LOOK_AGAIN_S = 0.05
 #: Modules whose threads serve a process as long as it lives, whoever started them, and run no code of a trial.
 _SERVICES = ("fluid.", "tqdm.", "fsspec.", "ray._private.", "torch._inductor.")
+
+
+#: Writes the state of a trial into an empty folder.
+Save = Callable[[Path], object]
+
+
+class Reporter(Protocol):
+    """What runs a trial's function, and takes what it reports."""
+
+
+class DriverLink(Protocol):
+    """Connects one trial in a lane with its submitter in the driver's process."""
+
+    @property
+    def trial_id(self) -> str:
+        """The trial."""
+        ...
+
+    def ask(self, request: Any) -> Any:
+        """Sends a request, and waits for the answer. Any thread of the lane's process may call it.
+
+        The time of waiting does not count as time of the trial's iteration, nor as silence of a trial that hangs. If
+        the driver ends, so does the lane.
+
+        Args:
+            request: is pickled by cloudpickle.
+
+        Raises:
+            RequestRefusedError: the trial has ended, or the submitter answers no requests.
+            FluidError: this is another process than the lane's, such as a worker that the trial has started.
+            Exception: what the submitter raised in place of an answer.
+        """
+        ...
 
 
 class TrialEnded(BaseException):

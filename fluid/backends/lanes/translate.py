@@ -195,7 +195,7 @@ def _failure(raised: m.ResidentFailed | m.Raised) -> Failure:
 _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes, x.seconds),
     devices.OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
-    devices.LaneSpent: lambda x, lane_id, host, at: LaneSpent(at, lane_id, x.reason),
+    devices.ProcessSpent: lambda x, lane_id, host, at: LaneSpent(at, lane_id, x.reason),
     devices.HeldAtRest: lambda x, lane_id, host, at: StateMeasured(at, x.trial_id, lane_id, x.held_bytes),
     m.ResidentStarted: _started,
     m.ResidentSetBack: _set_back,
