@@ -8,22 +8,13 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fluid.errors import FluidError
 from fluid.trainables.driver_link import in_trial
 from fluid.trainables.trial_code import Reporter, Save, current_trial
-
-def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
-        """Ends an iteration, and returns when the next one begins."""
-        ...
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The folder from which the function goes on; ``None`` if it begins."""
-        ...
 
 
 def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:

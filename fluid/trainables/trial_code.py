@@ -36,6 +36,15 @@ Save = Callable[[Path], object]
 class Reporter(Protocol):
     """What runs a trial's function, and takes what it reports."""
 
+    def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
+        """Ends an iteration, and returns when the next one begins."""
+        ...
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The folder from which the function goes on; ``None`` if it begins."""
+        ...
+
 
 class DriverLink(Protocol):
     """Connects one trial in a lane with its submitter in the driver's process."""
