@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import fluid
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
-from fluid.lane.process_state import read_random_state, write_random_state
+from fluid.random_state import read_random_state, write_random_state
 from fluid.trainables.trial_code import TrialEnded
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import resource
 import secrets
 import select
 import shutil
@@ -44,6 +45,8 @@ settings.load_profile("fluid")
 
 #: Milliseconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE_MS = 90_000
+#: Descriptors that select(2) takes: FD_SETSIZE.
+_MOST_SELECTED = 1024
 
 
 class Probe:
@@ -233,6 +236,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 #: Whose lanes load what the driver has loaded, as the lanes of users do.
 _LANES_OF_USERS = ("integrations/", "examples/", "test_docs.py")
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """This process has so many files open that the next ones have numbers beyond what select(2) takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _MOST_SELECTED
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"a process may open {hard} files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(_MOST_SELECTED)]
+    try:
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture(scope="module", autouse=True)

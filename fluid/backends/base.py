@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from fluid.engine.checkpoint_places import CheckpointValue
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
-from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
+from fluid.lane.log_records import LaneLogged
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -26,6 +28,24 @@ class Sharing(NamedTuple):
 
     way: str
     why: str = ""
+
+
+class HostRoom(NamedTuple):
+    """What the lanes of a machine find there; ``None`` for what is not limited or not known.
+
+    Attributes:
+        descriptors: that a process may have open.
+        tasks: processes and threads that the control group allows.
+        memory_left: bytes that processes may still take.
+        lane_bytes: bytes that a lane takes for itself.
+        lanes: that there are.
+    """
+
+    descriptors: int | None = None
+    tasks: int | None = None
+    memory_left: float | None = None
+    lane_bytes: float | None = None
+    lanes: int = 0
 
 
 class ScalingLimits(NamedTuple):
@@ -166,6 +186,15 @@ class ScalableBackend(Backend, Protocol):
 
 
 @runtime_checkable
+class MeasuredBackend(Backend, Protocol):
+    """A backend whose lanes all run on the driver's machine."""
+
+    def lane_room(self) -> HostRoom:
+        """Returns what lanes find on that machine, and what those that there are take of it."""
+        ...
+
+
+@runtime_checkable
 class ForkingBackend(Backend, Protocol):
     """A backend that forks its lanes from a process on the driver's machine. Both methods are for any thread."""
 
@@ -221,6 +250,15 @@ class OutputForwarding(Protocol):
         ...
 
 
+@runtime_checkable
+class RecordSource(Protocol):
+    """What a backend can do, too, whose lanes are processes: hand over the log records that they send."""
+
+    def hear_records(self, take: Callable[[LaneLogged], None]) -> None:
+        """Has a function called with log records as they come, by the thread that polls; it must not wait."""
+        ...
+
+
 class LaneConnected(NamedTuple):
     """A lane that was launched has connected.
 
@@ -252,6 +290,10 @@ class LaneExited(NamedTuple):
     reason: str
     blameless: bool = False
     culprit: str | None = None
+
+
+#: What a launcher reports.
+LauncherReport = LaneConnected | LaneDying | LaneExited | CheckpointMoved | CheckpointPersisted
 
 
 class DeviceBinding(NamedTuple):
@@ -319,8 +361,65 @@ class Keeping(Enum):
     REFUSED = "refused"
 
 
+class CheckpointStores(Protocol):
+    """The stores of a session's hosts: each keeps the checkpoints of its lanes in host memory and on disk.
+
+    They work whether or not a lane is there. No method waits.
+    """
+
+    def value(self, values: Mapping[str, CheckpointValue]) -> None:
+        """Tells all of them, also those to come, what checkpoints of trials are worth, by trial."""
+        ...
+
+    def forget(self, trial_id: str, *, keep_newest: bool) -> None:
+        """Drops what they know of a trial, and deletes its checkpoints, except those that outlive the run.
+
+        Args:
+            trial_id: the trial, of which no lane saves anything any more.
+            keep_newest: whether its newest one becomes one of those.
+        """
+        ...
+
+    def persist(self, host: str, trial_id: str, path: str, *, keep: bool) -> None:
+        """Copies a checkpoint to disk, on its machine; always answered by a CheckpointPersisted.
+
+        Args:
+            host: name of the machine.
+            trial_id: the trial.
+            path: where its checkpoint was written: to host memory, or, with ``keep``, to disk; it stays there.
+            keep: whether the copy is to outlive the run.
+        """
+        ...
+
+    def discard(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint of a machine from those that outlive the run.
+
+        Args:
+            host: name of the machine.
+            path: the checkpoint.
+            demote: whether its trial may still be restored from it.
+        """
+        ...
+
+    def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
+        """Has a host bring a checkpoint into its memory, if that is worth it.
+
+        Args:
+            host: name of the machine.
+            trial_id: the trial.
+            path: where its checkpoint was written.
+            source: where the checkpoints of the machine that has it are served; ``None`` if that is the host itself.
+        """
+        ...
+
+
 class Launcher(Protocol):
     """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, except for ``close``."""
+
+    @property
+    def stores(self) -> CheckpointStores:
+        """Those of the hosts' checkpoints."""
+        ...
 
     @property
     def wants_to_write(self) -> bool:
@@ -343,8 +442,13 @@ class Launcher(Protocol):
         """Has the stacks of a lane's threads written to the log of the trial that runs there, soon."""
         ...
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules ahead, so that lanes launched later need not."""
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads modules ahead, so that lanes launched later need not.
+
+        Args:
+            modules: their names.
+            late: whether no lane is to wait for it.
+        """
         ...
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
@@ -369,8 +473,8 @@ class Launcher(Protocol):
         """A descriptor that is readable when :meth:`poll` has something to report; -1 for none. It may change."""
         ...
 
-    def poll(self) -> list[LaneConnected | LaneDying | LaneExited | CheckpointMoved]:
-        """Returns the lanes that have connected or ended, and the checkpoints that have moved, since the last call."""
+    def poll(self) -> list[LauncherReport]:
+        """Returns the lanes that have connected or ended, and what hosts did with checkpoints, since the last call."""
         ...
 
     def checkpoints_at(self, host: str) -> CheckpointSource:

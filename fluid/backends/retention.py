@@ -1,11 +1,9 @@
-"""What backends and launchers can do, too, that keep checkpoints: those that outlive the run, and those in memory."""
+"""What backends and launchers can do, too, that keep checkpoints which outlive the run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from fluid.engine.checkpoint_places import CheckpointValue
 from fluid.keeping import WorstKept
 
 
@@ -56,37 +54,4 @@ class FetchingLauncher(Protocol):
 
     def fetch(self, host: str, path: str, target: str) -> None:
         """Copies a checkpoint from another machine: see :meth:`KeepingBackend.fetch_kept`."""
-        ...
-
-
-class CheckpointStores(Protocol):
-    """The stores of a session's hosts, each of which keeps checkpoints of its lanes in host memory. None waits."""
-
-    def value(self, values: Mapping[str, CheckpointValue]) -> None:
-        """Tells all of them, also those to come, what checkpoints of trials are worth, by trial."""
-        ...
-
-    def forget(self, trial_id: str) -> None:
-        """Drops what they know of a trial."""
-        ...
-
-    def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
-        """Has a host bring a checkpoint into its memory, if that is worth it.
-
-        Args:
-            host: name of the machine.
-            trial_id: the trial.
-            path: where its checkpoint was written.
-            source: where the checkpoints of the machine that has it are served; ``None`` if that is the host itself.
-        """
-        ...
-
-
-@runtime_checkable
-class StoringLauncher(Protocol):
-    """A launcher of lanes whose hosts have such stores."""
-
-    @property
-    def stores(self) -> CheckpointStores:
-        """The stores."""
         ...

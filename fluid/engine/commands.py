@@ -146,16 +146,16 @@ class Save(Command):
 
 @dataclass(frozen=True, slots=True)
 class Persist(Command):
-    """Copy a checkpoint from host memory to disk; answered by TrialSaved with ``copied``.
+    """Copy a checkpoint from host memory to disk; answered by TrialSaved with ``copied``, also if its host is gone.
+
+    The host that has it does so: no lane needs to be there.
 
     Attributes:
-        lane_id: a lane on the checkpoint's machine, whether or not it has the trial.
         checkpoint: of the trial, in memory, or, with ``keep``, on disk; it stays there.
         keep: whether the copy is to outlive the run; TrialNotKept may be the answer.
     """
 
     trial_id: str
-    lane_id: int
     checkpoint: Checkpoint
     keep: bool = False
 

@@ -107,7 +107,7 @@ class SessionState:
         """Whether trials of a group that preempts are left."""
         return any(group.open for group in self.urgent) if self.urgent else False
 
-    def holder(self, trial_id: str, lane_id: int) -> TrialRecord | None:
+    def holder(self, trial_id: str, lane_id: int | None) -> TrialRecord | None:
         """The trial, if that lane was told to run it; ``None`` if it has left the lane, whose event is out of date."""
         trial = self.trials.get(trial_id)
         if trial is None or not trial.placement.launched:
@@ -300,7 +300,7 @@ class SessionState:
         trial.held = ""
         if state is not TrialState.DONE:
             self.refuse_calls(trial)
-            self.commands += newest_to_keep(trial, self.lanes, self.occupancy)
+            self.commands += newest_to_keep(trial)
         if state is not TrialState.DONE or not known:
             self.report_end(trial)
 

@@ -14,7 +14,6 @@ from fluid.engine.claims import Claims
 from fluid.engine.commands import Persist
 from fluid.engine.core import SessionState
 from fluid.engine.events import Checkpoint, DeviceDraining, DeviceLost, SessionDraining, TrialSaved
-from fluid.engine.lane_record import LaneRecord
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.notices import NoteDrained
 from fluid.engine.records import Stage, TrialRecord
@@ -32,14 +31,14 @@ class _Drain:
         is_due: whether its deadline has come.
         unsaved: ids of the trials whose progress would be lost if it ended now.
         looked: whether checkpoints in host memory were looked for since the latest answer about a copy.
-        asked: the checkpoint in memory that a lane was told to copy, and that lane, by trial, until it answers.
+        asked: the checkpoint in memory that its host was told to copy, by trial, until it answers.
         failed: paths of the checkpoints that could not be copied.
     """
 
     is_due: bool = False
     unsaved: list[str] = field(default_factory=list)
     looked: bool = False
-    asked: dict[str, tuple[Checkpoint, int]] = field(default_factory=dict)
+    asked: dict[str, Checkpoint] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
 
 
@@ -121,22 +120,20 @@ class Drains:
             drain.is_due = True
 
     def copied(self, event: TrialSaved) -> None:
-        """A lane has copied a checkpoint to disk, or could not."""
+        """A host has copied a checkpoint to disk, or could not."""
         trial = self._core.trials.get(event.trial_id)
         for drain in (*self._of_device.values(), self._of_session):
             asked = None if drain is None else drain.asked.get(event.trial_id)
             if drain is None or asked is None:
                 continue
-            if asked[0].iteration != event.checkpoint.iteration:
+            if asked.iteration != event.checkpoint.iteration:
                 continue  # It was asked for before.
-            if event.checkpoint.in_memory and event.lane_id != asked[1]:
-                continue  # It could not be copied there, and another lane was asked since.
             del drain.asked[event.trial_id]
             drain.looked = False
             if event.checkpoint.in_memory:
-                drain.failed.add(asked[0].path)
+                drain.failed.add(asked.path)
             elif trial is not None:
-                self._residency.copied(trial, asked[0], event.checkpoint)
+                self._residency.copied(trial, asked, event.checkpoint)
 
     # -- after each instant --------------------------------------------------------------------------------
 
@@ -166,14 +163,15 @@ class Drains:
         for device in devices:
             self._clear(device)
         drain.unsaved = [trial_id for device in devices for trial_id in self._unsaved_on(device)]
-        lost = [name for name, (_, lane_id) in drain.asked.items() if lane_id not in core.lanes]
-        for name in lost:
-            del drain.asked[name]
-        busy = any(core.lanes[lane_id].holders for _, lane_id in drain.asked.values())
-        if lost or busy or core.changed or not drain.looked or not (drain.unsaved or drain.asked):
+        if core.changed or not drain.looked or not self._waits(drain):
             drain.looked = True
             self._copy_checkpoints(drain, devices)
-        return drain.is_due or not (drain.unsaved or drain.asked)
+        return drain.is_due or not self._waits(drain)
+
+    def _waits(self, drain: _Drain) -> bool:
+        """Whether something is left to save; a copy is not waited for where its trial was saved to disk since."""
+        trials = map(self._core.trials.get, drain.asked)
+        return bool(drain.unsaved) or any(trial is not None and is_only_in_memory(trial, None) for trial in trials)
 
     def _clear(self, device: int) -> None:
         """Pauses the trials that run on a closed device, and saves the states that it keeps."""
@@ -232,38 +230,21 @@ class Drains:
     # -- checkpoints in host memory ------------------------------------------------------------------------
 
     def _copy_checkpoints(self, drain: _Drain, devices: list[int]) -> None:
-        """Tells lanes to copy checkpoints to disk from the memory of machines on which no open device is left."""
+        """Has checkpoints copied to disk from the memory of machines on which no open device is left."""
         core = self._core
         hosts = self._hosts_left(devices)
-        idle, busy = self._lanes_for_copies() if hosts else ({}, {})
-        for trial in core.trials.values() if idle or busy else ():
+        for trial in sorted(core.trials.values(), key=_is_about_to_be_saved) if hosts else ():
             checkpoint = trial.residence.checkpoint
-            if checkpoint is None or checkpoint.path in drain.failed or not is_only_in_memory(trial, hosts):
+            if checkpoint is None or checkpoint.path in drain.failed or trial.trial_id in drain.asked:
                 continue
-            if trial.trial_id in drain.asked:
-                # The trial in the lane that was asked may hang; one that has fallen idle since copies at once.
-                _, asked = drain.asked[trial.trial_id]
-                if not core.lanes[asked].holders or checkpoint.host not in idle:
-                    continue
-            # A trial that is about to be saved in its own lane waits for an idle one.
-            at_rest = not trial.state.holds_devices and trial.residence.lane is None
-            lane = idle.get(checkpoint.host) or (busy.get(checkpoint.host) if at_rest else None)
-            if lane is not None:
-                drain.asked[trial.trial_id] = checkpoint, lane.lane_id
-                core.commands.append(Persist(trial.trial_id, lane.lane_id, checkpoint))
+            if is_only_in_memory(trial, hosts):
+                drain.asked[trial.trial_id] = checkpoint
+                core.commands.append(Persist(trial.trial_id, checkpoint))
 
-    def _lanes_for_copies(self) -> tuple[dict[str, LaneRecord], dict[str, LaneRecord]]:
-        """By machine, a lane that is idle, and one whose trial cannot be saved.
 
-        A lane that runs another trial falls idle soon, or that trial hangs.
-        """
-        core = self._core
-        idle: dict[str, LaneRecord] = {}
-        busy: dict[str, LaneRecord] = {}
-        for lane in core.lanes:
-            if lane.usable and not any(core.trials[trial_id].spec.can_save for trial_id in lane.holders):
-                (busy if lane.holders else idle).setdefault(core.occupancy.device(lane.device_id).host, lane)
-        return idle, busy
+def _is_about_to_be_saved(trial: TrialRecord) -> bool:
+    """Whether a trial's lane is to save a newer state, unless it hangs: a copy of the one before is less urgent."""
+    return trial.state.holds_devices or trial.residence.lane is not None
 
 
 def _is_settled(trial: TrialRecord) -> bool:

@@ -339,9 +339,10 @@ class TrialPaused(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialSaved(Event):
-    """A lane saved a trial, by its own schedule or in answer to a Save.
+    """A lane saved a trial, by its own schedule or in answer to a Save; or a host copied a checkpoint of it.
 
     Attributes:
+        lane_id: the lane; ``None`` if a host answers.
         dropped: whether the lane dropped the trial then.
         seconds: that this took.
         copied: whether this answers a Persist; the checkpoint is in memory still if it could not be copied.
@@ -349,7 +350,7 @@ class TrialSaved(Event):
     """
 
     trial_id: str
-    lane_id: int
+    lane_id: int | None
     checkpoint: Checkpoint
     _: KW_ONLY
     dropped: bool = False

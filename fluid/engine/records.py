@@ -162,7 +162,8 @@ class Residence:
         durable: the newest one that outlives its host's memory.
         checkpoint_is_current: whether the newest one holds the trial's present state: no iteration was done, and no
             call answered, since.
-        kept_at: iteration of the newest one that outlives the run, or that a lane was told to keep; 0 for none.
+        kept_at: iteration of the newest one that outlives the run; 0 for none.
+        keeping: iteration of the one that a lane was told to save so, and has not; 0 for none.
     """
 
     lane: int | None = None
@@ -173,6 +174,7 @@ class Residence:
     durable: Checkpoint | None = None
     checkpoint_is_current: bool = False
     kept_at: int = 0
+    keeping: int = 0
 
     @property
     def restart_at(self) -> int:

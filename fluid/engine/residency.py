@@ -6,6 +6,7 @@ used one is evicted first, to host memory, or to disk where that is full.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from fluid.engine.events import Checkpoint, TrialSaved
 from fluid.engine.lane_record import LaneRecord, StateMeasured
 from fluid.engine.memory_limits import MemoryLimits
 from fluid.engine.records import TrialRecord
-from fluid.engine.retention import TrialNotKept, is_to_be_kept
+from fluid.engine.retention import TrialNotKept, is_to_be_kept, newest_to_keep
 from fluid.planning.constraints import Constraint
 from fluid.planning.device_models import ByModel
 from fluid.resources import MemoryNeed
@@ -63,6 +64,8 @@ class Residency:
         progress, residence, spec = trial.progress, trial.residence, trial.spec
         if residence.lane is None or residence.saving or trial.calls or not _is_over(trial):
             return
+        if residence.keeping:
+            return  # It is being saved for good.
         may_be_extended = spec.extends is None and not progress.finished_early
         if may_be_extended and spec.can_save and not residence.checkpoint_is_current:
             self.save_out(trial)
@@ -189,7 +192,9 @@ class Residency:
         worth = self._values.odds(trial) * self._core.estimates.of_key(trial).interruption()
         freed = self._lane_bytes(trial)
         freed += 0.0 if lane_id is None else self._core.lanes.kept_bytes(lane_id, trial.trial_id)
-        return not trial.spec.can_save, not trial.rests, worth / max(1.0, freed), *_since(trial)
+        # Measured bytes differ a little where states are alike: then the least recently used one leaves first.
+        steps = round(2.0 * math.log2(worth / max(1.0, freed))) if worth > 0.0 else -math.inf
+        return not trial.spec.can_save, not trial.rests, steps, *_since(trial)
 
     def _lane_bytes(self, trial: TrialRecord) -> float:
         """Device memory that the lane which keeps a trial's state takes for itself, if it ends with that."""
@@ -245,9 +250,12 @@ class Residency:
         """Notes that a checkpoint which was to outlive the run does not exist."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
-            if trial.residence.kept_at == event.iteration:
-                trial.residence.kept_at = 0
+            residence = trial.residence
+            residence.kept_at = 0 if residence.kept_at == event.iteration else residence.kept_at
+            residence.keeping = 0 if residence.keeping == event.iteration else residence.keeping
             self._core.note(trial, f"the checkpoint of iteration {event.iteration} is not kept: {event.reason}")
+            if _is_over(trial) and not trial.residence.saving and not trial.calls:
+                self.drop(trial)  # It would not be saved in another way, either.
 
     def drop(self, trial: TrialRecord, *, ends: bool = False) -> None:
         """Tells a resident's lane to drop it: unsaved, unless it ``ends`` and its last checkpoint outlives the run."""
@@ -266,8 +274,11 @@ class Residency:
                 self._core.measuring.observe_save(trial, event.seconds)
             if event.kept is not None:
                 trial.residence.kept_at = max(trial.residence.kept_at, event.checkpoint.iteration)
+                trial.residence.keeping = 0 if event.lane_id is not None else trial.residence.keeping
             self._add_checkpoint(trial, event.checkpoint)
-        if not event.dropped:
+            if event.kept is not None and not event.dropped:
+                self.let_go(trial)
+        if not event.dropped or event.lane_id is None:
             return None
         self._core.lanes.remove_resident(event.lane_id, event.trial_id)
         self._core.changed = True  # the memory that it held is free
@@ -310,8 +321,11 @@ class Residency:
         """Sets a trial whose state is gone back to its newest checkpoint."""
         if trial.residence.lane is not None:
             self.leave_lane(trial)
+        told, trial.residence.keeping = trial.residence.keeping, 0
         if not trial.state.ended:
             trial.progress.go_back_to(trial.residence.restart_at)
+        elif told and trial.state is TrialState.DONE:
+            self._core.commands += newest_to_keep(trial)
         self._core.log(trial, f"lost its state: {why}")
         self._calls.recall(trial)
 

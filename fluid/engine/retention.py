@@ -1,7 +1,7 @@
 """Retention: the last checkpoint of a trial outlives the run, if its submitter wants that (``TrialSpec.keep_last``).
 
 A trial that is done is saved in its lane; one that is stopped, before it leaves its lane. If a trial failed or lost its
-lane, its newest checkpoint is copied.
+lane, its host copies its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from fluid.engine.commands import Persist, Save
 from fluid.engine.events import Event
-from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord
-from fluid.planning.occupancy import Occupancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +31,25 @@ class TrialNotKept(Event):
 def is_to_be_kept(trial: TrialRecord) -> bool:
     """Whether a trial's present state is to be saved for good, and no lane was told to."""
     spec, residence, done = trial.spec, trial.residence, trial.progress.done
-    return spec.keep_last and spec.can_save and residence.kept_at < done
+    return spec.keep_last and spec.can_save and max(residence.kept_at, residence.keeping) < done
 
 
 def last_to_keep(trial: TrialRecord, lane_id: int) -> list[Save]:
     """Returns the command by which the lane of a trial that is done saves it for good, if that is wanted."""
     if not is_to_be_kept(trial):
         return []
-    trial.residence.kept_at = trial.progress.done
+    trial.residence.keeping = trial.progress.done
     return [Save(trial.trial_id, (lane_id,), durable=True, keep=True)]
 
 
-def newest_to_keep(trial: TrialRecord, lanes: Lanes, occupancy: Occupancy) -> list[Persist]:
-    """Returns the command by which a lane copies the newest checkpoint of a trial that has ended, if that is wanted.
+def newest_to_keep(trial: TrialRecord) -> list[Persist]:
+    """Returns the command by which the newest checkpoint of a trial is copied for good, if that is wanted.
 
     Args:
-        trial: a trial that was stopped or failed.
-        lanes: one of them on the checkpoint's machine copies it.
-        occupancy: the devices.
+        trial: a trial that was stopped or failed, or is done and has lost its lane.
     """
     residence = trial.residence
     checkpoint = residence.checkpoint
     if not trial.spec.keep_last or checkpoint is None or checkpoint.iteration <= residence.kept_at:
         return []
-    there = (lane for lane in lanes if lane.ready and occupancy.device(lane.device_id).host == checkpoint.host)
-    lane = next(there, None)
-    if lane is None:
-        return []
-    residence.kept_at = checkpoint.iteration
-    return [Persist(trial.trial_id, lane.lane_id, checkpoint, keep=True)]
+    return [Persist(trial.trial_id, checkpoint, keep=True)]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from fluid._clock import Clock
 from fluid.lane.errors import print_exception
+from fluid.lane.log_records import RecordOutbox
 from fluid.lane.messages import ResidentIterated, decode, encode
 from fluid.trainables.encoded_metrics import IterationRun
 
@@ -84,6 +85,9 @@ class Channel:
         connection: to the driver.
         clock: measures how long a message has been pending.
         on_hangup: called in the watcher's thread when the driver is gone; must end the process.
+
+    Attributes:
+        records: log records, which are sent in front of what is pending; ``None`` for none.
     """
 
     def __init__(self, connection: Connection, clock: Clock, on_hangup: Callable[[], None]) -> None:
@@ -94,6 +98,7 @@ class Channel:
         self._readable.register(connection.fileno(), select.POLLIN)
         self._lock = threading.Lock()
         self._pending: list[Any] = []
+        self.records: RecordOutbox | None = None
         #: The last of them, if it is a run of short iterations; how many iterations and other messages wait.
         self._run: _PendingRun | None = None
         self._waiting = 0
@@ -116,7 +121,7 @@ class Channel:
             self._run = None
             self._pending.append(message)
             self._send_if_due_locked(at_once=at_once)
-        self._wake()
+        self.wake()
 
     def send_short(self, done: ResidentIterated) -> None:
         """Sends a short iteration, together with those of its trial that follow within a few milliseconds."""
@@ -127,7 +132,7 @@ class Channel:
                 self._run = _PendingRun(done)
                 self._pending.append(self._run)
             self._send_if_due_locked()
-        self._wake()
+        self.wake()
 
     def _send_if_due_locked(self, *, at_once: bool = False) -> None:
         """Counts what was added to what is pending, and sends all if that is due."""
@@ -137,15 +142,19 @@ class Channel:
         if at_once or self._waiting >= _LARGEST_BATCH or self._clock.now() - self._since > _OLDEST_S:
             self._flush_locked()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Wakes the watcher, which sends what stays pending for too long."""
-        if self._asleep and self._pending:
+        if self._asleep and self._has_pending:
             self._asleep = False
             os.write(self._wake_writer, b"x")
 
+    @property
+    def _has_pending(self) -> bool:
+        return bool(self._pending or self.records)
+
     def flush(self) -> None:
         """Sends all pending messages."""
-        if self._pending:
+        if self._has_pending:
             with self._lock:
                 self._flush_locked()
 
@@ -193,10 +202,11 @@ class Channel:
         self._ahead.put(messages)
 
     def _flush_locked(self) -> None:
-        if self._pending:
+        logged = None if self.records is None else self.records.take()
+        if self._pending or logged is not None:
             batch, self._pending, self._run, self._waiting = self._pending, [], None, 0
             batch = [each.message() if type(each) is _PendingRun else each for each in batch]
-            self._connection.send_bytes(encode(batch))
+            self._connection.send_bytes(encode(batch if logged is None else [logged, *batch]))
 
     def _watch(self) -> None:
         poller = select.poll()
@@ -204,11 +214,11 @@ class Channel:
         poller.register(self._wake_reader, select.POLLIN)
         idle = 0
         while True:
-            idle = 0 if self._pending else idle + 1
+            idle = 0 if self._has_pending else idle + 1
             if idle > _IDLE_CHECKS:
                 # Set before the second check: a message that comes in between is either seen here or wakes.
                 self._asleep = True
-                self._asleep = not self._pending
+                self._asleep = not self._has_pending
             if self._preview is not None:
                 poller.modify(self._connection.fileno(), _HANGUP | select.POLLIN)
             for descriptor, happened in poller.poll(None if self._asleep else _OLDEST_S * 1000):
@@ -232,9 +242,9 @@ class Channel:
 
     def _flush_if_old(self) -> None:
         # If the lock is taken, the main thread is sending.
-        if self._pending and self._lock.acquire(blocking=False):
+        if self._has_pending and self._lock.acquire(blocking=False):
             try:
-                if self._pending and self._clock.now() - self._since >= _OLDEST_S:
+                if self.records or (self._pending and self._clock.now() - self._since >= _OLDEST_S):
                     self._flush_locked()
             except OSError:
                 self._on_hangup()

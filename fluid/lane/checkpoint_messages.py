@@ -1,4 +1,4 @@
-"""What is told of checkpoints on a machine: from where trials were restored, and which checkpoints have moved."""
+"""What is told of checkpoints on a machine: from where trials were restored, which have moved, and were copied."""
 
 from __future__ import annotations
 
@@ -31,3 +31,24 @@ class CheckpointMoved(NamedTuple):
     path: str
     in_memory: bool
     host: str
+
+
+class CheckpointPersisted(NamedTuple):
+    """A host has copied a checkpoint to disk, or could not.
+
+    Attributes:
+        path: the copy's folder; that of the checkpoint if there is none.
+        host: name of the machine.
+        keep: whether the copy is to outlive the run.
+        bytes: of such a copy.
+        seconds: that this took.
+        problem: why there is none, in one line; empty if there is.
+    """
+
+    trial_id: str
+    path: str
+    host: str
+    keep: bool
+    bytes: int = 0
+    seconds: float = 0.0
+    problem: str = ""

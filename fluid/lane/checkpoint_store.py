@@ -57,19 +57,22 @@ class Stored(NamedTuple):
 
 
 class CheckpointStore:
-    """Writes, finds and deletes the checkpoints of one lane's trials.
+    """Writes the checkpoints of one lane's trials; finds, copies and deletes those of any trial.
 
     Args:
-        lane_id: part of the checkpoints' names, which are unique among lanes.
+        lane_id: part of the checkpoints' names, which are unique among lanes; -1 for a host, which writes none.
         run_folder: folder of the run, on disk.
         memory_folder: folder on a RAM disk, with a ledger; empty if there is none.
+        ledger: that ledger, if this process uses it already.
     """
 
-    def __init__(self, lane_id: int, run_folder: str, memory_folder: str = "") -> None:
+    def __init__(
+        self, lane_id: int, run_folder: str, memory_folder: str = "", ledger: StoreLedger | None = None
+    ) -> None:
         self._lane_id = lane_id
         self._run_folder = run_folder
         self._memory_folder = memory_folder
-        self._ledger = StoreLedger(memory_folder)
+        self._ledger = ledger or StoreLedger(memory_folder)
         self._written = 0
         #: Bytes of each trial's last checkpoint, the estimate for its next one.
         self._sizes: dict[str, int] = {}

@@ -53,13 +53,13 @@ class DriverRequests:
         self._waited = 0.0
         self._waiting_since = 0.0
 
-    def link(self, trial_id: str) -> LaneDriverLink:
+    def link(self, trial_id: str, folder: str) -> LaneDriverLink:
         """Makes the link of a trial that is set up here; that of an earlier resident of the same id is closed."""
         with self._lock:
             before = self._links.get(trial_id)
             if before is not None:
                 self._close(before)
-            link = self._links[trial_id] = LaneDriverLink(trial_id, self)
+            link = self._links[trial_id] = LaneDriverLink(trial_id, folder, self)
             return link
 
     def unlink(self, trial_id: str) -> None:
@@ -138,11 +138,13 @@ class LaneDriverLink:
 
     Attributes:
         trial_id: the resident.
+        folder: its own folder.
         closed: whether its requests are refused, as it is to end.
     """
 
-    def __init__(self, trial_id: str, requests: DriverRequests) -> None:
+    def __init__(self, trial_id: str, folder: str, requests: DriverRequests) -> None:
         self.trial_id = trial_id
+        self.folder = folder
         self.closed = False
         self._requests = requests
 

@@ -20,13 +20,6 @@ class KeepBar(NamedTuple):
     room: int | None
 
 
-class DiscardKept(NamedTuple):
-    """Remove a checkpoint from those that outlive the run; with ``demote``, the trial may still be restored from it."""
-
-    path: str
-    demote: bool
-
-
 class ResidentNotKept(NamedTuple):
     """A checkpoint that was to outlive the run was not written; ``reason`` is one line."""
 

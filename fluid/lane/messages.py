@@ -17,6 +17,7 @@ from fluid.keeping import KeepRule, Kept
 from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 
 class LaneOptions(NamedTuple):
@@ -98,11 +99,15 @@ class KeptPayload(NamedTuple):
 
 
 class ShipTrainable(NamedTuple):
-    """A pickled trainable, sent once per lane, and the entries of ``sys.path`` that it needs."""
+    """A pickled trainable, sent once per lane, and the entries of ``sys.path`` that it needs.
+
+    ``script`` is a pickled :class:`fluid.lane.script.Script`; empty where trials find nothing of the script's.
+    """
 
     key: int
     payload: bytes | KeptPayload
     sys_path: tuple[str, ...]
+    script: bytes = b""
 
 
 class DropTrainable(NamedTuple):
@@ -114,8 +119,8 @@ class DropTrainable(NamedTuple):
 class StartResident(NamedTuple):
     """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 
-    ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``threads``
-    those that the trial asks for; ``keep`` tells which checkpoints outlive the run; ``limit_bytes`` is as in
+    ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``process``
+    what the trial asks of the lane's; ``keep`` tells which checkpoints outlive the run; ``limit_bytes`` is as in
     LimitResident. As a member of an elastic trial (``membership``) it answers Prepared and waits.
     """
 
@@ -127,7 +132,7 @@ class StartResident(NamedTuple):
     iteration: int = 0
     membership: Membership | None = None
     source: tuple[str, int] | None = None
-    threads: int | None = None
+    process: TrialProcess = ANY_PROCESS
     keep: KeepRule | None = None
     limit_bytes: float | None = None
 
@@ -155,18 +160,6 @@ class SaveResident(NamedTuple):
     trial_id: str
     drop: bool
     durable: bool = False
-    keep: bool = False
-
-
-class PersistCheckpoint(NamedTuple):
-    """Copy a checkpoint of any trial from host memory to disk; answered by ResidentSaved with ``copied``.
-
-    With ``keep`` the copy outlives the run, and the answer may be ResidentNotKept.
-    """
-
-    trial_id: str
-    iteration: int
-    path: str
     keep: bool = False
 
 
@@ -207,13 +200,6 @@ class AnswerResident(NamedTuple):
     request_id: int
     payload: bytes | None
     failed: bool = False
-
-
-class DeleteCheckpoints(NamedTuple):
-    """Delete a trial's checkpoints, except those that outlive the run; with ``keep``, the newest becomes one."""
-
-    trial_id: str
-    keep: bool = False
 
 
 class Shutdown(NamedTuple):
@@ -310,10 +296,7 @@ class ResidentPaused(NamedTuple):
 
 
 class ResidentSaved(NamedTuple):
-    """A trial was saved, or its checkpoint ``copied`` to disk; one that is ``in_memory`` still could not be copied.
-
-    ``kept`` is set if the checkpoint outlives the run.
-    """
+    """A trial was saved; ``kept`` is set if the checkpoint outlives the run."""
 
     at: float
     trial_id: str
@@ -322,7 +305,6 @@ class ResidentSaved(NamedTuple):
     in_memory: bool
     dropped: bool
     seconds: float
-    copied: bool = False
     kept: Kept | None = None
 
 

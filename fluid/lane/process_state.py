@@ -9,76 +9,15 @@ replaces ``sys.stdout``, of which logging handlers keep references; hence :class
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from contextlib import suppress
 from typing import Any
 
 from fluid.lane.output import LaneStreams
 from fluid.lane.process_settings import TIMERS, ProcessSettings, Settings, go_on_with_timers, hold_timers
 from fluid.lane.threads import LaneThreads
-
-_SEED_BYTES = 16
-
-
-def read_random_state() -> dict[str, Any]:
-    """Returns the states of the global random number generators that are loaded, by module."""
-    states: dict[str, Any] = {}
-    if (module := sys.modules.get("random")) is not None:
-        states["random"] = module.getstate()
-    if (module := sys.modules.get("numpy.random")) is not None:
-        states["numpy.random"] = module.get_state()
-    if (torch := _torch()) is not None:
-        states["torch"] = torch.get_rng_state()
-        if torch.cuda.is_initialized():
-            states["torch.cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def write_random_state(states: dict[str, Any]) -> None:
-    """Sets the generators to these states; those without one get a fresh seed.
-
-    All lanes are forked from one process: without a fresh seed, trials would draw the same random numbers.
-    """
-    seed = int.from_bytes(os.urandom(_SEED_BYTES), "little")
-    if (module := sys.modules.get("random")) is not None:
-        if "random" in states:
-            module.setstate(states["random"])
-        else:
-            module.seed(seed)
-    if (module := sys.modules.get("numpy.random")) is not None:
-        if "numpy.random" in states:
-            module.set_state(states["numpy.random"])
-        else:
-            module.seed(seed % 2**32)
-    if (torch := _torch()) is not None:
-        if "torch" in states:
-            torch.set_rng_state(states["torch"])
-        else:
-            # Not torch.manual_seed: it also looks for every kind of accelerator, which takes longer.
-            torch.default_generator.manual_seed(seed % 2**63)
-        if torch.cuda.is_initialized():
-            if "torch.cuda" in states:
-                torch.cuda.set_rng_state(states["torch.cuda"])
-            else:
-                torch.cuda.manual_seed(seed % 2**63)
-
-
-def restore_random_state(states: dict[str, Any]) -> None:
-    """Sets the generators to the states that they had in another process.
-
-    Imports their modules if they are not loaded: the trial has drawn from them before, and may do so again.
-    """
-    for name in states:
-        importlib.import_module(name)
-    write_random_state(states)
-
-
-def _torch() -> Any:
-    torch = sys.modules.get("torch")
-    # A trial that failed to import it leaves a partial module without a generator.
-    return torch if hasattr(torch, "default_generator") else None
+from fluid.random_state import Seeds, put_in_force, read_random_state, write_random_state
+from fluid.trial_fields import TrialProcess
 
 
 class ProcessState:
@@ -93,16 +32,11 @@ class ProcessState:
         folder: its working directory at first.
         settings: the lane's.
         threads: the lane's CPU threads.
-        asked_threads: those that it asks for; ``None`` for the lane's own.
+        asked: what it asks of the process; without seeds, its random numbers are others every time.
     """
 
     def __init__(
-        self,
-        log_path: str,
-        folder: str,
-        settings: ProcessSettings,
-        threads: LaneThreads,
-        asked_threads: int | None = None,
+        self, log_path: str, folder: str, settings: ProcessSettings, threads: LaneThreads, asked: TrialProcess
     ) -> None:
         self.log_path = log_path
         self.name = ""
@@ -111,14 +45,22 @@ class ProcessState:
         #: ``None`` before it has run.
         self._settings: Settings | None = None
         self._threads = threads
-        self._asked_threads = asked_threads
+        self._asked_threads = asked.threads
+        self._seeds = asked.seeds or Seeds.fresh()
         self._random: dict[str, Any] = {}
         #: Its signal timers while its code does not run.
         self._timers: tuple[tuple[float, float], ...] | None = None
 
+    def begin(self) -> None:
+        """Brings the process to where the resident's set-up begins, which may have been tried before."""
+        write_random_state({})
+        with suppress(OSError):
+            os.chdir(self._home)
+
     def enter(self, output: LaneStreams) -> None:
         """Restores the state in which the resident left the process."""
         self._all_settings.put(self._settings)
+        put_in_force(self._seeds)
         write_random_state(self._random)
         with suppress(OSError):  # The folder may have been deleted since.
             os.chdir(self._folder)
@@ -143,9 +85,8 @@ class ProcessState:
             self._timers = None
 
     def renew(self) -> None:
-        """Puts the process back to the state in which the resident, whose first code is gone, found it."""
+        """Puts the settings back with which the resident, whose first code is gone, began."""
         self._all_settings.put_back()
-        os.chdir(self._home)
 
     def give_back(self, output: LaneStreams) -> list[str]:
         """Sets the lane's own state, as the resident is gone; returns the names of what cannot be put back."""

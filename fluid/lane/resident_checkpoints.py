@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from fluid._clock import Clock
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
@@ -18,12 +17,12 @@ from fluid.lane.device import MemoryMeter
 from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line, print_exception
 from fluid.lane.keep_messages import KeepBar, ResidentNotKept
 from fluid.lane.locating import CheckpointLocator
-from fluid.lane.messages import DeleteCheckpoints, LaneOptions, PersistCheckpoint, ResidentSaved, ResidentSetBack
+from fluid.lane.messages import LaneOptions, ResidentSaved, ResidentSetBack
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_store import set_own_store
-from fluid.lane.process_state import read_random_state, restore_random_state, write_random_state
 from fluid.lane.restoring import restore_best
 from fluid.lane.work_queue import ResidentTrial
+from fluid.random_state import read_random_state, restore_random_state, write_random_state
 from fluid.trainables.resident import NotSavableError
 
 #: What a save that failed counts for at least, seconds.
@@ -103,12 +102,12 @@ class ResidentCheckpoints:
     def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
         """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk.
 
-        A state that was just saved, as after each iteration or for good, is not saved twice.
+        A state that was just saved, as after an iteration, is not saved twice.
         """
         newest, now = self._newest.get(resident.trial_id), self._clock.now()
-        if newest is not None and resident.unsaved == 0.0 and not (durable and newest.in_memory):
-            if newest.iteration == resident.iteration and os.path.exists(newest.path):
-                return newest._replace(at=now, seconds=0.0)
+        is_current = newest is not None and resident.unsaved == 0.0 and newest.iteration == resident.iteration
+        if newest is not None and is_current and not (durable and newest.in_memory) and os.path.exists(newest.path):
+            return newest._replace(at=now, seconds=0.0)
         (path, in_memory, _), seconds = self._save(resident, durable=durable)
         now, trial_id = self._clock.now(), resident.trial_id
         saved = ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
@@ -147,32 +146,6 @@ class ResidentCheckpoints:
         resident.save_cost, resident.unsaved = self._clock.now() - begun, 0.0
         resident.saved, self._costs[resident.key] = iteration, resident.save_cost
         return stored, resident.save_cost
-
-    def persist(self, message: PersistCheckpoint) -> ResidentSaved | ResidentNotKept:
-        """Copies a checkpoint of any trial from host memory to disk; with ``keep``, to where it outlives the run."""
-        trial_id, iteration, path, keep = message
-        begun, kept = self._clock.now(), None
-        try:
-            if keep:
-                path, in_memory, size = self._store.keep_copy(trial_id, path)
-                kept = Kept(size)
-            else:
-                path, in_memory = self._store.persist(path), False
-        except (OSError, shutil.Error) as error:
-            if keep:
-                return ResidentNotKept(self._clock.now(), trial_id, iteration, one_line(error))
-            in_memory = True
-        now = self._clock.now()
-        return ResidentSaved(
-            now, trial_id, iteration, path, in_memory, dropped=False, seconds=now - begun, copied=True, kept=kept
-        )
-
-    def delete(self, message: DeleteCheckpoints) -> None:
-        """Deletes every checkpoint of a trial, except those that outlive the run."""
-        if message.keep:
-            with suppress(OSError, shutil.Error):
-                self._store.keep_newest(message.trial_id)
-        self._store.delete(message.trial_id)
 
     # -- checkpoints that outlive the run --------------------------------------------------------------------
 
@@ -224,11 +197,10 @@ class ResidentCheckpoints:
                 resident.rule = None  # Its own code raises, and will again.
             return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))
         resident.kept_at, self._sizes[resident.key] = iteration, size
-        now, trial_id = self._clock.now(), resident.trial_id
-        saved = ResidentSaved(now, trial_id, iteration, path, in_memory, dropped=False, seconds=seconds)
-        if rule is not None and rule.how == "last":  # One of the best may be deleted for a better one.
-            self._newest[trial_id] = saved
-        return saved._replace(kept=Kept(size, value))
+        now, kept = self._clock.now(), Kept(size, value)
+        return ResidentSaved(
+            now, resident.trial_id, iteration, path, in_memory, dropped=False, seconds=seconds, kept=kept
+        )
 
     def _why_no_room(self, resident: ResidentTrial) -> str:
         """Why there is no room for a further checkpoint like those of its trainable; empty if there is."""

@@ -22,6 +22,7 @@ from fluid.lane.fused_rows import FusedRows
 from fluid.lane.gpu_busy_meter import make_busy_meter
 from fluid.lane.kept_payloads import load_payload
 from fluid.lane.leftovers import make_room_to_compile, threads_left
+from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     DropTrainable,
@@ -34,10 +35,11 @@ from fluid.lane.messages import (
 )
 from fluid.lane.output import LaneStreams, printable_name, trial_log
 from fluid.lane.process_settings import ProcessSettings
-from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
+from fluid.lane.process_state import ProcessState
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
 from fluid.lane.resident_memory import ResidentMemory
-from fluid.lane.run_paths import trial_folder
+from fluid.lane.run_paths import own_folder, trial_folder
+from fluid.lane.script import LaneScripts
 from fluid.lane.threads import LaneThreads
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 from fluid.trainables.encoded_metrics import encode_metrics
@@ -70,6 +72,7 @@ class Residents:
         meter: of the device's memory.
         requests: sends what trials ask the driver.
         tell_missing: called with the name of a payload that the host has lost.
+        records: takes the log records that the script handles.
         tell_spent: called with the reason, in one line, once no further trial should come to this process.
 
     Attributes:
@@ -90,6 +93,7 @@ class Residents:
         meter: MemoryMeter,
         requests: DriverRequests,
         tell_missing: Callable[[str], None],
+        records: RecordOutbox,
         tell_spent: Callable[[str], None],
     ) -> None:
         self.queue = WorkQueue()
@@ -113,6 +117,7 @@ class Residents:
         #: Of trainables that no trial has used here yet.
         self._payloads: dict[int, bytes | KeptPayload] = {}
         self._trainables: dict[int, Any] = {}
+        self._scripts = LaneScripts(records)
         #: What tells trainables of one name apart, by key.
         self._origins: dict[int, str] = {}
         self._by_id: dict[str, ResidentTrial] = {}
@@ -129,6 +134,7 @@ class Residents:
     def add_trainable(self, message: ShipTrainable) -> None:
         """Stores a trainable for the trials that will use it."""
         payload = self._payloads[message.key] = message.payload
+        self._scripts.add(message.key, message.script)
         named = payload.name.encode() if isinstance(payload, KeptPayload) else payload
         self._origins[message.key] = hashlib.sha256(named).hexdigest()[:16]
         self._settings.add_paths(message.sys_path)
@@ -138,6 +144,7 @@ class Residents:
         self._payloads.pop(message.key, None)
         self._trainables.pop(message.key, None)
         self._origins.pop(message.key, None)
+        self._scripts.drop(message.key)
         self.checkpoints.drop_trainable(message.key)
 
     # -- arriving and leaving ------------------------------------------------------------------------------
@@ -147,9 +154,10 @@ class Residents:
         trial_id = message.trial_id
         if (before := self._by_id.get(trial_id)) is not None:
             self.release(before)
-        log = trial_log(self._options.run_folder, trial_id)
-        state = ProcessState(log, self._home, self._settings, self.threads, message.threads)
-        link = self._requests.link(trial_id)
+        log, own = (path(self._options.run_folder, trial_id) for path in (trial_log, own_folder))
+        folder = own if message.process.chdir else self._home
+        state = ProcessState(log, folder, self._settings, self.threads, message.process)
+        link = self._requests.link(trial_id, own)
         code = TrialCode(link).begin()
         resident = ResidentTrial(trial_id=trial_id, process_state=state, link=link, code=code)
         resident.limit = message.limit_bytes
@@ -162,17 +170,20 @@ class Residents:
         Returns:
             Why it has an earlier state than that of its checkpoint; ``None`` if it has that one.
         """
+        if message.process.chdir:
+            os.makedirs(resident.link.folder, exist_ok=True)
         self.enter(resident)
         make_room_to_compile()
+        self._scripts.put_in_force(message.key)
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
         resident.key, resident.save_cost = message.key, self.checkpoints.usual_cost(message.key)
         self.memory.limit([resident])
         self.memory.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
-        random_state = read_random_state()
 
         def make_body() -> None:
+            resident.process_state.begin()  # Loading the trainable may have drawn numbers.
             folder = trial_folder(self._options.run_folder, message.trial_id)
             resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
             resident.reports_states = resident.body.reports_states
@@ -184,7 +195,6 @@ class Residents:
         def renew() -> None:
             self._clean_up(resident)
             self._meter.release_cached(collect=True)
-            write_random_state(random_state)
             resident.process_state.renew()
             resident.code = TrialCode(resident.link).begin()
             resident.code.enter()

@@ -19,28 +19,26 @@ from typing import Any
 from fluid._clock import Clock, MonotonicClock
 from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
-from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
 from fluid.lane.device_messages import ProcessSpent
 from fluid.lane.driver_requests import DriverRequests
 from fluid.lane.errors import is_for_want_of_space, print_exception
 from fluid.lane.failing import LaneFailures
-from fluid.lane.keep_messages import DiscardKept, KeepBar
+from fluid.lane.keep_messages import KeepBar
 from fluid.lane.limit_messages import LimitResident, SetRows, SetThreads
+from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
     AdoptResident,
     AnswerResident,
     CallResident,
-    DeleteCheckpoints,
     DropTrainable,
     LaneOptions,
     LaneWarm,
     Membership,
     PauseResident,
     PayloadMissing,
-    PersistCheckpoint,
     ReleaseResident,
     ResidentCalled,
     ResidentIterated,
@@ -106,8 +104,17 @@ class _Lane:
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
         self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
+        channel.records = RecordOutbox(self._current_trial, output.log.write, channel.wake)
         self._residents = Residents(
-            options, clock, output, self._note, self._meter, self._requests, self._tell_missing, self._tell_spent
+            options,
+            clock,
+            output,
+            self._note,
+            self._meter,
+            self._requests,
+            self._tell_missing,
+            channel.records,
+            self._tell_spent,
         )
         self._failures = LaneFailures(
             options, clock, output, self._meter, self._residents, self._send, self._channel.flush
@@ -130,10 +137,7 @@ class _Lane:
             AdoptResident: self._adopt,
             ToMember: self._to_member,
             AnswerResident: lambda message: None,  # The thread that waits for it has had it.
-            PersistCheckpoint: lambda message: self._send(self._residents.checkpoints.persist(message)),
-            DeleteCheckpoints: lambda message: self._residents.checkpoints.delete(message),
             KeepBar: self._residents.checkpoints.set_bar,
-            DiscardKept: lambda message: discard_kept(message.path, demote=message.demote),
             SetRows: self._set_rows,
             SetThreads: lambda message: self._residents.threads.change(message.threads),
             Shutdown: self._shutdown,
@@ -399,6 +403,10 @@ class _Lane:
 
     def _tell_missing(self, name: str) -> None:
         self._channel.send(PayloadMissing(self._clock.now(), name))
+
+    def _current_trial(self) -> str | None:
+        current = self._residents.current
+        return None if current is None else current.trial_id
 
     def _tell_spent(self, reason: str) -> None:
         self._output.stderr.write(f"no further trial should run in this process: {reason}\n")

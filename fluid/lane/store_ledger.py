@@ -63,7 +63,7 @@ class RoomWish(NamedTuple):
 
 
 class StoreLedger:
-    """The ledger of a session's folder in host memory.
+    """The ledger of a session's folder in host memory; its methods may be called in any thread.
 
     Args:
         folder: the folder; empty if there is none, which has no room.
@@ -73,6 +73,8 @@ class StoreLedger:
         self._folder = folder
         self._descriptor = -1
         self._clock = MonotonicClock()
+        #: The lock of the file excludes other processes, and not other threads of this one.
+        self._turn = threading.Lock()
 
     def create(self, limit: int, full_at: int) -> None:
         """Makes the ledger and the pipe, if they are not there, and sets the limits.
@@ -215,8 +217,8 @@ class StoreLedger:
         return True
 
     def _opened(self) -> bool:
-        if self._descriptor < 0 and self._folder:
-            with suppress(OSError):  # No host keeps checkpoints in memory.
+        with self._turn, suppress(OSError):  # No host keeps checkpoints in memory.
+            if self._descriptor < 0 and self._folder:
                 self._descriptor = os.open(os.path.join(self._folder, _FILE), os.O_RDWR | os.O_CLOEXEC)
         return self._descriptor >= 0
 
@@ -226,12 +228,13 @@ class StoreLedger:
 
     def _change(self, changed: Callable[[StoreUse], StoreUse]) -> StoreUse:
         """Changes what it says; returns what it says then."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        try:
-            before = self._read()
-            after = changed(before)
-            if after != before:
-                os.pwrite(self._descriptor, _RECORD.pack(*after), 0)
-            return after
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        with self._turn:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                before = self._read()
+                after = changed(before)
+                if after != before:
+                    os.pwrite(self._descriptor, _RECORD.pack(*after), 0)
+                return after
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -28,7 +28,8 @@ class Departures:
         if self._leaving:
             for event in events:
                 if isinstance(event, (TrialReleased, TrialFailed)) or (isinstance(event, TrialSaved) and event.dropped):
-                    self._has_left(event.lane_id, event.trial_id)
+                    if event.lane_id is not None:
+                        self._has_left(event.lane_id, event.trial_id)
                 elif isinstance(event, LaneLost):
                     self._leaving.pop(event.lane_id, None)
         for command in commands:

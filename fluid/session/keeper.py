@@ -65,8 +65,8 @@ class Keeper:
         self._rules: dict[str, KeepRule] = {}
         #: What lanes know of each group: the value to beat, and the room that is left.
         self._told: dict[str, tuple[WorstKept | None, int | None]] = {}
-        #: Trials that lanes were told to save for good and have not, and those lanes.
-        self._pending: dict[str, int] = {}
+        #: Trials that are being saved for good, and the lanes that were told to; ``None`` for a host.
+        self._pending: dict[str, int | None] = {}
         self._waiting: list[Future[None]] = []
         #: What the user was warned of.
         self._warned: set[str] = set()
@@ -137,7 +137,7 @@ class Keeper:
             if isinstance(command, (Save, StopTrial)) and command.keep:
                 self._pending[command.trial_id] = command.lane_ids[0]
             elif isinstance(command, Persist) and command.keep:
-                self._pending[command.trial_id] = command.lane_id
+                self._pending[command.trial_id] = None
             elif isinstance(command, StopLane):
                 self._lane_gone(command.lane_id)
             elif isinstance(command, ReportEnd) and command.state is TrialState.FAILED:
@@ -165,9 +165,9 @@ class Keeper:
         return answer
 
     def await_pending(self, turn: Callable[[float], None]) -> None:
-        """Waits, as the session ends, for what lanes were told to save, and for what comes from other machines.
+        """Waits, as the session ends, for what is being saved for good, and for what comes from other machines.
 
-        Not for long. Lanes are there until then: those of other machines delete what has come from there.
+        Not for long. Hosts are there until then: those of other machines delete what has come from there.
 
         Args:
             turn: handles what happens within so many seconds.
@@ -176,7 +176,7 @@ class Keeper:
         while (self._pending or not self._files.is_idle) and (left := deadline - self._backend.now()) > 0.0:
             turn(min(1.0, left))
         for trial_id in self._pending:
-            _log.warning("the last checkpoint of trial %r is not kept: its process did not save it in time", trial_id)
+            _log.warning("the last checkpoint of trial %r is not kept: it was not saved in time", trial_id)
 
     def finish(self) -> None:
         """Waits, as the session ends, for what comes from other machines; for a while."""

@@ -13,11 +13,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
-
 from fluid.shared_data.mapped_file import pieces_of, read_copied, read_shared
 from fluid.shared_data.pickling import Pickled, dump_shared
 from fluid.trainables.parted_pickle import PartWriter, TrainablePart
+from fluid.trainables.script_names import ScriptPickler
 
 #: Least size of the arrays, tensors and tables of a trainable's parameters that are kept apart, bytes in all.
 LARGE_PARAMETERS = 1 << 20
@@ -85,7 +84,7 @@ def dump_with_parameters(value: Any) -> bytes:
     return pickler.parts.join(file.getvalue())
 
 
-class _ParameterPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _ParameterPickler(ScriptPickler):
     """Pickles large parameters as parts.
 
     Attributes:

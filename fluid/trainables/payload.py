@@ -17,6 +17,7 @@ from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
 from fluid.trainables.trainable import is_elastic, kind_of
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 #: Least size of a payload that a host keeps for all its lanes, bytes; smaller ones reach a lane sooner in a message.
 LARGE_BYTES = 1 << 16
@@ -30,16 +31,19 @@ class TrainablePayload:
         pickled: the trainable, by cloudpickle.
         imports: modules that it imports, for lanes to load ahead of its first trial.
         elastic: whether its trials can span several devices.
-        digest: stands for ``pickled`` where trainables are compared for as long as the session lasts.
+        script: a pickled :class:`fluid.lane.script.Script`: what the script had set as it was submitted; empty where
+            trials run in this process.
+        digest: stands for ``pickled`` and ``script`` where trainables are compared for as long as the session lasts.
     """
 
     pickled: bytes
     imports: tuple[str, ...] = ()
     elastic: bool = False
+    script: bytes = b""
     digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest_of(self.pickled))
+        object.__setattr__(self, "digest", _digest_of(self.pickled, self.script))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class TrialPayload:
 
     Attributes:
         shown_config: the config that reports show, in its JSON form.
-        threads: CPU threads that the trial asks for; ``None`` for those of its lane.
+        process: what the trial asks of its process.
         keep: which of its checkpoints outlive the run; ``None`` for none.
         config_digest: stands for a config of at least :data:`LARGE_BYTES`; empty for a smaller one.
     """
@@ -56,7 +60,7 @@ class TrialPayload:
     trainable: TrainablePayload
     config: bytes
     shown_config: Any = None
-    threads: int | None = None
+    process: TrialProcess = ANY_PROCESS
     keep: KeepRule | None = None
     config_digest: bytes = field(init=False)
 
@@ -81,15 +85,17 @@ def payload_of(
     return trial_payload(trainable_payload(trainable), config, shown_config)
 
 
-def _digest_of(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+def _digest_of(data: bytes, further: bytes = b"") -> bytes:
+    digest = hashlib.blake2b(data, digest_size=16)
+    digest.update(further)
+    return digest.digest()
 
 
 def trial_payload(
     trainable: TrainablePayload,
     config: Mapping[str, Any],
     shown_config: Mapping[str, Any] | None = None,
-    threads: int | None = None,
+    process: TrialProcess = ANY_PROCESS,
 ) -> TrialPayload:
     """Pickles a trial whose trainable is pickled.
 
@@ -97,11 +103,14 @@ def trial_payload(
         InvalidFieldError: the config cannot be pickled.
     """
     shown = config if shown_config is None else shown_config
-    return TrialPayload(trainable, dump_config(config), json_form(dict(shown)), threads)
+    return TrialPayload(trainable, dump_config(config), json_form(dict(shown)), process)
 
 
 def trainable_payload(
-    trainable: Any, require: Callable[[Any], None] | None = None, dumps: Callable[[Any], bytes] | None = None
+    trainable: Any,
+    require: Callable[[Any], None] | None = None,
+    dumps: Callable[[Any], bytes] | None = None,
+    script: Callable[[bytes], bytes] | None = None,
 ) -> TrainablePayload:
     """Pickles a trainable as it is now.
 
@@ -109,6 +118,7 @@ def trainable_payload(
         trainable: the trial's.
         require: refuses trainables that cannot be used; ``None`` for those that lanes cannot run.
         dumps: does the pickling, to be read by :mod:`fluid.trainables.parted_pickle`; ``None`` for cloudpickle.
+        script: returns the payload's ``script``, given the pickled trainable; ``None`` for none.
 
     Raises:
         InvalidFieldError: it cannot be used or pickled.
@@ -120,4 +130,5 @@ def trainable_payload(
     else:
         require(sent)
     pickled, imports = dump_trainable(sent, dumps), () if require is not None else tuple(imports_of(sent))
-    return TrainablePayload(pickled=pickled, imports=imports, elastic=is_elastic(sent))
+    of_script = b"" if script is None else script(pickled)
+    return TrainablePayload(pickled=pickled, imports=imports, elastic=is_elastic(sent), script=of_script)

@@ -21,6 +21,8 @@ from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError
 from fluid.trainables.import_scan import ImportScan, can_be_imported
 from fluid.trainables.json_form import message_of
+from fluid.trainables.script_names import BoundedFile
+from fluid.trainables.script_names import dumps as dump_value
 
 _log = logger_of(__name__)
 
@@ -37,7 +39,7 @@ def dump_trainable(trainable: Any, dumps: Callable[[Any], bytes] | None = None, 
 
     Args:
         trainable: what the user gave.
-        dumps: does the pickling; ``None`` for that of ``pickler``.
+        dumps: does the pickling; ``None`` for cloudpickle.
         pickler: the module, cloudpickle or a copy of it, in which modules to pickle by value are registered.
 
     Raises:
@@ -48,7 +50,7 @@ def dump_trainable(trainable: Any, dumps: Callable[[Any], bytes] | None = None, 
             module = sys.modules.get(name)
             if module is not None and not can_be_imported(name):
                 _pickle_by_value(module, stack, pickler)
-        return _dump("trainable", trainable, dumps or pickler.dumps)
+        return _dump("trainable", trainable, dumps or dump_value)
 
 
 def dump_config(config: Mapping[str, Any]) -> bytes:
@@ -59,7 +61,7 @@ def dump_config(config: Mapping[str, Any]) -> bytes:
     """
     plain = dict(config)
     try:
-        return bytes(cloudpickle.dumps(plain))
+        return dump_value(plain)
     except (Exception, SystemExit, GeneratorExit):
         for name, value in plain.items():
             _dump(f"config[{name!r}]", value)
@@ -73,7 +75,7 @@ def dump_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         InvalidFieldError: one cannot be pickled; the field names it, as in ``args[0]``.
     """
     try:
-        return bytes(cloudpickle.dumps((args, dict(kwargs))))
+        return dump_value((args, dict(kwargs)))
     except (Exception, SystemExit, GeneratorExit):
         for position, value in enumerate(args):
             _dump(f"args[{position}]", value)
@@ -96,7 +98,7 @@ def dump_result(result: Any) -> bytes:
 
 def dump_exception(error: BaseException) -> bytes | None:
     """Pickles an exception; ``None`` if it is too large, or cannot be pickled or unpickled."""
-    buffer = _Bounded(_LARGEST_EXCEPTION)
+    buffer = BoundedFile(_LARGEST_EXCEPTION)
     try:
         cloudpickle.dump(error, buffer)
         read = pickle.loads(buffer.data)
@@ -105,21 +107,7 @@ def dump_exception(error: BaseException) -> bytes | None:
     return bytes(buffer.data) if isinstance(read, BaseException) else None
 
 
-class _Bounded:
-    """A file in memory that refuses to grow beyond a size."""
-
-    def __init__(self, most: int) -> None:
-        self.data = bytearray()
-        self._most = most
-
-    def write(self, data: bytes) -> int:
-        if len(self.data) + len(data) > self._most:
-            raise OverflowError("too large")
-        self.data += data
-        return len(data)
-
-
-def _dump(field: str, value: Any, dumps: Callable[[Any], bytes] = cloudpickle.dumps) -> bytes:
+def _dump(field: str, value: Any, dumps: Callable[[Any], bytes] = dump_value) -> bytes:
     try:
         return bytes(dumps(value))
     except (Exception, SystemExit, GeneratorExit) as error:  # A __reduce__ may raise anything.

@@ -1,6 +1,7 @@
 """How the function of a trial reports an iteration where it cannot yield, as in the callback of a framework's trainer.
 
 The function calls :func:`report` at the end of each iteration, and waits in it until the trial may run the next one.
+:func:`trial_dir` is for the code of any trial.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid.errors import FluidError
-from fluid.trainables.driver_link import in_trial
+from fluid.trainables.driver_link import driver_link, in_trial
 from fluid.trainables.trial_code import Reporter, Save, current_trial
 
 
@@ -91,6 +92,34 @@ def get_checkpoint() -> Path | None:
         return None
     is_local = type(checkpoint.filesystem).__name__ == "LocalFileSystem"
     return Path(checkpoint.path if is_local else checkpoint.to_directory())
+
+
+def trial_dir() -> Path:
+    """Returns the folder of the running trial's own files, which exists.
+
+    It is the trial's alone, and stays for as long as the run folder, in which ``result.trials[n].folder`` finds it. A
+    trial that is tried again, or goes on in a resumed session, has the same one, with what is in it. Where a machine
+    does not share the run folder, it is a folder of that machine. In a trial of Ray Tune it is Tune's folder of the
+    trial. Outside a trial it is the working directory, so that the same code also runs alone.
+
+    Example:
+        >>> import fluid
+        >>> def train(config):
+        ...     _ = (fluid.trial_dir() / "notes.txt").write_text(f"lr is {config['lr']}")
+        ...     yield {"loss": config["lr"]}
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
+        ...     result = fluid.run(train, {"lr": [0.1, 0.2]}, metric="loss", algorithm="grid")
+        >>> (result.best.trial.folder / "notes.txt").read_text()
+        'lr is 0.1'
+    """
+    if in_trial():
+        folder = Path(driver_link().folder)
+    elif _is_in_ray_session():
+        folder = Path(_ray_tune().get_context().get_trial_dir())
+    else:
+        return Path.cwd()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _reporter() -> Reporter | None:

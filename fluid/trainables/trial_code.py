@@ -47,7 +47,13 @@ class Reporter(Protocol):
 
 
 class DriverLink(Protocol):
-    """Connects one trial in a lane with its submitter in the driver's process."""
+    """Connects one trial in a lane with its submitter in the driver's process.
+
+    Attributes:
+        folder: the trial's own folder, which :func:`fluid.trial_dir` makes; an integration may set another one.
+    """
+
+    folder: str
 
     @property
     def trial_id(self) -> str:

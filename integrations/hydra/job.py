@@ -15,6 +15,7 @@ from fluid._imports import try_import
 from fluid.errors import FluidError
 from fluid.trainables.driver_link import driver_link
 from fluid.trainables.json_form import message_of
+from fluid.trainables.script_names import names_of_script
 
 with try_import("Hydra", extra="hydra") as _imports:
     from hydra.core.singleton import Singleton
@@ -35,6 +36,7 @@ class SharedByJobs:
         config: of the multirun.
         singletons: state of Hydra's in the driver.
         folder: the driver's working directory.
+        targets: functions and classes of the application by their names, as a config may give them in ``_target_``.
     """
 
     hydra_context: Any
@@ -42,12 +44,13 @@ class SharedByJobs:
     config: Any
     singletons: Any
     folder: str
+    targets: tuple[str, ...]
 
     @classmethod
     def of_driver(cls, *, hydra_context: Any, task_function: Any, config: Any) -> SharedByJobs:
         """Takes what is the driver's from this process."""
         _imports.check()
-        return cls(hydra_context, task_function, config, Singleton.get_state(), os.getcwd())
+        return cls(hydra_context, task_function, config, Singleton.get_state(), os.getcwd(), names_of_script())
 
 
 def as_trainable(shared: SharedByJobs) -> Any:

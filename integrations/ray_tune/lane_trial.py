@@ -31,8 +31,10 @@ from fluid.integrations.ray_tune.private_api import (
     TrainingResult,
     give_session_path,
     make_quietly,
+    trial_folder_of,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
+from fluid.trainables.driver_link import driver_link
 from fluid.trainables.ray import ReportedCheckpoint, SessionSlot
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 
@@ -88,6 +90,7 @@ class LaneTrialSpec(NamedTuple):
         devices: how many the trial holds.
         epoch: when the session's clock showed 0, seconds since 1970, in a rehearsal; ``None`` in others.
         in_memory: whether the lane may write checkpoints to host memory, from which the driver copies them.
+        ends_at: training iteration at which, or after which, Tune is sure to stop the trial; ``None`` for none.
     """
 
     arguments: Mapping[str, Any]
@@ -97,6 +100,7 @@ class LaneTrialSpec(NamedTuple):
     devices: int = 1
     epoch: float | None = None
     in_memory: bool = False
+    ends_at: float | None = None
 
 
 class LaneTrial:
@@ -136,6 +140,7 @@ class LaneTrial:
         self._in_memory = spec.in_memory
         if spec.session_path is not None:
             give_session_path(spec.arguments["storage"], spec.session_path)
+        driver_link().folder = trial_folder_of(spec.arguments["storage"])
         with self._in_place():
             self._trainable: Any = make_quietly(self.shipped_trainable.trainable, arguments)
 
@@ -281,6 +286,7 @@ class FunctionLaneTrial(LaneTrial):
 
     def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
         super()._make(spec, arguments)
+        self._ends_at, self._ended = spec.ends_at, False
         self._reported = ReportedCheckpoint()
         with self._session.in_force() as session:
             self._reported.watch(session)
@@ -295,6 +301,9 @@ class FunctionLaneTrial(LaneTrial):
             counters[_LAST] = self._without_config(counters[_LAST])
             index = getattr(self._trainable._storage, "current_checkpoint_index", None)
             self._at_report = counters, index, self.iteration
+        if self._ends_at is not None and reported[RESULT][TRAINING_ITERATION] >= self._ends_at:
+            # Nothing more is asked of it, and the trial that comes next may need the lock or the port that it holds.
+            self._end()
         return reported
 
     def unsaved_iterations(self) -> int | None:
@@ -325,7 +334,13 @@ class FunctionLaneTrial(LaneTrial):
 
     def cleanup(self) -> None:
         self._reported.forget()
-        super().cleanup()
+        self._end()
+
+    def _end(self) -> None:
+        """Stops the function, once."""
+        if not self._ended:
+            self._ended = True
+            super().cleanup()
 
 
 def _sendable(error: Exception) -> Exception:

@@ -32,6 +32,7 @@ from fluid.integrations.ray_tune.resource_requests import THREADS_VARIABLE
 from fluid.shared_data.parameters import LARGE_PARAMETERS, KeptValue, TrialParameters
 from fluid.shared_data.pickling import SharedPickler, dump_shared
 from fluid.trainables.pickling import dump_trainable
+from fluid.trainables.script_names import ByValue
 
 #: Refers to an environment variable.
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
@@ -56,7 +57,7 @@ class PickledArguments(NamedTuple):
     kept: tuple[KeptValue, ...] = ()
 
 
-class _Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
+class _Pickler(ByValue, ray.cloudpickle.CloudPickler):  # type: ignore[misc]
     """Records whether it pickled a reference to Ray's object store, and leaves out large tensors of parameters."""
 
     def __init__(self, file: io.BytesIO) -> None:

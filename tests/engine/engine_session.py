@@ -527,6 +527,7 @@ class Session:
 
     def work(self, steps: int) -> None:
         for _ in range(steps):
+            self.backend.copy()
             if self.backend.lanes:
                 self.backend.work(self.rng.choice(list(self.backend.lanes)))
 
@@ -562,6 +563,7 @@ class Session:
         for _ in range(_PATIENCE):
             while self.requests:
                 self.answer_request()
+            self.backend.copy()
             for lane_id in list(self.backend.lanes):
                 self.backend.work(lane_id)
             if self.hear():
@@ -584,28 +586,10 @@ class Session:
             done = trial.residence.restart_at if trial.residence.lane is None else trial.progress.done
             if trial.state in (TrialState.QUEUED, TrialState.PAUSED) and done > saved:
                 assert trial.trial_id in note.unsaved, story
-                kept, checkpoint = self.backend.lanes.get(trial.residence.lane), trial.residence.checkpoint
+                kept = self.backend.lanes.get(trial.residence.lane)
                 if kept is not None and any(hosted.hung for hosted in kept.hosted.values()):
                     continue  # A lane saves nothing beside a trial that hangs.
-                assert not trial.spec.can_save or (checkpoint.in_memory and not self.works_on(checkpoint.host)), story
-
-    def works_on(self, host: str) -> bool:
-        """Whether a lane on a machine looks at its messages."""
-        lanes = self.backend.lanes
-        hung = {trial_id for lane in lanes.values() for trial_id, hosted in lane.hosted.items() if hosted.hung}
-        # The other lanes of a trial that hangs in one of them wait for that one, also those that it has left.
-        waits = {lane.lane_id for lane in self.state.lanes if not hung.isdisjoint(lane.holders)}
-        ready = [
-            lane
-            for lane_id, lane in lanes.items()
-            if lane.ready and not lane.dead and lane_id not in waits and hung.isdisjoint(lane.hosted)
-        ]
-        awake = [
-            lane
-            for lane in ready
-            if not any(hosted.hung or hosted.asking is not None for hosted in lane.hosted.values())
-        ]
-        return any(self.state.occupancy.device(lane.device_id).host == host for lane in awake)
+                assert not trial.spec.can_save, story
 
     def drain(self) -> None:
         """Lets everything end, with nothing going wrong any more, and checks what came of it."""
@@ -621,6 +605,7 @@ class Session:
                 self.add_device()
             while self.requests:
                 self.answer_request()
+            self.backend.copy()
             for lane_id in list(self.backend.lanes):
                 self.backend.work(lane_id)
             if self.hear():

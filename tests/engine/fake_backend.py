@@ -116,6 +116,8 @@ class FakeBackend:
         self.gone: list[Lane] = []
         #: trial -> iterations done, which rank 0 tells the others
         self.progress: dict[str, int] = {}
+        #: what hosts are asked to copy, and say of that
+        self.copies = Lane(-1, ready=True)
         #: machine of each device
         self.hosts: dict[int, str] = {}
         #: speed of each device that has another than 1
@@ -154,7 +156,9 @@ class FakeBackend:
                     self._post(lane_id, command)
             elif isinstance(command, (ValueCheckpoints, PrefetchCheckpoint)):
                 pass  # There are no stores.
-            elif isinstance(command, (Persist, LimitRows)):
+            elif isinstance(command, Persist):
+                self.copies.inbox.append(command)
+            elif isinstance(command, LimitRows):
                 self._post(command.lane_id, command)
             elif isinstance(command, (StartTrial, RunIteration, Pause, Save, StopTrial, Call)):
                 for lane_id in command.lane_ids:
@@ -294,14 +298,6 @@ class FakeBackend:
             assert 1 <= command.rows <= self.max_fused, command
             lane.rows.limit = command.rows
             return
-        if isinstance(command, Persist):
-            fails = self._happens(self.chances.save_fails)
-            if command.keep:
-                self._keep(lane_id, lane, command.trial_id, command.checkpoint, fails, copied=True)
-                return
-            copy = replace(command.checkpoint, in_memory=fails)
-            lane.outbox.append(TrialSaved(self.now, command.trial_id, lane_id, copy, copied=True))
-            return
         trial_id: str = command.trial_id  # type: ignore[attr-defined]
         hosted = lane.hosted.get(trial_id)
         if hosted is None:
@@ -370,17 +366,30 @@ class FakeBackend:
             lane.outbox.extend(known)
             other.outbox = deque(event for event in other.outbox if event not in known)
 
+    def copy(self) -> None:
+        """Has hosts do the oldest of what they are asked."""
+        if not self.copies.inbox:
+            return
+        command = self.copies.inbox.popleft()
+        assert isinstance(command, Persist)
+        fails = self._happens(self.chances.save_fails)
+        if command.keep:
+            self._keep(None, self.copies, command.trial_id, command.checkpoint, fails)
+        else:
+            copy = replace(command.checkpoint, in_memory=fails)
+            self.copies.outbox.append(TrialSaved(self.now, command.trial_id, None, copy, copied=True))
+
     def _keep(
-        self, lane_id: int, lane: Lane, trial_id: str, checkpoint: Checkpoint, fails: bool = False, copied: bool = False
+        self, lane_id: int | None, lane: Lane, trial_id: str, checkpoint: Checkpoint, fails: bool = False
     ) -> None:
         """Saves a trial for good, or says that it was not."""
         if fails:
             no = TrialNotKept(self.now, trial_id, iteration=checkpoint.iteration, reason="the disk is full")
             lane.outbox.append(no)
             return
-        host = self.hosts.get(lane.device_id, "localhost")
+        host = checkpoint.host if lane_id is None else self.hosts.get(lane.device_id, "localhost")
         kept = replace(checkpoint, path=f"kept/{checkpoint.path}", host=host, in_memory=False)
-        lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, kept, kept=Kept(9), copied=copied))
+        lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, kept, kept=Kept(9), copied=lane_id is None))
 
     def _refuses(self, command: Resize) -> bool:
         """Whether the lane of a trial that is to go to another one cannot save it, so that it stays."""
@@ -548,7 +557,7 @@ class FakeBackend:
     # -- what is heard of it -------------------------------------------------------------------------------
 
     def lanes_with_news(self) -> list[Lane]:
-        return [lane for lane in (*self.lanes.values(), *self.gone) if lane.outbox]
+        return [lane for lane in (*self.lanes.values(), *self.gone, self.copies) if lane.outbox]
 
     def collect(self, lane: Lane, count: int) -> list[Event]:
         """Takes the oldest events of a lane."""

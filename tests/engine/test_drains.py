@@ -15,7 +15,6 @@ from fluid.engine.commands import (
     Report,
     RunIteration,
     Save,
-    StartLane,
     StartTrial,
     StopTrial,
 )
@@ -191,8 +190,8 @@ def test_checkpoints_in_host_memory_are_copied_to_disk() -> None:
     hand.state._residency.evict(hand.trial("a"))
     hand.saved("a", 0, 1, dropped=True, in_memory=True)
     original = Checkpoint(1, "a/1", in_memory=True)
-    assert only(drain_all(hand), Persist) == Persist("a", 0, original)
-    commands = hand.do(TrialSaved(hand.now, "a", 0, Checkpoint(1, "disk/a/1"), copied=True))
+    assert only(drain_all(hand), Persist) == Persist("a", original)
+    commands = hand.do(TrialSaved(hand.now, "a", None, Checkpoint(1, "disk/a/1"), copied=True))
     assert only(commands, NoteDrained).unsaved == ()
     assert hand.trial("a").residence.durable == hand.trial("a").residence.checkpoint == Checkpoint(1, "disk/a/1")
 
@@ -202,12 +201,12 @@ def test_a_checkpoint_that_cannot_be_copied_is_told_and_not_tried_again() -> Non
     hand.state._residency.evict(hand.trial("a"))
     hand.saved("a", 0, 1, dropped=True, in_memory=True)
     original = only(drain_all(hand), Persist).checkpoint
-    commands = hand.do(TrialSaved(hand.now, "a", 0, original, copied=True))
+    commands = hand.do(TrialSaved(hand.now, "a", None, original, copied=True))
     assert only(commands, NoteDrained).unsaved == ("a",) and none(commands, Persist)
 
 
-def in_memory_beside_a_trial(**spec: Any) -> tuple[Hand, int, int]:
-    """Trial a is done, and in host memory alone; b runs. Returns the lanes of b, and of the other device."""
+def in_memory_beside_a_trial(**spec: Any) -> tuple[Hand, int]:
+    """Trial a is done, and in host memory alone; b runs. Returns the lane that a has left."""
     hand = Hand(2, max_packing=1)
     hand.submit("a", budget=1, max_width=1)
     hand.submit("b", budget=9, max_width=1, **spec)
@@ -217,49 +216,60 @@ def in_memory_beside_a_trial(**spec: Any) -> tuple[Hand, int, int]:
     lane = hand.trial("a").residence.lane
     hand.state._residency.evict(hand.trial("a"))
     hand.saved("a", lane, 1, dropped=True, in_memory=True)
-    return hand, hand.lane("b"), lane
+    return hand, lane
 
 
-def test_a_copy_is_made_by_another_lane_if_its_lane_is_lost() -> None:
-    hand, of_b, idle = in_memory_beside_a_trial(can_save=False)
-    asked = only(drain_all(hand), Persist)
-    assert asked.lane_id == idle
-    assert only(hand.lose(idle), Persist) == Persist("a", of_b, asked.checkpoint)
-    hand.do(TrialSaved(hand.now, "a", of_b, Checkpoint(1, "disk/a/1"), copied=True))
+def test_a_copy_is_made_though_no_lane_is_left() -> None:
+    hand, idle = in_memory_beside_a_trial()
+    lanes = {idle, hand.lane("b")}
+    for lane in lanes:
+        hand.lose(lane)
+    assert not any(lane.ready for lane in hand.state.lanes)
+    commands = drain_all(hand)
+    assert only(commands, Persist) == Persist("a", Checkpoint(1, "a/1", in_memory=True))
+    assert none(commands, NoteDrained), "the answer is waited for"
+    commands = hand.do(TrialSaved(hand.now, "a", None, Checkpoint(1, "disk/a/1"), copied=True))
+    assert only(commands, NoteDrained).unsaved == ()
+    assert hand.trial("a").residence.durable == Checkpoint(1, "disk/a/1")
+
+
+def test_a_copy_is_made_beside_a_trial_that_may_hang() -> None:
+    hand, _ = in_memory_beside_a_trial(can_save=False)
+    assert only(drain_all(hand), Persist).trial_id == "a"
+    hand.do(TrialSaved(hand.now, "a", None, Checkpoint(1, "disk/a/1"), copied=True))
     hand.now = 100.0
     assert only(hand.do(Alarm(100.0)), NoteDrained).unsaved == ("b",)
 
 
-def test_a_copy_is_made_by_a_lane_that_falls_idle_rather_than_behind_a_trial_that_may_hang() -> None:
-    hand, of_b, idle = in_memory_beside_a_trial(can_save=False)
-    drain_all(hand)
-    commands = hand.lose(idle)
-    assert only(commands, Persist).lane_id == of_b
-    new = only(commands, StartLane).lane_id
-    assert only(hand.ready(new), Persist).lane_id == new
-    hand.do(TrialSaved(hand.now, "a", of_b, Checkpoint(1, "a/1", in_memory=True), copied=True))
-    assert hand.trial("a").residence.durable is None, "the other lane may still copy it"
-    hand.do(TrialSaved(hand.now, "a", new, Checkpoint(1, "disk/a/1"), copied=True))
-    assert hand.trial("a").residence.durable == Checkpoint(1, "disk/a/1")
+def test_the_state_of_a_trial_that_may_hang_is_copied_after_those_that_no_lane_will_save() -> None:
+    hand = running(2, "b", "a", max_width=1)
+    hand.saved("b", hand.lane("b"), 1, in_memory=True)
+    hand.iterate("a", 8)
+    lane = hand.trial("a").residence.lane
+    hand.state._residency.evict(hand.trial("a"))
+    hand.saved("a", lane, 9, dropped=True, in_memory=True)
+    asked = [command.trial_id for command in drain_all(hand) if isinstance(command, Persist)]
+    assert asked == ["a", "b"]
 
 
-def test_a_copy_waits_for_a_lane_whose_trial_pauses() -> None:
-    hand, of_b, idle = in_memory_beside_a_trial()
-    hand.lose(idle)
-    assert none(drain_all(hand), Persist), "if b hangs, its lane copies nothing"
-    hand.iterate("b")
-    commands = [command for command in hand.paused("b") if isinstance(command, (Save, Persist))]
-    assert [type(command) for command in commands] == [Save, Persist] and only(commands, Persist).lane_id == of_b
+def test_a_copy_is_not_waited_for_where_the_trial_was_saved_to_disk_since() -> None:
+    hand = running(1, "a", max_width=1)
+    hand.saved("a", 0, 1, in_memory=True)
+    assert only(drain_all(hand), Persist).checkpoint.iteration == 1
+    hand.iterate("a")
+    assert only(hand.paused("a"), Save).durable
+    assert only(hand.saved("a", 0, 2, dropped=True), NoteDrained).unsaved == ()
+    assert none(hand.do(TrialSaved(hand.now, "a", None, Checkpoint(1, "disk/a/1"), copied=True)), NoteDrained)
+    assert hand.trial("a").residence.durable == Checkpoint(2, "a/2")
 
 
-def test_a_checkpoint_that_comes_into_memory_during_a_drain_is_copied_beside_a_trial_that_hangs() -> None:
+def test_a_checkpoint_that_comes_into_memory_during_a_drain_is_copied() -> None:
     hand = running(2, "a", "b", max_width=1)
     hand.iterate("a", 8)
     lane = hand.trial("a").residence.lane
     hand.state._residency.evict(hand.trial("a"))
     assert none(drain_all(hand), Persist)
-    asked = only(hand.saved("a", lane, 9, dropped=True, in_memory=True), Persist)
-    assert (asked.trial_id, asked.lane_id) == ("a", lane)
+    assert only(hand.saved("a", lane, 9, dropped=True, in_memory=True), Persist).trial_id == "a"
 
 
 def test_the_memory_of_a_machine_is_copied_only_with_its_last_device() -> None:

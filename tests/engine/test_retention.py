@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from engine_helpers import Hand, none, only
 
 from fluid.engine.commands import Persist, Save, StopTrial
@@ -11,8 +12,8 @@ from fluid.engine.retention import TrialNotKept
 from fluid.keeping import Kept
 
 
-def running(**spec: object) -> tuple[Hand, int]:
-    hand = Hand(devices=1)
+def running(max_failures: int = 2, **spec: object) -> tuple[Hand, int]:
+    hand = Hand(devices=1, max_failures=max_failures)
     hand.submit("a", budget=2, keep_last=True, **spec)
     hand.started("a")
     return hand, hand.lane("a")
@@ -55,9 +56,36 @@ def test_of_a_trial_that_failed_the_newest_checkpoint_is_copied() -> None:
     hand.iterate("a")
     hand.saved("a", lane, 1, in_memory=True)
     copy = only(hand.failed("a", lane), Persist)
-    assert copy == Persist("a", lane, Checkpoint(1, "a/1", in_memory=True), keep=True)
-    hand.do(TrialSaved(hand.now, "a", lane, Checkpoint(1, "kept/a/1"), copied=True, kept=Kept(9)))
+    assert copy == Persist("a", Checkpoint(1, "a/1", in_memory=True), keep=True)
+    hand.do(TrialSaved(hand.now, "a", None, Checkpoint(1, "kept/a/1"), copied=True, kept=Kept(9)))
     assert hand.trial("a").residence.durable.path == "kept/a/1"
+
+
+def test_the_newest_checkpoint_is_copied_though_no_lane_is_left() -> None:
+    hand, lane = running(max_failures=0)
+    hand.iterate("a")
+    hand.saved("a", lane, 1, in_memory=True)
+    copy = only(hand.lose(lane, culprit="a"), Persist)
+    assert copy == Persist("a", Checkpoint(1, "a/1", in_memory=True), keep=True)
+    assert hand.states() == {"a": "FAILED"} and not any(each.ready for each in hand.state.lanes)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_the_newest_checkpoint_is_copied_if_the_lane_is_lost_that_was_to_save_the_last_state(isolated: bool) -> None:
+    hand, lane = running(isolated=isolated)
+    hand.iterate("a")
+    hand.saved("a", lane, 1, in_memory=True)
+    commands = hand.iterate("a")
+    assert only(commands, Save).keep and none(commands, StopTrial)
+    assert only(hand.lose(lane), Persist) == Persist("a", Checkpoint(1, "a/1", in_memory=True), keep=True)
+    assert hand.states() == {"a": "DONE"}
+
+
+def test_nothing_is_copied_if_the_lane_is_lost_that_has_saved_the_last_state() -> None:
+    hand, lane = running()
+    hand.iterate("a", 2)
+    kept(hand, lane, 2)
+    assert none(hand.lose(lane), Persist)
 
 
 def test_a_trial_without_a_checkpoint_leaves_none() -> None:

@@ -74,6 +74,9 @@ class ScriptedChannel:
     def flush(self) -> None:
         pass
 
+    def wake(self) -> None:
+        pass
+
 
 class Counting:
     def __init__(self, config: dict[str, Any]) -> None:

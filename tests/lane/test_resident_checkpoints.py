@@ -12,7 +12,7 @@ import pytest
 from fluid._clock import VirtualClock
 from fluid.keeping import QUOTA_USED_UP, KeepRule, WorstKept
 from fluid.lane.keep_messages import KeepBar, ResidentNotKept
-from fluid.lane.messages import DeleteCheckpoints, LaneOptions, PersistCheckpoint, ResidentSaved
+from fluid.lane.messages import LaneOptions, ResidentSaved
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
 from fluid.lane.work_queue import ResidentTrial
 
@@ -118,27 +118,3 @@ def test_a_trial_that_cannot_be_saved_goes_on(
     assert isinstance(trial.unsent, ResidentNotKept) and str(error) in trial.unsent.reason
     body.error, trial.unsent = None, None
     assert told(checkpoints, trial, [0.4]) == ([2] if again else [])
-
-
-def test_copies_and_deletions(checkpoints: ResidentCheckpoints, tmp_path: Path) -> None:
-    trial = resident(None)
-    trial.iteration = 3
-    saved = checkpoints.save(trial, durable=True)
-    copied = checkpoints.persist(PersistCheckpoint("a", 3, saved.path, keep=True))
-    assert isinstance(copied, ResidentSaved) and copied.copied and copied.kept is not None
-    assert copied.path == saved.path.replace("/checkpoints/", "/kept/") and copied.kept.bytes > 1000
-    assert checkpoints.persist(PersistCheckpoint("a", 3, saved.path, keep=True)) == copied, "it is there already"
-    checkpoints.delete(DeleteCheckpoints("a"))
-    assert [path.name for path in tmp_path.glob("trials/a/*")] == ["kept"]
-    gone = checkpoints.persist(PersistCheckpoint("a", 2, saved.path.replace("03-", "02-"), keep=True))
-    assert isinstance(gone, ResidentNotKept) and "00000002-0-1" in gone.reason
-
-
-def test_what_is_deleted_may_leave_the_newest(checkpoints: ResidentCheckpoints, tmp_path: Path) -> None:
-    trial = resident(None)
-    for trial.iteration in (3, 4):
-        checkpoints.save(trial, durable=True)
-    checkpoints.delete(DeleteCheckpoints("a", keep=True))
-    assert [path.name for path in tmp_path.glob("trials/a/*/*")] == ["00000004-0-2"]
-    checkpoints.delete(DeleteCheckpoints("a", keep=True))
-    assert [path.name for path in tmp_path.glob("trials/a/*/*")] == ["00000004-0-2"]

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from fluid.lane.culprit_note import read_running_trial
+from fluid.lane.keep_messages import KeepBar
 from fluid.lane.limit_messages import LimitResident
 from fluid.lane.messages import (
     CallResident,
-    DeleteCheckpoints,
     KeptPayload,
     LaneWarm,
     PauseResident,
@@ -30,7 +30,6 @@ from fluid.lane.messages import (
     ResidentFailed,
     ResidentIterated,
     ResidentPaused,
-    ResidentReleased,
     ResidentSaved,
     ResidentStarted,
     RunResident,
@@ -138,7 +137,7 @@ def test_a_pause_waits_behind_no_messages_that_came_before_it(lane: Any, tmp_pat
     lane.start("a", Awaited, {"pipe": str(pipe)}, 9)
     with pipe.open("wb"):  # It is in its first iteration now.
         for _ in range(3):
-            lane.send(DeleteCheckpoints("b"))
+            lane.send(KeepBar("g", None, None))
         lane.send(PauseResident("a"))
     assert lane.receive(ResidentPaused).iteration == 1
 
@@ -165,9 +164,7 @@ def test_one_trial_may_fail_in_the_middle_of_another(lane: Any) -> None:
 
 
 def test_messages_about_trials_that_are_not_there_are_ignored(lane: Any) -> None:
-    lane.send(
-        RunResident("a", 1), PauseResident("a"), SaveResident("a", True), ReleaseResident("a"), DeleteCheckpoints("a")
-    )
+    lane.send(RunResident("a", 1), PauseResident("a"), SaveResident("a", True), ReleaseResident("a"))
     lane.start("b", Counter, {}, 1)
     lane.receive(ResidentIterated)
     assert lane.messages == [message for message in lane.messages if isinstance(message, ResidentStarted)]
@@ -346,10 +343,6 @@ def test_a_trial_is_saved_once_enough_work_would_be_lost(make_lane: Callable[...
     assert not any(one.dropped or one.in_memory for one in saved)
     # The last two are kept.
     assert [Path(one.path).is_dir() for one in saved] == [False, False, True, True]
-    lane.send(ReleaseResident("a"), DeleteCheckpoints("a"))
-    lane.receive(ResidentReleased)
-    lane.ask(after="1")
-    assert not Path(saved[-1].path).parent.exists()
 
 
 def test_a_trial_is_not_saved_for_little(make_lane: Callable[..., Any]) -> None:

@@ -24,7 +24,7 @@ from fluid.resources import Device
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 PATIENCE = 90.0
-SMALLEST = Search("loss", "min")
+SMALLEST = Search("loss", "min", extends=False)
 
 
 class Valley:
@@ -37,6 +37,8 @@ class Valley:
         self.done += 1
         if self.done == self.config.get("raises_at"):
             raise RuntimeError("it ends here")
+        if self.done == self.config.get("dies_at"):
+            os._exit(1)
         time.sleep(self.config.get("seconds", 0.0))
         if "folder" in self.config:
             Path(self.config["folder"], f"begun-{self.done}").touch()
@@ -119,6 +121,74 @@ def test_of_a_failed_trial_the_newest_good_one_is_kept(tmp_path: Path) -> None:
         assert handle.wait(PATIENCE)
         assert handle.states == {"a": "FAILED"}
     assert kept(tmp_path, "a") == [2], "it was done after that"
+
+
+def dies(name: str, **config: Any) -> Trial:
+    """A trial that ends with its process in iteration 3, which is saved by itself after each one before that."""
+    return valley(name, dies_at=3, seconds=1.1, **config)
+
+
+def files_of(folder: Path, name: str) -> set[str]:
+    """Where checkpoints of a trial are in the run folder."""
+    return {path.parent.name for path in folder.glob(f"trials/{name}/*/[0-9]*")}
+
+
+def test_the_last_is_kept_where_no_process_is_left(tmp_path: Path) -> None:
+    """Each trial ends with the only process of its device."""
+    with executor(tmp_path, "last", max_failures=0, max_packing=1, spare_lanes=0) as session:
+        handle = session.submit_trialgroup(TrialGroup([dies(name) for name in "abc"]))
+        assert handle.wait(PATIENCE) and set(handle.states.values()) == {"FAILED"}
+        for device in (0, 1):
+            session.remove_device(device)
+        assert session.session.await_kept(PATIENCE)
+        assert [kept(tmp_path, name) for name in "abc"] == [[2]] * 3, "it need not be closed first"
+    assert [kept(tmp_path, name) for name in "abc"] == [[2]] * 3
+
+
+def test_the_last_of_processes_that_are_gone_is_kept_before_all_is_closed(tmp_path: Path) -> None:
+    with executor(tmp_path, "last", max_failures=0, devices=1, spare_lanes=0) as session:
+        assert session.submit_trialgroup(TrialGroup([dies("a")])).wait(PATIENCE)
+    assert kept(tmp_path, "a") == [2]
+
+
+def test_the_best_are_kept_where_no_process_is_left(tmp_path: Path) -> None:
+    with executor(tmp_path, "best:2", max_failures=0, max_packing=1) as session:
+        trials = [dies(name, best=2, floor=floor) for name, floor in zip("abc", (0.5, 0.1, 0.2), strict=True)]
+        handle = session.submit_trialgroup(TrialGroup(trials, search=SMALLEST))
+        assert handle.wait(PATIENCE) and set(handle.states.values()) == {"FAILED"}
+        for device in (0, 1):
+            session.remove_device(device)
+        assert session.session.await_kept(PATIENCE)
+        assert [kept(tmp_path, name) for name in "abc"] == [[], [2], [2]]
+
+
+@pytest.mark.parametrize(("keep", "is_left"), [("last", {"kept"}), ("none", set())])
+def test_forgetting_a_trial_deletes_its_checkpoints_where_no_process_is_left(
+    tmp_path: Path, keep: str, is_left: set[str]
+) -> None:
+    from waiting import eventually
+
+    backend = LocalBackend(2, run_dir=tmp_path / "backend")
+    in_memory = Path(backend._host.folders.memory_folder, "a")
+    with executor(tmp_path, keep, max_failures=0, backend=backend, devices=None) as session:
+        handle = session.submit_trialgroup(TrialGroup([dies("a")]))
+        assert handle.wait(PATIENCE)
+        for device in (0, 1):
+            session.remove_device(device)
+        assert session.session.await_kept(PATIENCE)
+        assert in_memory.exists() or "checkpoints" in files_of(tmp_path / "backend", "a")
+        handle.forget("a")
+        eventually(lambda: not in_memory.exists() and files_of(tmp_path / "backend", "a") == is_left)
+    assert files_of(tmp_path, "a") == is_left, "what was kept has come to the run folder"
+
+
+def test_what_is_forgotten_at_last_is_deleted_before_all_is_closed(tmp_path: Path) -> None:
+    with executor(tmp_path, "none", max_failures=0, devices=1) as session:
+        handle = session.submit_trialgroup(TrialGroup([dies("a"), valley("b", slow_save=1.0)]))
+        assert handle.wait(PATIENCE)
+        for name in "ab":
+            handle.forget(name)
+    assert not list(tmp_path.glob("trials/*/checkpoints/*")), "also what a lane has saved since"
 
 
 def test_best_keeps_exactly_the_best_iteration_of_the_best_trials(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_resumed_session_goes_on_from_what_can_be_used(
     assert starts == [0, iteration]
     said = [record.message for record in caplog.records if "not from iteration 4" in record.message]
     # What is gone before the session begins is no surprise to the lane.
-    assert len(said) == ("deleted" not in damage or damage == "file deleted")
+    assert len(said) == 1
     assert all(f"trial 'a' goes on from iteration {iteration}" in text for text in said)
 
 

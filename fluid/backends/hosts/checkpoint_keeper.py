@@ -3,7 +3,8 @@
 Lanes write their checkpoints to host memory themselves, as long as the ledger (:mod:`fluid.lane.store_ledger`) has
 room. Two threads of the host's process work in the background. The one moves the checkpoints of the least value to disk
 before the room is used up, or when a lane asks for room. The other copies into memory what the engine wants there: from
-disk, or from another host. Which those are, :mod:`fluid.backends.hosts.checkpoint_values` decides.
+disk, or from another host. Which those are, :mod:`fluid.backends.hosts.checkpoint_values` decides. What the engine asks
+to be copied to disk, or deleted, a third one does (:mod:`fluid.backends.hosts.checkpoint_jobs`), also without memory.
 
 All of that can be ended at any moment: a checkpoint appears in its new place as a whole, and before it leaves the old
 one. Several hosts on one machine share the folder; one of them at a time makes room there.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,9 @@ from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
+from fluid._waiting import await_descriptor
 from fluid.backends.hosts import host_memory
+from fluid.backends.hosts.checkpoint_jobs import CheckpointJobs
 from fluid.backends.hosts.checkpoint_values import (
     UNKNOWN,
     RestoreCosts,
@@ -36,8 +38,9 @@ from fluid.backends.hosts.checkpoint_wishes import CheckpointWishes, Wanted
 from fluid.backends.hosts.memory_folder import MemoryFolder
 from fluid.engine.checkpoint_places import CheckpointValue
 from fluid.lane.checkpoint_files import iteration_of
-from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
 from fluid.lane.checkpoint_seal import sealed_bytes
+from fluid.lane.checkpoint_store import CheckpointStore
 from fluid.lane.fetching import fetch_checkpoint
 from fluid.lane.link_rates import LinkRates
 from fluid.lane.run_paths import folder_name
@@ -78,7 +81,7 @@ class NoRoomError(Exception):
 
 
 class CheckpointKeeper:
-    """Keeps the checkpoints of this machine's lanes; implements :class:`fluid.backends.retention.CheckpointStores`.
+    """Keeps the checkpoints of this machine's lanes; implements :class:`fluid.backends.base.CheckpointStores`.
 
     Args:
         options: what it is told once.
@@ -96,7 +99,7 @@ class CheckpointKeeper:
         self._lock = threading.Lock()
         #: By name of the trial's folder.
         self._values: dict[str, CheckpointValue] = {}
-        self._moved: list[CheckpointMoved] = []
+        self._reports: list[CheckpointMoved | CheckpointPersisted] = []
         self._lanes = 0
         #: Lanes that have ended since the last count, perhaps in the middle of a save.
         self._lost: set[int] = set()
@@ -110,6 +113,8 @@ class CheckpointKeeper:
         #: When to try again to move checkpoints that could not be moved.
         self._retry_at = 0.0
         self._wishes = CheckpointWishes()
+        store = CheckpointStore(-1, options.run_folder, options.memory_folder, self._ledger)
+        self._jobs = CheckpointJobs(options.host, store, self._report)
         self._threads: list[threading.Thread] = []
         self._pipe = self._leader = -1
         if options.memory_folder:
@@ -127,11 +132,30 @@ class CheckpointKeeper:
             self._values |= by_folder
         self._wishes.revalue(by_folder)
 
-    def forget(self, trial_id: str) -> None:
-        """Drops what is known of a trial."""
+    def forget(self, trial_id: str, *, keep_newest: bool) -> None:
+        """Drops what is known of a trial, and deletes its checkpoints, except those that outlive the run.
+
+        Args:
+            trial_id: the trial.
+            keep_newest: whether its newest one becomes one of those.
+        """
         with self._lock:
             self._values.pop(folder_name(trial_id), None)
         self._wishes.drop(folder_name(trial_id))
+        self._jobs.delete(trial_id, keep_newest=keep_newest)
+
+    def persist(self, host: str, trial_id: str, path: str, *, keep: bool) -> None:
+        """Copies a checkpoint: see :meth:`fluid.backends.base.CheckpointStores.persist`."""
+        if host == self._options.host:
+            self._jobs.persist(trial_id, path, keep=keep)
+        else:
+            problem = f"{host} has no host of this session"
+            self._report(CheckpointPersisted(trial_id, path, host, keep, problem=problem))
+
+    def discard(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint: see :meth:`fluid.backends.base.CheckpointStores.discard`."""
+        if host == self._options.host:
+            self._jobs.discard(path, demote=demote)
 
     def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
         """Brings a checkpoint into memory, in the background, if nothing there that has to go for it is worth more.
@@ -158,14 +182,15 @@ class CheckpointKeeper:
         if lost is not None:
             self._ledger.wake_host()
 
-    def poll(self) -> list[CheckpointMoved]:
-        """Returns what has moved since the last call."""
+    def poll(self) -> list[CheckpointMoved | CheckpointPersisted]:
+        """Returns what has moved, and was copied, since the last call."""
         with self._lock:
-            moved, self._moved = self._moved, []
-        return moved
+            reports, self._reports = self._reports, []
+        return reports
 
     def close(self) -> None:
-        """Ends the threads, once the checkpoint that one is moving has moved."""
+        """Ends the threads, once the checkpoint that one is moving has moved, and what was asked for is done."""
+        self._jobs.close()
         self._closing.set()
         self._wishes.close()
         self._ledger.wake_host()
@@ -195,7 +220,7 @@ class CheckpointKeeper:
                 return
         is_first = True  # The host before may have been killed.
         while True:
-            select.select([self._pipe], [], [], 0.0 if is_first else _LOOK_S)
+            await_descriptor(self._pipe, 0.0 if is_first else _LOOK_S)
             if self._closing.is_set():
                 return
             self._ledger.begin_turn()
@@ -305,7 +330,7 @@ class CheckpointKeeper:
                 all_gone &= not os.path.isdir(one.path)
             else:
                 self._ledger.correct(-one.bytes)
-                self._report(place, in_memory=False)
+                self._report(CheckpointMoved(place, False, self._options.host))
         return all_gone
 
     # -- what is wanted in memory ----------------------------------------------------------------------------
@@ -349,7 +374,7 @@ class CheckpointKeeper:
             finally:
                 self._coming = 0
         if os.path.isdir(place):
-            self._report(place, in_memory=True)
+            self._report(CheckpointMoved(place, True, self._options.host))
 
     def _fetch(self, wanted: Wanted, source: tuple[str, int]) -> None:
         name = os.path.basename(wanted.path)
@@ -381,9 +406,9 @@ class CheckpointKeeper:
         with self._lock:
             return worths(found, self._values, self._costs)
 
-    def _report(self, path: str, *, in_memory: bool) -> None:
+    def _report(self, report: CheckpointMoved | CheckpointPersisted) -> None:
         with self._lock:
-            self._moved.append(CheckpointMoved(path, in_memory, self._options.host))
+            self._reports.append(report)
         self._wake()
 
     @contextmanager

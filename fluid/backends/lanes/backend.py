@@ -65,6 +65,7 @@ class LaneBackend:
     wake = _of_pool(LanePool.wake)
     forward_output = _of_pool(LanePool.forward_output)
     read_output = _of_pool(LanePool.read_output)
+    hear_records = _of_pool(LanePool.hear_records)
 
     def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
         """Tells lanes what is worth keeping: see :class:`fluid.backends.retention.KeepingBackend`."""
@@ -72,7 +73,7 @@ class LaneBackend:
 
     def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
         """Removes a checkpoint on another machine: see :class:`fluid.backends.retention.KeepingBackend`."""
-        self._pool.retention.discard(host, path, demote=demote)
+        self._pool.places.discard(host, path, demote=demote)
 
     def fetch_kept(self, host: str, path: str, target: str) -> None:
         """Copies a checkpoint from another machine: see :class:`fluid.backends.retention.KeepingBackend`."""

@@ -22,6 +22,7 @@ class LaneConnection:
         socket: its connection, once it has one.
         outbox: messages not yet given to the socket.
         known: keys of the trainables it has been sent.
+        trials: those that it was told to set up, and has not got rid of.
         offset: seconds by which its clock is behind the driver's.
         leaving: whether it was told to end; its end is then no loss to report.
         kill_at: when to kill it if it has not ended, seconds.
@@ -34,6 +35,7 @@ class LaneConnection:
     host: str = "localhost"
     outbox: list[Any] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
+    trials: set[str] = field(default_factory=set)
     offset: float = 0.0
     leaving: bool = False
     kill_at: float | None = None

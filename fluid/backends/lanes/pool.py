@@ -9,7 +9,7 @@ from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneText, Launcher
-from fluid.backends.lanes.checkpoint_places import OF_HOSTS, CheckpointPlaces, OfStores
+from fluid.backends.lanes.checkpoint_places import OF_HOSTS, CheckpointPlaces, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.forked import close_when_forked
 from fluid.backends.lanes.host_payloads import HostPayloads
@@ -26,7 +26,6 @@ from fluid.engine.commands import (
     LimitMemory,
     LimitRows,
     Pause,
-    Persist,
     Resize,
     RunIteration,
     Save,
@@ -40,7 +39,8 @@ from fluid.engine.requests import Answer
 from fluid.errors import FluidError
 from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
-from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
+from fluid.lane.log_records import LaneLogged
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -51,7 +51,7 @@ _LOOK_S = 2.0
 #: Seconds to wait for the launcher to report a lane whose connection has ended.
 _POST_MORTEM_S = 2.0
 
-_OfLane = (StopLane, KillLane, Persist, Answer, LimitRows)
+_OfLane = (StopLane, KillLane, Answer, LimitRows)
 #: About trials, wherever they are.
 _Untracked = (DumpStacks, LimitMemory)
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
@@ -69,6 +69,7 @@ class LanePool:
         clock: for the driver; lanes have their own.
 
     Attributes:
+        places: tells hosts what to do with checkpoints.
         retention: tells lanes of checkpoints that outlive the run.
     """
 
@@ -90,7 +91,7 @@ class LanePool:
         payloads = HostPayloads(launcher)
         self._registry = Registry(launcher.preload, payloads)
         self._lanes = LaneConnections(launcher)
-        self._places = CheckpointPlaces(launcher, self._lanes, self._registry)
+        self.places = CheckpointPlaces(launcher, self._lanes, self._registry)
         self.retention = LaneRetention(self._lanes, launcher)
         self._starts = LaneLaunches(launcher, self._lanes, self.retention.tell, self._clock)
         self._router = TrialRouter(
@@ -99,6 +100,8 @@ class LanePool:
         #: Every lane there ever was.
         self._lane_ids: set[int] = set()
         self._events: list[Event] = []
+        #: Takes log records; ``None`` where nobody does.
+        self._take_records: Callable[[LaneLogged], None] | None = None
         self._latest = self._clock.now()
         #: When the launcher is to look at its processes.
         self._look_at = self._latest + _LOOK_S
@@ -127,16 +130,13 @@ class LanePool:
     def forget(self, trial_id: str) -> None:
         """Drops a trial that no command will name again: see :meth:`fluid.backends.base.Backend.forget`."""
         rule = self._registry.rule(trial_id)
-        delete = m.DeleteCheckpoints(trial_id, keep=rule is not None and rule.how == "last")
         for dropped in self._registry.forget(trial_id):
             for lane in self._lanes:
                 if dropped in lane.known:
                     lane.known.discard(dropped)
                     self._lanes.put(lane, m.DropTrainable(dropped))
         self._router.forget(trial_id)
-        self._places.forget(trial_id)
-        for lane in self.retention.one_per_host().values():
-            self._lanes.put(lane, delete)
+        self.places.forget(trial_id, keep_newest=rule is not None and rule.how == "last")
         self._lanes.flush()
 
     def execute(self, commands: Sequence[Command]) -> None:
@@ -172,6 +172,10 @@ class LanePool:
         """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`."""
         return self._launcher.read_output()
 
+    def hear_records(self, take: Callable[[LaneLogged], None]) -> None:
+        """Hands log records on: see :class:`fluid.backends.base.RecordSource`."""
+        self._take_records = take
+
     def wake(self) -> None:
         """Makes :meth:`poll` return; may be called from any thread, also once the pool is closed."""
         self._lanes.wake()
@@ -196,6 +200,7 @@ class LanePool:
             self.end()
         finally:  # Also when interrupted.
             self._closed = True
+            self.places.close()
             try:
                 self._launcher.close()
             finally:
@@ -237,8 +242,8 @@ class LanePool:
             self._lanes.send(command.lane_ids[0], limits.LimitResident(command.trial_id, command.limit_bytes))
         elif isinstance(command, LimitRows):
             self._lanes.send(command.lane_id, limits.SetRows(command.rows))
-        elif isinstance(command, OfStores):
-            self._places.execute(command)
+        elif isinstance(command, OfHosts):
+            self.places.execute(command)
         elif isinstance(command, Answer):
             answer = m.AnswerResident(command.trial_id, command.request_id, command.payload, command.failed)
             self._lanes.send(command.lane_id, answer)
@@ -309,8 +314,8 @@ class LanePool:
         for report in self._launcher.poll():
             if isinstance(report, LaneConnected):
                 self._lanes.connect(report)
-            elif isinstance(report, CheckpointMoved):
-                self._events += self._places.hear(report, self._clock.now())
+            elif isinstance(report, (CheckpointMoved, CheckpointPersisted)):
+                self._events += self.places.hear(report, self._clock.now())
             elif (lane := self._lanes.get(report.lane_id)) is None:
                 continue
             elif isinstance(report, LaneDying):
@@ -347,13 +352,18 @@ class LanePool:
                 return
 
     def _take_in(self, lane: LaneConnection, message: Any) -> None:
-        if not self._starts.hear(lane, message):
+        if isinstance(message, LaneLogged):
+            if self._take_records is not None:
+                self._take_records(message)
+        elif not self._starts.hear(lane, message):
             self._events += self._router.hear(lane, message)
+            self.places.hear_lane(lane, message)
 
     def _lost(self, lane: LaneConnection, reason: str, *, blameless: bool = False, culprit: str | None = None) -> None:
         self._lanes.remove(lane)
         self._starts.ended(lane, blameless=blameless)
         self._router.lane_is_gone(lane.lane_id)
+        self.places.lane_is_gone(lane)
         if not lane.leaving:
             reason = lane.killed_because or reason
             lost = LaneLost(self._clock.now(), lane.lane_id, reason, culprit=culprit, blameless=blameless)

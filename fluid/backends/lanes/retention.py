@@ -6,7 +6,7 @@ from fluid.backends.base import Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.retention import FetchingLauncher
 from fluid.keeping import WorstKept
-from fluid.lane.keep_messages import DiscardKept, KeepBar
+from fluid.lane.keep_messages import KeepBar
 
 
 class LaneRetention:
@@ -36,13 +36,6 @@ class LaneRetention:
         for bar in self._bars.values():
             self._lanes.put(lane, bar)
 
-    def discard(self, host: str, path: str, *, demote: bool) -> None:
-        """Removes a checkpoint, if a lane runs on its machine."""
-        lane = self.one_per_host().get(host)
-        if lane is not None:
-            self._lanes.put(lane, DiscardKept(path, demote))
-            self._lanes.flush()
-
     def fetch(self, host: str, path: str, target: str) -> None:
         """Copies a checkpoint from another machine.
 
@@ -52,11 +45,3 @@ class LaneRetention:
         if not isinstance(self._launcher, FetchingLauncher):
             raise FileNotFoundError(f"{path} is on {host}")
         self._launcher.fetch(host, path, target)
-
-    def one_per_host(self) -> dict[str, LaneConnection]:
-        """Returns a lane of each machine, by the machine's name.
-
-        One that has connected if there is any: the machine of the others is not known yet, and they may never start.
-        """
-        lanes = [lane for lane in self._lanes if not lane.leaving]
-        return {lane.host: lane for lane in sorted(lanes, key=lambda lane: lane.socket is not None)}

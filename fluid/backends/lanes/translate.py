@@ -36,6 +36,7 @@ from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import NO_METRICS
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 
 def start_message(
@@ -45,7 +46,7 @@ def start_message(
     membership: m.Membership | None = None,
     source: tuple[str, int] | None = None,
     *,
-    threads: int | None = None,
+    process: TrialProcess = ANY_PROCESS,
     keep: KeepRule | None = None,
 ) -> m.StartResident:
     """Returns the message that starts a trial in a lane.
@@ -56,7 +57,7 @@ def start_message(
         config: the trial's pickled config.
         membership: for a trial in several lanes, of which the lane is to be a member.
         source: where the checkpoints of the machine that has the trial's are served; ``None`` if it is the lane's own.
-        threads: CPU threads that the trial asks for; ``None`` if it does not.
+        process: what the trial asks of its process.
         keep: which checkpoints of the trial outlive the run; ``None`` if none do.
     """
     checkpoint = command.checkpoint
@@ -69,7 +70,7 @@ def start_message(
         iteration=0 if checkpoint is None else checkpoint.iteration,
         membership=membership,
         source=source,
-        threads=threads,
+        process=process,
         keep=keep,
         limit_bytes=command.limit_bytes,
     )
@@ -160,7 +161,6 @@ def _saved(message: m.ResidentSaved, lane_id: int, host: str, at: float) -> Tria
         checkpoint,
         dropped=message.dropped,
         seconds=message.seconds,
-        copied=message.copied,
         kept=message.kept,
     )
 

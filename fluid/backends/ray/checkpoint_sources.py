@@ -21,15 +21,15 @@ class CheckpointSources:
     Args:
         devices: the session's.
         settings: of its hosts.
-        start_host: returns the host of a node, which is started if there is none.
+        host_on: returns a host of a machine, which is started if need be; ``None`` if the session has no node there.
     """
 
     def __init__(
-        self, devices: RayDevices, settings: HostSettings, start_host: Callable[[str], Host | RemoteHost]
+        self, devices: RayDevices, settings: HostSettings, host_on: Callable[[str], Host | RemoteHost | None]
     ) -> None:
         self._devices = devices
         self._settings = settings
-        self._start_host = start_host
+        self._host_on = host_on
         #: Once a lane of another machine needs a checkpoint of the driver's.
         self._server: CheckpointServer | None = None
 
@@ -37,9 +37,7 @@ class CheckpointSources:
         """Returns where the checkpoints of a machine are served, given its name; starts a host there if need be."""
         if machine == HERE:
             return CheckpointSource(self._serve().address)
-        devices = self._devices
-        node = next((devices.node_of(device.index) for device in devices.devices if device.host == machine), None)
-        host = None if node is None else self._start_host(node)
+        host = self._host_on(machine)
         if not isinstance(host, RemoteHost):
             return CheckpointSource()
         return CheckpointSource(host.checkpoints_at, is_coming=host.checkpoints_at is None)

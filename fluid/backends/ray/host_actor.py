@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fluid._clock import MonotonicClock
+from fluid._waiting import await_descriptor
 from fluid.backends.base import LaneDying, LaneExited
 from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
 from fluid.backends.hosts.framed_socket import FramedSocket, limit_lane_buffer
@@ -23,6 +23,7 @@ from fluid.backends.hosts.listener import is_reachable
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
     BringCheckpoint,
+    DiscardKept,
     DropPayload,
     DumpLane,
     EndHost,
@@ -31,6 +32,7 @@ from fluid.backends.ray.host_messages import (
     HostStarted,
     LaunchLane,
     PayloadStored,
+    PersistCheckpoint,
     PreloadModules,
     SharingChanged,
     StorePayload,
@@ -165,13 +167,15 @@ class HostService:
                 self._connection.send([text._replace(host=self._start.settings.name) for text in texts])
 
     def _forward_last(self) -> None:
-        """Sends what the lanes have printed before they ended."""
-        texts = self._host.read_output()
-        if texts and not self._connection.ended:
-            self._connection.send([text._replace(host=self._start.settings.name) for text in texts])
+        """Sends what the lanes have printed before they ended, and what was done with checkpoints since."""
+        texts = [text._replace(host=self._start.settings.name) for text in self._host.read_output()]
+        last = [*self._host.stores.poll(), *texts]
+        if last and not self._connection.ended:
+            self._connection.send(last)
         deadline = self._clock.now() + _LAST_OUTPUT_S
         while self._connection.wants_to_write and self._clock.now() < deadline:
-            select.select([], [self._connection], [], deadline - self._clock.now())
+            seconds = deadline - self._clock.now()
+            await_descriptor(self._connection.fileno(), seconds, readable=False, writable=True)
             self._connection.flush()
 
     def _serve(self, message: Any) -> None:
@@ -180,13 +184,17 @@ class HostService:
         elif isinstance(message, DumpLane):
             self._host.dump_stacks(message.lane_id, message.trial_id)
         elif isinstance(message, PreloadModules):
-            self._host.preload(message.modules)
+            self._host.preload(message.modules, late=message.late)
         elif isinstance(message, DropPayload):
             self._host.drop(message.name)
         elif isinstance(message, ValueTrials):
             self._host.stores.value({trial_id: CheckpointValue(*value) for trial_id, value in message.values.items()})
         elif isinstance(message, ForgetTrial):
-            self._host.stores.forget(message.trial_id)
+            self._host.stores.forget(message.trial_id, keep_newest=message.keep_newest)
+        elif isinstance(message, PersistCheckpoint):
+            self._host.stores.persist(self._start.settings.name, message.trial_id, message.path, keep=message.keep)
+        elif isinstance(message, DiscardKept):
+            self._host.stores.discard(self._start.settings.name, message.path, demote=message.demote)
         elif isinstance(message, BringCheckpoint):
             self._host.stores.prefetch(self._start.settings.name, *message)
         elif isinstance(message, EndHost):

@@ -1,7 +1,8 @@
 """The messages between the driver and the host on another node: named tuples, pickled in batches.
 
 A host also sends :class:`fluid.backends.base.LaneDying`, :class:`fluid.backends.base.LaneExited`,
-:class:`fluid.backends.base.LaneText` and :class:`fluid.lane.checkpoint_messages.CheckpointMoved`.
+:class:`fluid.backends.base.LaneText`, and :class:`fluid.lane.checkpoint_messages.CheckpointMoved` and
+:class:`fluid.lane.checkpoint_messages.CheckpointPersisted`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class DumpLane(NamedTuple):
 
 
 class PreloadModules(NamedTuple):
-    """Load modules before the next lane is forked."""
+    """Load modules before the next lane is forked; late: as soon as no lane waits for it."""
 
     modules: tuple[str, ...]
+    late: bool = False
 
 
 class StorePayload(NamedTuple):
@@ -71,9 +73,25 @@ class ValueTrials(NamedTuple):
 
 
 class ForgetTrial(NamedTuple):
-    """Drop what is known of the checkpoints of a trial."""
+    """Delete the checkpoints of a trial; with ``keep_newest``, the newest outlives the run."""
 
     trial_id: str
+    keep_newest: bool
+
+
+class PersistCheckpoint(NamedTuple):
+    """Copy a checkpoint to disk, with ``keep`` to where it outlives the run; answered by CheckpointPersisted."""
+
+    trial_id: str
+    path: str
+    keep: bool
+
+
+class DiscardKept(NamedTuple):
+    """Remove a checkpoint from those that outlive the run; with ``demote``, its trial may be restored from it."""
+
+    path: str
+    demote: bool
 
 
 class BringCheckpoint(NamedTuple):

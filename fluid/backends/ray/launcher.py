@@ -19,11 +19,12 @@ from fluid.backends.base import (
     DeviceBinding,
     Keeping,
     LaneConnected,
-    LaneDying,
     LaneExited,
     LaneText,
+    LauncherReport,
     Sharing,
 )
+from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
 from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
@@ -35,9 +36,9 @@ from fluid.backends.ray.host_actors import Checked, HostActors
 from fluid.backends.ray.leaving import LeavingDevices
 from fluid.backends.ray.output_inbox import OutputInbox
 from fluid.backends.ray.remote_host import RemoteHost, await_sharing, end_hosts
-from fluid.backends.ray.stores import HostStores
+from fluid.backends.ray.stores import HostStores, name_of
 from fluid.elastic.messages import LOOPBACK
-from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.errors import FluidError
 
 #: Seconds to wait for Ray to say how a host ended whose connection was lost.
 _POST_MORTEM_S = 3.0
@@ -45,8 +46,6 @@ _POST_MORTEM_S = 3.0
 _SILENT_S = 1.0
 #: Keys of the selector beside the hosts' numbers.
 _LISTENER, _OWN = "listener", "own"
-
-_Report = LaneConnected | LaneDying | LaneExited | CheckpointMoved
 
 
 class RayLauncher:
@@ -76,7 +75,8 @@ class RayLauncher:
         self._settings = settings = settings._replace(key=secrets.token_bytes(32))
         self._in_process = in_process
         self._gpu_tokens = gpu_tokens
-        self._modules = list(settings.preload)
+        #: What hosts load ahead, with whether no lane waits for it.
+        self._modules = dict.fromkeys(settings.preload, False)
         with open(settings.session.marker, "wb"):
             pass
         #: register() of a trial may preload from another thread than the one that polls.
@@ -87,7 +87,7 @@ class RayLauncher:
         #: What trials print on other nodes; and whether lanes that are launched now forward it.
         self._printed = OutputInbox()
         self._forwards = False
-        self._checkpoints = CheckpointSources(devices, settings, self.start_host)
+        self._checkpoints = CheckpointSources(devices, settings, self._host_on)
         #: By node, and by number. A host that is gone is in neither.
         self._hosts: dict[str, RemoteHost] = {}
         self._remote: dict[int, RemoteHost] = {}
@@ -105,7 +105,8 @@ class RayLauncher:
         self._selector.watch(_LISTENER, self._listener)
         self.actors = HostActors(devices, settings.session, self._selector.wake)
         self.leaving = LeavingDevices(devices, self.actors.request, self._end_host)
-        self.stores = HostStores(self._all_hosts, self._flush_soon, self._lock)
+        here = CheckpointKeeper(KeeperOptions(HERE, "", settings.session.run_folder), self._selector.wake)
+        self.stores = HostStores(self._all_hosts, self._host_on, self._flush_soon, here, self._lock)
 
     # -- the interface of a launcher -----------------------------------------------------------------------
 
@@ -144,14 +145,14 @@ class RayLauncher:
                 host.dump_stacks(lane_id, trial_id)
                 self._flush_soon(host)
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads what trials are going to import, on every node, before the next lane is forked."""
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads what trials are going to import on every node: see :meth:`fluid.backends.base.Launcher.preload`."""
         with self._lock:
-            new = [name for name in dict.fromkeys(modules) if name not in self._modules]
-            self._modules += new
+            new = [name for name in modules if name not in self._modules or (self._modules[name] and not late)]
+            self._modules |= dict.fromkeys(new, late)
             if new:
                 for host in self._all_hosts():
-                    host.preload(new)
+                    host.preload(new, late=late)
                     self._flush_soon(host)
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
@@ -174,7 +175,7 @@ class RayLauncher:
         """A descriptor that is readable when :meth:`poll` has something to do."""
         return self._selector.fileno()
 
-    def poll(self) -> list[_Report]:
+    def poll(self) -> list[LauncherReport]:
         """Returns the lanes that have connected, and those that have ended, since the last call."""
         with self._lock:
             ready, _ = self._selector.wait(0.0)
@@ -187,6 +188,7 @@ class RayLauncher:
                 reports += self._own.poll()
                 self._selector.watch(_OWN, self._own)
             reports += self._take_news()
+            reports += self.stores.poll()
             for report in reports:
                 if isinstance(report, LaneExited):
                     self._of_lane.pop(report.lane_id, None)
@@ -234,6 +236,7 @@ class RayLauncher:
             with suppress(OSError):
                 os.unlink(self._settings.session.marker)
             try:
+                self.stores.close()
                 # Last of all hosts: it deletes the run's folder if that is temporary.
                 if self._own is not None:
                     self._own.close()
@@ -297,13 +300,26 @@ class RayLauncher:
     def _all_hosts(self) -> list[Host | RemoteHost]:
         return [*([] if self._own is None else [self._own]), *self._remote.values()]
 
+    def _host_on(self, machine: str) -> Host | RemoteHost | None:
+        """A host of a machine, given its name; one is started if need be, if the session has a node there."""
+        hosts: list[Host | RemoteHost] = [*([] if self._own is None else [self._own]), *self._hosts.values()]
+        for host in hosts:
+            if name_of(host) == machine:
+                return host
+        devices = self._devices
+        node = next((devices.node_of(device.index) for device in devices.devices if device.host == machine), None)
+        with suppress(FluidError):  # It cannot be started, as MPS cannot be had.
+            return None if node is None else self.start_host(node)
+        return None
+
     def _settings_of(self, node: str) -> HostSettings:
         devices, tokens, ray_node = self._devices.devices, self._gpu_tokens(node), self._devices.node_at(node)
         # Where the session has GPUs, a node without any has nothing to share.
         is_idle = not tokens and any(device.kind == "gpu" for device in devices)
         return self._settings._replace(
             name=next(device.host for device in devices if self._devices.node_of(device.index) == node),
-            preload=tuple(self._modules),
+            preload=tuple(name for name, late in self._modules.items() if not late),
+            preload_late=tuple(name for name, late in self._modules.items() if late),
             sharing="timeslice" if is_idle else self._settings.sharing,
             tokens=tokens,
             address=ray_node.ip,
@@ -329,7 +345,7 @@ class RayLauncher:
                 host.end()
                 self._flush_soon(host)
 
-    def _connect(self, made: AuthenticatedConnection) -> list[_Report]:
+    def _connect(self, made: AuthenticatedConnection) -> list[LauncherReport]:
         number = made.hello.number
         if number >= 0:
             host = self._of_lane.get(number)
@@ -348,17 +364,17 @@ class RayLauncher:
             self._unsent.add(host.number)
             self._selector.wake()
 
-    def _exchange(self, host: RemoteHost) -> list[_Report]:
+    def _exchange(self, host: RemoteHost) -> list[LauncherReport]:
         """Sends what waits for a host, and takes its reports."""
         was_connected = host.is_connected
         host.flush()
-        reports: list[_Report] = [*host.receive()]
+        reports: list[LauncherReport] = [*host.receive()]
         if was_connected and not host.is_connected and host.number not in self._lost:
             reports += self._lose(host)
         self._selector.watch(host.number, host)
         return reports
 
-    def _lose(self, host: RemoteHost) -> list[_Report]:
+    def _lose(self, host: RemoteHost) -> list[LauncherReport]:
         """The connection has ended: before the lanes' end is reported, the nodes are checked, so that the engine
         hears first of devices that are lost with them."""
         self._lost[host.number] = self._clock.now() + _POST_MORTEM_S
@@ -367,8 +383,8 @@ class RayLauncher:
         self.actors.check(host.number)
         return [*host.lose()]
 
-    def _take_news(self) -> list[_Report]:
-        reports: list[_Report] = []
+    def _take_news(self) -> list[LauncherReport]:
+        reports: list[LauncherReport] = []
         checked: set[int] = set()
         for news in self.actors.take():
             if isinstance(news, Checked):
@@ -379,9 +395,9 @@ class RayLauncher:
                     reports += self._lose(host)
         return reports + self._give_up(checked)
 
-    def _give_up(self, checked: set[int]) -> list[_Report]:
+    def _give_up(self, checked: set[int]) -> list[LauncherReport]:
         """Reports the end of lanes whose host is lost, once the nodes were checked and Ray has said how it ended."""
-        reports: list[_Report] = []
+        reports: list[LauncherReport] = []
         for number, deadline in list(self._lost.items()):
             host = self._remote[number]
             host.checked |= number in checked
@@ -391,7 +407,7 @@ class RayLauncher:
                 self._selector.drop(number)
                 self._deserted.add(host.name)
                 why = self._why.pop(number, "does not answer any more")
-                reports += host.fail(f"lost the host that it came from, which {why}")
+                reports += host.fail(why)
                 self.actors.kill(number)
         return reports
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluid._clock import Clock
-from fluid.backends.base import DeviceBinding, Keeping, LaneDying, LaneExited, LaneText, Sharing
+from fluid.backends.base import DeviceBinding, Keeping, LaneDying, LaneExited, LaneText, LauncherReport, Sharing
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.hosts.selector import WakeableSelector
 from fluid.backends.ray.host_messages import (
     BringCheckpoint,
+    DiscardKept,
     DropPayload,
     DumpLane,
     EndHost,
@@ -22,6 +23,7 @@ from fluid.backends.ray.host_messages import (
     HostStarted,
     LaunchLane,
     PayloadStored,
+    PersistCheckpoint,
     PreloadModules,
     SharingChanged,
     StorePayload,
@@ -30,7 +32,7 @@ from fluid.backends.ray.host_messages import (
 from fluid.backends.ray.output_inbox import OutputInbox
 from fluid.engine.checkpoint_places import CheckpointValue
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.checkpoint_messages import CheckpointMoved
+from fluid.lane.checkpoint_messages import CheckpointPersisted
 
 #: Seconds for all hosts to say how their lanes share GPUs.
 _START_S = 120.0
@@ -66,14 +68,34 @@ class RemoteStore:
 
     def __init__(self, send: Callable[[Any], None]) -> None:
         self._send = send
+        #: What it was asked to copy, and has not said how that went, in order.
+        self._asked: list[PersistCheckpoint] = []
 
     def value(self, values: Mapping[str, CheckpointValue]) -> None:
         """Tells it what checkpoints of trials are worth, by trial."""
         self._send(ValueTrials({trial_id: (value.returns, value.pinned) for trial_id, value in values.items()}))
 
-    def forget(self, trial_id: str) -> None:
-        """Drops what it knows of a trial."""
-        self._send(ForgetTrial(trial_id))
+    def forget(self, trial_id: str, *, keep_newest: bool) -> None:
+        """Drops what it knows of a trial, and has its checkpoints deleted."""
+        self._send(ForgetTrial(trial_id, keep_newest))
+
+    def persist(self, host: str, trial_id: str, path: str, *, keep: bool) -> None:
+        """Has it copy a checkpoint to disk."""
+        self._asked.append(PersistCheckpoint(trial_id, path, keep))
+        self._send(self._asked[-1])
+
+    def discard(self, host: str, path: str, *, demote: bool) -> None:
+        """Has it remove a checkpoint from those that outlive the run."""
+        self._send(DiscardKept(path, demote))
+
+    def answered(self) -> None:
+        """Takes note of an answer: they come in order."""
+        del self._asked[:1]
+
+    def fail(self, host: str, reason: str) -> list[CheckpointPersisted]:
+        """Answers, in place of a host that is gone, what it has not."""
+        asked, self._asked = self._asked, []
+        return [CheckpointPersisted(*one[:2], host, one.keep, problem=f"its host {reason}") for one in asked]
 
     def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
         """Has it bring a checkpoint into its memory."""
@@ -152,9 +174,9 @@ class RemoteHost:
         """Has a lane's stacks written to the log of a trial, on the host's machine."""
         self._outbox.append(DumpLane(lane_id, trial_id))
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules before the next lane is forked."""
-        self._outbox.append(PreloadModules(tuple(modules)))
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads modules ahead: see :meth:`fluid.backends.base.Launcher.preload`."""
+        self._outbox.append(PreloadModules(tuple(modules), late))
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
         """Keeps a payload for its lanes: see :meth:`fluid.backends.base.Launcher.keep`."""
@@ -196,9 +218,9 @@ class RemoteHost:
 
     # -- reports ---------------------------------------------------------------------------------------------
 
-    def receive(self) -> list[LaneDying | LaneExited | CheckpointMoved]:
+    def receive(self) -> list[LauncherReport]:
         """Returns what the host has reported since the last call."""
-        reports: list[LaneDying | LaneExited | CheckpointMoved] = []
+        reports: list[LauncherReport] = []
         for message in [] if self._connection is None else self._connection.receive():
             if isinstance(message, SharingChanged):
                 self.sharing = message.sharing
@@ -213,6 +235,8 @@ class RemoteHost:
             else:
                 if isinstance(message, LaneExited):
                     self._lanes.discard(message.lane_id)
+                elif isinstance(message, CheckpointPersisted):
+                    self.stores.answered()
                 reports.append(message)
         return reports
 
@@ -223,13 +247,18 @@ class RemoteHost:
         self._dying |= self._lanes
         return [LaneDying(lane_id) for lane_id in dying]
 
-    def fail(self, reason: str) -> list[LaneDying | LaneExited]:
-        """Gives the host up; returns that all lanes have ended, for which no trial is to blame."""
+    def fail(self, reason: str) -> list[LauncherReport]:
+        """Gives the host up; returns that all lanes have ended, for which no trial is to blame, and no copy is made.
+
+        Args:
+            reason: to be read after "its host".
+        """
         self.close()
-        self.failed = reason
+        self.failed = f"lost the host that it came from, which {reason}"
         ended = sorted(self._lanes)
         self._lanes.clear()
-        return [LaneExited(lane_id, reason, blameless=True) for lane_id in ended]
+        exits = [LaneExited(lane_id, self.failed, blameless=True) for lane_id in ended]
+        return [*exits, *self.stores.fail(self.name, reason)]
 
     def close(self) -> None:
         """Closes the connection."""

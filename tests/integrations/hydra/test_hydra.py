@@ -109,6 +109,15 @@ def test_fields_of_trials_and_reports(tmp_path: Path) -> None:
     assert {trial.metrics["status"] for trial in trials} == {"COMPLETED"}
 
 
+def test_a_config_can_name_a_class_of_the_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that its code does not refer to, named in a group of configs that only the job reads."""
+    monkeypatch.setenv("FOUND", str(tmp_path))
+    app = Path(__file__).parent / "names_app.py"
+    done = run(app, tmp_path / "fluid", *FLUID, "model=wide", "model.width=3,4")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads((tmp_path / f"{width}.json").read_text()) for width in (3, 4)] == [["Model", 3], ["Model", 4]]
+
+
 @pytest.mark.frameworks("hydra", "sklearn")
 def test_the_example(tmp_path: Path) -> None:
     example = ROOT / "examples" / "frameworks" / "hydra_app.py"

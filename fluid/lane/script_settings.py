@@ -1,0 +1,407 @@
+"""What a script has set in its process before it submits, and that its trials are to find likewise.
+
+The driver reads it, in the thread that submits: only what differs from a fresh process, and only of modules that are
+loaded. A lane puts it in force before it unpickles the trainable; where the module is not loaded there, as soon as it
+is. A row of the tables below is a setting. To read and to write run code of other libraries, and objects of the user's:
+what raises there is left out.
+"""
+
+from __future__ import annotations
+
+import decimal
+import multiprocessing
+import pickle
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from fluid.lane.late_imports import LateImports
+from fluid.trainables.script_names import MAIN, dumps
+
+
+class Setting(NamedTuple):
+    """Something that a script can set.
+
+    Attributes:
+        module: whose it is; it is neither read nor written unless that is loaded.
+        read: returns the value, given the module.
+        write: sets it, given the module and a value.
+        fresh: the value in a process that has set nothing.
+    """
+
+    module: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+    fresh: Any
+
+
+# -- one value ----------------------------------------------------------------------------------------------------
+
+
+def _flag(module: str, name: str, fresh: Any) -> Setting:
+    """A setting that is an attribute."""
+    owner, _, attribute = name.rpartition(".")
+    return Setting(
+        module, attrgetter(name), lambda found, value: setattr(attrgetter(owner)(found), attribute, value), fresh
+    )
+
+
+def _pair(module: str, getter: str, setter: str, fresh: Any) -> Setting:
+    """A setting with a function that returns it, and one that sets it."""
+    read, write = attrgetter(getter), attrgetter(setter)
+    return Setting(module, lambda found: read(found)(), lambda found, value: write(found)(value), fresh)
+
+
+# -- PyTorch ------------------------------------------------------------------------------------------------------
+
+#: Of matrix products and cuDNN; newer versions of PyTorch have other names for them, and refuse to mix the two.
+_PRECISION = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "cudnn", "mkldnn.matmul", "mkldnn")
+
+
+def _read_default_device(torch: Any) -> str | None:
+    # torch.get_default_device() would initialise CUDA.
+    context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    # A lane's device is the first one that it sees.
+    return None if context is None else str(context.device.type)
+
+
+def _write_default_device(torch: Any, device: str | None) -> None:
+    if device != "cuda" or torch.cuda.is_available():  # It may be a CPU's lane.
+        torch.set_default_device(device)
+
+
+def _read_determinism(torch: Any) -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _read_precision(torch: Any) -> dict[str, Any]:
+    backends = torch.backends
+    try:
+        found: dict[str, Any] = {
+            "matmul": torch.get_float32_matmul_precision(),
+            "cuda.matmul.allow_tf32": backends.cuda.matmul.allow_tf32,
+            "cudnn.allow_tf32": backends.cudnn.allow_tf32,
+        }
+    except RuntimeError:  # It was set by the newer names.
+        found = {f"{name}.fp32_precision": attrgetter(name)(backends).fp32_precision for name in _PRECISION}
+        found["fp32_precision"] = backends.fp32_precision
+    return found
+
+
+def _write_precision(torch: Any, values: dict[str, Any]) -> None:
+    if "matmul" in values:
+        torch.set_float32_matmul_precision(values["matmul"])
+    for name in sorted(values.keys() - {"matmul"}, key=len):  # What holds for more comes first.
+        owner, _, attribute = name.rpartition(".")
+        target = attrgetter(owner)(torch.backends) if owner else torch.backends
+        if getattr(target, attribute) != values[name]:
+            setattr(target, attribute, values[name])
+
+
+_TORCH = {
+    "default_dtype": Setting(
+        "torch",
+        lambda torch: str(torch.get_default_dtype()).removeprefix("torch."),
+        lambda torch, name: torch.set_default_dtype(getattr(torch, name)),
+        "float32",
+    ),
+    "default_device": Setting("torch", _read_default_device, _write_default_device, None),
+    "determinism": Setting(
+        "torch",
+        _read_determinism,
+        lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        (False, False),
+    ),
+    "fill_uninitialized_memory": _flag("torch", "utils.deterministic.fill_uninitialized_memory", True),
+    "precision": Setting(
+        "torch",
+        _read_precision,
+        _write_precision,
+        {"matmul": "highest", "cuda.matmul.allow_tf32": False, "cudnn.allow_tf32": True},
+    ),
+    "fp16_reduction": _flag("torch", "backends.cuda.matmul.allow_fp16_reduced_precision_reduction", True),
+    "bf16_reduction": _flag("torch", "backends.cuda.matmul.allow_bf16_reduced_precision_reduction", True),
+    "cudnn": _flag("torch", "backends.cudnn.enabled", True),
+    "cudnn_benchmark": _flag("torch", "backends.cudnn.benchmark", False),
+    "cudnn_deterministic": _flag("torch", "backends.cudnn.deterministic", False),
+    "flash_sdp": _pair("torch", "backends.cuda.flash_sdp_enabled", "backends.cuda.enable_flash_sdp", True),
+    "mem_efficient_sdp": _pair(
+        "torch", "backends.cuda.mem_efficient_sdp_enabled", "backends.cuda.enable_mem_efficient_sdp", True
+    ),
+    "math_sdp": _pair("torch", "backends.cuda.math_sdp_enabled", "backends.cuda.enable_math_sdp", True),
+    "anomaly": Setting(
+        "torch",
+        lambda torch: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda torch, value: torch.autograd.set_detect_anomaly(*value),
+        (False, True),
+    ),
+    "sharing": _pair(
+        "torch", "multiprocessing.get_sharing_strategy", "multiprocessing.set_sharing_strategy", "file_descriptor"
+    ),
+}
+
+# -- options by name: those that differ, as a dict ----------------------------------------------------------------
+
+
+def _pandas_options(pandas: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The name, the value and the default of each option; read directly, as get_option() warns of deprecated ones."""
+    config: Any = sys.modules["pandas._config.config"]
+    for name, option in config._registered_options.items():
+        found = config._global_config
+        for part in name.split("."):
+            found = found[part]
+        yield name, found, option.defval
+
+
+def _sklearn_options(sklearn: Any) -> Iterator[tuple[str, Any, Any]]:
+    defaults = sys.modules["sklearn._config"]._global_config
+    for name, value in sklearn.get_config().items():
+        yield name, value, defaults.get(name)
+
+
+def _matplotlib_options(matplotlib: Any) -> Iterator[tuple[str, Any, Any]]:
+    # Not by rcParams[...], which would choose a backend. One that pyplot has chosen is among the original ones, too.
+    original = matplotlib.rcParamsOrig
+    for name, value in dict.items(matplotlib.rcParams):
+        yield name, value, dict.get(original, name)
+
+
+def _set_matplotlib(matplotlib: Any, name: str, value: Any) -> None:
+    if name == "backend" and isinstance(value, str):
+        matplotlib.use(value)
+    else:
+        dict.__setitem__(matplotlib.rcParams, name, value)
+
+
+def _options(
+    module: str,
+    options: Callable[[Any], Iterator[tuple[str, Any, Any]]],
+    change: Callable[[Any, str, Any], None],
+) -> Setting:
+    """A setting that consists of options with names."""
+
+    def read(found: Any) -> dict[str, Any]:
+        return {name: value for name, value, default in options(found) if not _is_same(value, default)}
+
+    def write(found: Any, values: dict[str, Any]) -> None:
+        for name, value, default in list(options(found)):
+            wanted = values.get(name, default)
+            if not _is_same(value, wanted):
+                with _reporting(f"{module}'s {name}"), _quiet():
+                    change(found, name, wanted)
+
+    return Setting(module, read, write, {})
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return value is other or bool(value == other)
+
+
+# -- warnings -----------------------------------------------------------------------------------------------------
+
+#: Python's own filters, without -W: the last ones of a list.
+_FRESH_FILTERS: tuple[tuple[Any, ...], ...] = (
+    ("default", None, DeprecationWarning, MAIN, 0),
+    ("ignore", None, DeprecationWarning, None, 0),
+    ("ignore", None, PendingDeprecationWarning, None, 0),
+    ("ignore", None, ImportWarning, None, 0),
+    ("ignore", None, ResourceWarning, None, 0),
+)
+
+
+class _Named(NamedTuple):
+    """A class of warnings of a module that a lane need not load for it."""
+
+    module: str
+    name: str
+
+
+class _NotLoaded(Warning):
+    """Stands, in a filter, for a class of a module that is not loaded: nothing warns of it."""
+
+
+def _read_filters(warnings: Any) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(each) for each in warnings.filters)
+
+
+def _named(filters: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
+    """Filters as they are sent."""
+    sent = []
+    for action, message, category, module, line in filters:
+        by_name = category.__module__ not in ("builtins", MAIN) and "<" not in category.__qualname__
+        known = _Named(category.__module__, category.__qualname__) if by_name else category
+        sent.append((action, message, known, module, line))
+    return sent
+
+
+def _resolved(late: LateImports, filters: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """Filters as they are set; those of modules that are not loaded keep a place, and take it when they are."""
+    return tuple(_filter_of(late, *each) for each in filters)
+
+
+def _filter_of(
+    late: LateImports, action: str, message: Any, category: type[Warning] | _Named, module: Any, line: int
+) -> tuple[Any, ...]:
+    if not isinstance(category, _Named):
+        return action, message, category, module, line
+    if (loaded := sys.modules.get(category.module)) is not None:
+        return action, message, attrgetter(category.name)(loaded), module, line
+    inert = action, message, type("_NotLoaded", (_NotLoaded,), {}), module, line
+
+    def complete() -> None:
+        with _reporting(f"the filter of {category.name}"):
+            known = attrgetter(category.name)(sys.modules[category.module])
+            whole = action, message, known, module, line
+            if inert in warnings.filters:
+                _write_filters(warnings, tuple(whole if each == inert else each for each in _read_filters(warnings)))
+
+    late.when_loaded(category.module, complete)
+    return inert
+
+
+def _write_filters(module: Any, filters: tuple[tuple[Any, ...], ...]) -> None:
+    module.resetwarnings()  # Also tells warnings that were shown once that the filters are others.
+    module.filters.extend(filters)
+
+
+def _with_own(filters: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
+    """The script's filters, behind those that this process has beyond them, as of modules that only it has loaded."""
+    theirs = {_text_of(each) for each in (*filters, *_FRESH_FILTERS)}
+    return (*(each for each in _read_filters(warnings) if _text_of(each) not in theirs), *filters)
+
+
+def _text_of(each: tuple[Any, ...]) -> tuple[Any, ...]:
+    action, message, category, module, line = each
+    texts = (part.pattern if isinstance(part, re.Pattern) else part for part in (message, module))
+    return (action, *texts, category, line)
+
+
+# -- all ----------------------------------------------------------------------------------------------------------
+
+
+def _read_decimal(module: Any) -> tuple[Any, ...]:
+    context = module.getcontext()
+    traps = tuple(sorted(signal.__name__ for signal, is_on in context.traps.items() if is_on))
+    return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
+
+
+def _write_decimal(module: Any, value: tuple[Any, ...]) -> None:
+    *parts, traps = value
+    context = module.Context(*parts, flags=[], traps=[getattr(module, name) for name in traps])
+    module.setcontext(context)
+
+
+def _read_start_method(module: Any) -> str:
+    usual = module.get_all_start_methods()[0]
+    return str(module.get_start_method(allow_none=True) or usual)
+
+
+_FRESH_TRAPS = ("DivisionByZero", "InvalidOperation", "Overflow")
+_FRESH_DECIMAL = (28, decimal.ROUND_HALF_EVEN, -999999, 999999, 1, 0, _FRESH_TRAPS)
+
+#: Beside those of the table: a lane has filters of its own, too.
+WARNINGS = "warnings"
+SETTINGS: Mapping[str, Setting] = {
+    **_TORCH,
+    "numpy": Setting(
+        "numpy",
+        lambda numpy: numpy.geterr(),
+        lambda numpy, value: numpy.seterr(**value),
+        {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+    ),
+    "pandas": _options("pandas", _pandas_options, lambda pandas, name, value: pandas.set_option(name, value)),
+    "sklearn": _options("sklearn", _sklearn_options, lambda sklearn, name, value: sklearn.set_config(**{name: value})),
+    "matplotlib": _options("matplotlib", _matplotlib_options, _set_matplotlib),
+    "decimal": Setting("decimal", _read_decimal, _write_decimal, _FRESH_DECIMAL),
+    "recursion_limit": _pair("sys", "getrecursionlimit", "setrecursionlimit", 1000),
+    "start_method": Setting(
+        "multiprocessing",
+        _read_start_method,
+        lambda module, value: module.set_start_method(value, force=True),
+        multiprocessing.get_all_start_methods()[0],
+    ),
+}
+
+
+def read_settings() -> dict[str, bytes]:
+    """Returns what this process has set, as the calling thread sees it: values, pickled, by the settings' names."""
+    found: dict[str, bytes] = {}
+    for name, setting in SETTINGS.items():
+        module = sys.modules.get(setting.module)
+        if module is None:
+            continue
+        try:
+            value = setting.read(module)
+            if value != setting.fresh:
+                found[name] = dumps(value)
+        except (Exception, SystemExit, GeneratorExit):  # Of another version, partly imported, or of the user's objects.
+            continue
+    try:
+        filters = _read_filters(warnings)
+        if filters != _FRESH_FILTERS:
+            found[WARNINGS] = dumps(_named(filters))
+    except (Exception, SystemExit, GeneratorExit):
+        pass
+    return found
+
+
+class SettingsInForce:
+    """The settings of a script that this process has put in force."""
+
+    def __init__(self) -> None:
+        self.late = LateImports()
+        #: What was in force before the first script's, of the settings that one has changed.
+        self._before: dict[str, Any] = {}
+        self._filters_before: tuple[tuple[Any, ...], ...] | None = None
+
+    def apply(self, settings: Mapping[str, bytes]) -> None:
+        """Puts these in force, and takes back what earlier ones had set."""
+        self.late.clear()
+        for name in self._before.keys() - settings.keys():
+            with _reporting(name), _quiet():
+                SETTINGS[name].write(sys.modules[SETTINGS[name].module], self._before.pop(name))
+        for name, pickled in settings.items():
+            if name != WARNINGS:
+                self.late.when_loaded(SETTINGS[name].module, partial(self._set, name, pickled))
+        with _reporting(WARNINGS):
+            self._apply_filters(settings.get(WARNINGS))
+
+    def _set(self, name: str, pickled: bytes) -> None:
+        setting = SETTINGS[name]
+        module = sys.modules[setting.module]
+        with _reporting(name), _quiet():
+            if name not in self._before:
+                self._before[name] = setting.read(module)
+            setting.write(module, pickle.loads(pickled))
+
+    def _apply_filters(self, pickled: bytes | None) -> None:
+        before, self._filters_before = self._filters_before, None
+        if before is not None:
+            _write_filters(warnings, before)
+        if pickled is not None:
+            self._filters_before = _read_filters(warnings)
+            _write_filters(warnings, _with_own(_resolved(self.late, pickle.loads(pickled))))
+
+
+@contextmanager
+def _reporting(what: str) -> Iterator[None]:
+    """A setting that cannot be put in force fails no trial: its log says why."""
+    try:
+        yield
+    except Exception:
+        print(f"Fluid could not set {what} as the script has it:", file=sys.stderr)
+        traceback.print_exc()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The script was warned already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

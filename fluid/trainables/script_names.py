@@ -1,0 +1,138 @@
+"""The functions and classes of the script, by their names: a lane has them in its ``__main__``, as the script does.
+
+cloudpickle sends what the script defines by value, and leaves no trace of it in the receiver's ``__main__``. There,
+pickle looks for it: for a process pool of a trial, the workers of a DataLoader, or what a trial saves. So what the
+script has under its own name says, as it is unpickled, that the receiver is to have it there, too.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+MAIN = "__main__"
+#: Most bytes of a pickled function or class that the trainable does not refer to, but names in a text.
+_LARGEST_MENTIONED = 1 << 20
+#: The module that takes what is unpickled; ``None`` in processes that have a script of their own.
+_receiver: ModuleType | None = None
+
+
+class ByValue:
+    """Mixed into a class of cloudpickle's: what it pickles of the script is put into the receiver's ``__main__``."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)  # type: ignore[misc]
+        if type(reduced) is tuple and len(reduced) == 6 and callable(reduced[5]) and is_of_script(obj):
+            make, arguments, state, items, pairs, setter = reduced
+            return make, arguments, (setter, state), items, pairs, _settle
+        return reduced
+
+
+class ScriptPickler(ByValue, cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles what users give."""
+
+
+def dumps(value: Any) -> bytes:
+    """Pickles what users give."""
+    file = io.BytesIO()
+    ScriptPickler(file).dump(value)
+    return file.getvalue()
+
+
+def is_of_script(value: Any) -> bool:
+    """Whether that is a function or a class which the script has under its own name, or a copy of such a function.
+
+    Ray Tune's registry gives copies.
+    """
+    try:
+        if not isinstance(value, (FunctionType, type)) or value.__module__ != MAIN:
+            return False
+        known = vars(sys.modules[MAIN]).get(value.__qualname__)
+        return known is value or (
+            isinstance(value, FunctionType) and isinstance(known, FunctionType) and known.__code__ == value.__code__
+        )
+    except Exception:  # A metaclass may raise anything.
+        return False
+
+
+def names_of_script() -> tuple[str, ...]:
+    """Returns the full names of all its functions and classes; a trainable that holds them can look them up."""
+    return tuple(f"{MAIN}.{name}" for name, value in list(vars(sys.modules[MAIN]).items()) if is_of_script(value))
+
+
+def receive_in(module: ModuleType) -> None:
+    """Has a module take, from now on, what this process unpickles of the script; it is also its ``__main__``."""
+    global _receiver
+    _receiver = module
+    sys.modules[MAIN] = module
+
+
+def _settle(value: Any, state: tuple[Any, Any]) -> None:
+    """Completes a function or class that was unpickled."""
+    setter, own = state
+    setter(value, own)
+    if _receiver is None:
+        return
+    names = vars(_receiver)
+    names[value.__qualname__] = value
+    if isinstance(value, FunctionType):  # What it refers to, the script has as well.
+        for name, found in value.__globals__.items():
+            names.setdefault(name, found)
+
+
+def mentioned_in(pickled: bytes) -> dict[str, bytes]:
+    """Pickles what is named in a text only, such as ``"__main__.Model"`` of a config; what cannot be is left out.
+
+    Args:
+        pickled: the trainable; what it refers to itself is in there.
+    """
+    found: dict[str, bytes] = {}
+    mark = f"{MAIN}.".encode()
+    at = pickled.find(mark)
+    while at >= 0:
+        at += len(mark)
+        end = at
+        while end < len(pickled) and (pickled[end : end + 1].isalnum() or pickled[end : end + 1] == b"_"):
+            end += 1
+        name = pickled[at:end].decode()
+        value = vars(sys.modules[MAIN]).get(name)
+        if name not in found and is_of_script(value):
+            found[name] = _dump_bounded(value)
+        at = pickled.find(mark, end)
+    return {name: data for name, data in found.items() if data}
+
+
+def dump_each(values: dict[str, Any]) -> bytes:
+    """Pickles a dict, without those of its values that cannot be."""
+    try:
+        return dumps(values)
+    except Exception:
+        return dumps({name: value for name, value in values.items() if _dump_bounded(value, sys.maxsize)})
+
+
+class BoundedFile:
+    """A file in memory that refuses to grow beyond a size."""
+
+    def __init__(self, most: int) -> None:
+        self.data = bytearray()
+        self._most = most
+
+    def write(self, data: bytes) -> int:
+        """Appends to it."""
+        if len(self.data) + len(data) > self._most:
+            raise OverflowError("too large")
+        self.data += data
+        return len(data)
+
+
+def _dump_bounded(value: Any, most: int = _LARGEST_MENTIONED) -> bytes:
+    """Pickles a value; returns nothing if that is larger, or cannot be."""
+    try:
+        ScriptPickler(file := BoundedFile(most)).dump(value)
+    except (Exception, SystemExit, GeneratorExit):  # A __reduce__ may raise anything.
+        return b""
+    return bytes(file.data)

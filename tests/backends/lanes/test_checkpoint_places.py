@@ -1,0 +1,124 @@
+"""What a pool asks the stores of hosts, and what it makes of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from fluid.backends.base import CheckpointSource, Launcher
+from fluid.backends.lanes.checkpoint_places import CheckpointPlaces
+from fluid.backends.lanes.connections import LaneConnections
+from fluid.backends.lanes.host_payloads import HostPayloads
+from fluid.backends.lanes.registry import Registry
+from fluid.elastic.messages import Left
+from fluid.engine.commands import Persist
+from fluid.engine.events import Checkpoint, TrialSaved
+from fluid.engine.retention import TrialNotKept
+from fluid.keeping import Kept
+from fluid.lane import messages as m
+from fluid.lane.checkpoint_messages import CheckpointPersisted
+
+PATH = "/dev/shm/fluid-0123456789abcdef-localhost/a/00000003-0-1"
+
+
+class Stores:
+    """Writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    def forget(self, trial_id: str, *, keep_newest: bool) -> None:
+        self.asked.append(("forget", trial_id, keep_newest))
+
+    def persist(self, host: str, trial_id: str, path: str, *, keep: bool) -> None:
+        self.asked.append(("persist", host, trial_id, path, keep))
+
+
+class Places:
+    """Places of checkpoints, with two lanes that were told to set up a trial."""
+
+    def __init__(self) -> None:
+        self.stores = Stores()
+        launcher = cast(
+            Launcher,
+            SimpleNamespace(stores=self.stores, checkpoints_at=lambda host: CheckpointSource(), drop=lambda name: None),
+        )
+        self.lanes = LaneConnections(launcher)
+        self.places = CheckpointPlaces(launcher, self.lanes, Registry(lambda modules: None, HostPayloads(launcher)))
+        self.first, self.second = self.lanes.add(0), self.lanes.add(1)
+
+
+@pytest.fixture
+def here() -> Any:
+    made = Places()
+    yield made
+    made.lanes.close()
+
+
+LEAVES: list[Callable[[str], Any]] = [
+    lambda name: m.ResidentReleased(0.0, name),
+    lambda name: m.ResidentSaved(0.0, name, 3, PATH, True, dropped=True, seconds=0.1),
+    lambda name: m.ResidentFailed(0.0, name, "error", "no", "", None),
+    lambda name: m.FromMember(0.0, name, 1, Left()),
+]
+
+
+@pytest.mark.parametrize("leaves", LEAVES)
+def test_what_lanes_may_still_save_of_a_forgotten_trial_is_deleted_after_that(
+    here: Places, leaves: Callable[[str], Any]
+) -> None:
+    for lane in (here.first, here.second):
+        lane.trials |= {"a", "b"}
+    here.places.forget("a", keep_newest=True)
+    here.places.hear_lane(here.first, m.ResidentSaved(0.0, "a", 3, PATH, True, dropped=False, seconds=0.1))
+    here.places.hear_lane(here.first, leaves("a"))
+    here.places.hear_lane(here.second, leaves("b"))
+    assert here.stores.asked == [], "the second lane still has it"
+    here.places.hear_lane(here.second, leaves("a"))
+    assert here.stores.asked == [("forget", "a", True)]
+    here.places.hear_lane(here.second, leaves("a"))
+    assert len(here.stores.asked) == 1
+
+
+def test_where_no_lane_has_it_that_is_at_once(here: Places) -> None:
+    here.first.trials.add("b")
+    here.places.forget("a", keep_newest=False)
+    assert here.stores.asked == [("forget", "a", False)]
+
+
+def test_a_lane_that_is_gone_saves_nothing_any_more(here: Places) -> None:
+    here.first.trials.add("a")
+    here.places.forget("a", keep_newest=False)
+    here.lanes.remove(here.first)
+    here.places.lane_is_gone(here.first)
+    assert here.stores.asked == [("forget", "a", False)]
+
+
+def test_at_the_end_all_is_deleted_that_was_forgotten(here: Places) -> None:
+    here.first.trials.add("a")
+    here.places.forget("a", keep_newest=False)
+    here.places.close()
+    here.places.close()
+    assert here.stores.asked == [("forget", "a", False)]
+
+
+def test_a_copy_is_asked_of_the_host_that_has_the_checkpoint(here: Places) -> None:
+    here.places.execute(Persist("a", Checkpoint(3, PATH, host="10.0.0.7", in_memory=True), keep=True))
+    assert here.stores.asked == [("persist", "10.0.0.7", "a", PATH, True)]
+
+
+def test_the_engine_hears_of_copies_as_of_those_of_lanes(here: Places) -> None:
+    copied = CheckpointPersisted("a", "/run/trials/a/checkpoints/00000003-0-1", "localhost", False, seconds=0.5)
+    checkpoint = Checkpoint(3, copied.path)
+    assert here.places.hear(copied, 7.0) == [TrialSaved(7.0, "a", None, checkpoint, seconds=0.5, copied=True)]
+    kept = copied._replace(keep=True, bytes=9)
+    saved = TrialSaved(7.0, "a", None, checkpoint, seconds=0.5, copied=True, kept=Kept(9))
+    assert here.places.hear(kept, 7.0) == [saved]
+    failed = CheckpointPersisted("a", PATH, "localhost", False, problem="the disk is full")
+    stays = Checkpoint(3, PATH, in_memory=True)
+    assert here.places.hear(failed, 7.0) == [TrialSaved(7.0, "a", None, stays, copied=True)]
+    told = TrialNotKept(7.0, "a", iteration=3, reason="the disk is full")
+    assert here.places.hear(failed._replace(keep=True), 7.0) == [told]
