@@ -111,7 +111,6 @@ def resting(trials: int) -> dict[str, Any]:
     from isolation_workload import Resting
 
     from fluid import Trial, TrialGroup
-
     from fluid.session.packing_limit import IdleLanes
 
     IdleLanes.look = lambda self, now: None  # type: ignore[method-assign]  # It is set here.

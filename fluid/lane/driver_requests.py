@@ -78,7 +78,7 @@ class DriverRequests:
             return self._waited + (self._clock.now() - self._waiting_since if self._waiters else 0.0)
 
     def ask(self, link: LaneDriverLink, request: Any) -> Any:
-        """Sends a request and waits for the answer: see :meth:`fluid.trainables.driver_link.DriverLink.ask`."""
+        """Sends a request and waits for the answer: see :meth:`fluid.trainables.trial_code.DriverLink.ask`."""
         if os.getpid() != self._pid:
             raise FluidError("a process that the trial has started has no link to the driver; ask in the trial itself")
         payload = dump_message(request)
@@ -134,7 +134,7 @@ class DriverRequests:
 
 
 class LaneDriverLink:
-    """The :class:`fluid.trainables.driver_link.DriverLink` of a resident.
+    """The :class:`fluid.trainables.trial_code.DriverLink` of a resident.
 
     Attributes:
         trial_id: the resident.

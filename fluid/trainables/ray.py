@@ -129,12 +129,12 @@ class SessionSlot:
         """Puts the session in place, and takes it back, or a new one that was made meanwhile; yields it."""
         module = self._module
         outer, module._session = module._session, self._session
-        outer_thread, _SessionInPlace.thread = _SessionInPlace.thread, threading.get_ident()
+        outer_thread, _PlacedBy.thread = _PlacedBy.thread, threading.get_ident()
         try:
             yield module._session
         finally:
             self._session, module._session = module._session, outer
-            _SessionInPlace.thread = outer_thread
+            _PlacedBy.thread = outer_thread
             if self._session is not None:
                 self._code.attached[_SESSION] = self._session
 
@@ -154,7 +154,7 @@ class SessionSlot:
 _SESSION, _FIND = "ray session", "_fluid_session_of_caller"
 
 
-class _SessionInPlace:
+class _PlacedBy:
     """The thread that has put a session in place; ``None`` while none has."""
 
     thread: int | None = None
@@ -162,7 +162,7 @@ class _SessionInPlace:
 
 def _session_of_caller(in_place: Any) -> Any:
     """Ray's session of the trial whose code the calling thread runs; outside trials, the one of the process."""
-    code = None if _SessionInPlace.thread == threading.get_ident() else current_trial()
+    code = None if _PlacedBy.thread == threading.get_ident() else current_trial()
     return in_place if code is None else code.attached.get(_SESSION)
 
 

@@ -15,9 +15,7 @@ from typing import Any
 
 from fluid.errors import FluidError
 from fluid.trainables.driver_link import driver_link, in_trial
-from fluid.trainables.trial_code import Reporter, Save, TrialEnded, current_trial
-
-__all__ = ["Reporter", "Save", "TrialEnded", "get_checkpoint", "report", "trial_dir"]
+from fluid.trainables.trial_code import Reporter, Save, current_trial
 
 
 def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from fluid.trainables.function_resident import iterator_of, name_of, next_step, no_methods, with_hint
 from fluid.trainables.held_folder import HeldFolder
-from fluid.trainables.reporting import Save
 from fluid.trainables.resident import STATE_FOLDER, NotSavableError, Step, step_of, stray_stop_iteration
-from fluid.trainables.trial_code import TrialCode, bind, trial_of_thread
+from fluid.trainables.trial_code import Save, TrialCode, bind, trial_of_thread
 
 #: Marks a checkpoint of this form; the function's own files are in the state's folder.
 REPORTED_FILE = "reported"

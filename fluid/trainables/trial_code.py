@@ -33,6 +33,19 @@ _SERVICES = ("fluid.", "tqdm.", "fsspec.", "ray._private.", "torch._inductor.")
 Save = Callable[[Path], object]
 
 
+class Reporter(Protocol):
+    """What runs a trial's function, and takes what it reports."""
+
+    def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
+        """Ends an iteration, and returns when the next one begins."""
+        ...
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The folder from which the function goes on; ``None`` if it begins."""
+        ...
+
+
 class DriverLink(Protocol):
     """Connects one trial in a lane with its submitter in the driver's process.
 
@@ -61,19 +74,6 @@ class DriverLink(Protocol):
             FluidError: this is another process than the lane's, such as a worker that the trial has started.
             Exception: what the submitter raised in place of an answer.
         """
-        ...
-
-
-class Reporter(Protocol):
-    """What runs a trial's function, and takes what it reports."""
-
-    def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
-        """Ends an iteration, and returns when the next one begins."""
-        ...
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The folder from which the function goes on; ``None`` if it begins."""
         ...
 
 

@@ -66,6 +66,9 @@ class FakeTorch:
                 self.broken = self.breaks
                 raise RuntimeError(self.refuses)
 
+    def mm(self, one: None, other: None) -> None:
+        pass
+
     @property
     def expands(self) -> bool:
         return self.settings[-1:] == ["expandable_segments:True"]
