@@ -52,9 +52,6 @@ class FakeTorch:
         )
         self.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
 
-    def mm(self, one: object, other: object) -> None:
-        pass
-
     def zeros(self, count: int | tuple[int, int], device: str) -> None:
         if self.broken:
             raise RuntimeError("CUDA error: unspecified launch failure")
