@@ -13,15 +13,11 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
-from fluid._late_imports import LateImports
-
 #: The modules of the generators, in the order of their seeds.
-_MODULES = ("random", "numpy.random", "torch")
+MODULES = ("random", "numpy.random", "torch")
 _SEED_BYTES = 4
-_LATE = LateImports()
 
 
 class Seeds(NamedTuple):
@@ -55,7 +51,7 @@ class Seeds(NamedTuple):
 
     @classmethod
     def _of(cls, bytes_of: Callable[[int], bytes]) -> Seeds:
-        return cls(*(int.from_bytes(bytes_of(position), "little") for position in range(len(_MODULES))))
+        return cls(*(int.from_bytes(bytes_of(position), "little") for position in range(len(MODULES))))
 
 
 class SeedOrigin(NamedTuple):
@@ -83,13 +79,13 @@ class SeedOrigin(NamedTuple):
         found = {name: _digest(state) for name, state in _driver_states().items()}
         rest = _digest(b"".join(found.values()) or os.urandom(_SEED_BYTES))
         salt = os.urandom(_SEED_BYTES).hex() if seed is None else str(seed)
-        return cls(tuple(found.get(name, rest) for name in _MODULES), salt)
+        return cls(tuple(found.get(name, rest) for name in MODULES), salt)
 
     def seeds(self, number: int) -> Seeds:
         """Returns the seeds of the trial that is submitted at this place, from 0, in the order of the session."""
         return Seeds._of(
             lambda position: hashlib.blake2b(
-                f"{_MODULES[position]} {self.salt} {number}".encode(),
+                f"{MODULES[position]} {self.salt} {number}".encode(),
                 key=self.states[position],
                 digest_size=_SEED_BYTES,
             ).digest()
@@ -103,7 +99,7 @@ def _digest(state: bytes) -> bytes:
 def _driver_states() -> dict[str, bytes]:
     """The states of the generators that are loaded, but for those of GPUs, which follow from PyTorch's seed."""
     found = {}
-    for name in _MODULES:
+    for name in MODULES:
         generator = _GENERATORS[name]
         if (module := generator.find()) is not None:
             state = generator.read(module)
@@ -132,7 +128,7 @@ def write_random_state(states: Mapping[str, Any]) -> None:
     """
     for name, generator in _GENERATORS.items():
         if name not in states:
-            _seed(name)
+            seed_loaded(name)
         elif (module := generator.find()) is not None:
             generator.write(module, states[name])
 
@@ -213,17 +209,16 @@ class _SeedsInForce:
 
 
 def put_in_force(seeds: Seeds) -> None:
-    """Has generators start from these seeds that are loaded from now on, or are set to no state of the trial's.
+    """Has generators start from these seeds that are set to no state of the trial's.
 
-    NumPy, say, loads ``numpy.random`` when a program first uses it, and seeds it from the operating system.
+    Those whose module is loaded later are to be seeded then (:func:`seed_loaded`): NumPy, say, loads ``numpy.random``
+    when a program first uses it, and seeds it from the operating system.
     """
     _SeedsInForce.seeds = seeds
-    for name in _MODULES:
-        if name not in sys.modules and name not in _LATE.calls:
-            _LATE.when_loaded(name, partial(_seed, name))
 
 
-def _seed(name: str) -> None:
+def seed_loaded(name: str) -> None:
+    """Seeds the generator of a module, one of :data:`MODULES`, that was just loaded."""
     generator, seeds = _GENERATORS[name], _SeedsInForce.seeds
     if seeds is not None and (module := generator.find()) is not None:
         generator.seed(module, seeds)

@@ -10,14 +10,26 @@ replaces ``sys.stdout``, of which logging handlers keep references; hence :class
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from fluid._late_imports import LateImports
 from fluid.lane.output import LaneStreams
 from fluid.lane.process_settings import TIMERS, ProcessSettings, Settings, go_on_with_timers, hold_timers
 from fluid.lane.threads import LaneThreads
-from fluid.random_state import Seeds, put_in_force, read_random_state, write_random_state
+from fluid.random_state import MODULES, Seeds, put_in_force, read_random_state, seed_loaded, write_random_state
 from fluid.trial_fields import TrialProcess
+
+_LATE = LateImports()
+
+
+def seed_late_modules() -> None:
+    """Has the generators seeded whose modules a trial loads later, from the seeds that are in force then."""
+    for name in MODULES:
+        if name not in sys.modules and name not in _LATE.calls:
+            _LATE.when_loaded(name, partial(seed_loaded, name))
 
 
 class ProcessState:
@@ -61,6 +73,7 @@ class ProcessState:
         """Restores the state in which the resident left the process."""
         self._all_settings.put(self._settings)
         put_in_force(self._seeds)
+        seed_late_modules()
         write_random_state(self._random)
         with suppress(OSError):  # The folder may have been deleted since.
             os.chdir(self._folder)
