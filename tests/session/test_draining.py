@@ -154,7 +154,7 @@ def test_an_elastic_trial_goes_on_on_the_device_that_is_left(tmp_path: Path) -> 
             self.total = state
 
     with FluidExecutor("local", 2, packing="off", run_dir=tmp_path, verbose=0) as made:
-        handle = made.submit_trialgroup(TrialGroup([Trial(Wide, {}, 300, trial_id="wide", max_width=2)]))
+        handle = made.submit_trialgroup(TrialGroup([Trial(Wide, {}, 600, trial_id="wide", max_width=2)]))
         wide = 0
         for result in handle.results():
             wide += result.width == 2
