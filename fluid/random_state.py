@@ -223,6 +223,20 @@ def _seed(name: str) -> None:
         generator.seed(module, seeds)
 
 
+def find_behind(finder: object, name: str, path: Any, target: Any) -> ModuleSpec | None:
+    """Finds a module as the finders behind one in ``sys.meta_path`` do.
+
+    Two finders that asked all others would ask each other, for ever.
+    """
+    finders = sys.meta_path
+    for other in finders[finders.index(finder) + 1 :] if finder in finders else finders:
+        find_spec = getattr(other, "find_spec", None)
+        if find_spec is not None and (spec := find_spec(name, path, target)) is not None:
+            found: ModuleSpec = spec
+            return found
+    return None
+
+
 class _SeededImports:
     """Finds the generators' modules for ``import``, and has each one seeded when it has been loaded.
 
@@ -233,13 +247,10 @@ class _SeededImports:
         """Finds a module as the other finders do."""
         if name not in _MODULES:
             return None
-        for finder in sys.meta_path:
-            spec = None if isinstance(finder, _SeededImports) else finder.find_spec(name, path, target)
-            if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
-                    spec.loader = cast(Any, _SeedingLoader(spec.loader))
-                return spec
-        return None
+        spec = find_behind(self, name, path, target)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = cast(Any, _SeedingLoader(spec.loader))
+        return spec
 
 
 class _SeedingLoader:

@@ -9,6 +9,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from fluid.random_state import find_behind
+
 
 class LateImports:
     """Watches imports for the modules that calls wait for. It is in ``sys.meta_path`` from the first such call on."""
@@ -33,12 +35,10 @@ class LateImports:
         """Finds a module that is waited for as the other finders do, to hear of its end."""
         if name not in self._calls:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
-            if spec is not None:
-                self._follow(spec)
-                return spec
-        return None
+        spec = find_behind(self, name, path, target)
+        if spec is not None:
+            self._follow(spec)
+        return spec
 
     def _follow(self, spec: ModuleSpec) -> None:
         loader: Any = spec.loader
