@@ -114,8 +114,11 @@ class ProcessSettings:
         if not self.put():
             return []
         found = self.take()
-        # What was loaded since has been put back to what an untouched process has.
-        self._base = {**found, **self._base}
+        for row in _TABLE:
+            if row.name in found and row.name not in self._base:
+                # Its module was loaded since. It has been put back to what an untouched process has, if it can be.
+                stays_as_it_is = row.write is libraries.keep
+                self._base[row.name] = row.untouched(sys.modules[row.module]) if stays_as_it_is else found[row.name]
         stays = [name for name, value in self._base.items() if found.get(name) != value]
         self._in_force = self._base if not stays else found
         return stays
