@@ -96,7 +96,7 @@ def _read_process_group(distributed: Any) -> bool:
     return bool(distributed.is_available() and distributed.is_initialized())
 
 
-def _keep(module: Any, wanted: object, found: object) -> None:
+def keep(module: Any, wanted: object, found: object) -> None:
     """Writes nothing: what is found stays."""
 
 
@@ -193,7 +193,7 @@ def _write_torch(torch: Any, wanted: Any, found: Any) -> None:
 
 TABLE: tuple[tuple[str, Callable[..., Any], Callable[..., object], str, Callable[[Any], Any]], ...] = (
     ("settings of PyTorch", _read_torch, _write_torch, "torch", lambda torch: None),
-    ("the default process group", _read_process_group, _keep, "torch.distributed", lambda distributed: False),
+    ("the default process group", _read_process_group, keep, "torch.distributed", lambda distributed: False),
     ("settings of NumPy", _read_numpy, _write_numpy, "numpy", _untouched_numpy),
     (
         "decimal context",

@@ -46,7 +46,7 @@ _OF_THREADS = tuple(os.fsencode(name) for name in VARIABLES)
 _PRIVATE = 0o077
 
 
-class _Setting(NamedTuple):
+class _Row(NamedTuple):
     """One row of the table.
 
     Attributes:
@@ -114,8 +114,11 @@ class ProcessSettings:
         if not self.put():
             return []
         found = self.take()
-        # What was loaded since has been put back to what an untouched process has.
-        self._base = {**found, **self._base}
+        for row in _TABLE:
+            if row.name in found and row.name not in self._base:
+                # Its module was loaded since. It has been put back to what an untouched process has, if it can be.
+                stays_as_it_is = row.write is libraries.keep
+                self._base[row.name] = row.untouched(sys.modules[row.module]) if stays_as_it_is else found[row.name]
         stays = [name for name, value in self._base.items() if found.get(name) != value]
         self._in_force = self._base if not stays else found
         return stays
@@ -128,7 +131,7 @@ class ProcessSettings:
             self._paths += new
             self._base[_PATH] = (*self._base[_PATH], *new)
 
-    def _write(self, setting: _Setting, wanted: Settings, found: Any) -> None:
+    def _write(self, setting: _Row, wanted: Settings, found: Any) -> None:
         module = sys.modules.get(setting.module)
         if setting.name in wanted:
             value = wanted[setting.name]
@@ -233,28 +236,26 @@ def go_on_with_timers(held: tuple[tuple[float, float], ...]) -> None:
 
 
 _TABLE = (
-    _Setting(TIMERS, _read_timers, _write_timers),  # First: another trial's must not go off any more.
-    _Setting("sys.stdout", lambda: (sys.stdout, sys.stderr, sys.stdin), _write_streams),
-    _Setting("sys.excepthook", lambda: (sys.excepthook, sys.unraisablehook, threading.excepthook), _write_hooks),
-    _Setting("environment variables", _read_environment, _write_environment),
-    _Setting(_PATH, lambda: tuple(sys.path), _write_path),
-    _Setting(
+    _Row(TIMERS, _read_timers, _write_timers),  # First: another trial's must not go off any more.
+    _Row("sys.stdout", lambda: (sys.stdout, sys.stderr, sys.stdin), _write_streams),
+    _Row("sys.excepthook", lambda: (sys.excepthook, sys.unraisablehook, threading.excepthook), _write_hooks),
+    _Row("environment variables", _read_environment, _write_environment),
+    _Row(_PATH, lambda: tuple(sys.path), _write_path),
+    _Row(
         "warnings filters",
         lambda: (tuple(warnings.filters), warnings.showwarning, warnings.formatwarning),
         _write_warnings,
     ),
-    _Setting("signal handlers", lambda: tuple([_signal.getsignal(number) for number in _SIGNALS]), _write_handlers),
-    _Setting("resource limits", lambda: tuple([resource.getrlimit(limit) for limit in _LIMITS]), _write_limits),
-    _Setting("umask", _read_umask, lambda wanted, found: os.umask(wanted)),
-    _Setting(
+    _Row("signal handlers", lambda: tuple([_signal.getsignal(number) for number in _SIGNALS]), _write_handlers),
+    _Row("resource limits", lambda: tuple([resource.getrlimit(limit) for limit in _LIMITS]), _write_limits),
+    _Row("umask", _read_umask, lambda wanted, found: os.umask(wanted)),
+    _Row(
         "nice value",
         lambda: os.getpriority(os.PRIO_PROCESS, 0),
         lambda wanted, found: os.setpriority(os.PRIO_PROCESS, 0, wanted),
     ),
-    _Setting("garbage collector", lambda: (gc.isenabled(), gc.get_threshold()), _write_collector),
-    _Setting("recursion limit", lambda: (sys.getrecursionlimit(), sys.getswitchinterval()), _write_interpreter),
-    _Setting(
-        "logging", lambda: libraries.read_logging(logging), lambda *values: libraries.write_logging(logging, *values)
-    ),
-    *(_Setting(*row) for row in libraries.TABLE),
+    _Row("garbage collector", lambda: (gc.isenabled(), gc.get_threshold()), _write_collector),
+    _Row("recursion limit", lambda: (sys.getrecursionlimit(), sys.getswitchinterval()), _write_interpreter),
+    _Row("logging", lambda: libraries.read_logging(logging), lambda *values: libraries.write_logging(logging, *values)),
+    *(_Row(*row) for row in libraries.TABLE),
 )

@@ -82,6 +82,7 @@ class Residents:
         checkpoints: saves and restores them.
         threads: CPU threads of the lane.
         memory: device memory that they take.
+        is_spent: whether one has changed the process for good, so that no further one should come.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Residents:
         self._requests = requests
         self._tell_missing = tell_missing
         self._tell_spent = tell_spent
-        self._is_spent = False
+        self.is_spent = False
         self.threads = LaneThreads(options.threads)
         self._busy = make_busy_meter(options, clock)
         self._home = os.getcwd()
@@ -252,8 +253,8 @@ class Residents:
             *(f"its thread {name!r} still runs" for name in threads_left(resident.code)),
             *(f"what it changed stays: {name}" for name in stays),
         ]
-        if reasons and not self._is_spent:
-            self._is_spent = True
+        if reasons and not self.is_spent:
+            self.is_spent = True
             self._tell_spent(f"trial {resident.trial_id!r} has left, and {'; '.join(reasons)}")
 
     def rest(self) -> None:

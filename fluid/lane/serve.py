@@ -124,6 +124,8 @@ class _Lane:
         )
         self._user_code = self._failures.user_code
         self._ended = False
+        #: Trials that came too late, when the process was spent; the driver takes them back.
+        self._refused: set[str] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
             ShipTrainable: self._residents.add_trainable,
             DropTrainable: self._residents.drop_trainable,
@@ -186,6 +188,9 @@ class _Lane:
     # A message about a trial that is not resident is ignored: the trial has failed, and the driver was told.
 
     def _start(self, message: StartResident) -> None:
+        if self._residents.is_spent and message.membership is None:
+            self._refused.add(message.trial_id)
+            return
         resident = self._residents.admit(message)
         begun = self._clock.now()
         with self._user_code(resident) as code:
@@ -235,7 +240,10 @@ class _Lane:
 
     def _release(self, message: ReleaseResident) -> None:
         resident = self._residents.get(message.trial_id)
-        if resident is not None:
+        if message.trial_id in self._refused:
+            self._refused.remove(message.trial_id)
+            self._send(ResidentReleased(self._clock.now(), message.trial_id))
+        elif resident is not None:
             if message.keep and self._residents.checkpoints.is_to_be_kept(resident):
                 self._send(self._residents.checkpoints.keep(resident))
             self._residents.release(resident)

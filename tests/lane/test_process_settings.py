@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fluid.lane.messages import LaneOptions
 from fluid.lane.output import LaneStreams
 from fluid.lane.process_settings import ProcessSettings
 from fluid.lane.process_state import ProcessState
@@ -252,9 +251,7 @@ def test_open_log_files_of_a_trial_are_closed(settings: ProcessSettings, tmp_pat
 def test_a_trials_timer_stands_still_while_the_lane_waits(settings: ProcessSettings, tmp_path: Any) -> None:
     """Its handler would raise in the lane's own code."""
     output = LaneStreams(sys.__stdout__, sys.__stderr__)  # type: ignore[arg-type]
-    state = ProcessState(
-        str(tmp_path / "log"), str(tmp_path), settings, LaneThreads(LaneOptions(0).threads), TrialProcess()
-    )
+    state = ProcessState(str(tmp_path / "log"), str(tmp_path), settings, LaneThreads(1), TrialProcess())
     set_alarm()
     state.rest()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
