@@ -26,6 +26,7 @@ class Pace:
         settled: whether the trial has finished an iteration on its devices; before, it starts, loads data or compiles.
         placed_at: when the trial was placed in a lane that no trial had used, or that lane was launched, seconds;
             ``None`` otherwise, and once it has settled there.
+        is_first: whether no trial of its key had started when it was placed: what they import is loaded for later ones.
         settled_after: seconds from then to the end of its first iteration; ``None`` otherwise, and from the second on.
     """
 
@@ -40,6 +41,7 @@ class Pace:
     disturbed: bool = True
     settled: bool = False
     placed_at: float | None = None
+    is_first: bool = False
     settled_after: float | None = None
 
     def observe(self, seconds: float, model: str | None, count: int = 1) -> None:

@@ -320,11 +320,11 @@ class TrialRecord:
 
     @property
     def starts_cold(self) -> bool:
-        """Whether it has not settled in a lane that loads everything for it, while trials like it share lanes.
+        """Whether it has not settled in a lane that loads everything for it, as later trials' lanes need not.
 
-        Where each has a lane of its own, all start alike.
+        Where each trial has a lane of its own, all but the first ones of their key start alike.
         """
-        return self.pace.placed_at is not None and not self.spec.isolated
+        return self.pace.placed_at is not None and (self.pace.is_first or not self.spec.isolated)
 
     @property
     def takes_turns(self) -> bool:

@@ -44,13 +44,12 @@ class RunOverheads:
         """
         record = self._state.groups[group_id]
         holders, in_flight = 0, 0.0
-        any_ready = any(lane.ready for lane in self._state.lanes)
         runs = 1 + sum(number for trial, number in record.ended.items() if trial.done > 0)
         for trial in record.live.values():
             runs += trial.progress.done > 0
             # In a lane that no trial had used it loads everything; those that come there start faster. One with a lane
-            # of its own waits for the start of that, each time; but the first ones wait for the fork server, once.
-            waits = trial.placement.launched or (trial.spec.isolated and any_ready)
+            # of its own waits for the start of that, each time; but the first ones also wait for the fork server, once.
+            waits = trial.spec.isolated or trial.placement.launched
             if trial.state.holds_devices and waits and not trial.starts_cold:
                 holders += 1
                 if trial.placement.iterates:

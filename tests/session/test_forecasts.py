@@ -30,7 +30,7 @@ def executor(tmp_path: Path) -> Iterator[FluidExecutor]:
 
 
 def test_the_forecast_of_a_group_that_sleeps_and_the_trial_that_ends_last(executor: FluidExecutor) -> None:
-    trials = [Trial(sleep, {"seconds": 0.05}, budget=10 + 30 * (name == "c"), trial_id=name) for name in "abc"]
+    trials = [Trial(sleep, {"seconds": 0.05}, budget=10 + 110 * (name == "c"), trial_id=name) for name in "abc"]
     handle = executor.submit_trialgroup(TrialGroup(trials))
     forecast, begun = None, time.monotonic()
     while forecast is None and time.monotonic() < begun + PATIENCE:
