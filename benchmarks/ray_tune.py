@@ -2,8 +2,9 @@
 
     python benchmarks/ray_tune.py [--runs 3] [--systems fluid,...] [--workloads busy,...] [--json FILE]
 
-Every system gets the same call of ``tune.run`` on 2 CPU devices: "fluid" with an executor, "ray_default" without, and
-"ray_reuse_actors" with ``reuse_actors=True``, for which the trainables implement ``reset_config``. Each measurement is
+Every system gets the same call of ``tune.run`` on 2 CPU devices: "fluid" with an executor, "fluid_lane" with one whose
+trials share processes (``isolation="lane"``), "ray_default" without, and "ray_reuse_actors" with ``reuse_actors=True``,
+for which the trainables implement ``reset_config``. Each measurement is
 a process of its own; "run" is the call of ``tune.run``, including the start of Fluid's executor, and "total" is the
 whole process, including the start of Ray. The ideal is the CPU time of the trials' own work divided by the number of
 devices, measured in the run itself; "stream" shows the cost of a result once everything runs. Needs the environment of
@@ -24,7 +25,9 @@ from typing import Any, NamedTuple
 from measuring import machine, run_apart
 
 DEVICES = 2
-SYSTEMS = ("fluid", "ray_default", "ray_reuse_actors")
+#: Fluid's ``isolation``, by system.
+ISOLATION = {"fluid": "trial", "fluid_lane": "lane"}
+SYSTEMS = (*ISOLATION, "ray_default", "ray_reuse_actors")
 WORKLOADS = ("busy", "empty", "stream", "hyperband", "pbt", "digits")
 
 
@@ -68,7 +71,9 @@ def sweep(system: str, name: str) -> dict[str, float]:
     tally = Tally()
     ray.init(num_cpus=DEVICES, logging_level="ERROR", include_dashboard=False, log_to_driver=False)
     begun = time.perf_counter()
-    executor = FluidExecutor(backend="local", devices=DEVICES, verbose=0) if system == "fluid" else None
+    executor = None
+    if system in ISOLATION:
+        executor = FluidExecutor(backend="local", devices=DEVICES, verbose=0, isolation=ISOLATION[system])
     analysis = tune.run(
         trainable,
         **options,

@@ -8,7 +8,8 @@ Trials sleep, so that more slots than cores can be busy:
 * "checkpoints": 16 trials of 30 iterations of 1 s on 16 slots, with a checkpoint of 10 MB every 5 results;
 * "asha": 64 trials of up to 20 iterations of 50 ms under ASHA on 8 slots.
 
-"fluid" is the call of ``tune.run`` with an executor, "ray_reuse_actors" without one and with ``reuse_actors=True``, and
+"fluid" is the call of ``tune.run`` with an executor, "fluid_lane" with one whose trials share processes
+(``isolation="lane"``), "ray_reuse_actors" without one and with ``reuse_actors=True``, and
 "ray_default" Ray Tune as it is. "run" is the call of ``tune.run`` with the start of the executor, after ``ray.init``.
 The minimum is the seconds that trials slept, divided by the number of slots; for ASHA it is that of the same run. Each
 measurement is a process of its own, and its line is printed when it ends.
@@ -29,7 +30,9 @@ from typing import Any, NamedTuple
 
 from measuring import machine, run_apart
 
-SYSTEMS = ("fluid", "ray_reuse_actors", "ray_default")
+#: Fluid's ``isolation``, by system.
+ISOLATION = {"fluid": "trial", "fluid_lane": "lane"}
+SYSTEMS = (*ISOLATION, "ray_reuse_actors", "ray_default")
 
 
 class Row(NamedTuple):
@@ -73,7 +76,7 @@ def _asha() -> dict[str, Any]:
 
 ROWS = {
     "trials": Row(
-        "800 trials of 1 s on 16 slots", 16, 800, 1, 1.0, systems=SYSTEMS[:2], goal="at most 1.18x of the minimum"
+        "800 trials of 1 s on 16 slots", 16, 800, 1, 1.0, systems=SYSTEMS[:3], goal="at most 1.18x of the minimum"
     ),
     "checkpoints": Row(
         "16 trials of 30 x 1 s, checkpoints of 10 MB every 5 results",
@@ -108,7 +111,9 @@ def sweep(system: str, row: Row) -> dict[str, float]:
     }
     ray.init(num_cpus=row.slots, logging_level="ERROR", include_dashboard=False, log_to_driver=False)
     begun = time.perf_counter()
-    executor = FluidExecutor(backend="local", devices=row.slots, verbose=0) if system == "fluid" else None
+    executor = None
+    if system in ISOLATION:
+        executor = FluidExecutor(backend="local", devices=row.slots, verbose=0, isolation=ISOLATION[system])
     analysis = tune.run(
         Sleeper,
         config=config,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fluid.static_fluid import StaticFluid
     from fluid.sweep import run
     from fluid.sweeping.plan import SweepFailedError
-    from fluid.trainables.reporting import get_checkpoint, report
+    from fluid.trainables.reporting import get_checkpoint, report, trial_dir
     from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 _HOME = {
@@ -81,6 +81,7 @@ _HOME = {
     "run": "fluid.sweep",
     "shared": "fluid.shared_data.loading",
     "submit_trialgroup": "fluid.executor",
+    "trial_dir": "fluid.trainables.reporting",
 }
 
 __all__ = [
@@ -125,6 +126,7 @@ __all__ = [
     "run",
     "shared",
     "submit_trialgroup",
+    "trial_dir",
 ]
 
 

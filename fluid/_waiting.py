@@ -8,6 +8,7 @@ of preemption unheard. So every wait of unknown length is made of short ones.
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections.abc import Callable
 
@@ -15,6 +16,31 @@ from fluid._clock import MonotonicClock
 
 #: Seconds after which a thread that waits runs a few bytecodes.
 LOOK_UP_S = 0.5
+
+
+def await_descriptor(
+    descriptor: int, seconds: float | None = None, *, readable: bool = True, writable: bool = False
+) -> bool:
+    """Waits for a descriptor of any number; ``select.select`` refuses those from 1,024 on.
+
+    Args:
+        descriptor: of a socket or a pipe.
+        seconds: longest to wait; ``None`` for no end.
+        readable: whether to wait until it can be read from. An end or an error ends the wait in any case.
+        writable: whether to wait until it can be written to; with both, either ends the wait.
+
+    Returns:
+        Whether it is ready, not merely the time over.
+    """
+    poll, clock = select.poll(), MonotonicClock()
+    poll.register(descriptor, select.POLLIN * readable | select.POLLOUT * writable)
+    deadline = None if seconds is None else clock.now() + seconds
+    while True:
+        left = LOOK_UP_S if deadline is None else min(LOOK_UP_S, max(0.0, deadline - clock.now()))
+        if poll.poll(1000.0 * left):
+            return True
+        if deadline is not None and clock.now() >= deadline:
+            return False
 
 
 class AwaitedThread(threading.Thread):

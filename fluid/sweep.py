@@ -122,8 +122,9 @@ def run(
             there. ``time_budget_s`` ends a sweep on all devices; both may be given.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
-        seed: of the configs; ``None`` for others in each call. On one device without packing, the same seed gives
-            the same decisions, too.
+        seed: of the configs, and, together with the program's own random number generators as they are at the call, of
+            those of the trials (``docs/running.md``, "Random numbers"); ``None`` for others in each call. On one device
+            without packing, the same seed gives the same decisions, too.
         points: configs, or parts of configs, to try first.
         searcher: suggests the configs, and is told the results: :class:`fluid.search.AskTell`, or the adapter of a
             library (``fluid.integrations.ax``, ``fluid.integrations.smac``); ``None``, the default, to sample
@@ -146,7 +147,7 @@ def run(
         min_budget: iterations at the first rung, at least; 1 by default.
         max_concurrent: most trials under way at once; ``None``, the default, for as many as keep the devices busy. Not
             for ``"sha"`` and ``"hyperband"``, whose rungs start together.
-        trial_options: further fields of each :class:`fluid.Trial`, such as ``{"devices": 2}``.
+        trial_options: further fields of each :class:`fluid.Trial`, such as ``{"devices": 2}`` or ``{"chdir": True}``.
         requires: what the sweep's devices must have, as of a :class:`fluid.TrialGroup`; ``None``, the default, for any.
         owner: whose sweep it is, as of a :class:`fluid.TrialGroup`; ``None``, the default, for an owner of its own.
         priority: of the sweep's group, as for :meth:`fluid.FluidExecutor.submit_trialgroup`; 1 by default.
@@ -206,6 +207,7 @@ def run(
         trial_options=_checked_options(trainable, trial_options),
         callbacks=_checked_callbacks(callbacks),
         group=GroupOptions.checked(requires, owner, priority, preempt),
+        seed=seed_in_force(seed),
     )
     if earlier is not None and plan.shape is not None:
         earlier.require_shape(plan.shape)

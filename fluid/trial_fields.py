@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fluid.errors import InvalidFieldError, require_number, require_one_of, require_text
+from fluid.random_state import Seeds
 
 #: When an iteration counts as hung: seconds, ``"auto"`` for a limit measured on its like, or ``None`` for never.
 IterationTimeout = float | Literal["auto"] | None
@@ -17,6 +18,24 @@ _DEEPEST = 20
 _ATOMS = frozenset({int, float, str, bool, bytes, type(None)})
 #: What is looked at: containers that may hold themselves, and open files.
 _LOOKED_AT = (dict, list, tuple, Mapping, io.IOBase)
+
+
+class TrialProcess(NamedTuple):
+    """What a trial asks of the process that runs it.
+
+    Attributes:
+        threads: CPU threads; ``None`` for those of the lane.
+        seeds: of its random number generators; ``None`` for others every time.
+        chdir: whether its working directory is its own folder at first.
+    """
+
+    threads: int | None = None
+    seeds: Seeds | None = None
+    chdir: bool = False
+
+
+#: Of a trial that asks for nothing.
+ANY_PROCESS = TrialProcess()
 
 
 def own_config(config: object) -> dict[str, Any]:

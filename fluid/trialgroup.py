@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
+from fluid.random_state import SeedOrigin
 from fluid.resources import MemoryNeed, Requires, require_devices
 from fluid.search_shape import SearchShape
 from fluid.trial_fields import IterationTimeout, own_config, require_goals, require_timeout
@@ -214,6 +215,9 @@ class Trial:
         isolation: ``"trial"`` if it runs in a process that has run no other trial, ``"lane"`` if it may share one with
             others, as tiny trials do whose author knows that they do not disturb each other; ``None``, the default,
             for the executor's ``isolation``.
+        chdir: whether the trial's working directory is a folder of its own, that of :func:`fluid.trial_dir`, so that
+            trials which write files by relative paths do not write over each other's; ``False`` by default: that in
+            which the executor was made.
 
     Raises:
         InvalidFieldError: a field cannot be used; the message names the field and the value.
@@ -235,6 +239,7 @@ class Trial:
     devices: float | None = None
     threads: int | None = None
     isolation: str | None = None
+    chdir: bool = False
 
     def __post_init__(self) -> None:
         if (
@@ -263,8 +268,9 @@ class Trial:
             object.__setattr__(self, "threads", require_integer("threads", self.threads, at_least=1))
         if self.isolation is not None:
             require_one_of("isolation", self.isolation, ISOLATION)
-        if not isinstance(self.retry_errors, bool):
-            raise InvalidFieldError("retry_errors", self.retry_errors, "must be True or False")
+        for name in ("retry_errors", "chdir"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidFieldError(name, getattr(self, name), "must be True or False")
         object.__setattr__(self, "config", own_config(self.config))
         if self.shown is not None and not isinstance(self.shown, Shown):
             raise InvalidFieldError("shown", self.shown, "must be a Shown or None")
@@ -297,17 +303,22 @@ class Submission:
     """What a user submits by one call, though its trials are submitted one after another, as those of a sweep are.
 
     A trainable is pickled as it is when its first trial is submitted; all trials of the submission run that, with what
-    the script had set when the first of all was submitted. It is sent to a lane once. Without one, trainables are
-    pickled anew at each call that submits or adds trials.
+    the script had set when the first of all was submitted. It is sent to a lane once. The seeds of the trials follow
+    from the random number generators of the driver as they are now. Without a submission, trainables are pickled and
+    generators are read anew at each call that submits or adds trials.
 
     Example:
         >>> from fluid import Trial, TrialGroup
         >>> from fluid.trialgroup import Submission
         >>> sweep = Submission()
         >>> stages = [TrialGroup([Trial(print)], name, submission=sweep) for name in ("stage 1", "stage 2")]
+
+    Args:
+        seed: adds to the seeds of the trials; 0 by default, ``None`` for other seeds every time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = 0) -> None:
+        self.origin = SeedOrigin.now(seed)
         #: What was pickled so far, by id(); keeping the trainable with its pickle keeps its id from being reused.
         self.pickled: dict[int, tuple[Any, Any]] = {}
         #: What the script had set; ``None`` before the first trial.

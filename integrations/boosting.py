@@ -188,6 +188,10 @@ def sweep(
     """
     if "budget" in options:
         raise InvalidFieldError("budget", options["budget"], "follows from num_boost_round, the rounds of a trial")
+    own = options.get("trial_options")
+    if own is None or isinstance(own, Mapping):
+        # A lane makes the data once for all its trials, and what runs there leaves nothing behind.
+        options = {**options, "trial_options": {"isolation": "lane", **(own or {})}}
     if mode is None:
         modes = ["max" if is_more(goal.metric) else "min" for goal in goals_of(metric, None)]
         mode = modes if len(modes) > 1 else modes[0]

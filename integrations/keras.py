@@ -15,8 +15,8 @@ from typing import Any
 import fluid
 from fluid._imports import try_import
 from fluid.errors import require_integer
-from fluid.lane.process_state import read_random_state, write_random_state
-from fluid.trainables.reporting import Save, TrialEnded
+from fluid.random_state import read_random_state, write_random_state
+from fluid.trainables.trial_code import Save, TrialEnded
 
 with try_import("Keras", extra="keras") as _imports:
     import keras

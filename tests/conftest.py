@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import resource
 import secrets
 import select
 import shutil
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,8 @@ settings.load_profile("fluid")
 
 #: Milliseconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE_MS = 90_000
+#: Descriptors that select(2) takes: FD_SETSIZE.
+_MOST_SELECTED = 1024
 
 
 class Probe:
@@ -59,8 +63,9 @@ class Probe:
 class Lane:
     """The driver's end of a lane."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, server: ForkServerProcess) -> None:
         self.wire = FramedSocket(sock)
+        self._server = server
         self.messages: list[Any] = []
         self._trainables: list[Any] = []
 
@@ -83,8 +88,11 @@ class Lane:
 
         poller = select.poll()
         poller.register(self.wire.fileno(), select.POLLIN)
+        patience = time.monotonic() + PATIENCE_MS / 1e3
         while not any(map(wanted, self.messages)):
-            assert poller.poll(PATIENCE_MS), f"no {kind.__name__}, but {self.messages}"
+            while not poller.poll(20):  # Lanes that wait for modules are forked in a poll.
+                self._server.poll()
+                assert time.monotonic() < patience, f"no {kind.__name__}, but {self.messages}"
             self.messages += [each for message in self.wire.receive() for each in one_by_one(message)]
             assert not self.wire.ended, f"the lane ended after {self.messages}"
         found = next(filter(wanted, self.messages))
@@ -235,6 +243,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 _LANES_OF_USERS = ("integrations/", "examples/", "test_docs.py")
 
 
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """This process has so many files open that the next ones have numbers beyond what select(2) takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _MOST_SELECTED
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"a process may open {hard} files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(_MOST_SELECTED)]
+    try:
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def lean_lanes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Lanes load what their trials import, and not all that other tests have loaded here: that takes seconds each."""
@@ -330,7 +355,7 @@ def fork(tmp_path: Path) -> Iterator[Callable[..., Lane]]:
     def make(server: ForkServerProcess, lane_id: int, **options: Any) -> Lane:
         ours, theirs = socket.socketpair()
         server.fork(LaneOptions(lane_id, run_folder=str(tmp_path), **options), theirs)
-        lanes.append(Lane(ours))
+        lanes.append(Lane(ours, server))
         return lanes[-1]
 
     yield make

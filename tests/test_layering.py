@@ -41,7 +41,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 # A package imports itself and packages of lower levels. A new package is added here, in the lowest level it can have.
 # The package fluid itself has no level: see check_facade.
 LAYERS = (
-    layer(0, "errors _version _experimental _logs"),
+    layer(0, "errors _version _experimental _logs random_state"),
     layer(1, "_clock _imports keeping resources search_shape trial_fields"),
     layer(2, "_waiting _sleepers trialgroup"),
     layer(3, "_clock_hold"),
@@ -114,7 +114,17 @@ LOOSE = (
         "resources",
         "trialgroup",
     ),
-    *("keeping", "search_shape", "trial_fields", "static_fluid", "dynamic_fluid", "mps", "executor", "sweep"),
+    *(
+        "keeping",
+        "random_state",
+        "search_shape",
+        "trial_fields",
+        "static_fluid",
+        "dynamic_fluid",
+        "mps",
+        "executor",
+        "sweep",
+    ),
     *("tune", "cli"),
 )
 #: Modules that may import less than their package: they are loaded where nothing heavy must be.

@@ -30,6 +30,24 @@ class Sharing(NamedTuple):
     why: str = ""
 
 
+class HostRoom(NamedTuple):
+    """What the lanes of a machine find there; ``None`` for what is not limited or not known.
+
+    Attributes:
+        descriptors: that a process may have open.
+        tasks: processes and threads that the control group allows.
+        memory_left: bytes that processes may still take.
+        lane_bytes: bytes that a lane takes for itself.
+        lanes: that there are.
+    """
+
+    descriptors: int | None = None
+    tasks: int | None = None
+    memory_left: float | None = None
+    lane_bytes: float | None = None
+    lanes: int = 0
+
+
 class ScalingLimits(NamedTuple):
     """How far a session may scale the number of its devices by itself.
 
@@ -164,6 +182,15 @@ class ScalableBackend(Backend, Protocol):
 
         No command will name it before it is added again.
         """
+        ...
+
+
+@runtime_checkable
+class MeasuredBackend(Backend, Protocol):
+    """A backend whose lanes all run on the driver's machine."""
+
+    def lane_room(self) -> HostRoom:
+        """Returns what lanes find on that machine, and what those that there are take of it."""
         ...
 
 
@@ -415,8 +442,13 @@ class Launcher(Protocol):
         """Has the stacks of a lane's threads written to the log of the trial that runs there, soon."""
         ...
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules ahead, so that lanes launched later need not."""
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads modules ahead, so that lanes launched later need not.
+
+        Args:
+            modules: their names.
+            late: whether no lane is to wait for it.
+        """
         ...
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:

@@ -28,6 +28,7 @@ _OVERHEADS = {
     "alpha": "packing: each of two trials on one device takes so many times as long as alone; at 1, none are packed",
     "beta": "scaling: on two devices, a trial takes so many times half as long as on one",
     "epsilon": "seconds of a resize",
+    "server_s": "seconds until a host's fork server is ready, for which its first lanes wait",
     "lane_s": "seconds until a new lane is ready",
     "start_s": "seconds until a trial is set up in a lane",
 }

@@ -98,6 +98,8 @@ class Failures:
         others = tuple(host for host in trial.placement.stays_in if host != lane_id)
         devices = [device for lane in trial.placement.stays_in for device in core.lanes[lane].device_ids]
         own = core.lanes[lane_id].device_ids
+        if failure.kind == "error":
+            self._note_raised(lane_id)
         core.release(trial)
         core.drain(trial, others)
         self._residency.lose_state(trial, failure.message)
@@ -118,6 +120,13 @@ class Failures:
         else:
             trial.limits.failure = replace(failure, message=self._what_there_was(trial, failure, devices))
             core.end(trial, TrialState.FAILED, failure.message)
+
+    def _note_raised(self, lane_id: int) -> None:
+        """Counts a trial that raised in a lane; after a few in a row, no other one is placed there."""
+        lane = self._core.lanes[lane_id]
+        lane.failed += 1
+        if lane.failed >= tuning.MOST_RAISED:
+            self._core.lanes.spend(lane_id)
 
     def _left_device_unusable(self, trial: TrialRecord, failure: Failure, devices: tuple[int, ...]) -> None:
         core, strikes = self._core, self._core.strikes

@@ -9,9 +9,9 @@ An entry is a JSON object: ``v``, the version; ``what``, the class of an event o
 * :class:`IterationReported`, :class:`ReportEnd`: how far a trial came, and how it ended.
 * :class:`DeviceAdded`, :class:`NoteDeviceLost`, :class:`NoteResize`: devices and widths, for reports.
 * :class:`ProfileSaved`: a snapshot of what was measured.
-* :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`, :class:`SessionDraining`,
-  :class:`TrialSetAside` and the notices of :mod:`fluid.engine.notices`: what happened and why, for reports;
-  :func:`replay` passes over them.
+* :class:`LaneReady`, :class:`TrialStarted`, :class:`TrialNotKept`, :class:`KillLane`, :class:`DeviceDraining`,
+  :class:`SessionDraining`, :class:`TrialSetAside` and the notices of :mod:`fluid.engine.notices`: what happened and
+  why, for reports; :func:`replay` passes over them.
 
 Calls of trials' methods are not written: their callers end with the driver. The entries of one call of the engine are
 written together, events before commands, after the engine has accepted the call and before its commands are carried
@@ -21,6 +21,7 @@ out.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ from fluid.engine.events import (
     DeviceDraining,
     GroupRecovered,
     GroupSubmitted,
+    LaneReady,
     PauseRequested,
     ResumeRequested,
     SessionDraining,
@@ -98,7 +100,7 @@ _TOLD: dict[str, type] = {
     for kind in (
         *(TrialStarted, NotePlaced, NoteWaiting, NoteQueued, NotePaused, NotePreempted, NoteTrial, NoteMeasured),
         *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, NoteKeptWidth, TrialNotKept),
-        *(TrialSetAside, *RETIREMENTS),
+        *(TrialSetAside, LaneReady, *RETIREMENTS),
     )
 }
 #: Values that JSON holds as they are.
@@ -125,6 +127,8 @@ def encode(item: object) -> Entry | None:
     if isinstance(item, ReportEnd) and item.failure is not None:
         # The exception is of use only to the submitter of this session.
         item = replace(item, failure=replace(item.failure, exception=None))
+    if isinstance(item, LaneReady) and math.isinf(item.seconds):
+        return None  # What is written of it is how long it took.
     return _entry(item) if type(item).__name__ in _WRITTEN else None
 
 

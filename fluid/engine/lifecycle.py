@@ -204,6 +204,8 @@ class Lifecycle:
         trial.residence.checkpoint_is_current = False
         if further:
             core.estimates.of_key(trial).add_iterations(event)
+            if (lane := core.lanes.get(event.lane_id)) is not None:
+                lane.failed = 0
             if core.strikes.any:
                 core.changed |= core.strikes.iterated(core.occupancy.held[trial.row])
             if trial.limits.avoids is not None:
@@ -391,8 +393,18 @@ class Lifecycle:
             self._core.changed |= bool(self._core.queue)
 
     def lane_spent(self, event: LaneSpent) -> None:
-        """A trial has changed a lane's process for good: no further one runs there."""
-        self._core.lanes.spend(event.lane_id)
+        """A trial has changed a lane's process for good: no other one runs there, nor one that was about to start."""
+        core, lane_id = self._core, event.lane_id
+        core.lanes.spend(lane_id)
+        lane = core.lanes.get(lane_id)
+        for trial_id in [] if lane is None else list(lane.holders):
+            trial = core.trials[trial_id]
+            is_new = trial.state is TrialState.STARTING and trial.residence.lane != lane_id
+            if is_new and trial.placement.lanes == (lane_id,):
+                launched = trial.placement.launched
+                core.release(trial)
+                core.drain(trial, (lane_id,) if launched else ())
+                core.enqueue(trial, f"its lane is of no use to it: {event.reason}")
 
     def lane_usable(self, lane_id: int) -> None:
         """Continues the trials that wait for a lane, which can run them now."""

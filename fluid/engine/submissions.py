@@ -32,10 +32,6 @@ from fluid.trialgroup import TrialState
 _ENDS = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
 
 
-class NothingLeftError(InvalidFieldError):
-    """A trial was to be extended that has ended by itself."""
-
-
 class Submissions:
     """Checks and carries out requests of submitters."""
 
@@ -157,7 +153,7 @@ class Submissions:
         require_integer("follow_up_iterations", event.follow_up_iterations, at_least=0)
         trial = self._core.require_alive(event.trial_id, "extended")
         if trial.progress.finished_early:
-            raise NothingLeftError("trial_id", event.trial_id, "has ended by itself and cannot be extended")
+            raise InvalidFieldError("trial_id", event.trial_id, "has ended by itself and cannot be extended")
 
     def budget_extended(self, event: BudgetExtended) -> None:
         """Gives a trial more iterations; one that was done is queued."""

@@ -83,6 +83,8 @@ LATE_S = 1.0
 MOST_TIMEOUTS = 1
 #: A device is given up after exceptions of so many trials that left it unusable, if other devices work.
 MOST_STRIKES = 3
+#: A lane in which so many trials have raised, one after another, is used no more: its process may be to blame.
+MOST_RAISED = 3
 
 # -- devices that take no further process (docs/gpu_sharing.md) ----------------------------------------------
 

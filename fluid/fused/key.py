@@ -35,10 +35,12 @@ class FusionKey(NamedTuple):
         optimizer: its kind, and flags.
         data: shapes, types and sizes of batches.
         iteration: training batches in an iteration.
+        settings: of PyTorch, which are in force for all rows of a step: default dtype and device, precision of matrix
+            products, and whether algorithms are deterministic.
 
     Example:
         >>> from fluid.fused import FusionKey
-        >>> key = FusionKey(*[("the same",)] * 7)
+        >>> key = FusionKey(*[("the same",)] * 8)
         >>> key.difference(key._replace(optimizer=("Adam",)))
         'the trials differ in their optimizer: the same; Adam'
     """
@@ -50,6 +52,7 @@ class FusionKey(NamedTuple):
     optimizer: tuple[str, ...]
     data: tuple[str, ...]
     iteration: tuple[str, ...]
+    settings: tuple[str, ...]
 
     @property
     def digest(self) -> str:
@@ -111,6 +114,7 @@ def key_of(trial: FusedTrainable) -> FusionKey:
         optimizer=tuple(_optimizer(state.spec)),
         data=tuple(_data(state.data)),
         iteration=(f"{state.iteration_batches} batches",),
+        settings=tuple(_settings()),
     )
 
 
@@ -185,6 +189,17 @@ def _optimizer(spec: OptimizerSpec) -> Iterator[str]:
     yield f"learning rates of {', '.join(module or 'the model' for module in spec.modules)}"
     if isinstance(spec, SGD):
         yield f"nesterov={spec.nesterov}"
+
+
+def _settings() -> Iterator[str]:
+    yield f"default dtype {torch.get_default_dtype()}"
+    yield f"default device {torch.get_default_device()}"
+    try:
+        yield f"matmul precision {torch.get_float32_matmul_precision()}, TF32 {torch.backends.cudnn.allow_tf32}"
+    except RuntimeError:  # Set in PyTorch's newer way, in which each backend has its own.
+        backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)
+        yield f"precision {[backend.fp32_precision for backend in backends]}"
+    yield f"deterministic {torch.are_deterministic_algorithms_enabled()}, {torch.backends.cudnn.deterministic}"
 
 
 def _data(data: Data) -> Iterator[str]:

@@ -10,7 +10,7 @@ import cloudpickle
 import torch
 
 from fluid.elastic.runtime import seed_everything
-from fluid.errors import InvalidFieldError, require_integer
+from fluid.errors import InvalidFieldError
 from fluid.fused.lora_layers import LoraSpec, adapted
 from fluid.fused.randomness import Purpose, own_generator, own_seed
 from fluid.fused.trainable import FusedTrainable
@@ -81,8 +81,7 @@ class LoraTrainable(FusedTrainable):
             raise InvalidFieldError("lora", spec, "must return a LoraSpec")
         self._elastic_base = _shared_base(type(self), config)
         # Not the global generator: what it has drawn depends on whether the base was there.
-        seed = require_integer("seed", config.get("seed", 0), at_least=0)
-        generator = own_generator("cpu", seed, Purpose.MODEL)
+        generator = own_generator("cpu", self._elastic_trial_seed, Purpose.MODEL)
         return adapted(self._elastic_base, spec, generator)
 
 

@@ -73,7 +73,7 @@ class RowPrograms:
         self._programs: dict[Any, RowProgram] = {}
         self._shared = _shared_programs.setdefault(type(trial), {})
         self._device = trial.device
-        self._key = (key.attributes, key.modules, key.parameters, trial.device, torch.get_default_dtype())
+        self._key = (key.attributes, key.modules, key.parameters, key.settings, trial.device)
 
     def train(
         self, tensors: RowTensors, masks: Sequence[torch.Tensor], batch: RowBatch

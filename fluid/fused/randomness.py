@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
+
+from fluid.errors import require_integer
+from fluid.trainables.driver_link import in_trial
 
 
 class Purpose(IntEnum):
@@ -17,6 +21,13 @@ class Purpose(IntEnum):
     MODEL = 0
     ORDER = 1
     DROPOUT = 2
+
+
+def seed_of(config: Mapping[str, Any]) -> int:
+    """Returns the seed of a trial that is about to be made: its config's, else its own in a session, else 0."""
+    if "seed" in config:
+        return require_integer("seed", config["seed"], at_least=0)
+    return torch.initial_seed() if in_trial() else 0  # The lane has seeded PyTorch's generator.
 
 
 def own_seed(seed: int, purpose: Purpose, *numbers: int) -> int:

@@ -18,7 +18,7 @@ from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.fused.data import Data, Position, TensorData, batches_from, is_on, map_batch, samples_in
 from fluid.fused.dropout import MaskPlan, Site, drawing, handing_out, has_dropout, probabilities, recording
 from fluid.fused.optimizers import OptimizerSpec
-from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator, own_seed
+from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator, own_seed, seed_of
 from fluid.fused.stacked_model import trained_parameters
 
 
@@ -49,8 +49,9 @@ class FusedTrainable(ElasticTrainable):
     they are given; one trial's config reaches them through the model: in its parameters, its buffers, and a
     :class:`~fluid.fused.Dropout`.
 
-    **Random numbers** all follow from ``config["seed"]``, 0 by default: the model's first values, the order of the
-    data, and the masks of :class:`~fluid.fused.Dropout`. The global generators are as before after each call.
+    **Random numbers** all follow from one seed: the model's first values, the order of the data, and the masks of
+    :class:`~fluid.fused.Dropout`. It is ``config["seed"]``; without one, that of the trial, and 0 outside a session.
+    The global generators are as before after each call.
 
     Attributes:
         iteration_batches: training batches in an iteration; ``None`` for an epoch.
@@ -87,6 +88,7 @@ class FusedTrainable(ElasticTrainable):
     model: torch.nn.Module
     torch_optimizer: torch.optim.Optimizer
     _fused: FusedState
+    _elastic_trial_seed: int
 
     # -- methods that users write -------------------------------------------------------------------------------
 
@@ -179,7 +181,7 @@ class FusedTrainable(ElasticTrainable):
         super().load_elastic_state(state)
 
     def _elastic_build(self, config: dict[str, Any]) -> None:
-        seed = require_integer("seed", config.get("seed", 0), at_least=0)
+        seed = self._elastic_trial_seed = seed_of(config)
         seed_everything(own_seed(seed, Purpose.MODEL), 0, 0)
         model = self.build(config)
         self._check_fused_names()

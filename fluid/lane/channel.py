@@ -6,12 +6,12 @@ import os
 import queue
 import select
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
 from fluid._clock import Clock
+from fluid.lane.errors import print_exception
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.messages import ResidentIterated, decode, encode
 from fluid.trainables.encoded_metrics import IterationRun
@@ -236,7 +236,7 @@ class Channel:
         except (EOFError, OSError):
             return False
         except Exception:  # Else the main thread would wait for messages for ever, and outlive the driver.
-            traceback.print_exc()
+            print_exception()
             return False
         return True
 

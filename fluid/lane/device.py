@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from fluid.lane.errors import one_line
+from fluid.lane.errors import is_out_of_memory, one_line
 from fluid.lane.messages import LaneOptions
 from fluid.lane.threads import set_threads
 
@@ -17,6 +17,10 @@ from fluid.lane.threads import set_threads
 _RESET_PEAK = "5"
 #: Parts of the messages with which PyTorch tells that CUDA cannot be used.
 _CUDA_ERRORS = ("CUDA error", "CUDA unknown error", "CUDA driver", "No CUDA GPUs", "cudaGetDeviceCount")
+#: Parts of the message of an allocator that is broken for good, in its process only: a mapping failed in its middle.
+_BROKEN_ALLOCATOR = ("INTERNAL ASSERT FAILED", "CUDACachingAllocator")
+#: Bytes to allocate in a process whose allocator may be broken: of each kind of segment.
+_TRIED_SIZES = (2 << 20, 32 << 20, 256 << 20)
 #: Largest shares of a GPU's memory that a lane keeps cached: for the next trial in it, and while it waits a moment for
 #: messages. The memory that the engine plans with leaves a tenth of the GPU free.
 _KEPT_AT_SWITCH = 0.01
@@ -58,7 +62,7 @@ def torch_with_cuda() -> Any:
 
 
 def use_gpus(torch: Any, gpus: int) -> None:
-    """Runs a kernel on each GPU, which makes its context.
+    """Runs kernels on each GPU: one of PyTorch's own, which makes the context, and one of the library for matrices.
 
     Raises:
         DeviceUnusableError: one of them cannot be used.
@@ -66,10 +70,14 @@ def use_gpus(torch: Any, gpus: int) -> None:
     position = 0
     try:
         for position in range(gpus):  # CUDA sees none behind one that is lost.
-            torch.zeros(1, device=f"cuda:{position}")
+            made = torch.zeros((8, 8), device=f"cuda:{position}")
+            torch.mm(made, made)
             torch.cuda.synchronize(position)
     except Exception as error:  # CUDA's errors are RuntimeError, AssertionError and classes of their own.
         raise DeviceUnusableError(position, one_line(error)) from error
+    forget_workspaces = getattr(getattr(torch, "_C", None), "_cuda_clearCublasWorkspaces", None)
+    if forget_workspaces is not None:
+        forget_workspaces()  # Tens of MB, which a trial that multiplies takes again.
 
 
 class MemoryMeter(Protocol):
@@ -117,11 +125,12 @@ class MemoryMeter(Protocol):
         """
         ...
 
-    def is_usable(self, error: str = "") -> bool:
+    def is_usable(self, error: str = "", *, allocates: bool = False) -> bool:
         """Whether the device still answers; after some faults only a new process can use it.
 
         Args:
             error: traceback of what a trial raised. One that names CUDA is checked also before CUDA was used.
+            allocates: whether to ask for memory, too, as a trial has run out of it.
         """
         ...
 
@@ -270,12 +279,16 @@ class DeviceMemoryMeter:
     def _usages(cuda: Any) -> list[_Usage]:
         return [_Usage.of(cuda, gpu) for gpu in range(cuda.device_count())]
 
-    def is_usable(self, error: str = "") -> bool:
+    def is_usable(self, error: str = "", *, allocates: bool = False) -> bool:
         """Whether the device still answers: see :meth:`MemoryMeter.is_usable`."""
         torch = torch_with_cuda() if self._is_gpu else None
         if torch is None or not (torch.cuda.is_initialized() or any(text in error for text in _CUDA_ERRORS)):
             return True
+        if all(text in error for text in _BROKEN_ALLOCATOR):
+            return False
         try:
+            if allocates and torch.cuda.is_initialized():
+                self._allocate(torch)
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             else:
@@ -283,6 +296,21 @@ class DeviceMemoryMeter:
         except Exception:
             return False
         return True
+
+    @staticmethod
+    def _allocate(torch: Any) -> None:
+        """Takes memory on each GPU and gives it back; raises what PyTorch raises, unless that is for want of memory."""
+        torch.cuda.empty_cache()
+        for gpu in range(torch.cuda.device_count()):
+            for size in _TRIED_SIZES:
+                if size > torch.cuda.mem_get_info(gpu)[0]:
+                    break
+                try:
+                    torch.empty(size, dtype=torch.uint8, device=f"cuda:{gpu}")
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+        torch.cuda.empty_cache()
 
     def _cuda(self) -> Any:
         if not self._is_gpu:
@@ -337,7 +365,7 @@ class ProcessMemoryMeter:
         """0: what is free goes back at the end of each measurement."""
         return 0.0
 
-    def is_usable(self, error: str = "") -> bool:
+    def is_usable(self, error: str = "", *, allocates: bool = False) -> bool:
         """True: a CPU does not fail on its own."""
         return True
 

@@ -41,6 +41,17 @@ class ModulesLoaded(NamedTuple):
     modules: tuple[str, ...]
 
 
+class ProcessSpent(NamedTuple):
+    """A trial that has left has changed the process for good: no further one should come.
+
+    Attributes:
+        reason: what stays, in one line.
+    """
+
+    at: float
+    reason: str
+
+
 class OwnBytesChanged(NamedTuple):
     """The lane takes notably more or less device memory for itself than it told before."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from fluid._clock import Clock
 from fluid.errors import FluidError
 from fluid.lane.messages import AnswerResident, ReleaseResident, ResidentAsked, Shutdown
-from fluid.trainables.driver_link import RequestRefusedError, dump_message, set_driver_link
+from fluid.trainables.driver_link import RequestRefusedError, dump_message
 
 
 class _Waiter:
@@ -53,27 +53,21 @@ class DriverRequests:
         self._waited = 0.0
         self._waiting_since = 0.0
 
-    def link(self, trial_id: str) -> LaneDriverLink:
+    def link(self, trial_id: str, folder: str) -> LaneDriverLink:
         """Makes the link of a trial that is set up here; that of an earlier resident of the same id is closed."""
         with self._lock:
             before = self._links.get(trial_id)
             if before is not None:
                 self._close(before)
-            link = self._links[trial_id] = LaneDriverLink(trial_id, self)
+            link = self._links[trial_id] = LaneDriverLink(trial_id, folder, self)
             return link
 
     def unlink(self, trial_id: str) -> None:
         """Refuses all requests of a trial that has left the lane."""
-        set_driver_link(None)
         with self._lock:
             link = self._links.pop(trial_id, None)
             if link is not None:
                 self._close(link)
-
-    @staticmethod
-    def end() -> None:
-        """Ends with the lane: no trial's code runs in this process any more."""
-        set_driver_link(None)
 
     @property
     def waited_s(self) -> float:
@@ -84,7 +78,7 @@ class DriverRequests:
             return self._waited + (self._clock.now() - self._waiting_since if self._waiters else 0.0)
 
     def ask(self, link: LaneDriverLink, request: Any) -> Any:
-        """Sends a request and waits for the answer: see :meth:`fluid.trainables.driver_link.DriverLink.ask`."""
+        """Sends a request and waits for the answer: see :meth:`fluid.trainables.trial_code.DriverLink.ask`."""
         if os.getpid() != self._pid:
             raise FluidError("a process that the trial has started has no link to the driver; ask in the trial itself")
         payload = dump_message(request)
@@ -140,21 +134,19 @@ class DriverRequests:
 
 
 class LaneDriverLink:
-    """The :class:`fluid.trainables.driver_link.DriverLink` of a resident.
+    """The :class:`fluid.trainables.trial_code.DriverLink` of a resident.
 
     Attributes:
         trial_id: the resident.
+        folder: its own folder.
         closed: whether its requests are refused, as it is to end.
     """
 
-    def __init__(self, trial_id: str, requests: DriverRequests) -> None:
+    def __init__(self, trial_id: str, folder: str, requests: DriverRequests) -> None:
         self.trial_id = trial_id
+        self.folder = folder
         self.closed = False
         self._requests = requests
-
-    def enter(self) -> None:
-        """Makes this the link of the code that the lane runs."""
-        set_driver_link(self)
 
     def ask(self, request: Any) -> Any:
         """Sends a request, and waits for the answer."""

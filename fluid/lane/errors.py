@@ -40,6 +40,14 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return rest or trace
 
 
+def print_exception() -> None:
+    """Prints the exception that is being handled where the trial prints; to the lane's own log if that is closed."""
+    try:
+        traceback.print_exc()
+    except Exception:
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, or one that caused it, says that memory ran out."""
     for cause in causes(error):

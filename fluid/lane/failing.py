@@ -94,7 +94,7 @@ class LaneFailures:
         It does so without a report: the driver then blames none of them, and tries each one by itself.
         """
         raised = describe(error)
-        if not self._meter.is_usable(raised.traceback):
+        if not self._meter.is_usable(raised.traceback, allocates=raised.kind == "out_of_memory"):
             self._end(raised)
         return raised
 
@@ -107,7 +107,7 @@ class LaneFailures:
         """Reports an exception; ends the process if its device cannot be used any more."""
         if raised.kind == "out_of_memory":
             self._meter.release_cached(collect=True)
-            is_usable = self._meter.is_usable()
+            is_usable = self._meter.is_usable(allocates=True)
         self._send(message)
         if not is_usable:
             os._exit(_UNUSABLE)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from fluid._clock import Clock
+from fluid.lane.errors import print_exception
 from fluid.lane.row_groups import RowGroups, RowPack
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
 
@@ -117,5 +117,5 @@ def _key_of(body: Any) -> tuple[str, type] | None:
     except FusionError:
         return None
     except Exception:  # Of the user's own Data.
-        traceback.print_exc()
+        print_exception()
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import is_of_the_process
-from fluid.lane.errors import one_line
+from fluid.lane.errors import one_line, print_exception
 from fluid.lane.messages import LaneOptions
 from fluid.lane.run_paths import folder_name
 from fluid.lane.store_ledger import StoreLedger
@@ -69,7 +68,7 @@ class CheckpointLocator:
         except Exception as error:
             if is_of_the_process(error):
                 raise
-            traceback.print_exc()
+            print_exception()
             what = f"the checkpoint of iteration {iteration_of(path)}"
             return Located(here, f"{what} could not be fetched from {source[0]}: {one_line(error)}")
 

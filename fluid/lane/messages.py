@@ -17,6 +17,7 @@ from fluid.keeping import KeepRule, Kept
 from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 
 class LaneOptions(NamedTuple):
@@ -118,8 +119,8 @@ class DropTrainable(NamedTuple):
 class StartResident(NamedTuple):
     """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
 
-    ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``threads``
-    those that the trial asks for; ``keep`` tells which checkpoints outlive the run; ``limit_bytes`` is as in
+    ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``process``
+    what the trial asks of the lane's; ``keep`` tells which checkpoints outlive the run; ``limit_bytes`` is as in
     LimitResident. As a member of an elastic trial (``membership``) it answers Prepared and waits.
     """
 
@@ -131,7 +132,7 @@ class StartResident(NamedTuple):
     iteration: int = 0
     membership: Membership | None = None
     source: tuple[str, int] | None = None
-    threads: int | None = None
+    process: TrialProcess = ANY_PROCESS
     keep: KeepRule | None = None
     limit_bytes: float | None = None
 

@@ -1,7 +1,9 @@
 """What a lane tells of itself after a trial's first iteration and at rest: its own memory, and what it has loaded.
 
 Modules that a trial's code names are loaded by the fork server before any lane. Of those that it finds in other ways,
-such as by ``importlib``, the driver learns here, so that lanes that are started later have them from the start.
+such as by ``importlib``, or that a library loads once it is used, as PyTorch does for its first optimizer, the driver
+learns here, so that lanes that are started later have them from the start. Only modules of installed packages are
+told: to load the user's own code is for the trials, which may count on it that nothing of it ran before.
 """
 
 from __future__ import annotations
@@ -12,9 +14,17 @@ from collections.abc import Iterator
 from fluid.lane.device_messages import ModulesLoaded, OwnBytesChanged
 from fluid.lane.own_memory import OwnMemory
 
-#: Modules that take long to load and can be loaded before a fork, in the order in which they load each other; PyTorch's
-#: optimizers load the last one when the first of them is made.
-_SLOW = ("numpy", "torch", "torchvision", "torch._dynamo")
+#: Folders of installed packages, wherever they are.
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+#: Modules that the fork server had loaded. A lane that made its own set of them would write to, and so copy, every page
+#: of memory that it shares with the others and that has one of these names.
+_before_fork: frozenset[str] = frozenset()
+
+
+def note_modules_before_fork() -> None:
+    """Called in the fork server after it has loaded modules, for the lanes that it forks from now on."""
+    global _before_fork
+    _before_fork = frozenset(sys.modules)
 
 
 class LaneNews:
@@ -26,7 +36,11 @@ class LaneNews:
 
     def __init__(self, own_memory: OwnMemory) -> None:
         self._own_memory = own_memory
-        self._lacking = [name for name in _SLOW if name not in sys.modules]
+        #: Modules that were there at the start, and how many there were at the last look.
+        self._known = _before_fork or frozenset(sys.modules)
+        self._count = len(sys.modules)
+        #: Modules that were told, or are not to be.
+        self._seen: set[str] = set()
 
     def since_last(self, held: float, now: float) -> Iterator[OwnBytesChanged | ModulesLoaded]:
         """What is to be told.
@@ -38,6 +52,25 @@ class LaneNews:
         own_bytes = self._own_memory.changed(held)
         if own_bytes is not None:
             yield OwnBytesChanged(now, own_bytes)
-        if self._lacking and (loaded := tuple(name for name in self._lacking if name in sys.modules)):
-            self._lacking = [name for name in self._lacking if name not in loaded]
+        if len(sys.modules) != self._count and (loaded := self._new_modules()):
             yield ModulesLoaded(now, loaded)
+
+    def _new_modules(self) -> tuple[str, ...]:
+        """Modules of installed packages since the last look, in the order in which their loading began."""
+        self._count, new = len(sys.modules), []
+        for name in reversed(sys.modules):
+            if name in self._known:
+                break  # New ones come last.
+            if name not in self._seen:
+                new.append(name)
+        self._seen.update(new)
+        return tuple(name for name in reversed(new) if _is_installed(name))
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module was loaded, under its own name, from the folder of installed packages."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    origin = getattr(spec, "origin", None)
+    if not isinstance(origin, str) or getattr(spec, "name", None) != name:
+        return False
+    return any(folder in origin.replace("\\", "/") for folder in _INSTALLED)

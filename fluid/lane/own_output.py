@@ -26,11 +26,13 @@ class OwnOutput:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        #: Opened anew, as children share the position of the stream's own descriptor.
-        self._file = _opened_anew(stream)
+        #: The file, if it is one: opened at the first byte, and anew, as children share the position of the stream's
+        #: own descriptor, which a trial may also turn to another file.
+        self._path = _path_of(stream)
+        self._file: int | None = None
         self._lock = threading.Lock()
         self._pending: list[str] = []
-        self._seen = 0 if self._file is None else os.fstat(self._file).st_size
+        self._seen = 0 if self._path is None else os.stat(self._path).st_size
         #: (begin, end) of what this process has written since, in bytes; what adjoins is one.
         self._spans: list[tuple[int, int]] = []
 
@@ -40,7 +42,7 @@ class OwnOutput:
         Raises:
             OSError, ValueError: it cannot be written.
         """
-        if self._file is None:
+        if self._path is None:
             self._stream.write(text)
             return
         self._pending.append(text)
@@ -50,7 +52,7 @@ class OwnOutput:
     def write_bytes(self, data: bytes) -> None:
         """Writes bytes at once; raises as :meth:`write`."""
         self.flush()
-        if self._file is None:
+        if self._path is None:
             self._stream.buffer.write(data)
             self._stream.flush()
             return
@@ -59,12 +61,13 @@ class OwnOutput:
 
     def flush(self) -> None:
         """Writes what is left of a line; raises as :meth:`write`."""
-        if self._file is None:
+        if self._path is None:
             self._stream.flush()
             return
-        with self._lock:
-            text, self._pending = "".join(self._pending), []
-            self._append(text.encode("utf-8", "backslashreplace"))
+        if self._pending:
+            with self._lock:
+                text, self._pending = "".join(self._pending), []
+                self._append(text.encode("utf-8", "backslashreplace"))
 
     def fileno(self) -> int:
         """The stream's descriptor, for child processes."""
@@ -72,14 +75,17 @@ class OwnOutput:
 
     def pop_others(self) -> Iterator[bytes]:
         """Yields what others have written since the last call; nothing where it cannot be read."""
-        if self._file is None:
+        if self._path is None:
             return
         with suppress(OSError), self._lock:
-            size = os.fstat(self._file).st_size
+            size = os.stat(self._path).st_size
+            if size == self._seen:
+                return
+            file = self._open()
             (position, self._seen), (spans, self._spans) = (self._seen, size), (self._spans, [])
             for begin, end in [*spans, (size, size)]:
                 while position < begin:
-                    data = os.pread(self._file, min(_CHUNK, begin - position), position)
+                    data = os.pread(file, min(_CHUNK, begin - position), position)
                     if not data:
                         return  # The file was cut.
                     position += len(data)
@@ -91,11 +97,17 @@ class OwnOutput:
         self._lock = threading.Lock()
         self._pending = []
 
+    def _open(self) -> int:
+        if self._file is None:
+            assert self._path is not None
+            self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        return self._file
+
     def _append(self, data: bytes) -> None:
-        assert self._file is not None
+        file = self._open()
         while data:
-            written = os.write(self._file, data)
-            end = os.lseek(self._file, 0, os.SEEK_CUR)
+            written = os.write(file, data)
+            end = os.lseek(file, 0, os.SEEK_CUR)
             begin = end - written
             if self._spans and self._spans[-1][1] == begin:
                 self._spans[-1] = (self._spans[-1][0], end)
@@ -104,9 +116,10 @@ class OwnOutput:
             data = data[written:]
 
 
-def _opened_anew(stream: TextIO) -> int | None:
+def _path_of(stream: TextIO) -> str | None:
     with suppress(OSError, ValueError):
         descriptor = stream.fileno()
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            return path if os.path.exists(path) else None  # It may have been deleted.
     return None

@@ -12,6 +12,7 @@ from fluid.lane.messages import LaneOptions
 from fluid.lane.serve import serve
 from fluid.lane.stack_dump import dump_stacks_at_signal
 from fluid.trainables.shared_place import SharedPlace, set_shared_place
+from fluid.trainables.trial_code import inherit_trials
 
 
 def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
@@ -19,6 +20,7 @@ def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
     faulthandler.enable()
     dump_stacks_at_signal(options.run_folder, options.lane_id)
     set_shared_place(SharedPlace(options.payload_folders, options.reserved_bytes))
+    inherit_trials()
     serve(connection, options, _end_with_group)
     os._exit(0)
 

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import traceback
 from collections.abc import Callable, Mapping
 
 from fluid._clock import Clock
@@ -15,15 +14,15 @@ from fluid.lane.checkpoint_messages import RestoredFrom
 from fluid.lane.checkpoint_seal import is_of_the_process, sealed_bytes
 from fluid.lane.checkpoint_store import CheckpointStore, Stored
 from fluid.lane.device import MemoryMeter
-from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line
+from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line, print_exception
 from fluid.lane.keep_messages import KeepBar, ResidentNotKept
 from fluid.lane.locating import CheckpointLocator
 from fluid.lane.messages import LaneOptions, ResidentSaved, ResidentSetBack
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_store import set_own_store
-from fluid.lane.process_state import read_random_state, restore_random_state, write_random_state
 from fluid.lane.restoring import restore_best
 from fluid.lane.work_queue import ResidentTrial
+from fluid.random_state import read_random_state, restore_random_state, write_random_state
 from fluid.trainables.resident import NotSavableError
 
 #: What a save that failed counts for at least, seconds.
@@ -193,7 +192,7 @@ class ResidentCheckpoints:
                 return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, reason)
             (path, in_memory, size), seconds = self._save(resident, facts=facts)
         except BaseException as error:
-            traceback.print_exc()
+            print_exception()
             if not is_for_want_of_space(error):
                 resident.rule = None  # Its own code raises, and will again.
             return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))

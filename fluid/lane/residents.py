@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import sys
-import traceback
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,9 +17,11 @@ from fluid.elastic.messages import Join
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import MemoryMeter
 from fluid.lane.driver_requests import DriverRequests
+from fluid.lane.errors import print_exception
 from fluid.lane.fused_rows import FusedRows
 from fluid.lane.gpu_busy_meter import make_busy_meter
 from fluid.lane.kept_payloads import load_payload
+from fluid.lane.leftovers import make_room_to_compile, threads_left
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
 from fluid.lane.messages import (
@@ -33,10 +34,11 @@ from fluid.lane.messages import (
     StartResident,
 )
 from fluid.lane.output import LaneStreams, printable_name, trial_log
-from fluid.lane.process_state import ProcessState, read_random_state, write_random_state
+from fluid.lane.process_settings import ProcessSettings
+from fluid.lane.process_state import ProcessState
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
 from fluid.lane.resident_memory import ResidentMemory
-from fluid.lane.run_paths import trial_folder
+from fluid.lane.run_paths import own_folder, trial_folder
 from fluid.lane.script import LaneScripts
 from fluid.lane.threads import LaneThreads
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
@@ -44,6 +46,7 @@ from fluid.trainables.encoded_metrics import encode_metrics
 from fluid.trainables.pickling import dump_result
 from fluid.trainables.resident import Step
 from fluid.trainables.trainable import can_save, make_resident, set_up
+from fluid.trainables.trial_code import TrialCode, bind
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
@@ -70,6 +73,7 @@ class Residents:
         requests: sends what trials ask the driver.
         tell_missing: called with the name of a payload that the host has lost.
         records: takes the log records that the script handles.
+        tell_spent: called with the reason, in one line, once no further trial should come to this process.
 
     Attributes:
         queue: those with iterations left.
@@ -90,6 +94,7 @@ class Residents:
         requests: DriverRequests,
         tell_missing: Callable[[str], None],
         records: RecordOutbox,
+        tell_spent: Callable[[str], None],
     ) -> None:
         self.queue = WorkQueue()
         self.fused = FusedRows(self.queue, clock)
@@ -102,9 +107,12 @@ class Residents:
         self._meter = meter
         self._requests = requests
         self._tell_missing = tell_missing
+        self._tell_spent = tell_spent
+        self._is_spent = False
         self.threads = LaneThreads(options.threads)
         self._busy = make_busy_meter(options, clock)
         self._home = os.getcwd()
+        self._settings = ProcessSettings()
         self.checkpoints = ResidentCheckpoints(options, clock, output, meter, self.enter)
         #: Of trainables that no trial has used here yet.
         self._payloads: dict[int, bytes | KeptPayload] = {}
@@ -129,7 +137,7 @@ class Residents:
         self._scripts.add(message.key, message.script)
         named = payload.name.encode() if isinstance(payload, KeptPayload) else payload
         self._origins[message.key] = hashlib.sha256(named).hexdigest()[:16]
-        sys.path += [path for path in message.sys_path if path not in sys.path]
+        self._settings.add_paths(message.sys_path)
 
     def drop_trainable(self, message: DropTrainable) -> None:
         """Drops a trainable; residents that were made of it stay."""
@@ -146,9 +154,12 @@ class Residents:
         trial_id = message.trial_id
         if (before := self._by_id.get(trial_id)) is not None:
             self.release(before)
-        log = trial_log(self._options.run_folder, trial_id)
-        state = ProcessState(log, self._home, self.threads, message.threads)
-        resident = ResidentTrial(trial_id=trial_id, process_state=state, link=self._requests.link(trial_id))
+        log, own = (path(self._options.run_folder, trial_id) for path in (trial_log, own_folder))
+        folder = own if message.process.chdir else self._home
+        state = ProcessState(log, folder, self._settings, self.threads, message.process)
+        link = self._requests.link(trial_id, own)
+        code = TrialCode(link).begin()
+        resident = ResidentTrial(trial_id=trial_id, process_state=state, link=link, code=code)
         resident.limit = message.limit_bytes
         self._by_id[trial_id] = resident
         return resident
@@ -159,7 +170,10 @@ class Residents:
         Returns:
             Why it has an earlier state than that of its checkpoint; ``None`` if it has that one.
         """
+        if message.process.chdir:
+            os.makedirs(resident.link.folder, exist_ok=True)
         self.enter(resident)
+        make_room_to_compile()
         self._scripts.put_in_force(message.key)
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
@@ -167,9 +181,9 @@ class Residents:
         self.memory.limit([resident])
         self.memory.begin()  # Only now: memory of the modules that were just imported is the lane's.
         resident.autosaves = can_save(trainable)
-        random_state = read_random_state()
 
         def make_body() -> None:
+            resident.process_state.begin()  # Loading the trainable may have drawn numbers.
             folder = trial_folder(self._options.run_folder, message.trial_id)
             resident.body = make_resident(trainable, trial_id=message.trial_id, folder=folder)
             resident.reports_states = resident.body.reports_states
@@ -181,8 +195,9 @@ class Residents:
         def renew() -> None:
             self._clean_up(resident)
             self._meter.release_cached(collect=True)
-            write_random_state(random_state)
-            os.chdir(self._home)
+            resident.process_state.renew()
+            resident.code = TrialCode(resident.link).begin()
+            resident.code.enter()
             make_body()
 
         make_body()
@@ -204,8 +219,10 @@ class Residents:
             self._meter.change_trial()  # Memory that the previous trial has freed is not this one's.
             self._busy.change_trial()
             resident.process_state.enter(self._output)
-            resident.link.enter()
+            resident.code.enter()
             self.current = resident
+        else:
+            resident.process_state.wake()
 
     def enter_several(self, rows: Sequence[ResidentTrial]) -> None:
         """Puts the process state of the first of several residents in force, whose code runs at once.
@@ -224,9 +241,36 @@ class Residents:
         del self._by_id[resident.trial_id]
         self._requests.unlink(resident.trial_id)
         self.checkpoints.forget_resident(resident.trial_id)
-        resident.process_state.give_back(self._output)
-        self.current = None
+        self._put_back(resident)
+        self._unbind()
         self._meter.release_cached(collect=True)
+
+    def _put_back(self, resident: ResidentTrial) -> None:
+        """Puts the process back to the lane's own state; tells the driver if that cannot be done."""
+        stays = resident.process_state.give_back(self._output)
+        reasons = [
+            *(f"its thread {name!r} still runs" for name in threads_left(resident.code)),
+            *(f"what it changed stays: {name}" for name in stays),
+        ]
+        if reasons and not self._is_spent:
+            self._is_spent = True
+            self._tell_spent(f"trial {resident.trial_id!r} has left, and {'; '.join(reasons)}")
+
+    def rest(self) -> None:
+        """Called before the lane waits, with no iterations to run."""
+        if self.current is not None:
+            self.current.process_state.rest()
+
+    def end(self) -> None:
+        """Ends with the lane: no trial's code runs in this process any more."""
+        for resident in self:
+            resident.code.end()
+        self._unbind()
+
+    def _unbind(self) -> None:
+        """Notes that what this thread runs from now on is no trial's code."""
+        bind(threading.current_thread(), None)
+        self.current = None
 
     def _clean_up(self, resident: ResidentTrial) -> None:
         try:
@@ -236,13 +280,15 @@ class Residents:
             if resident.body is not None:
                 resident.body.cleanup()
         except BaseException:
-            traceback.print_exc()
+            print_exception()
         resident.body = None
+        resident.code.end()
 
     def _trainable(self, key: int) -> Any:
         if key not in self._trainables:
             self._trainables[key] = self._load(self._payloads[key])
             del self._payloads[key]
+            self._settings.rebase()  # What its modules set when they are imported, they set once for all trials.
         return self._trainables[key]
 
     def _load(self, payload: bytes | KeptPayload) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fluid.lane.checkpoint_files import iteration_of, locked_for_reading
 from fluid.lane.checkpoint_seal import damage_by_lengths, damage_of
-from fluid.lane.errors import one_line
+from fluid.lane.errors import one_line, print_exception
 
 #: Most characters of a reason.
 _LONGEST = 500
@@ -72,7 +71,7 @@ def restore_best(
             except BaseException as error:
                 if is_innocent(error):
                     raise
-                traceback.print_exc()
+                print_exception()
                 problems.append(f"loading the checkpoint of iteration {iteration_of(path)} raised {one_line(error)}")
                 is_soiled = cannot_load = True
             else:

@@ -43,3 +43,8 @@ def trials_folder(run_folder: str) -> str:
 def trial_folder(run_folder: str, trial_id: str) -> str:
     """Returns the folder of a trial's output and checkpoints on disk."""
     return os.path.join(trials_folder(run_folder), folder_name(trial_id))
+
+
+def own_folder(run_folder: str, trial_id: str) -> str:
+    """Returns the folder of what a trial's own code writes, in which no name is taken."""
+    return os.path.join(trial_folder(run_folder, trial_id), "files")

@@ -25,7 +25,7 @@ from fluid.lane.late_imports import LateImports
 from fluid.trainables.script_names import MAIN, dumps
 
 
-class Setting(NamedTuple):
+class ScriptSetting(NamedTuple):
     """Something that a script can set.
 
     Attributes:
@@ -44,18 +44,18 @@ class Setting(NamedTuple):
 # -- one value ----------------------------------------------------------------------------------------------------
 
 
-def _flag(module: str, name: str, fresh: Any) -> Setting:
+def _flag(module: str, name: str, fresh: Any) -> ScriptSetting:
     """A setting that is an attribute."""
     owner, _, attribute = name.rpartition(".")
-    return Setting(
+    return ScriptSetting(
         module, attrgetter(name), lambda found, value: setattr(attrgetter(owner)(found), attribute, value), fresh
     )
 
 
-def _pair(module: str, getter: str, setter: str, fresh: Any) -> Setting:
+def _pair(module: str, getter: str, setter: str, fresh: Any) -> ScriptSetting:
     """A setting with a function that returns it, and one that sets it."""
     read, write = attrgetter(getter), attrgetter(setter)
-    return Setting(module, lambda found: read(found)(), lambda found, value: write(found)(value), fresh)
+    return ScriptSetting(module, lambda found: read(found)(), lambda found, value: write(found)(value), fresh)
 
 
 # -- PyTorch ------------------------------------------------------------------------------------------------------
@@ -105,21 +105,21 @@ def _write_precision(torch: Any, values: dict[str, Any]) -> None:
 
 
 _TORCH = {
-    "default_dtype": Setting(
+    "default_dtype": ScriptSetting(
         "torch",
         lambda torch: str(torch.get_default_dtype()).removeprefix("torch."),
         lambda torch, name: torch.set_default_dtype(getattr(torch, name)),
         "float32",
     ),
-    "default_device": Setting("torch", _read_default_device, _write_default_device, None),
-    "determinism": Setting(
+    "default_device": ScriptSetting("torch", _read_default_device, _write_default_device, None),
+    "determinism": ScriptSetting(
         "torch",
         _read_determinism,
         lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
         (False, False),
     ),
     "fill_uninitialized_memory": _flag("torch", "utils.deterministic.fill_uninitialized_memory", True),
-    "precision": Setting(
+    "precision": ScriptSetting(
         "torch",
         _read_precision,
         _write_precision,
@@ -135,7 +135,7 @@ _TORCH = {
         "torch", "backends.cuda.mem_efficient_sdp_enabled", "backends.cuda.enable_mem_efficient_sdp", True
     ),
     "math_sdp": _pair("torch", "backends.cuda.math_sdp_enabled", "backends.cuda.enable_math_sdp", True),
-    "anomaly": Setting(
+    "anomaly": ScriptSetting(
         "torch",
         lambda torch: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda torch, value: torch.autograd.set_detect_anomaly(*value),
@@ -183,7 +183,7 @@ def _options(
     module: str,
     options: Callable[[Any], Iterator[tuple[str, Any, Any]]],
     change: Callable[[Any, str, Any], None],
-) -> Setting:
+) -> ScriptSetting:
     """A setting that consists of options with names."""
 
     def read(found: Any) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _options(
                 with _reporting(f"{module}'s {name}"), _quiet():
                     change(found, name, wanted)
 
-    return Setting(module, read, write, {})
+    return ScriptSetting(module, read, write, {})
 
 
 def _is_same(value: Any, other: Any) -> bool:
@@ -307,9 +307,9 @@ _FRESH_DECIMAL = (28, decimal.ROUND_HALF_EVEN, -999999, 999999, 1, 0, _FRESH_TRA
 
 #: Beside those of the table: a lane has filters of its own, too.
 WARNINGS = "warnings"
-SETTINGS: Mapping[str, Setting] = {
+SETTINGS: Mapping[str, ScriptSetting] = {
     **_TORCH,
-    "numpy": Setting(
+    "numpy": ScriptSetting(
         "numpy",
         lambda numpy: numpy.geterr(),
         lambda numpy, value: numpy.seterr(**value),
@@ -318,9 +318,9 @@ SETTINGS: Mapping[str, Setting] = {
     "pandas": _options("pandas", _pandas_options, lambda pandas, name, value: pandas.set_option(name, value)),
     "sklearn": _options("sklearn", _sklearn_options, lambda sklearn, name, value: sklearn.set_config(**{name: value})),
     "matplotlib": _options("matplotlib", _matplotlib_options, _set_matplotlib),
-    "decimal": Setting("decimal", _read_decimal, _write_decimal, _FRESH_DECIMAL),
+    "decimal": ScriptSetting("decimal", _read_decimal, _write_decimal, _FRESH_DECIMAL),
     "recursion_limit": _pair("sys", "getrecursionlimit", "setrecursionlimit", 1000),
-    "start_method": Setting(
+    "start_method": ScriptSetting(
         "multiprocessing",
         _read_start_method,
         lambda module, value: module.set_start_method(value, force=True),

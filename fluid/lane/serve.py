@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,8 +21,9 @@ from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import bind, make_memory_meter
+from fluid.lane.device_messages import ProcessSpent
 from fluid.lane.driver_requests import DriverRequests
-from fluid.lane.errors import is_for_want_of_space
+from fluid.lane.errors import is_for_want_of_space, print_exception
 from fluid.lane.failing import LaneFailures
 from fluid.lane.keep_messages import KeepBar
 from fluid.lane.limit_messages import LimitResident, SetRows, SetThreads
@@ -106,7 +106,15 @@ class _Lane:
         self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
         channel.records = RecordOutbox(self._current_trial, output.log.write, channel.wake)
         self._residents = Residents(
-            options, clock, output, self._note, self._meter, self._requests, self._tell_missing, channel.records
+            options,
+            clock,
+            output,
+            self._note,
+            self._meter,
+            self._requests,
+            self._tell_missing,
+            channel.records,
+            self._tell_spent,
         )
         self._failures = LaneFailures(
             options, clock, output, self._meter, self._residents, self._send, self._channel.flush
@@ -142,6 +150,8 @@ class _Lane:
         while not self._ended:
             try:
                 # In this order: new messages, then iterations, then memory to release, then waiting for messages.
+                if not queue:
+                    residents.rest()
                 messages = self._receive(wait if queue else residents.memory.idle_timeout(residents.current))
             except (EOFError, OSError):
                 break  # The driver is gone.
@@ -157,7 +167,7 @@ class _Lane:
             elif residents.memory.may_hold_cache and not messages:
                 self._channel.flush()
                 self._settle(residents.current)
-        self._requests.end()
+        residents.end()
 
     def _receive(self, timeout: float | None) -> list[Any]:
         """Returns all messages that have come.
@@ -370,7 +380,7 @@ class _Lane:
             # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues. A full
             # disk may have space again later; other errors are of the trial's own code, and come again.
             resident.autosaves = is_for_want_of_space(error)
-            traceback.print_exc()
+            print_exception()
             if is_not_savable(error):
                 self._send(refusal_of(error, resident, self._clock.now(), refuses=False))
             return
@@ -397,6 +407,10 @@ class _Lane:
     def _current_trial(self) -> str | None:
         current = self._residents.current
         return None if current is None else current.trial_id
+
+    def _tell_spent(self, reason: str) -> None:
+        self._output.stderr.write(f"no further trial should run in this process: {reason}\n")
+        self._channel.send(ProcessSpent(self._clock.now(), reason), at_once=False)  # Before that the trial has left.
 
     def _send(self, message: Any, *, at_once: bool = True) -> None:
         # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.

@@ -11,16 +11,24 @@ import sys
 from typing import Any
 
 #: Read by OpenMP, MKL, OpenBLAS and NumExpr when they are loaded.
-_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+#: Read by PyTorch's compiler, which otherwise starts a pool of one process for each core of the machine.
+VARIABLES = (*_OF_LIBRARIES, "TORCHINDUCTOR_COMPILE_THREADS")
 
 
 def set_threads(threads: int) -> None:
-    """Sets how many threads PyTorch, and numeric libraries that are loaded from now on, may use in this process."""
-    for name in _VARIABLES:
+    """Sets how many threads PyTorch, and numeric libraries that are loaded from now on, may use in this process.
+
+    As many processes compile for PyTorch, if its compiler is first used from now on.
+    """
+    for name in VARIABLES:
         os.environ[name] = str(threads)
     set_num_threads = getattr(_torch(), "set_num_threads", None)
     if set_num_threads is not None:  # PyTorch is loaded, and has read its environment already.
         set_num_threads(threads)
+    compiler = sys.modules.get("torch._inductor.config")
+    if compiler is not None:
+        compiler.compile_threads = threads  # type: ignore[attr-defined]
 
 
 class LaneThreads:
@@ -41,19 +49,28 @@ class LaneThreads:
         if asked is not None:
             set_threads(asked)
 
-    def leave(self) -> None:
-        """Puts the lane's own number in force."""
-        if self._asked is not None:
-            self._asked = None
+    def leave(self) -> int | None:
+        """Puts the lane's own number in force; returns the one that the trial had asked for, or has set since."""
+        asked = self._asked if self._is_as_set() else _torch_threads()
+        self._asked = None
+        if asked is not None or os.environ.get(VARIABLES[0]) != str(self._own):
             set_threads(self._own)
+        return asked
 
     def change(self, own: int) -> None:
         """Changes the lane's own number. A number that a trial's code has set stays in force."""
-        get_num_threads = getattr(_torch(), "get_num_threads", None)
-        is_own = get_num_threads is None or get_num_threads() == self._own
-        if self._asked is None and is_own:
+        if self._asked is None and self._is_as_set():
             set_threads(own)
         self._own = own
+
+    def _is_as_set(self) -> bool:
+        """Whether PyTorch has the number that it was given here, if it is loaded."""
+        return _torch_threads() in (None, self._own if self._asked is None else self._asked)
+
+
+def _torch_threads() -> int | None:
+    get_num_threads = getattr(_torch(), "get_num_threads", None)
+    return None if get_num_threads is None else int(get_num_threads())
 
 
 def _torch() -> Any:

@@ -15,6 +15,7 @@ from fluid.lane.messages import ResidentSaved
 from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, joining_service
 from fluid.lane.process_state import ProcessState
 from fluid.trainables.resident import Resident
+from fluid.trainables.trial_code import TrialCode
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -23,6 +24,7 @@ class ResidentTrial:
 
     Attributes:
         link: asks the driver on its behalf.
+        code: what its threads reach by global names.
         process_state: its random generators, working directory and output.
         body: runs its code; ``None`` before its set-up and after its clean-up.
         key: of its trainable.
@@ -53,6 +55,7 @@ class ResidentTrial:
 
     trial_id: str
     link: LaneDriverLink
+    code: TrialCode
     process_state: ProcessState
     body: Resident | None = None
     key: int = -1

@@ -30,6 +30,15 @@ def set_process_name(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode()[:_LONGEST_NAME], 0, 0, 0)
 
 
+def process_name(process: int) -> str:
+    """Returns the name of a process, as :func:`set_process_name` cut it; empty if there is no such process."""
+    try:
+        with open(f"/proc/{process}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
 def adopt_orphans() -> None:
     """Becomes the parent of every process below this one whose own parent ends."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -64,10 +73,15 @@ def open_process(process: int) -> int | None:
         return None
 
 
-def children() -> list[int]:
-    """Returns the children of this process, the adopted ones too; none where the kernel does not list them."""
+def children(process: int | None = None) -> list[int]:
+    """Returns the children of this process, the adopted ones too; none where the kernel does not list them.
+
+    Args:
+        process: another one, whose children are those of its main thread.
+    """
+    process = process or os.getpid()
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
             return [int(process) for process in file.read().split()]
     except OSError:
         return []

@@ -71,6 +71,8 @@ class RehearsalBackend(SimulatedBackend):
         self._truths: dict[str, Truth] = {}
         #: Trainables, unpickled, by the digest of their payload.
         self._trainables: dict[bytes, Any] = {}
+        #: When each host can start lanes, from its first one on, seconds.
+        self._serves_at: dict[str, float] = {}
 
     def register(self, trial_id: str, payload: TrialPayload) -> None:
         """Takes what a trial is.
@@ -113,17 +115,19 @@ class RehearsalBackend(SimulatedBackend):
     # -- what takes time -----------------------------------------------------------------------------------
 
     def _start_lane(self, command: StartLane) -> None:
-        seconds = self.overheads.lane_s
-        if seconds == 0.0:
-            super()._start_lane(command)
-            return
-        lane_id = command.lane_id
+        now, lane_id = self.now(), command.lane_id
         self._devices.start_lane(lane_id, command.device_ids)
-        self._timers.at(self.now() + seconds, lambda: self._lane_ready(lane_id))
+        host = self._devices.host_of(lane_id)
+        ready_at = max(now, self._serves_at.setdefault(host, now + self.overheads.server_s)) + self.overheads.lane_s
+        ready = LaneReady(ready_at, lane_id, seconds=ready_at - now)
+        if ready_at > now:
+            self._timers.at(ready_at, lambda: self._lane_ready(ready))
+        else:
+            self._ready.append(ready)
 
-    def _lane_ready(self, lane_id: int) -> None:
-        if self._devices.has_lane(lane_id):  # It was not stopped as it started.
-            self._ready.append(LaneReady(self.now(), lane_id))
+    def _lane_ready(self, ready: LaneReady) -> None:
+        if self._devices.has_lane(ready.lane_id):  # It was not stopped as it started.
+            self._ready.append(ready)
 
     def _setup_seconds(self, command: StartTrial) -> float:
         return self.overheads.start_s if command.checkpoint is None else self.overheads.restore_s

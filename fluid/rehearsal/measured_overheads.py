@@ -21,6 +21,7 @@ _NAMES = {
     "alpha": "alpha (packing)",
     "beta": "beta (more devices)",
     "epsilon": "epsilon (a resize)",
+    "server_s": "the start of a host's fork server",
     "lane_s": "the start of a lane",
     "start_s": "the set-up of a trial",
     "save_s": "saving",
@@ -28,6 +29,18 @@ _NAMES = {
 }
 #: Alpha where packing was measured to cost nothing: 1 says that it is not known what it costs.
 _LEAST_ALPHA = 1.001
+
+
+class _WarmLane(NamedTuple):
+    """A lane that became warm.
+
+    Attributes:
+        at: when, seconds.
+        seconds: that its start took.
+    """
+
+    at: float
+    seconds: float
 
 
 class _Placed(NamedTuple):
@@ -158,33 +171,49 @@ def _observations(known: Mapping[str, Any], axis: str) -> int:
 def _of_journal(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds beside iterations; entries of other versions that lack a field are passed over.
 
-    What the first set-up in a lane takes beyond the usual one, such as to import PyTorch and to load the data, is part
-    of the lane's start: no later trial pays it.
+    A trial with a process of its own pays all of its set-up. Where trials share lanes, what the first set-up in a lane
+    takes beyond the usual one, such as to import PyTorch and to load the data, is part of the lane's start: no later
+    trial pays it.
     """
     seconds: dict[str, list[float]] = {}
     placed: dict[str, _Placed] = {}
+    lanes: list[_WarmLane] = []
     used: set[int] = set()
+    shares = False
     #: Of the first trial of each lane: from when it was placed until it was set up, and its set-up alone.
     firsts: list[tuple[float, float]] = []
     for entry in entries:
         what = entry.get("what")
         if what == "NotePlaced":
             placed[str(entry.get("trial_id"))] = _Placed(_number(entry, "at"), tuple(entry.get("lane_ids") or ()))
+        elif what == "LaneReady":
+            lanes.append(_WarmLane(_number(entry, "at"), _number(entry, "seconds")))
         elif what == "TrialStarted":
             took = _number(entry, "seconds")
             one = placed.pop(str(entry.get("trial_id")), None)
             if one is not None and not used.intersection(one.lanes) and not entry.get("iteration"):
                 firsts.append((_number(entry, "at") - one.at, took))
             else:
+                shares |= one is not None and not entry.get("iteration")
                 seconds.setdefault("restore_s" if entry.get("iteration") else "start_s", []).append(took)
             used.update(() if one is None else one.lanes)
         elif what == "TrialSaved":
             seconds.setdefault("save_s", []).append(_number(entry, "seconds"))
+    if not shares:
+        seconds["start_s"] = [*seconds.get("start_s", ()), *(took for _, took in firsts)]
     medians = {name: _median(values) for name, values in seconds.items()}
-    if firsts:
-        usual = medians.setdefault("start_s", _median([took for _, took in firsts]))
-        medians["lane_s"] = _median([until - usual for until, _ in firsts])
+    medians["lane_s"] = _median([until - medians["start_s"] for until, _ in firsts])
+    if lanes and not shares:
+        medians |= _of_lanes(lanes)
     return {name: max(0.0, value) for name, value in medians.items() if math.isfinite(value)}
+
+
+def _of_lanes(lanes: Sequence[_WarmLane]) -> dict[str, float]:
+    """The start of a lane, and what the first ones took beyond it: those that were started before any was ready."""
+    ready = min(lane.at for lane in lanes)
+    first = _median([lane.seconds for lane in lanes if lane.at - lane.seconds < ready])
+    later = [lane.seconds for lane in lanes if lane.at - lane.seconds >= ready]
+    return {"lane_s": _median(later), "server_s": first - _median(later)} if later else {"lane_s": first}
 
 
 def _median(values: Sequence[float]) -> float:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from fluid.errors import require_number
 
 #: What each overhead is where it costs nothing.
-_COSTS = {"alpha": 1.0, "beta": 1.0, "epsilon": 0.0, "lane_s": 0.0, "start_s": 0.0, "save_s": 0.0, "restore_s": 0.0}
+_COSTS = {
+    **{"alpha": 1.0, "beta": 1.0, "epsilon": 0.0},
+    **dict.fromkeys(("server_s", "lane_s", "start_s", "save_s", "restore_s"), 0.0),
+}
 #: Said where alpha is 1.
 UNPACKED = "trials are not packed, as it is not known what that costs"
 
@@ -31,7 +34,9 @@ class Overheads:
         beta: on two devices, a trial takes so many times half as long as on one, and on w devices
             ``beta**(w - 1) / w`` times as long.
         epsilon: seconds of a resize.
-        lane_s: seconds until a new lane is ready.
+        server_s: seconds until the fork server of a host has loaded what trials import; its first lanes wait for it.
+        lane_s: seconds until a new lane is ready. A trial with a process of its own waits for that each time that it
+            starts, unless a spare lane is ready.
         start_s: seconds until a trial is set up in a lane.
         save_s, restore_s: seconds to save a trial, and to go on from what was saved.
         source: where these come from, in words, for people; empty, the default, for what is given here.
@@ -43,6 +48,7 @@ class Overheads:
     alpha: float = 1.0
     beta: float = 1.0
     epsilon: float = 0.0
+    server_s: float = 0.0
     lane_s: float = 0.0
     start_s: float = 0.0
     save_s: float = 0.0
@@ -50,10 +56,8 @@ class Overheads:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            require_number(name, getattr(self, name), at_least=1.0)
-        for name in ("epsilon", "lane_s", "start_s", "save_s", "restore_s"):
-            require_number(name, getattr(self, name), at_least=0.0)
+        for name, least in _COSTS.items():
+            require_number(name, getattr(self, name), at_least=least)
         if not self.source:
             object.__setattr__(self, "source", self._given())
 

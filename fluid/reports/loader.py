@@ -287,6 +287,7 @@ def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: Fin
         tuple(iteration for part in parts for iteration in shown_iterations(part, done)),
         "" if last.failure is None else last.failure.traceback,
         files_of(path, parts),
+        last.seeds,
     )
 
 

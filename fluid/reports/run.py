@@ -16,6 +16,7 @@ from typing import Any
 
 from fluid.display.format import count, duration
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
+from fluid.random_state import Seeds
 from fluid.reports.cohorts import KeyCohorts
 from fluid.reports.costs import Costs, Paid, goals_in
 from fluid.reports.forecasts import SHARES, ComparedForecast, WrittenForecast, compared, forecast_text
@@ -53,6 +54,7 @@ class TrialRun:
         finished: its finished iterations, in order.
         traceback: of the failure; empty if there is none.
         files: where its output and its checkpoints are; ``None`` if unknown.
+        seeds: of its random number generators; ``None`` if unknown.
     """
 
     trial_id: str
@@ -65,6 +67,7 @@ class TrialRun:
     finished: tuple[FinishedIteration, ...]
     traceback: str = ""
     files: TrialFiles | None = None
+    seeds: Seeds | None = None
 
     @cached_property
     def iterations(self) -> int:

@@ -55,6 +55,8 @@ def story_text(run: RecordedRun, trial: TrialRun) -> RenderableType:
         table.add_row(time, *clock, Text(printable(line.text), style=_style(line)))
     began = "the first iteration of the run" if run.timeline.segments else "the session"
     note = Text(f"Times are since {began} began.", style="dim")
+    if trial.seeds is not None:
+        note.append(" Its seeds: " + ", ".join(f"{name} {seed}" for name, seed in trial.seeds._asdict().items()) + ".")
     return Group(_headline(run, trial), Padding(table, (1, 0)) if lines else Text("The journal tells nothing."), note)
 
 
@@ -70,6 +72,7 @@ def as_json(run: RecordedRun, trials: Sequence[TrialRun]) -> dict[str, Any]:
                 "iterations": trial.iterations,
                 "budget": trial.budget,
                 "failure": trial.failure,
+                "seeds": None if trial.seeds is None else trial.seeds._asdict(),
                 "story": story_json(run, trial),
             }
             for trial in trials

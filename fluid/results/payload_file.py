@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
+from fluid.random_state import Seeds
 from fluid.results.folder_files import PAYLOADS
 from fluid.trainables.parted_pickle import load_pickled
 from fluid.trialgroup import Trial
@@ -31,6 +32,7 @@ class StoredTrial:
         group_id, name: its group.
         trainable, config: pickled.
         fields: the trial's other fields.
+        seeds: of its random number generators; ``None`` if an older Fluid wrote the file.
     """
 
     group_id: str
@@ -38,6 +40,7 @@ class StoredTrial:
     trainable: bytes
     config: bytes
     fields: dict[str, Any]
+    seeds: Seeds | None = None
 
     @property
     def trial_id(self) -> str:
@@ -102,7 +105,8 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
                 trainables[frame["trainable"]] = frame["pickled"]
                 continue
             pickled = trainables[frame["uses"]]
-            started.append(StoredTrial(frame["group"], frame["name"], pickled, frame["config"], frame["fields"]))
+            group_id, name, seeds = frame["group"], frame["name"], Seeds.read(frame.get("seeds"))
+            started.append(StoredTrial(group_id, name, pickled, frame["config"], frame["fields"], seeds))
             if "complete" in frame:
                 found += started
             elif is_known(started[-1].trial_id):

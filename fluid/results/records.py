@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
 from fluid.keeping import value_of
-from fluid.lane.run_paths import trial_folder
+from fluid.lane.run_paths import own_folder, trial_folder
+from fluid.random_state import Seeds
 from fluid.results.checkpoints import (
     KeptCheckpoint,
     TrainableSource,
@@ -195,6 +196,15 @@ class TrialFiles:
         return None
 
     @property
+    def folder(self) -> Path | None:
+        """The trial's own folder, of :func:`fluid.trial_dir`; ``None`` if there is none."""
+        for trial_id, _ in reversed(self.submitted):
+            path = Path(own_folder(str(self.run_dir), trial_id))
+            if path.is_dir():
+                return path
+        return None
+
+    @property
     def checkpoints(self) -> tuple[KeptCheckpoint, ...]:
         """The checkpoints on disk, the newest last; numbered as the trial's iterations."""
         return tuple(
@@ -241,6 +251,8 @@ class TrialResult:
         metrics: those of its last iteration; empty before the first.
         results: all its iterations, in order.
         failure: why it failed; ``None`` if it has not.
+        seeds: of its random number generators when it was set up: ``random``, ``numpy`` and ``torch``; ``None`` of a
+            run of an older Fluid.
         files: where its files are; ``None`` if it has none.
     """
 
@@ -252,6 +264,7 @@ class TrialResult:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     results: tuple[Result, ...] = field(default=(), repr=False)
     failure: Failure | None = None
+    seeds: Seeds | None = field(default=None, repr=False)
     files: TrialFiles | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -278,6 +291,11 @@ class TrialResult:
     def log(self) -> Path | None:
         """The file with what it printed; ``None`` if there is none."""
         return None if self.files is None else self.files.log
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that :func:`fluid.trial_dir` gave it; ``None`` if it has none on this machine."""
+        return None if self.files is None else self.files.folder
 
     @property
     def checkpoints(self) -> tuple[KeptCheckpoint, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from fluid.engine.events import Failure
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.recovered import PastTrial, Recovered
+from fluid.random_state import Seeds
 from fluid.resources import Requires
 from fluid.results.group_lines import GroupLine
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialState
@@ -34,6 +35,7 @@ class SubmittedTrial:
         budget: iterations it might run; ``None`` if unknown, or if a search algorithm extends it step by step.
         failure: why it failed; ``None`` if it did not.
         place: its place in its group's order of submission.
+        seeds: of its random number generators; ``None`` if unknown.
     """
 
     trial_id: str
@@ -47,6 +49,7 @@ class SubmittedTrial:
     budget: int | None = None
     failure: Failure | None = None
     place: int = 0
+    seeds: Seeds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,9 @@ def shown_state(state: TrialState, outcome: TrialState | None, search: Search | 
     return (TrialState.PAUSED if paused else state).value
 
 
-def submitted_trial(trial: Trial, group_id: str, state: str, failure: Failure | None, place: int = 0) -> SubmittedTrial:
+def submitted_trial(
+    trial: Trial, group_id: str, state: str, failure: Failure | None, place: int = 0, seeds: Seeds | None = None
+) -> SubmittedTrial:
     """A trial that the user submitted in this process."""
     shown = trial.shown
     return SubmittedTrial(
@@ -100,6 +105,7 @@ def submitted_trial(trial: Trial, group_id: str, state: str, failure: Failure | 
         budget=trial.budget if shown is None else None,
         failure=failure,
         place=place,
+        seeds=seeds,
     )
 
 
@@ -180,6 +186,7 @@ class SubmittedTrials:
             state=state,
             budget=None if known is None or "shown" in entry else known.history.budget,
             failure=known.failure if known is not None and state == TrialState.FAILED else None,
+            seeds=Seeds.read(entry.get("seeds")),
         )
 
     def _state(self, trial_id: str, search: Search | None) -> str:

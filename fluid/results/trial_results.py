@@ -55,6 +55,7 @@ def trial_result(
         metrics=results[-1].metrics if results else {},
         results=results,
         failure=last.failure,
+        seeds=last.seeds,
         files=files,
     )
 

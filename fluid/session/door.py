@@ -6,6 +6,7 @@ from fluid.errors import require_integer, require_number
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.session.session import Session
+from fluid.session.specs import Isolating
 
 
 class SessionDoor:
@@ -87,6 +88,11 @@ class SessionDoor:
     def in_rounds(self) -> bool:
         """Whether all trials advance together, an iteration each in turn."""
         return self._session.in_rounds
+
+    @property
+    def isolating(self) -> Isolating:
+        """Which trials run in a process that has run no other one, of those that do not say so themselves."""
+        return self._session.isolating
 
     @property
     def max_devices(self) -> int:

@@ -13,6 +13,7 @@ from fluid.engine.rungs import RungReached
 from fluid.engine.set_aside import TrialSetAside
 from fluid.engine.verdicts import FailRequested
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
+from fluid.random_state import Seeds
 from fluid.results.best import BestTrial
 from fluid.results.records import Result, TrialResult
 from fluid.results.sweep import SweepResult
@@ -171,6 +172,11 @@ class TrialGroupHandle:
     def failures(self) -> dict[str, Failure]:
         """Why trials failed for good, by trial id."""
         return self._inbox.failures
+
+    @property
+    def seeds(self) -> dict[str, Seeds]:
+        """The seeds of the trials' random number generators when they were set up, by id."""
+        return self._inbox.seeds
 
     def raise_failures(self) -> None:
         """Raises :class:`TrialFailedError` for the first trial that failed, if any did."""

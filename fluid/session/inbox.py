@@ -15,6 +15,7 @@ from fluid.engine.events import Failure
 from fluid.engine.savability import ReportUnsavable
 from fluid.engine.set_back import ReportSetBack
 from fluid.errors import FluidError, InvalidFieldError, set_cause
+from fluid.random_state import Seeds
 from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
 from fluid.session.best import BestTracker
@@ -25,6 +26,7 @@ from fluid.session.status import GroupFacts
 from fluid.session.waits import ChangeWaits, SessionFuture, SessionWaits
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trainables.json_form import message_of
+from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logger_of(__name__)
@@ -63,6 +65,7 @@ class GroupInbox:
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
         self.outcomes: Mapping[str, TrialState] = {}
         self.has_forgotten = False
+        self._seeds: dict[str, Seeds] = {}
         #: Trials that were forgotten since a handle asks for them, by id.
         self._forgotten: dict[str, SubmittedTrial] = {}
         self._keeps_forgotten = False
@@ -147,6 +150,11 @@ class GroupInbox:
         """Why trials failed for good, by id."""
         return self._failures.copy()
 
+    @property
+    def seeds(self) -> dict[str, Seeds]:
+        """The seeds of trials, by id."""
+        return self._seeds.copy()
+
     def keep_forgotten(self) -> None:
         """Keeps, from now on, trials that are forgotten: the group's user asks for all."""
         self._keeps_forgotten = True
@@ -196,6 +204,10 @@ class GroupInbox:
             self._tracker.enter(trial)
         self._open.add(trial_id)
 
+    def note_seeds(self, trials: Mapping[Trial, TrialPayload]) -> None:
+        """Takes the seeds of trials."""
+        self._seeds.update({trial.id: seeds for trial, each in trials.items() if (seeds := each.process.seeds)})
+
     def say(self, trial_id: str, outcome: str | None) -> None:
         """Takes it how a trial came out, as its submitter says, if that says anything."""
         self._tracker.say(trial_id, outcome)
@@ -209,10 +221,11 @@ class GroupInbox:
         """
         trial = self._trial_of(trial_id)
         state, failure = self._states.pop(trial_id, None), self._failures.pop(trial_id, None)
+        seeds = self._seeds.pop(trial_id, None)
         if self._keeps_forgotten and trial is not None and state is not None:
             text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
             place = self._tracker.place_of(trial_id)
-            self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place)
+            self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place, seeds)
         self._tracker.forget(trial_id)
         if trial is not None:
             self.change(self.group.remove, trial_id)

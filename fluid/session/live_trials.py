@@ -171,6 +171,7 @@ class LiveTrials:
     def _current(self, inbox: GroupInbox, trials: Iterable[Trial], standing: Standing) -> Iterator[SubmittedTrial]:
         """Trials of a group that the engine knows, and how each stands."""
         ended, failures, search, place_of = inbox.states, inbox.failures, inbox.group.search, inbox.places
+        seeds = inbox.seeds
         for trial in trials:
             if trial.id not in standing.states:
                 continue  # It was stopped before the group was submitted, or is being submitted.
@@ -179,7 +180,8 @@ class LiveTrials:
                 text = shown_state(state, inbox.outcomes.get(trial.id, standing.outcomes.get(trial.id)), search)
             else:
                 text = UNFINISHED if self._session.has_ended else state.value
-            yield submitted_trial(trial, inbox.group_id, text, failures.get(trial.id), place_of(trial.id))
+            facts = failures.get(trial.id), place_of(trial.id), seeds.get(trial.id)
+            yield submitted_trial(trial, inbox.group_id, text, *facts)
 
     def _read_forgotten(self) -> dict[str, SubmittedTrial]:
         """The trials in the files that the groups no longer have."""

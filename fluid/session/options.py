@@ -156,14 +156,16 @@ class ExecutorOptions:
             return f"packing={self.packing!r}"
         if self.rounds:
             return "rounds=True"
-        policy = self.lane_policy or DEFAULT_POLICY
+        policy = self.lane_policy or getattr(self.backend, "lane_policy", None) or DEFAULT_POLICY
         return "" if policy == DEFAULT_POLICY else f"lane_policy={policy!r}"
 
     @property
     def isolating(self) -> Isolating:
         """Which trials run in a process that has run no other one, of those that do not say so themselves."""
-        plain = self.isolation != "lane" and not self._shares_by
-        return Isolating(plain, plain and (self.isolation == "trial" or self.most_fused == 1))
+        shares_by = self._shares_by
+        plain = self.isolation != "lane" and (not shares_by or self.packing == "fused")
+        fusible = plain and (self.isolation == "trial" or self.most_fused == 1)
+        return Isolating(plain, fusible, shares_by, is_asked=self.isolation is not None)
 
     @property
     def most_packed(self) -> int:
@@ -231,7 +233,7 @@ class ExecutorOptions:
             turns=self.turns(backend),
             in_rounds=self.rounds,
             max_failures=int(self.max_failures),
-            spare_lanes=0 if isinstance(backend, ReplayingBackend) else int(self.spare_lanes),
+            spare_lanes=int(self.spare_lanes),
         )
         state.lanes.most_per_device = limit.most
         return state

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend
 from fluid.lane.script import dump_script, read_script
+from fluid.random_state import Seeds
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.payload import TrialPayload, trainable_payload, trial_payload
+from fluid.trial_fields import TrialProcess
 from fluid.trialgroup import Submission, Trial
 
 
@@ -19,18 +21,20 @@ class SessionPickler:
     def __init__(self, backend: Backend) -> None:
         self._require = backend.require_replayable if isinstance(backend, ReplayingBackend) else None
 
-    def payloads_of(self, trials: Iterable[Trial], submission: Submission | None) -> dict[Trial, TrialPayload]:
+    def payloads_of(
+        self, trials: Iterable[Trial], submission: Submission, seeds_of: Callable[[Trial], Seeds]
+    ) -> dict[Trial, TrialPayload]:
         """Pickles the trials of one call, as they are now.
 
         Args:
             trials: the trials.
-            submission: what the call is a part of, if it is part of a sweep; ``None`` if it stands alone.
+            submission: what the call is a part of.
+            seeds_of: gives the seeds of each trial; called once for each, in order.
 
         Raises:
             InvalidFieldError: a trainable or a config cannot be used or pickled.
             MissingDependencyError: a trainable needs a package that is not installed.
         """
-        submission = Submission() if submission is None else submission
         known = submission.pickled
         payloads = {}
         for trial in trials:
@@ -42,5 +46,6 @@ class SessionPickler:
                 made = trial.trainable, payload
                 known[id(trial.trainable)] = made
             shown = None if trial.shown is None else trial.shown.config
-            payloads[trial] = trial_payload(made[1], trial.config, shown, trial.threads)
+            process = TrialProcess(trial.threads, seeds_of(trial), trial.chdir)
+            payloads[trial] = trial_payload(made[1], trial.config, shown, process)
         return payloads

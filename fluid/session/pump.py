@@ -38,6 +38,7 @@ from fluid.session.handed_calls import HandedCalls
 from fluid.session.inbox import GroupInbox
 from fluid.session.keeper import Keeper
 from fluid.session.limit_reached import LimitReachedError, ended_early
+from fluid.session.packing_limit import IdleLanes
 from fluid.session.results import TrialRequest
 from fluid.session.run_folder import RunFolder
 from fluid.session.ticks import Ticks
@@ -91,6 +92,7 @@ class Pump:
         self.hold = backend.hold if isinstance(backend, VirtualBackend) else NO_HOLD
         self.hold.take()  # A deadline must not pass before the first trials are submitted.
         self.waits = SessionWaits(self.hold, self._closed_error, lambda: self.endings.over)
+        self._idle_lanes = IdleLanes(state.lanes, backend, state.planner.c)
         self._calls = HandedCalls(self.waits, backend.wake)
         self.endings = Endings(state, folder.path, rehearsed=self.hold.is_virtual)
         self.drains = DrainWaits(self.handle, backend.now, self.waits)
@@ -346,6 +348,8 @@ class Pump:
             return
         begun = self._backend.now()
         scale_at = self.scaling.act(begun)
+        if self._closing:  # The session ends, and the backend may have nothing more to report.
+            return
         until, wake_at = self._ticks.until(begun), earlier(self._state.alarm_at, scale_at)
         events = self._backend.poll(earlier(until, None if wake_at is None else max(0.0, wake_at - begun)))
         waited = self._backend.now() - begun
@@ -354,6 +358,7 @@ class Pump:
             self._handle_all(events)
             if any(isinstance(event, LaneReady) for event in events) or self.scaling.sizing.owes_facts(begun):
                 self._write_facts()  # The backend may have given MPS up before it started the lane.
+                self._idle_lanes.look(begun)
         quiet = not events and (not answered or self.hold.is_virtual)  # There, the caller waits by now.
         settled = quiet and until is not None and self._backend.now() >= begun + until
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):

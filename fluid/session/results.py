@@ -93,7 +93,7 @@ class CallFailedError(FluidError):
 
 
 class TrialRequest:
-    """What a trial's code asks with :meth:`fluid.trainables.driver_link.DriverLink.ask`; it waits for the answer.
+    """What a trial's code asks with :meth:`fluid.trainables.trial_code.DriverLink.ask`; it waits for the answer.
 
     Any thread may answer. Only the first answer counts.
 

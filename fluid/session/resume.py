@@ -27,6 +27,7 @@ from fluid.lane.checkpoint_paths import kept_folder
 from fluid.lane.checkpoint_store import checkpoints_on_disk
 from fluid.lane.run_paths import folder_name, folder_of_host
 from fluid.planning.profile import Profile
+from fluid.random_state import Seeds
 from fluid.results.folder_files import JOURNAL, PAYLOADS, PROFILE, RESULTS, TRIALS, json_lines, read_facts
 from fluid.results.group_lines import GroupLine
 from fluid.results.payload_file import StoredTrial, read_payloads
@@ -93,6 +94,7 @@ class LeftSession:
         results: what it reported.
         written: what ``trials.jsonl`` has lines of.
         lost: ids of unfinished trials that cannot run, as their payloads are gone.
+        seeds: of the trials, by id.
     """
 
     folder: Path
@@ -101,6 +103,7 @@ class LeftSession:
     results: EarlierResults
     written: WrittenLines
     lost: frozenset[str]
+    seeds: Mapping[str, Seeds]
 
     def events(self, at: float, spec_of: Callable[[Trial, Search | None], TrialSpec]) -> list[GroupRecovered]:
         """The events that bring a new engine to where the session was.
@@ -257,7 +260,8 @@ def _read(folder: Path) -> LeftSession:
     recovered.profile = recovered.profile or _profile(folder)
     groups = _groups(recovered, stored, written)
     _wait_until_settled(recovered)
-    return LeftSession(folder, recovered, groups, results, written, lost)
+    seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
+    return LeftSession(folder, recovered, groups, results, written, lost, seeds)
 
 
 def _replay(folder: Path) -> Recovered:

@@ -7,8 +7,8 @@ results.jsonl     one line per finished iteration: group, trial, iteration, metr
 forecasts.jsonl   when groups were forecast to end, every now and then
 loggers.jsonl     how far each logger has come, if there are loggers
 trials.jsonl      one line per group: group, name, search, and owner, priority, preempt and requires where they are
-                  given; one per trial: group, trial, config (as JSON where possible), and the name by which reports
-                  show it; one per trial whose shown config was told later
+                  given; one per trial: group, trial, config (as JSON where possible), seeds, and the name by which
+                  reports show it; one per trial whose shown config was told later
 payloads.pkl      trainables and configs, pickled, for resuming
 profile.json      measured overheads and paces, written at the end
 logs/             what lanes printed outside of trials
@@ -250,6 +250,7 @@ class RunFolder:
             "devices": trial.devices,
             "threads": trial.threads,
             "isolation": trial.isolation,
+            "chdir": trial.chdir,
         }
         yield {
             "group": group_id,
@@ -257,6 +258,7 @@ class RunFolder:
             "uses": self._trainables[trainable.digest],
             "config": payload.config,
             "fields": fields,
+            "seeds": _seeds(payload),
         }
 
 
@@ -276,11 +278,16 @@ def folder_of(path: str | Path) -> Path:
 
 def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:
     """What reports show of a trial."""
-    facts = {"config": payload.shown_config, "key": trial.key}
+    facts = {"config": payload.shown_config, "key": trial.key, "seeds": _seeds(payload)}
     if trial.shown is None:
         return facts
     shown = {"shown": trial.shown.trial_id, "iterations": trial.shown.iterations, "metrics": trial.shown.metrics}
     return {**facts, **shown}
+
+
+def _seeds(payload: TrialPayload) -> dict[str, int] | None:
+    seeds = payload.process.seeds
+    return None if seeds is None else seeds._asdict()
 
 
 def _result_lines(report: Report) -> str:

@@ -47,8 +47,10 @@ class RunOverheads:
         runs = 1 + sum(number for trial, number in record.ended.items() if trial.done > 0)
         for trial in record.live.values():
             runs += trial.progress.done > 0
-            # In a lane that no trial had used it loads everything; those that come there start faster.
-            if trial.state.holds_devices and trial.placement.launched and not trial.starts_cold:
+            # In a lane that no trial had used it loads everything; those that come there start faster. One with a lane
+            # of its own waits for the start of that, each time.
+            waits = trial.spec.isolated or trial.placement.launched
+            if trial.state.holds_devices and waits and not trial.starts_cold:
                 holders += 1
                 if trial.placement.iterates:
                     in_flight += max(0.0, now - trial.placement.since)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -10,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fluid._clock import Clock
@@ -25,6 +27,7 @@ from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
 from fluid.planning.profile import Profile
+from fluid.random_state import Seeds
 from fluid.resources import Device
 from fluid.results.group_lines import GroupLine
 from fluid.session.best import BestSoFar
@@ -81,7 +84,7 @@ class Session:
         isolating: Isolating = ISOLATING,
     ) -> None:
         self._state, self._backend, self._folder = state, backend, folder
-        self._max_width, self._isolating = max_width, isolating
+        self._max_width, self.isolating = max_width, isolating
         self._insists_on_fusing, self.in_rounds = facts.get("packing") == "fused", bool(facts.get("rounds"))
         self._pickler = SessionPickler(backend)
         self._records = TrialRecords()
@@ -89,6 +92,8 @@ class Session:
             backend.hear_records(self._records.take)
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
+        #: Numbers of the trials, in order of submission.
+        self._numbers = itertools.count()
         self._pump = Pump(state, backend, folder, facts, keep, goals)
         self._keeper = self._pump.keeper
         self.clock: Clock = backend  # Of its events; a hold makes it stand still.
@@ -235,8 +240,9 @@ class Session:
     def resume(self, left: LeftSession, listeners: Mapping[str, TrialListener]) -> None:
         """Goes on with the groups of an earlier session; ``listeners`` has those of groups, by name."""
         once = Submission()
+        self._numbers = itertools.count(len(left.trial_ids))
         payloads = {
-            group_id: self._pickler.payloads_of(group.trials.values(), once) for group_id, group in left.groups.items()
+            group_id: self._payloads(group.trials.values(), once, left.seeds) for group_id, group in left.groups.items()
         }
         trackers = left.trackers()
         avoid_names(left.trial_ids, (group.line.name for group in left.groups.values()))
@@ -257,6 +263,7 @@ class Session:
                 results, offset = left.results.groups.get(event.group_id), left.results.offset_at(now)
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
+                inbox.note_seeds(payloads[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox
                 self._pump.handle(event, accepted=partial(register, event.group_id))
                 self._next_group = max(self._next_group, int(event.group_id) + 1)
@@ -351,13 +358,20 @@ class Session:
     ) -> tuple[dict[Trial, TrialPayload], tuple[TrialSpec, ...]]:
         """Pickles trials of a group, and says what the engine is to know of them."""
         trials = with_requirements(trials, group)
-        return self._pickler.payloads_of(trials, group.submission), tuple(
-            self._spec(trial, group.search) for trial in trials
+        payloads = self._payloads(trials, group.submission or Submission())
+        return payloads, tuple(self._spec(trial, group.search) for trial in trials)
+
+    def _payloads(
+        self, trials: Iterable[Trial], submission: Submission, known: Mapping[str, Seeds] = MappingProxyType({})
+    ) -> dict[Trial, TrialPayload]:
+        """Pickles trials; those without known seeds, by id, get the seeds of the next place in the order."""
+        return self._pickler.payloads_of(
+            trials, submission, lambda trial: known.get(trial.id) or submission.origin.seeds(next(self._numbers))
         )
 
     def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
         keep_last = self._keeper.retention.how == "last"
-        return spec_of(trial, self._max_width, keep_last=keep_last, isolating=self._isolating, search=search)
+        return spec_of(trial, self._max_width, keep_last=keep_last, isolating=self.isolating, search=search)
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         self._next_group += 1
@@ -366,6 +380,7 @@ class Session:
 
     def _take_in(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         """Registers trials that the engine has accepted with the backend, and writes them."""
+        inbox.note_seeds(payloads)
         for trial, payload in payloads.items():
             rule = self._keeper.admit(inbox.group_id, inbox.group.search, trial)
             self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))

@@ -65,10 +65,26 @@ class Isolating(NamedTuple):
     Attributes:
         plain: those that cannot be fused.
         fusible: those that can.
+        shares_by: the option by which the others share processes, in words; empty if there is none.
+        is_asked: whether the user has said so, which counts for more than what a sweep of another library says.
     """
 
     plain: bool = True
     fusible: bool = True
+    shares_by: str = ""
+    is_asked: bool = False
+
+    def isolates(self, trial: Trial, *, fusible: bool) -> bool:
+        """Whether a trial does.
+
+        Raises:
+            InvalidFieldError: it is to, and shares its process by an option.
+        """
+        by_default = self.fusible if fusible else self.plain
+        if trial.isolation == "trial" and self.shares_by and not by_default:
+            reason = f"trials of this executor share a process with {self.shares_by}: leave isolation out, or that"
+            raise InvalidFieldError("isolation", trial.isolation, reason)
+        return by_default if trial.isolation is None else trial.isolation == "trial"
 
 
 #: By default, all do.
@@ -84,6 +100,9 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool, isolating: Isolati
         keep_last: whether its newest checkpoint is to outlive the run.
         isolating: that of the executor, for a trial that does not ask for one way.
         search: what its group's search algorithm optimizes; ``None`` if none submits it.
+
+    Raises:
+        InvalidFieldError: it is to have a process of its own, and shares one by an option of the executor.
     """
     elastic = is_elastic(trial.trainable) or (trial.max_width is not None and is_only_replayed(trial.trainable))
     shares = trial.devices is not None and trial.devices < 1.0
@@ -105,7 +124,7 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool, isolating: Isolati
         gang=gang,
         keep_last=keep_last,
         fusible=fusible,
-        isolated=trial.isolation == "trial" if trial.isolation else isolating[fusible],
+        isolated=isolating.isolates(trial, fusible=fusible),
         extends=None if search is None else search.extends,
         config=tuple(
             (name, text_of(value))

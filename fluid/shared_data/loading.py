@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fluid._logs import logger_of
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.process_state import read_random_state, write_random_state
+from fluid.random_state import read_random_state, write_random_state
 from fluid.shared_data.key import shared_key
 from fluid.shared_data.pickling import Pickled, dump_shared
 from fluid.shared_data.store import SharedStore

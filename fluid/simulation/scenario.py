@@ -168,6 +168,7 @@ class Scenario:
         runtimes: the distribution of seconds per iteration.
         alpha, beta, c, d: the runtime model, the same for all trials.
         epsilon: seconds one resize costs.
+        start_s: seconds that each start of a trial costs: of its process, and to set it up or restore it there.
         fused: T(k)/T(1) of k fused trials; ``None`` for trials that cannot be fused. Those that can are alike, so
             their runtimes are constant and predicted exactly.
         max_fused: most trials fused on a device; 1 switches fusing off.
@@ -186,6 +187,7 @@ class Scenario:
     c: int = DEFAULT_MAX_PACKING
     d: int = DEFAULT_MAX_WIDTH
     epsilon: float = 0.0
+    start_s: float = 0.0
     fused: FusedRates | None = None
     max_fused: int = DEFAULT_MAX_FUSED
     runtime_error: float = 0.0
@@ -204,6 +206,7 @@ class Scenario:
         for name, at_least in {"c": 1, "d": 1, "max_fused": 1, "seed": 0}.items():
             object.__setattr__(self, name, require_integer(name, getattr(self, name), at_least=at_least))
         require_number("epsilon", self.epsilon, at_least=0.0)
+        require_number("start_s", self.start_s, at_least=0.0)
         if require_number("runtime_error", self.runtime_error, at_least=0.0) > 10.0:
             raise InvalidFieldError("runtime_error", self.runtime_error, "must be at most 10, a sigma of logarithms")
         if require_number("early_stop", self.early_stop, at_least=0.0) > 1.0:
@@ -357,6 +360,7 @@ class ScenarioInput:
     c: int = Scenario.c
     d: int = Scenario.d
     epsilon: float = Scenario.epsilon
+    start_s: float = Scenario.start_s
     #: T(k)/T(1) by k.
     fused: dict[str, AtLeastOne] = field(default_factory=dict)
     max_fused: int = Scenario.max_fused

@@ -87,6 +87,7 @@ class _Simulation:
             lambda trial_id, _: self._truth(trial_id),
             scenario.cluster.devices,
             epsilon=scenario.epsilon,
+            start_s=scenario.start_s,
             saves=holder is not None or any(change.lost is not None for change in scenario.changes),
             boot_s=0.0 if holder is None else holder.provision_s,
         )
@@ -251,6 +252,8 @@ class _Simulation:
                             max_width=width,
                             follow_up_iterations=follow_up_iterations,
                             fusible=self._scenario.fused is not None,
+                            isolated=self._scenario.fused is None,
+                            extends=False,  # Beyond what is to follow.
                             requires=sweep.workload.requires,
                         )
                     )

@@ -26,7 +26,7 @@ from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.closing import SweepClosing
 from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
 from fluid.sweeping.reported import SweepMetrics
-from fluid.sweeping.resuming import AGAIN, EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
+from fluid.sweeping.resuming import EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
 from fluid.sweeping.under_way import UnderWay
@@ -323,21 +323,20 @@ class SweepLoop(TrialListener):
     def _go_on(self, earlier: EarlierSweep) -> None:
         """Takes what an earlier session reported, does what it had no time for, and starts further trials."""
         self.trials.begin_replay()
-        for past in (past for past in earlier.trials if not past.trial_id.endswith(AGAIN)):
+        for past in earlier.trials:
             require_same(self._next(), past)
         self.trials.remember({past.trial_id: past for past in earlier.trials})
         for event in earlier.events:
             self._replay(event)
         self._end_at_budget()
-        newest = [past for past in earlier.trials if past.trial_id in self.trials.by_id]
-        for past in newest:
+        for past in earlier.trials:
             trial = self.trials.by_id[past.trial_id]
             if past.budget > trial.budget and trial.state == UNFINISHED:
                 raise other_arguments(past.trial_id)
             if past.is_over and past.ended is not None:
                 self._record_end(past.trial_id, past.ended.value, past.failure)
         stops = self.trials.end_replay()
-        for past in newest:
+        for past in earlier.trials:
             trial = self.trials.by_id[past.trial_id]
             trial.granted = past.budget
             if past.trial_id in stops:
@@ -351,10 +350,8 @@ class SweepLoop(TrialListener):
             self._record(event)
         elif isinstance(event, EarlierResumption):
             self._end_at_budget()
-        elif event.state is not None:
+        else:
             self._record_end(event.trial_id, event.state.value, event.failure)
-        elif event.trial_id in self.trials.by_id:
-            self.trials.begin_again(self.trials.by_id[event.trial_id])
         self._end_refused()
 
     def _end_at_budget(self) -> None:

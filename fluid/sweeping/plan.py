@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.random_state import Seeds
 from fluid.resources import Requires
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, Shared, TrialFiles, TrialResult
@@ -75,6 +76,7 @@ class SweepPlan:
         callbacks: listeners of the trials.
         shape: of what the scheduler decides; ``None``, the default, if unknown.
         group: what its group requires of devices, and its terms.
+        seed: adds to the seeds of the trials; ``None`` for other seeds every time.
     """
 
     trainable: Any
@@ -96,10 +98,14 @@ class SweepPlan:
     callbacks: tuple[TrialListener, ...]
     shape: SearchShape | None = None
     group: GroupOptions = GroupOptions()
+    seed: int | None = 0
 
     @property
     def extends(self) -> bool:
-        """Whether a trial that has used up its budget may be extended."""
+        """Whether a trial that has used up its budget may be extended.
+
+        One that a searcher has named a lower budget for may be, too: it has iterations that may follow.
+        """
         return self.algorithm in HALVING
 
     def search(self, under_way: int | None) -> Search:
@@ -193,12 +199,13 @@ class SweepTrial:
         }
         return lambda: SearchOutcome(**facts, metrics={} if last is None else last.metrics)
 
-    def result(self, group: str, run_dir: Path) -> TrialResult:
+    def result(self, group: str, run_dir: Path, seeds: Seeds | None) -> TrialResult:
         """Returns what the user gets of it.
 
         Args:
             group: name of its group.
             run_dir: the run folder.
+            seeds: of its random number generators; ``None`` if unknown.
         """
         waits = self.state == UNFINISHED and not self.is_open
         return TrialResult(
@@ -210,6 +217,7 @@ class SweepTrial:
             metrics=self.results[-1].metrics if self.results else {},
             results=tuple(self.results),
             failure=self.failure,
+            seeds=seeds,
             files=TrialFiles(run_dir, ((self.trial_id, 0),)),
         )
 

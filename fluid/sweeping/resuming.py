@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fluid.engine.commands import ReportEnd
-from fluid.engine.events import BudgetExtended, Failure, GroupRecovered, StopRequested
+from fluid.engine.events import BudgetExtended, Failure, GroupRecovered
 from fluid.engine.journal import IterationReported
 from fluid.errors import InvalidFieldError
 from fluid.results.loading import load
@@ -20,8 +20,6 @@ from fluid.results.submitted import SubmittedTrials
 from fluid.search_shape import SearchShape
 from fluid.trialgroup import Trial, TrialState
 
-#: Follows the id of a trial that begins again, as its state could not be saved.
-AGAIN = "-again"
 _OVER = {TrialState.DONE.value, TrialState.STOPPED.value, TrialState.FAILED.value}
 
 
@@ -59,12 +57,12 @@ class EarlierEnd:
 
     Attributes:
         trial_id: its id.
-        state: ``DONE``, ``STOPPED`` or ``FAILED``; ``None`` if it began again under another id.
+        state: ``DONE``, ``STOPPED`` or ``FAILED``.
         failure: why it failed.
     """
 
     trial_id: str
-    state: TrialState | None
+    state: TrialState
     failure: Failure | None = None
 
 
@@ -169,8 +167,6 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Earl
             state = TrialState(entry["state"])
             failure = trials[trial_id].failure if state is TrialState.FAILED else None
             yield EarlierEnd(trial_id=trial_id, state=state, failure=failure)
-        elif what == StopRequested.__name__ and trial_id + AGAIN in trials:
-            yield EarlierEnd(trial_id=trial_id, state=None)
     yield from left.values()
 
 

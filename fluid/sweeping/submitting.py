@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from fluid.engine.events import Failure
-from fluid.engine.submissions import NothingLeftError
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.records import TrialResult
@@ -17,7 +15,7 @@ from fluid.search_shape import Rung
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.results import TrialListener
 from fluid.sweeping.plan import SweepPlan, SweepTrial
-from fluid.sweeping.resuming import AGAIN, EarlierTrial
+from fluid.sweeping.resuming import EarlierTrial
 from fluid.sweeping.under_way import most_under_way
 from fluid.trialgroup import Submission, Trial, TrialGroup, TrialState
 
@@ -49,7 +47,7 @@ class SweepTrials:
         self.open = 0
         self.refused: list[str] = []
         #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
-        self._submission = Submission()
+        self._submission = Submission(plan.seed)
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
         self._replayed: dict[str, str | Failure] | None = None
         #: Meanwhile: the rung that each trial came to last, and its score.
@@ -70,8 +68,9 @@ class SweepTrials:
     @property
     def results(self) -> tuple[TrialResult, ...]:
         """What the user gets of them, in the order in which they were started."""
-        run_dir = self.executor.run_dir
-        return tuple(trial.result(self._plan.name, run_dir) for trial in list(self.by_id.values()))
+        run_dir, seeds = self.executor.run_dir, {} if self.handle is None else self.handle.seeds
+        trials = list(self.by_id.values())
+        return tuple(trial.result(self._plan.name, run_dir, seeds.get(trial.trial_id)) for trial in trials)
 
     def begin(self, suggestion: Suggestion) -> Trial:
         """Makes the trial of a suggestion."""
@@ -140,14 +139,8 @@ class SweepTrials:
         further, trial.granted = trial.budget - trial.granted, trial.budget
         try:
             self.handle.extend(trial.trial_id, further, follow_up_iterations=follow_up_iterations)
-        except NothingLeftError:
+        except InvalidFieldError:  # It has ended by itself, or somebody has stopped it.
             self.refused.append(trial.trial_id)
-        except InvalidFieldError:
-            # Its state was dropped to make room, as it cannot be saved.
-            self.stop(trial, TrialState.STOPPED.value)
-            self.begin_again(trial)
-            self.open -= 1
-            self.submit([self.enter(trial, follow_up_iterations)])
 
     def reached(self, trial: SweepTrial) -> RungDecision:
         """A trial has come to its rung; returns what follows. Its checkpoint is kept in memory if it may go on."""
@@ -159,14 +152,6 @@ class SweepTrials:
         elif self.handle is not None:
             self.handle.rank(trial.trial_id, rung, score)
         return scheduler.reached(trial.number, score)
-
-    def begin_again(self, trial: SweepTrial) -> None:
-        """Lets a trial begin again, under another id. What it has done counts, as a trial that was stopped."""
-        stopped = TrialState.STOPPED.value
-        self.by_id[trial.trial_id] = replace(trial, is_open=False, stop=stopped, state=stopped)
-        trial.trial_id, trial.iteration, trial.granted = trial.trial_id + AGAIN, 0, trial.budget
-        trial.results = []
-        self.by_id[trial.trial_id] = trial
 
     def stop(self, trial: SweepTrial, outcome: str | Failure) -> None:
         """Stops a trial after its iteration; one that has failed as the sweep finds, for that failure."""

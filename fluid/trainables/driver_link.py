@@ -7,13 +7,14 @@ integrations put a search library's objects in the driver within reach of a tria
 from __future__ import annotations
 
 import pickle
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
 from fluid.errors import FluidError
 from fluid.trainables.json_form import message_of
 from fluid.trainables.pickling import dump_exception
+from fluid.trainables.trial_code import DriverLink, current_trial
 
 _ATOMS = frozenset({float, int, str, bool, type(None), bytes})
 
@@ -22,56 +23,22 @@ class RequestRefusedError(FluidError):
     """A request to the driver has no answer: the trial has ended, or its submitter answers none."""
 
 
-class DriverLink(Protocol):
-    """Connects one trial in a lane with its submitter in the driver's process."""
-
-    @property
-    def trial_id(self) -> str:
-        """The trial."""
-        ...
-
-    def ask(self, request: Any) -> Any:
-        """Sends a request, and waits for the answer. Any thread of the lane's process may call it.
-
-        The time of waiting does not count as time of the trial's iteration, nor as silence of a trial that hangs. If
-        the driver ends, so does the lane.
-
-        Args:
-            request: is pickled by cloudpickle.
-
-        Raises:
-            RequestRefusedError: the trial has ended, or the submitter answers no requests.
-            FluidError: this is another process than the lane's, such as a worker that the trial has started.
-            Exception: what the submitter raised in place of an answer.
-        """
-        ...
-
-
-class _Current:
-    """The link of the trial whose code the lane runs; ``None`` between trials, and outside a lane."""
-
-    link: DriverLink | None = None
-
-
 def driver_link() -> DriverLink:
-    """Returns the link of the trial whose code runs: to be called, and kept, in a trial's set-up or step.
+    """Returns the link of the trial whose code calls it, in any of its threads.
 
     Raises:
-        FluidError: no trial's code runs in this process.
+        FluidError: the caller is no code of a trial in a lane.
     """
-    if _Current.link is None:
+    code = current_trial()
+    if code is None or code.link is None:
         raise FluidError("only the code of a trial, in its lane, has a link to the driver")
-    return _Current.link
+    return code.link
 
 
 def in_trial() -> bool:
-    """Whether the code of a trial runs in this process."""
-    return _Current.link is not None
-
-
-def set_driver_link(link: DriverLink | None) -> None:
-    """Sets the link of the trial whose code the lane runs from now on."""
-    _Current.link = link
+    """Whether the caller is code of a trial in a lane."""
+    code = current_trial()
+    return code is not None and code.link is not None
 
 
 def dump_message(value: Any) -> bytes:

@@ -17,6 +17,7 @@ from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
 from fluid.trainables.trainable import is_elastic, kind_of
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 #: Least size of a payload that a host keeps for all its lanes, bytes; smaller ones reach a lane sooner in a message.
 LARGE_BYTES = 1 << 16
@@ -51,7 +52,7 @@ class TrialPayload:
 
     Attributes:
         shown_config: the config that reports show, in its JSON form.
-        threads: CPU threads that the trial asks for; ``None`` for those of its lane.
+        process: what the trial asks of its process.
         keep: which of its checkpoints outlive the run; ``None`` for none.
         config_digest: stands for a config of at least :data:`LARGE_BYTES`; empty for a smaller one.
     """
@@ -59,7 +60,7 @@ class TrialPayload:
     trainable: TrainablePayload
     config: bytes
     shown_config: Any = None
-    threads: int | None = None
+    process: TrialProcess = ANY_PROCESS
     keep: KeepRule | None = None
     config_digest: bytes = field(init=False)
 
@@ -94,7 +95,7 @@ def trial_payload(
     trainable: TrainablePayload,
     config: Mapping[str, Any],
     shown_config: Mapping[str, Any] | None = None,
-    threads: int | None = None,
+    process: TrialProcess = ANY_PROCESS,
 ) -> TrialPayload:
     """Pickles a trial whose trainable is pickled.
 
@@ -102,7 +103,7 @@ def trial_payload(
         InvalidFieldError: the config cannot be pickled.
     """
     shown = config if shown_config is None else shown_config
-    return TrialPayload(trainable, dump_config(config), json_form(dict(shown)), threads)
+    return TrialPayload(trainable, dump_config(config), json_form(dict(shown)), process)
 
 
 def trainable_payload(

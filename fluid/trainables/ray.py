@@ -12,6 +12,7 @@ import inspect
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from typing import Any
 
 from fluid.trainables.held_folder import HeldFolder
 from fluid.trainables.resident import STATE_FOLDER, NotSavableError, Step, step_of, stray_stop_iteration
+from fluid.trainables.trial_code import TrialCode, current_trial, trial_of_thread
 
 #: A key in the result that Ray Tune reports when a function has returned without a last result.
 _DUPLICATE = "__duplicate__"
@@ -97,29 +99,76 @@ class RayClassResident:
 
     def cleanup(self) -> None:
         if self.trainable is not None:
-            with self._session.in_force():
-                self.trainable.stop()
+            self._session.refuse_reports()
+            try:
+                with self._session.in_force():
+                    self.trainable.stop()
+            finally:
+                self._session.await_function()
 
 
 class SessionSlot:
     """Ray's session of one resident.
 
     Ray keeps one session per process, that of a function, also where a class wraps the function: a resident's is put
-    there while its code runs, and only then.
+    there while the lane's thread runs its code, and only then. All other threads find that of their own trial, at any
+    time: Ray's ``get_session``, through which all of Ray and its users look it up, asks for the caller's.
     """
 
     def __init__(self) -> None:
         self._session: Any = None
+        self._code = trial_of_thread() or TrialCode()
+        self._module: Any = importlib.import_module("ray.train._internal.session")
+        if not hasattr(self._module, _FIND):
+            setattr(self._module, _FIND, _session_of_caller)
+            # Other modules of Ray have imported the function by name: it stays the same one.
+            self._module.get_session.__code__ = _get_session.__code__
 
     @contextmanager
     def in_force(self) -> Iterator[Any]:
         """Puts the session in place, and takes it back, or a new one that was made meanwhile; yields it."""
-        module: Any = importlib.import_module("ray.train._internal.session")
+        module = self._module
         outer, module._session = module._session, self._session
+        outer_thread, _PlacedBy.thread = _PlacedBy.thread, threading.get_ident()
         try:
             yield module._session
         finally:
             self._session, module._session = module._session, outer
+            _PlacedBy.thread = outer_thread
+            if self._session is not None:
+                self._code.attached[_SESSION] = self._session
+
+    def refuse_reports(self) -> None:
+        """Refuses what the trial's function reports from now on; Ray ends the report in which it waits."""
+        self._code.end()
+        if (session := self._code.attached.get(_SESSION)) is not None:
+            session.report = self._code.refuse
+            self._code.function = session.training_thread
+
+    def await_function(self) -> None:
+        """Waits until the trial's function, which was told to stop, has unwound, or seems not to."""
+        self._code.await_function()
+
+
+#: What a trial's code has attached, and the name by which Ray's module finds it.
+_SESSION, _FIND = "ray session", "_fluid_session_of_caller"
+
+
+class _PlacedBy:
+    """The thread that has put a session in place; ``None`` while none has."""
+
+    thread: int | None = None
+
+
+def _session_of_caller(in_place: Any) -> Any:
+    """Ray's session of the trial whose code the calling thread runs; outside trials, the one of the process."""
+    code = None if _PlacedBy.thread == threading.get_ident() else current_trial()
+    return in_place if code is None else code.attached.get(_SESSION)
+
+
+def _get_session() -> Any:
+    """The code of Ray's function, in whose module both names are."""
+    return _fluid_session_of_caller(_session)  # type: ignore[name-defined] # noqa: F821
 
 
 class RayFunctionResident:

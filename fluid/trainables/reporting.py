@@ -1,65 +1,29 @@
 """How the function of a trial reports an iteration where it cannot yield, as in the callback of a framework's trainer.
 
 The function calls :func:`report` at the end of each iteration, and waits in it until the trial may run the next one.
+:func:`trial_dir` is for the code of any trial.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fluid.errors import FluidError
-from fluid.trainables.driver_link import in_trial
-
-#: Writes the state of a trial into an empty folder.
-Save = Callable[[Path], object]
-
-
-class TrialEnded(BaseException):
-    """Raised by :func:`report` in the function of a trial that has ended, so that it unwinds.
-
-    No ``Exception``, which code that handles the errors of its training would catch.
-    """
-
-
-class Reporter(Protocol):
-    """What runs a trial's function, and takes what it reports."""
-
-    def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
-        """Ends an iteration, and returns when the next one begins."""
-        ...
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The folder from which the function goes on; ``None`` if it begins."""
-        ...
-
-
-class _Reporting:
-    """The reporter of the trial whose function runs in this process; ``None`` between iterations and elsewhere."""
-
-    reporter: Reporter | None = None
-    #: The process of the lane. A process that the trial has forked cannot report.
-    process = 0
-
-
-def set_reporter(reporter: Reporter | None) -> None:
-    """Sets the reporter of the trial whose function runs from now on."""
-    _Reporting.reporter = reporter
-    _Reporting.process = os.getpid()
+from fluid.trainables.driver_link import driver_link, in_trial
+from fluid.trainables.trial_code import Reporter, Save, current_trial
 
 
 def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
     """Ends an iteration of the trial whose function calls it, and waits until the trial may go on.
 
     For functions whose training loop belongs to a framework; a loop of your own can ``yield`` its metrics instead. The
-    function may call it in any of its threads. Outside a trial it does nothing, so that the same code also runs alone;
-    in a trial of Ray Tune alone it reports to Ray Tune.
+    function may call it in any of its threads: a call between two iterations waits for the next one. Outside a trial it
+    does nothing, so that the same code also runs alone; in a trial of Ray Tune alone it reports to Ray Tune.
 
     Args:
         metrics: of this iteration; ``"done": True`` in them ends the trial.
@@ -70,7 +34,7 @@ def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
     Raises:
         TypeError: the metrics are no mapping, or ``save`` is no function.
         FluidError: a class, a generator function or a forked process calls it.
-        TrialEnded: the trial has ended; derives from ``BaseException``. Let it pass.
+        TrialEnded: the trial has ended, at each call; derives from ``BaseException``. Let it pass.
 
     Example:
         >>> import fluid
@@ -111,6 +75,7 @@ def get_checkpoint() -> Path | None:
 
     Raises:
         FluidError: a forked process calls it.
+        TrialEnded: the trial has ended.
 
     Example:
         >>> import fluid
@@ -129,10 +94,42 @@ def get_checkpoint() -> Path | None:
     return Path(checkpoint.path if is_local else checkpoint.to_directory())
 
 
+def trial_dir() -> Path:
+    """Returns the folder of the running trial's own files, which exists.
+
+    It is the trial's alone, and stays for as long as the run folder, in which ``result.trials[n].folder`` finds it. A
+    trial that is tried again, or goes on in a resumed session, has the same one, with what is in it. Where a machine
+    does not share the run folder, it is a folder of that machine. In a trial of Ray Tune it is Tune's folder of the
+    trial. Outside a trial it is the working directory, so that the same code also runs alone.
+
+    Example:
+        >>> import fluid
+        >>> def train(config):
+        ...     _ = (fluid.trial_dir() / "notes.txt").write_text(f"lr is {config['lr']}")
+        ...     yield {"loss": config["lr"]}
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
+        ...     result = fluid.run(train, {"lr": [0.1, 0.2]}, metric="loss", algorithm="grid")
+        >>> (result.best.trial.folder / "notes.txt").read_text()
+        'lr is 0.1'
+    """
+    if in_trial():
+        folder = Path(driver_link().folder)
+    elif _is_in_ray_session():
+        folder = Path(_ray_tune().get_context().get_trial_dir())
+    else:
+        return Path.cwd()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _reporter() -> Reporter | None:
-    if _Reporting.reporter is not None and _Reporting.process != os.getpid():
-        raise FluidError("fluid.report() is called by a process that the trial has started: call it in the trial's own")
-    return _Reporting.reporter
+    """The reporter of the caller's trial; ``None`` if it has none."""
+    code = current_trial()
+    if code is None:
+        return None
+    if code.reporter is not None or code.ended:
+        code.check()
+    return code.reporter
 
 
 def _is_in_ray_session() -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import Any, NamedTuple
 
 from fluid.trainables.function_resident import iterator_of, name_of, next_step, no_methods, with_hint
 from fluid.trainables.held_folder import HeldFolder
-from fluid.trainables.reporting import Save, TrialEnded, set_reporter
 from fluid.trainables.resident import STATE_FOLDER, NotSavableError, Step, step_of, stray_stop_iteration
+from fluid.trainables.trial_code import Save, TrialCode, bind, trial_of_thread
 
 #: Marks a checkpoint of this form; the function's own files are in the state's folder.
 REPORTED_FILE = "reported"
-#: Seconds that a function has to unwind when its trial has ended.
-_UNWIND_S = 10.0
 
 
 class ReportingResident:
@@ -128,10 +125,6 @@ class _HasRaised(NamedTuple):
     error: BaseException
 
 
-class _SaveEnded(NamedTuple):
-    error: BaseException | None
-
-
 class _ThreadOrder(NamedTuple):
     """What a function that waits in a report does next: save, or return from the report if ``save`` is None."""
 
@@ -151,26 +144,25 @@ class _FunctionThread:
         self.checkpoint = checkpoint
         self.has_reported = False
         self._function, self._config = function, config
-        #: From the function to the lane, and back; at most one of the two is at work.
-        self._events: queue.SimpleQueue[_ReportMade | _HasReturned | _HasRaised | _SaveEnded] = queue.SimpleQueue()
+        #: From the function to the lane: how its iterations end, and how a save does.
+        self._events: queue.SimpleQueue[_ReportMade | _HasReturned | _HasRaised] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        #: From the lane to the thread that waits in a report.
         self._orders: queue.SimpleQueue[_ThreadOrder] = queue.SimpleQueue()
         self._one_report = threading.Lock()
-        self._has_ended = False
         self._thread = threading.Thread(target=self._main, name="fluid-trial", daemon=True)
+        #: The trial's in a lane; elsewhere of its own.
+        self._code = trial_of_thread() or TrialCode()
+        self._code.reporter, self._code.function = self, self._thread
+        bind(self._thread, self._code)
 
     def run(self) -> _ReportMade | _HasReturned | _HasRaised:
         """Runs the function until it reports, returns or raises; called by the lane."""
-        set_reporter(self)
-        try:
-            if self._thread.ident is None:
-                self._thread.start()
-            else:
-                self._orders.put(_ThreadOrder())
-            event = self._events.get()
-        finally:
-            set_reporter(None)
-        assert not isinstance(event, _SaveEnded)
-        return event
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._orders.put(_ThreadOrder())
+        return self._events.get()
 
     def save(self, save: Save, folder: Path) -> None:
         """Saves, in the function's thread while that waits in a report; called by the lane."""
@@ -178,39 +170,29 @@ class _FunctionThread:
             save(folder)  # The function has returned.
             return
         self._orders.put(_ThreadOrder(save, folder))
-        event = self._events.get()
-        if isinstance(event, _SaveEnded) and event.error is not None:
-            raise event.error
+        if (error := self._saves.get()) is not None:
+            raise error
 
     def end(self) -> None:
-        """Makes the report that the function waits in raise, and waits until the function has unwound."""
-        self._has_ended = True
-        if self._thread.ident is None:
-            return
-        set_reporter(self)  # It may report once more, which raises again.
-        try:
+        """Makes the report that the function waits in raise, and later ones; waits until the function has unwound."""
+        self._code.end()
+        if self._thread.ident is not None:
             self._orders.put(_ThreadOrder())
-            self._thread.join(_UNWIND_S)
-        finally:
-            set_reporter(None)
-        if self._thread.is_alive():
-            print(f"the trial has ended, but its function still ran {_UNWIND_S:.0f} s later", file=sys.stderr)
+            self._code.await_function()
 
     def report(self, metrics: Mapping[str, Any], save: Save | None) -> None:
         """Called by the function, in any of its threads."""
         with self._one_report:
-            if self._has_ended:
-                raise TrialEnded
+            self._code.check()
             self.has_reported = True
             self._events.put(_ReportMade(metrics, save))
             while True:
                 order = self._orders.get()
-                if self._has_ended:
-                    raise TrialEnded
+                self._code.check()
                 if order.save is None:
                     return
                 assert order.folder is not None
-                self._events.put(_SaveEnded(_error_of(order.save, order.folder)))
+                self._saves.put(_error_of(order.save, order.folder))
 
     def _main(self) -> None:
         try:

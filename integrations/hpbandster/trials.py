@@ -84,7 +84,7 @@ class TrainableTrials:
 
     def search(self, bracket: Any, trials: int) -> Search | None:
         if not self.resume:
-            return None  # What continues is a new trial.
+            return Search(self._metric, self._mode, extends=False)  # What continues is a new trial.
         rungs = [round(budget) for budget in bracket.budgets]
         sizes = [int(size) for size in bracket.num_configs]
         shape = None
@@ -129,6 +129,7 @@ class WorkerTrials:
             profile_key=self._name,
             follow_up_iterations=self.follow_up_iterations(job, bracket),
             iteration_timeout_s=None,  # An iteration is a job, and those of larger budgets take many times as long.
+            isolation="lane",  # A worker serves one configuration after another, as HpBandSter's do.
         )
 
     def iterations(self, job: Any) -> int:

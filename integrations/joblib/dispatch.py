@@ -205,7 +205,13 @@ class Workers(TrialListener):
     def _worker(self, trial_id: str) -> Trial:
         config = {} if self._threads is None else {"threads": self._threads}
         return Trial(
-            work, config, trial_id=trial_id, profile_key=self._name, iteration_timeout_s=None, threads=self._threads
+            work,
+            config,
+            trial_id=trial_id,
+            profile_key=self._name,
+            iteration_timeout_s=None,
+            threads=self._threads,
+            isolation="lane",  # As with joblib's own processes, which run tasks of one call after another.
         )
 
     # -- the executor's side: its thread calls these ---------------------------------------------------------

@@ -94,7 +94,7 @@ class OptimizeLoop(TrialListener):
         self._handle: TrialGroupHandle | None = None
         #: Its batches, a group each, are scheduled as one.
         self._owner = new_owner(study.study_name)
-        self._submission = Submission()
+        self._submission: Submission | None = None
         self._inbox = EventInbox(self, executor.session.waits)
         #: The first error that ends the run; it is raised once the trials under way have ended.
         self._error: Exception | None = None
@@ -191,6 +191,8 @@ class OptimizeLoop(TrialListener):
             search = self._search(len(trials) if is_batch else arguments.n_trials)
             batch_name = f"{name}, batch {self._batches}" if is_batch else name
             owner = self._owner if is_batch else None
+            if self._submission is None:  # A study that goes on draws other numbers than at its beginning.
+                self._submission = Submission(self._live[trials[0].id].trial.number)
             group = TrialGroup(trials, batch_name, search=search, owner=owner, submission=self._submission)
             try:
                 self._handle = self._executor.submit_trialgroup(group, self._inbox)
@@ -211,9 +213,9 @@ class OptimizeLoop(TrialListener):
         pruner = self._study.pruner if single else None  # Optuna prunes for one objective only.
         shape = shape_of(pruner, work.budget, room, is_asked=work.configures)
         if not single:
-            return Search(trials=trials, shape=shape)
+            return Search(trials=trials, extends=False, shape=shape)
         mode = "max" if directions[0] == StudyDirection.MAXIMIZE else "min"
-        return Search(work.metrics[0], mode, trials, shape=shape)
+        return Search(work.metrics[0], mode, trials, extends=False, shape=shape)
 
     def _fail(self, trials: list[Trial], error: FluidError) -> None:
         """Finishes trials that the executor refused."""

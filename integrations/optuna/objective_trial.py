@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fluid._imports import try_import
 from fluid.errors import FluidError
 from fluid.integrations.optuna.request import Request
-from fluid.trainables.driver_link import DriverLink
+from fluid.trainables.trial_code import DriverLink
 
 with try_import("Optuna", extra="optuna"):
     from optuna import Study

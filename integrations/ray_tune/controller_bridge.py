@@ -54,7 +54,7 @@ class ControllerBridge(TrialListener):
     """Connects one controller with its trials on the engine.
 
     Args:
-        executor, controller, scheduler, concurrency, mode: as for :class:`TrialSubmission`.
+        executor, controller, scheduler, concurrency, mode, isolation: as for :class:`TrialSubmission`.
         on_started: called before the controller is told that a trial has started.
         on_died: called before the controller is told that an actor has died.
     """
@@ -70,6 +70,7 @@ class ControllerBridge(TrialListener):
         scheduler: Any,
         concurrency: Concurrency,
         mode: str | None,
+        isolation: str | None,
         on_started: Callable[[TuneTrial], None],
         on_died: Callable[[TuneTrial], None],
     ) -> None:
@@ -89,6 +90,7 @@ class ControllerBridge(TrialListener):
             scheduler=scheduler,
             concurrency=concurrency,
             mode=mode,
+            isolation=isolation,
             listener=self._inbox,
             memory=self._memory,
         )
@@ -261,11 +263,14 @@ class ControllerBridge(TrialListener):
             left = self._submission.await_cleanup(_CLEANUP_S)
         if left:
             _log.warning(
-                "The sweep ends although %d trials have not been cleaned up within %g s: %s",
+                "The sweep ends although %d trials have not been cleaned up within %g s: %s. An iteration in progress"
+                " is cut off.",
                 len(left),
                 _CLEANUP_S,
                 ", ".join(left[:_NAMED]),
             )
+            with contextlib.suppress(FluidError):
+                self._submission.cut_off(left)
 
     def _save_and_end(self, interruption: Interruption, deadline_s: float) -> None:
         """Saves the live trials after a notice of preemption, and then ends the controller's loop."""

@@ -32,6 +32,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.integrations.ray_tune.inner_controller import GROUP, InnerPlacement, controller_class
 from fluid.integrations.ray_tune.private_api import TRAINER_MODULE, check_train, cluster_may_grow, connect_to_cluster
 from fluid.trainables.driver_link import driver_link
+from fluid.trainables.trial_code import current_trial, trial_of_thread
 
 #: Seconds for the workers of a trial that was stopped to end, before the lane goes on.
 _END_S = 5.0
@@ -103,6 +104,11 @@ class InnerTraining:
         self._ended = False
         #: Keys of the runs under way, each with an event that is set when it is over.
         self._runs: dict[str, threading.Event] = {}
+
+    def attach(self) -> None:
+        """Makes these the runs of the trial whose code the calling thread runs."""
+        if (code := trial_of_thread()) is not None:
+            code.attached[_TRAINING] = self
 
     def fit(self, trainer: Any, original: Callable[[Any], Any]) -> Any:
         """Runs ``fit`` of a trainer in the trial.
@@ -257,18 +263,8 @@ def _signals_kept() -> Iterator[None]:
 
 #: Attribute of a trainer whose ``fit`` runs.
 _PLACEMENT = "_fluid_placement"
-
-
-class _TrialInPlace:
-    """The runs of the trial whose code the lane runs; ``None`` between trials."""
-
-    training: InnerTraining | None = None
-
-
-def switch_training(training: InnerTraining | None) -> InnerTraining | None:
-    """Sets the trial whose code the lane runs from now on; returns the one before."""
-    before, _TrialInPlace.training = _TrialInPlace.training, training
-    return before
+#: What the code of a trial has attached.
+_TRAINING = "ray train"
 
 
 def install() -> None:
@@ -308,7 +304,8 @@ def _adapt(module: Any) -> None:
     module.TrainController = controller_class(module.TrainController)
 
     def fit_in_trial(self: Any) -> Any:
-        training = _TrialInPlace.training
+        code = current_trial()
+        training = None if code is None else code.attached.get(_TRAINING)
         if training is None or self.running_in_local_mode:
             return fit(self)
         return training.fit(self, fit)

@@ -20,7 +20,7 @@ from ray.tune import Checkpoint
 from fluid._clock import MonotonicClock
 from fluid.engine import tuning
 from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
-from fluid.integrations.ray_tune.inner_training import InnerTraining, install, switch_training
+from fluid.integrations.ray_tune.inner_training import InnerTraining, install
 from fluid.integrations.ray_tune.memory_saves import restore, save_in_memory
 from fluid.integrations.ray_tune.private_api import (
     DONE,
@@ -31,10 +31,11 @@ from fluid.integrations.ray_tune.private_api import (
     TrainingResult,
     give_session_path,
     make_quietly,
-    session_module,
+    trial_folder_of,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
-from fluid.trainables.ray import ReportedCheckpoint
+from fluid.trainables.driver_link import driver_link
+from fluid.trainables.ray import ReportedCheckpoint, SessionSlot
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 
 #: Keys of what :meth:`LaneTrial.step` reports.
@@ -89,6 +90,7 @@ class LaneTrialSpec(NamedTuple):
         devices: how many the trial holds.
         epoch: when the session's clock showed 0, seconds since 1970, in a rehearsal; ``None`` in others.
         in_memory: whether the lane may write checkpoints to host memory, from which the driver copies them.
+        ends_at: training iteration at which, or after which, Tune is sure to stop the trial; ``None`` for none.
     """
 
     arguments: Mapping[str, Any]
@@ -98,6 +100,7 @@ class LaneTrialSpec(NamedTuple):
     devices: int = 1
     epoch: float | None = None
     in_memory: bool = False
+    ends_at: float | None = None
 
 
 class LaneTrial:
@@ -124,7 +127,8 @@ class LaneTrial:
         self._inner_training = InnerTraining(spec.devices)
         #: Iterations done here; the trainable's own count may start from a checkpoint's.
         self.iteration = 0
-        self._session: Any = None
+        self._inner_training.attach()
+        self._session = SessionSlot()
         self._streams = (sys.stdout, sys.stderr)
         self._redirected = False
         self._clock = MonotonicClock()
@@ -136,6 +140,7 @@ class LaneTrial:
         self._in_memory = spec.in_memory
         if spec.session_path is not None:
             give_session_path(spec.arguments["storage"], spec.session_path)
+        driver_link().folder = trial_folder_of(spec.arguments["storage"])
         with self._in_place():
             self._trainable: Any = make_quietly(self.shipped_trainable.trainable, arguments)
 
@@ -161,8 +166,10 @@ class LaneTrial:
     def cleanup(self) -> None:
         self._inner_training.end()
         # A trainable that has failed raises its error again when it is stopped; it has been reported.
+        self._session.refuse_reports()
         with self._in_place(), suppress(Exception):
             self._trainable.stop()
+        self._session.await_function()
 
     # -- called by name, between two iterations ------------------------------------------------------------
 
@@ -229,21 +236,17 @@ class LaneTrial:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         """Switches the process to this trial's Tune session and to its streams redirected by ``log_to_file``."""
-        module: Any = session_module
-        session, module._session = module._session, self._session
-        training = switch_training(self._inner_training)
         streams = sys.stdout, sys.stderr
         if self._redirected:
             sys.stdout, sys.stderr = self._streams
         try:
-            yield
+            with self._session.in_force():
+                yield
         finally:
             if (sys.stdout, sys.stderr) != streams:
                 self._streams = sys.stdout, sys.stderr
                 self._redirected = True
             sys.stdout, sys.stderr = streams
-            switch_training(training)
-            self._session, module._session = module._session, session
 
 
 class SavableLaneTrial(LaneTrial):
@@ -283,8 +286,10 @@ class FunctionLaneTrial(LaneTrial):
 
     def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
         super()._make(spec, arguments)
+        self._ends_at, self._ended = spec.ends_at, False
         self._reported = ReportedCheckpoint()
-        self._reported.watch(self._session)
+        with self._session.in_force() as session:
+            self._reported.watch(session)
         #: The counters, the number of the checkpoint and the iteration at the newest report of a checkpoint.
         self._at_report: tuple[dict[str, Any], int | None, int] = {}, None, 0
 
@@ -296,6 +301,9 @@ class FunctionLaneTrial(LaneTrial):
             counters[_LAST] = self._without_config(counters[_LAST])
             index = getattr(self._trainable._storage, "current_checkpoint_index", None)
             self._at_report = counters, index, self.iteration
+        if self._ends_at is not None and reported[RESULT][TRAINING_ITERATION] >= self._ends_at:
+            # Nothing more is asked of it, and the trial that comes next may need the lock or the port that it holds.
+            self._end()
         return reported
 
     def unsaved_iterations(self) -> int | None:
@@ -326,7 +334,13 @@ class FunctionLaneTrial(LaneTrial):
 
     def cleanup(self) -> None:
         self._reported.forget()
-        super().cleanup()
+        self._end()
+
+    def _end(self) -> None:
+        """Stops the function, once."""
+        if not self._ended:
+            self._ended = True
+            super().cleanup()
 
 
 def _sendable(error: Exception) -> Exception:

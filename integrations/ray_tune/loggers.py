@@ -11,7 +11,6 @@ import importlib.util
 import logging
 import os
 import pickle
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 from ray.tune.constants import RAY_TUNE_CALLBACKS_ENV_VAR
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
 
+from fluid._waiting import await_descriptor
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.log_records import (
@@ -131,7 +131,7 @@ class LoggerConnection:
         self.send(LogFlush())
         while not self._flushed:
             try:
-                select.select([self._socket], [], [])
+                await_descriptor(self._socket.fileno())
                 self._receive()
             except LoggersLostError:
                 self._replace()
@@ -174,7 +174,7 @@ class LoggerConnection:
             try:
                 data = data[self._socket.send(data) :]
             except (BlockingIOError, InterruptedError):
-                select.select([self._socket], [self._socket], [])
+                await_descriptor(self._socket.fileno(), writable=True)
                 self._receive()
             except OSError as error:
                 raise LoggersLostError from error

@@ -35,7 +35,8 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
     Args:
         resource_manager: Tune's, for trials that stay with Ray.
         controller: Tune's; ``None`` where Ray resets the manager.
-        options: of the :class:`ControllerBridge`: ``executor``, ``scheduler``, ``concurrency`` and ``mode``.
+        options: of the :class:`ControllerBridge`: ``executor``, ``scheduler``, ``concurrency``, ``mode`` and
+            ``isolation``.
     """
 
     def __init__(self, resource_manager: Any, controller: Any = None, **options: Any) -> None:

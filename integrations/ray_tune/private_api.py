@@ -272,6 +272,12 @@ def give_session_path(storage: Any, path: str) -> None:
     storage._get_session_path = partial(str, path)
 
 
+def trial_folder_of(storage: Any) -> str:
+    """Returns the trial's folder on this machine, which Tune brings to its storage from the driver's."""
+    in_ray_2_9 = "trial_local_path"
+    return str(getattr(storage, "trial_driver_staging_path", None) or getattr(storage, in_ray_2_9))
+
+
 def newest_checkpoint_index(storage: Any) -> int:
     """Returns the highest number of the trial's checkpoints in storage, or the context's own if that is higher."""
     folder = pyarrow_fs.FileSelector(storage.trial_fs_path, allow_not_found=True)

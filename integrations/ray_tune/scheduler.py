@@ -177,7 +177,8 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             self._executor = executor_in_force()
         if self._executor is None:
             self._executor, self._owns_executor = FluidExecutor(), True
-        controller._reuse_actors = False  # Lanes are reused whether or not trainables can be reset.
+        isolation = None if self._executor.isolating.is_asked or not controller._reuse_actors else "lane"
+        controller._reuse_actors = False  # Whether lanes are reused is for Fluid, and no trainable need be reset.
         known = all_known_at_once(controller) or isinstance(self._base, SuccessiveHalvingScheduler)
         is_set = os.environ.get("TUNE_MAX_PENDING_TRIALS_PG", "auto") != "auto"  # By the user, who is obeyed.
         if known and not is_set and controller.search_alg.total_samples <= _MOST_PENDING:
@@ -193,6 +194,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
                 self._concurrency_on(self._executor, controller, trial), is_given=self._concurrency is not None
             ),
             mode=self._mode,
+            isolation=isolation,
         )
         controller._actor_manager = self._manager
 

@@ -22,6 +22,7 @@ from fluid.integrations.ray_tune.lane_trial import RESULT, SPEC, LaneTrial, Lane
 from fluid.integrations.ray_tune.memory_checkpoints import MemoryCheckpoints
 from fluid.integrations.ray_tune.outcomes import outcome_of
 from fluid.integrations.ray_tune.private_api import (
+    TRAINING_ITERATION,
     FunctionTrainable,
     TrackedActor,
     Trial,
@@ -55,6 +56,7 @@ class TrialSubmission:
         scheduler: the user's.
         concurrency: most trials under way at once; ``None`` for as many as the controller adds.
         mode: ``"min"`` or ``"max"`` of the sweep's metric; ``None`` if Tune was not told.
+        isolation: of the trials, as for a trial of Fluid.
         listener: receives the group's events.
         memory: the checkpoints that lanes have written to host memory.
 
@@ -70,6 +72,7 @@ class TrialSubmission:
         scheduler: Any,
         concurrency: Concurrency,
         mode: str | None,
+        isolation: str | None,
         listener: EventInbox,
         memory: MemoryCheckpoints,
     ) -> None:
@@ -78,7 +81,7 @@ class TrialSubmission:
         self._controller = controller
         self._scheduler = scheduler
         self._concurrency = concurrency
-        self._mode = mode
+        self._mode, self._isolation = mode, isolation
         self._listener, self._memory = listener, memory
         self._budgets = Budgets(controller, scheduler)
         self._inner_needs = InnerNeeds(executor)
@@ -226,6 +229,7 @@ class TrialSubmission:
             tune_trial.devices,
             self._epoch,
             self._memory.are_used,
+            trial.stopping_criterion.get(TRAINING_ITERATION),
         )
         return FluidTrial(
             lane_trial,
@@ -238,6 +242,7 @@ class TrialSubmission:
                 trial_id=trial.trial_id, config=trial.config, iterations=tune_trial.start_iteration, metrics=RESULT
             ),
             follow_up_iterations=grant.follow_up_iterations,
+            isolation=self._isolation,
         )
 
     def _lane_trial(self, trial: Trial) -> type[LaneTrial]:
@@ -362,6 +367,12 @@ class TrialSubmission:
     def await_cleanup(self, timeout: float) -> tuple[str, ...]:
         """Waits up to ``timeout`` seconds for the clean-up of stopped trials; returns the ids of the others."""
         return () if self._handle is None or self.is_broken else self._handle.await_cleanup(timeout)
+
+    def cut_off(self, trial_ids: Iterable[str]) -> None:
+        """Ends stopped trials that are still in an iteration, by killing their processes: nothing takes the result."""
+        for trial_id in trial_ids:
+            if trial_id in self._stopping:
+                self._stopping[trial_id].stop(trial_id, now=True)
 
     def _uncount(self, tune_trial: TuneTrial) -> None:
         if tune_trial.is_counted:

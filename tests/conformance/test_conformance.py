@@ -1,4 +1,4 @@
-"""One suite for every backend: the same engine drives each, and the same must hold.
+"""One suite for every backend: the same engine drives each, and the same must hold, whether trials share lanes or not.
 
 On the simulated backend time is virtual; on the others trials run in processes and sleep for their iterations.
 
@@ -237,11 +237,12 @@ on_four_nodes_too = pytest.mark.parametrize(
 class Session:
     """An engine and a backend; the engine's state is checked after every step."""
 
-    def __init__(self, backend: Backend, form: str = "class") -> None:
+    def __init__(self, backend: Backend, form: str = "class", *, isolation: str) -> None:
         self.backend = backend
         self.trainable = FORMS[form]
+        self.isolated = isolation == "trial"
         self.is_real = not isinstance(backend, SimulatedBackend)
-        self.state = EngineState(make_planner("portfolio"), max_packing=1, max_failures=1)
+        self.state = EngineState(make_planner("portfolio"), max_packing=1, max_failures=1, spare_lanes=1)
         self.commands: list[Command] = []
         #: The newest checkpoint of each trial that outlives the run.
         self.kept: dict[str, Checkpoint] = {}
@@ -270,12 +271,16 @@ class Session:
         trainable = spreading() if elastic and self.is_real else self.trainable
         self.backend.register(trial_id, payload_of(trainable, {"seconds": seconds}))
 
+    def spec(self, trial_id: str, budget: int, **fields: Any) -> TrialSpec:
+        """What the engine is told of a trial."""
+        return TrialSpec(trial_id, budget, isolated=self.isolated, **fields)
+
     def submit(self, group_id: str, *, keep_last: bool = False, **trials: tuple[int, float]) -> None:
         """Submits trials, each of so many iterations of so many seconds."""
         for trial_id, (_, seconds) in trials.items():
             self.register(trial_id, seconds)
         fields = {"can_save": can_save(self.trainable), "keep_last": keep_last}
-        specs = tuple(TrialSpec(trial_id, budget, **fields) for trial_id, (budget, _) in trials.items())
+        specs = tuple(self.spec(trial_id, budget, **fields) for trial_id, (budget, _) in trials.items())
         self.tell(GroupSubmitted(self.backend.now(), group_id, specs))
 
     def run(self, until: Callable[[], bool]) -> None:
@@ -335,13 +340,21 @@ def form() -> str:
     return "class"
 
 
+@pytest.fixture(params=["trial", "lane"])
+def isolation(request: pytest.FixtureRequest, kind: str) -> str:
+    """Whether each trial has a lane of its own."""
+    if kind == "ray-4" and request.param == "lane":
+        pytest.skip("two nodes show it")
+    return str(request.param)
+
+
 @pytest.fixture
-def session(kind: str, form: str, tmp_path: Path) -> Iterator[Session]:
+def session(kind: str, form: str, isolation: str, tmp_path: Path) -> Iterator[Session]:
     if kind == "simulated" and form != "class":
         pytest.skip("trials of the simulated backend run no code")
     backend = BACKENDS[kind](tmp_path)
     assert isinstance(backend, Backend)
-    yield Session(backend, form)
+    yield Session(backend, form, isolation=isolation)
     backend.close()
     backend.close()  # Harmless.
 
@@ -406,7 +419,7 @@ def test_a_trial_in_an_endless_iteration_is_stopped_at_once(session: Session) ->
 def test_a_trial_whose_iterations_take_too_long_has_failed_the_second_time(session: Session, tmp_path: Path) -> None:
     session.register("slow", 1e6)
     session.tell(
-        GroupSubmitted(session.backend.now(), "g", (TrialSpec("slow", 3, iteration_timeout_s=1.0),)),
+        GroupSubmitted(session.backend.now(), "g", (session.spec("slow", 3, iteration_timeout_s=1.0),)),
     )
     session.run_to_the_end()
     (end,) = [command for command in session.commands if isinstance(command, ReportEnd)]
@@ -487,7 +500,7 @@ def test_trials_and_groups_arrive_while_others_run(session: Session) -> None:
     session.run(lambda: bool(session.iterations("a")))
     session.submit("h", b=(2, 0.01), c=(2, 0.01))
     session.register("d", 0.01)
-    session.tell(TrialsAdded(session.backend.now(), "g", (TrialSpec("d", 2),)))
+    session.tell(TrialsAdded(session.backend.now(), "g", (session.spec("d", 2),)))
     session.run_to_the_end()
     assert set(session.ends().values()) == {"DONE"} and len(session.ends()) == 4
 
@@ -544,6 +557,22 @@ def test_a_killed_lane_is_lost_and_its_trial_goes_on(session: Session) -> None:
     assert session.ends() == {"a": "DONE", "b": "DONE"}
 
 
+def test_trials_have_a_lane_of_their_own_or_share_those_of_the_devices(session: Session) -> None:
+    session.submit("g", stopped=(10**6, 0.01), **{f"t{x}": (2, 0.001) for x in range(6)})
+    session.run(lambda: len(session.iterations("stopped")) >= 2)
+    session.tell(StopRequested(session.backend.now(), "stopped"))
+    session.run_to_the_end()
+    started = [command.lane_ids for command in session.commands if isinstance(command, StartTrial)]
+    assert len(started) == 7 and all(len(lanes) == 1 for lanes in started)
+    assert len(set(started)) == (7 if session.isolated else 2)
+    session.tell(BudgetExtended(session.backend.now(), "t0", 2))
+    session.run_to_the_end()
+    assert session.iterations("t0") == [1, 2, 3, 4]
+    (again,) = [c.lane_ids for c in session.commands if isinstance(c, StartTrial) and c.trial_id == "t0"][1:] or [None]
+    assert (again is None) is not session.isolated, "a lane that ran it keeps its state, or has ended with it"
+    assert again not in started
+
+
 @in_all_forms
 @on_four_nodes_too
 def test_more_trials_than_a_device_keeps_resident_can_all_be_extended(session: Session) -> None:
@@ -587,7 +616,7 @@ def test_what_a_trial_asks_reaches_its_submitter(session: Session) -> None:
         pytest.skip("trials of the simulated backend run no code")
     for name in ("a", "b"):
         session.backend.register(name, payload_of(Asking, {"seconds": 0.0}))
-    session.tell(GroupSubmitted(session.backend.now(), "g", (TrialSpec("a", 3), TrialSpec("b", 3))))
+    session.tell(GroupSubmitted(session.backend.now(), "g", (session.spec("a", 3), session.spec("b", 3))))
     answered: list[ReportRequest] = []
 
     def answer() -> bool:
@@ -687,7 +716,7 @@ def test_the_last_state_of_a_trial_is_saved_for_good(session: Session) -> None:
 
 def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
     session.register("wide", 0.05, elastic=True)
-    session.tell(GroupSubmitted(session.backend.now(), "g", (TrialSpec("wide", 10**6, max_width=2),)))
+    session.tell(GroupSubmitted(session.backend.now(), "g", (session.spec("wide", 10**6, max_width=2),)))
 
     def widths() -> list[float]:
         return [c.width for c in session.commands if isinstance(c, Report) and c.trial_id == "wide"]
@@ -707,14 +736,14 @@ def test_a_trial_alone_spreads_and_makes_room_again(session: Session) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
-def test_decisions_come_in_the_same_order_as_simulated(kind: str, tmp_path: Path) -> None:
+def test_decisions_come_in_the_same_order_as_simulated(kind: str, isolation: str, tmp_path: Path) -> None:
     """Ends on the two devices are most of a second apart, so that no noise can swap them."""
     lengths = {"a": 9, "b": 5, "c": 12, "d": 3, "e": 8, "f": 20, "g": 2}
 
     def decisions(name: str) -> list[tuple[str, str]]:
         backend = BACKENDS[name](tmp_path / name)
         try:
-            session = Session(backend)
+            session = Session(backend, isolation=isolation)
             # All lanes are warm, so that starting them takes no part in the order.
             session.warm_up()
             session.submit("g", **{trial_id: (2, 0.3 * length / 2) for trial_id, length in lengths.items()})
@@ -738,11 +767,12 @@ def test_data_are_loaded_once_per_host(session: Session, tmp_path: Path) -> None
     trials = [f"t{number}" for number in range(6)]
     for trial_id in trials:
         session.backend.register(trial_id, payload_of(sharing, {"seconds": 0.05, "folder": str(notes)}))
-    specs = tuple(TrialSpec(trial_id, 1, can_save=False) for trial_id in trials)
+    specs = tuple(session.spec(trial_id, 1, can_save=False) for trial_id in trials)
     session.tell(GroupSubmitted(session.backend.now(), "g", specs))
     session.run_to_the_end()
     started = [command for command in session.commands if isinstance(command, StartTrial)]
-    assert len({command.lane_ids[0] for command in started if command.trial_id in trials}) == 2
+    lanes = {command.lane_ids[0] for command in started if command.trial_id in trials}
+    assert len(lanes) == (len(trials) if session.isolated else 2)
     hosts = {device.host for device in session.backend.devices()}
     assert (notes / "loads").read_text().split() == ["load"] * len(hosts)
     assert set(session.ends().values()) == {"DONE"}

@@ -138,6 +138,30 @@ def test_a_lane_that_a_trial_has_changed_for_good_gets_no_further_one() -> None:
     assert only(hand.released("a", lane), StopLane).lane_id == lane
 
 
+def test_a_trial_that_was_about_to_start_is_set_up_in_another_lane_than_a_spent_one() -> None:
+    hand = session()
+    run(hand, "a", isolated=False)
+    hand.stop("a")
+    hand.submit("b", isolated=False)
+    assert hand.trial("b").placement.lanes == (0,)
+    commands = hand.do(LaneSpent(hand.now, 0, "a thread of the trial goes on"))
+    (new,) = hand.trial("b").placement.lanes
+    assert new != 0 and only(commands, StartLane).lane_id == new
+    commands = [*hand.released("a", 0), *hand.released("b", 0), *hand.ready(new)]
+    assert only(commands, StopLane).lane_id == 0 and only(commands, StartTrial).lane_ids == (new,)
+
+
+def test_a_lane_in_which_trials_raise_one_after_another_is_used_no_more() -> None:
+    hand, ended = session(max_failures=0), []
+    for name in "abcd":
+        hand.submit(name, budget=9, isolated=False)
+        hand.started(name)
+        if name == "b":
+            hand.iterate(name)  # The process is well.
+        ended.append([command.lane_id for command in hand.failed(name, 0) if isinstance(command, StopLane)])
+    assert ended == [[], [], [], [0]] and tuning.MOST_RAISED == 3
+
+
 def test_a_device_keeps_so_many_idle_lanes_and_gives_up_what_cannot_be_saved_last() -> None:
     hand = session()
     hand.state.lanes.most_idle, hand.state.lanes.most_processes = 2, 4

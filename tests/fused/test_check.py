@@ -25,6 +25,8 @@ from torch import nn  # noqa: E402
 
 from fluid.errors import InvalidFieldError  # noqa: E402
 from fluid.fused import SGD, FusedPack, FusionError, TensorData, fusion_key, why_not_fused  # noqa: E402
+from fluid.fused.key import key_of  # noqa: E402
+from fluid.lane.process_settings import ProcessSettings  # noqa: E402
 
 
 class Made(Single):
@@ -319,6 +321,28 @@ def test_what_may_differ_is_not() -> None:
     two = fusion_key(Keyed, {"seed": 2, "spec": SGD(lr=0.5, weight_decay=0.1, clip_norm=1.0)})
     assert one == two and one.difference(two) is None
     assert fusion_key(Convolutions, {"p": 0.1}) == fusion_key(Convolutions, {"p": 0.6})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda: torch.set_default_dtype(torch.float64), "settings: default dtype"),
+        (lambda: torch.set_default_device("meta"), "settings: default device"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "settings: matmul precision"),
+        (lambda: torch.use_deterministic_algorithms(True, warn_only=True), "settings: deterministic"),
+    ],
+)
+def test_settings_of_the_process_are_in_the_key(change: Any, said: str) -> None:
+    trial = Keyed()
+    trial.setup({})
+    one, settings = key_of(trial), ProcessSettings()
+    change()
+    try:
+        other = key_of(trial)
+    finally:
+        settings.put_back()
+    assert said in (one.difference(other) or "") and one.digest != other.digest
+    assert key_of(trial) == one
 
 
 def test_attributes_that_cannot_be_compared_are_refused() -> None:

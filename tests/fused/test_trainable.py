@@ -167,7 +167,7 @@ class Dying(Tunable):
 
 
 def test_paused_restored_and_continued_under_an_executor(tmp_path: Path) -> None:
-    config = {"lr": 0.1, "momentum": 0.5, "marker": str(tmp_path / "marker")}
+    config = {"lr": 0.1, "momentum": 0.5, "seed": 0, "marker": str(tmp_path / "marker")}
     with fluid.FluidExecutor(backend="local", devices=1, verbose=0, run_dir=tmp_path / "run"):
         trial = fluid.Trial(Dying, config, budget=60, trial_id="a")
         handle = fluid.submit_trialgroup(fluid.TrialGroup([trial]))
@@ -187,7 +187,7 @@ def test_paused_restored_and_continued_under_an_executor(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_in_a_sweep(tmp_path: Path) -> None:
     with fluid.FluidExecutor(backend="local", devices=2, verbose=0, run_dir=tmp_path / "run"):
-        space = {"lr": choice([0.01, 0.03, 0.1, 0.3]), "momentum": choice([0.0, 0.9])}
+        space = {"lr": choice([0.01, 0.03, 0.1, 0.3]), "momentum": choice([0.0, 0.9]), "seed": 0}
         options = {"metric": "val_loss", "mode": "min", "algorithm": "sha", "samples": 6, "budget": 4, "seed": 0}
         result = fluid.run(Tunable, space, **options)
     assert len(result.trials) == 6

@@ -52,16 +52,19 @@ class FakeTorch:
         )
         self.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
 
-    def zeros(self, count: int, device: str) -> None:
+    def zeros(self, count: int | tuple[int, int], device: str) -> None:
         if self.broken:
             raise RuntimeError("CUDA error: unspecified launch failure")
-        if self.full and count > 1:
+        if self.full and isinstance(count, int) and count > 1:
             raise RuntimeError("CUDA out of memory. Tried to allocate 16.00 MiB")
         if self.expands and self.refuses:
             self.attempts += 1
             if self.attempts >= self.at:
                 self.broken = self.breaks
                 raise RuntimeError(self.refuses)
+
+    def mm(self, one: None, other: None) -> None:
+        pass
 
     @property
     def expands(self) -> bool:

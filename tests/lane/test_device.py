@@ -92,6 +92,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     torch = SimpleNamespace(
         cuda=made,
         zeros=zeros,
+        mm=lambda one, other: None,
         set_num_threads=lambda count: None,
         backends=SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True)),
     )
@@ -269,6 +270,48 @@ def raising(text: str) -> Callable[..., None]:
         raise RuntimeError(text)
 
     return fails
+
+
+class BrokenAllocator:
+    """PyTorch's, as expandable segments leave it after a mapping that failed in its middle."""
+
+    def __init__(self, free: float, error: str) -> None:
+        self.free, self.error = free, error
+        self.asked: list[int] = []
+
+    def empty(self, size: int, *, dtype: object, device: str) -> None:
+        self.asked.append(size)
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+_ASSERTION = '!handles_.at(i) INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":487, please report a bug'
+
+
+@pytest.mark.parametrize(
+    ("free", "error", "usable", "asked"),
+    [
+        (1e9, "", True, [2 << 20, 32 << 20, 256 << 20]),
+        (1e8, "", True, [2 << 20, 32 << 20]),
+        (1e9, _ASSERTION, False, [2 << 20]),
+        (1e9, "CUDA out of memory. Another process was faster", True, [2 << 20, 32 << 20, 256 << 20]),
+    ],
+)
+def test_after_memory_ran_out_a_device_is_asked_for_some(
+    cuda: Allocator, free: float, error: str, usable: bool, asked: list[int]
+) -> None:
+    broken = BrokenAllocator(free, error)
+    sys.modules["torch"].empty, sys.modules["torch"].uint8 = broken.empty, "uint8"  # type: ignore[attr-defined]
+    cuda.free_elsewhere = free
+    meter = DeviceMemoryMeter("gpu")
+    assert meter.is_usable() and broken.asked == []
+    assert meter.is_usable(allocates=True) is usable
+    assert broken.asked == asked
+
+
+def test_an_allocator_that_is_broken_for_good_is_a_fault_of_the_device(cuda: Allocator) -> None:
+    assert not DeviceMemoryMeter("gpu").is_usable(f"RuntimeError: {_ASSERTION}")
+    assert DeviceMemoryMeter("gpu").is_usable("RuntimeError: INTERNAL ASSERT FAILED at some.cpp")
 
 
 def test_lanes_without_a_gpu_or_pytorch_take_nothing(monkeypatch: pytest.MonkeyPatch, cuda: Allocator) -> None:

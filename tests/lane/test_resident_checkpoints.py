@@ -40,7 +40,9 @@ def checkpoints(tmp_path: Path) -> ResidentCheckpoints:
 def resident(rule: KeepRule | None = RULE, name: str = "a") -> ResidentTrial:
     nothing: Any = None
     body: Any = Body()
-    return ResidentTrial(trial_id=name, link=nothing, process_state=nothing, body=body, rule=rule, autosaves=True)
+    return ResidentTrial(
+        trial_id=name, link=nothing, code=nothing, process_state=nothing, body=body, rule=rule, autosaves=True
+    )
 
 
 def told(checkpoints: ResidentCheckpoints, trial: ResidentTrial, losses: list[float | None]) -> list[int]:

@@ -633,7 +633,7 @@ class Faults:
     def step(self) -> dict[str, Any]:
         from fluid.lane.device import DeviceMemoryMeter
 
-        DeviceMemoryMeter.is_usable = lambda self, error="": False  # type: ignore[method-assign]
+        DeviceMemoryMeter.is_usable = lambda self, error="", **_: False  # type: ignore[method-assign]
         raise MemoryError if not self.fatal else RuntimeError("CUDA error: unspecified launch failure")
 
 

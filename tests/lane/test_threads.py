@@ -56,6 +56,27 @@ def test_the_number_that_a_trial_sets_itself_stays_in_force(torch: Torch) -> Non
     assert (torch.threads, os.environ["OMP_NUM_THREADS"]) == (1, "8")
 
 
+def test_the_number_that_a_trial_sets_is_its_own(torch: Torch) -> None:
+    threads = LaneThreads(8)
+    threads.enter(None)
+    torch.set(3)
+    asked = threads.leave()
+    assert (asked, torch.threads) == (3, 8), "another trial has the lane's own"
+    threads.change(4)
+    threads.enter(asked)
+    assert torch.threads == 3
+    assert threads.leave() == 3 and torch.threads == 4
+    os.environ["OMP_NUM_THREADS"] = "1"
+    assert threads.leave() is None and os.environ["OMP_NUM_THREADS"] == "4"
+
+
+def test_as_many_processes_compile(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = SimpleNamespace(compile_threads=32)
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", compiler)
+    set_threads(2)
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "2" and compiler.compile_threads == 2
+
+
 def test_libraries_that_are_loaded_later_read_the_number(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     LaneThreads(8).change(2)

@@ -42,6 +42,7 @@ def zeros(count, device):
     if "GPU-dead" in os.environ["CUDA_VISIBLE_DEVICES"]:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
+mm = lambda one, other: None
 backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
 cuda = SimpleNamespace(
     synchronize=lambda gpu=0: None,

@@ -66,7 +66,8 @@ def test_overheads_of_a_profile() -> None:
     found = overheads_of(profile)
     assert (found.alpha, found.beta, found.epsilon) == pytest.approx((1.1, 1.1, 3.0))
     assert found.source.startswith("measured in a profile: alpha (packing) 1.1, beta (more devices) 1.1, epsilon (a r")
-    assert found.source.endswith("taken to cost nothing: the start of a lane, the set-up of a trial, saving, restoring")
+    unknown = "the start of a host's fork server, the start of a lane, the set-up of a trial, saving, restoring"
+    assert found.source.endswith(f"taken to cost nothing: {unknown}")
 
 
 def test_packing_that_was_measured_to_cost_nothing_is_not_unknown() -> None:
@@ -82,13 +83,29 @@ def test_packing_that_was_measured_to_cost_nothing_is_not_unknown() -> None:
     assert nothing.source.endswith("; trials are not packed, as it is not known what that costs")
 
 
-def test_the_first_set_up_in_a_lane_is_part_of_its_start() -> None:
-    def entries(trial: str, lane: int, placed: float, started: float, took: float) -> list[dict[str, Any]]:
-        return [
-            {"what": "NotePlaced", "trial_id": trial, "at": placed, "lane_ids": [lane]},
-            {"what": "TrialStarted", "trial_id": trial, "at": started, "seconds": took, "iteration": 0},
-        ]
+def entries(trial: str, lane: int, placed: float, started: float, took: float) -> list[dict[str, Any]]:
+    return [
+        {"what": "NotePlaced", "trial_id": trial, "at": placed, "lane_ids": [lane]},
+        {"what": "TrialStarted", "trial_id": trial, "at": started, "seconds": took, "iteration": 0},
+    ]
 
+
+def test_the_start_of_each_lane_counts_where_each_trial_has_one_of_its_own() -> None:
+    def lane(lane_id: int, at: float, seconds: float) -> dict[str, Any]:
+        return {"what": "LaneReady", "lane_id": lane_id, "at": at, "seconds": seconds}
+
+    first = [lane(0, 5.0, 5.0), lane(1, 6.0, 6.0), *entries("a", 0, 0.0, 7.0, 2.0), *entries("b", 1, 0.0, 9.0, 3.0)]
+    found = overheads_in(Profile(), first, "a run", "")
+    assert (found.server_s, found.lane_s, found.start_s) == (0.0, 5.5, 2.5)
+    # Of a spare lane nothing was waited for: its start takes its time all the same.
+    later = [lane(2, 6.5, 0.5), *entries("c", 2, 10.0, 14.0, 4.0)]
+    later += [lane(3, 11.5, 1.5), *entries("d", 3, 10.0, 13.0, 1.5)]
+    found = overheads_in(Profile(), [*first, *later], "a run", "")
+    assert (found.server_s, found.lane_s, found.start_s) == (4.5, 1.0, 2.5)
+    assert "the start of a host's fork server 4.5 s, the start of a lane 1 s" in found.source
+
+
+def test_the_first_set_up_in_a_lane_is_part_of_its_start() -> None:
     first, second = entries("a", 0, 0.0, 4.0, 2.5), entries("b", 1, 0.0, 5.0, 3.5)
     found = overheads_in(Profile(), [*first, *second], "a run", "")
     assert (found.lane_s, found.start_s) == (1.5, 3.0)  # No lane was used twice.

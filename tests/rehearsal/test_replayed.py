@@ -174,8 +174,30 @@ def test_lanes_starts_and_restores_take_their_time(rehearse):
     overheads = Overheads(lane_s=7.0, start_s=11.0, source="given")
     _, end = rehearse(Static, budget=2, overheads=overheads)
     assert end == pytest.approx(7.0 + 11.0 + 120.0)
-    _, end = rehearse(Static, trials=2, budget=1, overheads=overheads)  # The lane is used again.
+    two = {"trials": 2, "budget": 1, "overheads": overheads}
+    _, end = rehearse(Static, isolation="lane", **two)  # The lane is used again.
     assert end == pytest.approx(7.0 + 2 * (11.0 + 60.0), abs=0.1)
+
+
+def test_each_trial_with_a_process_of_its_own_waits_for_a_lane_unless_there_is_a_spare_one(rehearse):
+    """A spare lane starts as soon as the last one was taken; one that is needed sooner is waited for."""
+    given = {"trials": 4, "budget": 1, "overheads": Overheads(lane_s=7.0, start_s=11.0, source="given")}
+    _, end = rehearse(Static, spare_lanes=0, **given)
+    assert end == pytest.approx(4 * (7.0 + 11.0 + 60.0), abs=0.1)
+    _, end = rehearse(Static, **given)
+    assert end == pytest.approx(7.0 + 4 * (11.0 + 60.0), abs=0.1)
+    given["overheads"] = Overheads(lane_s=100.0, start_s=11.0, source="given")
+    _, end = rehearse(Static, **given)
+    assert end == pytest.approx(4 * 100.0 + 11.0 + 60.0, abs=0.1)
+
+
+def test_the_first_lanes_of_a_host_wait_until_it_has_loaded_what_trials_import(rehearse):
+    given = {"trials": 3, "budget": 1, "overheads": Overheads(server_s=20.0, lane_s=1.0, source="given")}
+    _, end = rehearse(Static, spare_lanes=0, **given)
+    assert end == pytest.approx(20.0 + 3 * (1.0 + 60.0), abs=0.1)
+    devices = [Device(index, kind="gpu", host="ab"[index]) for index in (0, 1)]
+    _, end = rehearse(Static, spare_lanes=0, devices=devices, **{**given, "trials": 4})
+    assert end == pytest.approx(20.0 + 2 * (1.0 + 60.0), abs=0.1), "each host loads, at the same time"
 
 
 def test_a_trial_that_makes_room_is_saved_and_restored(tmp_path):

@@ -105,8 +105,8 @@ class Counter:
 
 
 def test_a_sweep_finds_promoted_trials_in_memory(tmp_path: Path) -> None:
-    # One device keeps eight states: the first trials leave it before some of them are promoted.
-    with FluidExecutor("local", 1, run_dir=tmp_path, packing="off", verbose=0) as executor:
+    # A device whose trials share lanes keeps eight states: the first leave it before some of them are promoted.
+    with FluidExecutor("local", 1, run_dir=tmp_path, packing="off", isolation="lane", verbose=0) as executor:
         fluid.run(
             Counter,
             {"x": uniform(0.0, 1.0)},

@@ -37,6 +37,7 @@ def stats(gpu):
     return {f"{name}_bytes": {"all": {"current": 0, "peak": 0}} for name in ("allocated", "reserved")}
 
 set_num_threads = lambda count: None
+mm = lambda one, other: None
 backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
 cuda = SimpleNamespace(
     synchronize=synchronize,

@@ -9,9 +9,12 @@ import pytest
 
 from fluid import Device
 from fluid.backends.base import Sharing
+from fluid.backends.local.backend import LocalBackend
+from fluid.engine.commands import StartLane
+from fluid.engine.events import LaneReady
 from fluid.gpu.nvml import GpuState
 from fluid.session import packing_limit
-from fluid.session.packing_limit import bounded_packing, process_limit
+from fluid.session.packing_limit import bounded_packing, idle_limit, process_limit
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,25 @@ def test_packing_is_bounded_by_what_a_gpu_takes(
 def test_cpus_take_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = SimpleNamespace(devices=lambda: [Device(0)], sharing=Sharing("mps"))
     assert bounded_packing(100, process_limit(backend)) == 100
+
+
+def test_idle_lanes_are_none_where_a_gpu_takes_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [GpuState("GPU-0", "H200", 140e9, 0.0, None, False, "EXCLUSIVE_PROCESS", (9, 0), ())]
+    monkeypatch.setattr(packing_limit, "describe_gpus", lambda: states)
+    monkeypatch.setattr(packing_limit, "foreign_daemon", lambda environment: None)
+    for way, expected in (("timeslice", 0), ("mps", 32)):
+        backend: Any = SimpleNamespace(devices=lambda: [Device(0, kind="gpu")], sharing=Sharing(way))
+        assert idle_limit(backend, busy=4) == expected
+
+
+def test_idle_lanes_of_cores_are_bounded_by_what_lanes_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalBackend(2) as backend:
+        backend.execute([StartLane(0, 0)])
+        while not any(isinstance(event, LaneReady) for event in backend.poll()):
+            pass
+        room = backend.lane_room()
+        assert room.lanes == 1 and room.lane_bytes is not None and 1e5 < room.lane_bytes < 1e9
+        for left, expected in ((0.0, 0), (20 * room.lane_bytes, (1 + 10) // 2 - 1), (1e15, 32)):
+            found = room._replace(memory_left=left)
+            monkeypatch.setattr(backend, "lane_room", lambda found=found: found)
+            assert idle_limit(backend, busy=1) == expected

@@ -121,7 +121,8 @@ def test_the_processor_time_of_a_thread_is_its_own() -> None:
     assert thread_seconds() - began < 0.05
 
 
-def test_what_trials_hold_devices_for_beside_their_iterations_counts(tmp_path: Any) -> None:
+@pytest.mark.parametrize("isolation", ["trial", "lane"])
+def test_what_trials_hold_devices_for_beside_their_iterations_counts(tmp_path: Any, isolation: str) -> None:
     class Slow:
         """Takes as long to be set up as for its iterations."""
 
@@ -144,7 +145,7 @@ def test_what_trials_hold_devices_for_beside_their_iterations_counts(tmp_path: A
     with FluidExecutor(backend="local", devices=1, max_packing=1, verbose=0, run_dir=tmp_path / "run") as executor:
         shape = fluid.SearchShape(algorithm="full", rungs=(3,))
         search = Search("loss", "min", trials=103, shape=shape)
-        trials = [Trial(Slow, {}, budget=3) for _ in range(3)]
+        trials = [Trial(Slow, {}, budget=3, isolation=isolation) for _ in range(3)]
         handle = executor.submit_trialgroup(TrialGroup(trials, search=search))
         executor.session.forecasts.searches.close()  # It only looks.
         for _ in handle.results():
@@ -152,5 +153,5 @@ def test_what_trials_hold_devices_for_beside_their_iterations_counts(tmp_path: A
         played = executor.session.forecasts.searches
         assert isinstance(played, PlayedForecasts)
         held = played._overheads._groups["0"]
-        # Two set-ups in a lane that was used before.
+        # Two set-ups, in a lane that was used before or in ones of their own.
         assert held.held > 8 * 0.1 + 0.3

@@ -360,6 +360,7 @@ def test_every_field_of_a_trial_is_kept(tmp_path: Path) -> None:
         devices=1,
         threads=2,
         isolation="lane",
+        chdir=True,
     )
     shown_only = {"shown"}  # Reports read it from trials.jsonl.
     defaults = Trial(train, trial_id="b")

@@ -24,7 +24,7 @@ from fluid.resources import Device
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 PATIENCE = 90.0
-SMALLEST = Search("loss", "min")
+SMALLEST = Search("loss", "min", extends=False)
 
 
 class Valley:

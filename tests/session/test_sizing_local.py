@@ -167,3 +167,17 @@ def test_a_deadline_of_a_sweep_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(InvalidFieldError, match="deadline="):
         fluid.run(train, {"seconds": 0.1}, metric="total", mode="max", deadline=value)
     assert threading.active_count() == before
+
+
+def test_a_listener_hears_of_the_end_though_nothing_had_started_by_the_deadline(tmp_path: Path) -> None:
+    class Listener(fluid.TrialListener):
+        broken = threading.Event()
+
+        def on_broken(self, error: BaseException) -> None:
+            self.broken.set()
+
+    nowhere = fluid.Requires(tags=["none has it"], wait=True)
+    with FluidExecutor("local", 1, run_dir=tmp_path / "run", deadline=0.5, verbose=0) as executor:
+        waiting = Trial(train, {"seconds": 0.0}, requires=nowhere)
+        executor.submit_trialgroup(TrialGroup([waiting]), Listener())
+        assert Listener.broken.wait(PATIENCE)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from fluid.engine.state import EngineState
 from fluid.engine.validate import validate_state
+from fluid.errors import InvalidFieldError
 from fluid.planners.by_name import PLANNERS, make_planner
 from fluid.planning.rollout import Segment
 from fluid.resources import Cluster, Device
@@ -489,3 +490,24 @@ def test_a_running_trial_spreads_over_gained_devices(name: str) -> None:
     assert widths[0] == 1.0 and widths[-1] == 3.0
     assert result.makespan < 12.0
     assert result.lower_bound == pytest.approx(4.0)
+
+
+# -- starts -------------------------------------------------------------------------------------------------------
+
+
+def test_each_start_of_a_trial_costs_its_seconds() -> None:
+    scenario = Scenario(Cluster.of(2), Workload("random", trials=6, max_iterations=5), Runtimes("constant"), c=1, d=1)
+    assert simulate(scenario, make_planner("fifo")).makespan == pytest.approx(3 * 5.0)
+    assert simulate(replace(scenario, start_s=0.5), make_planner("fifo")).makespan == pytest.approx(3 * 5.5)
+
+
+def test_a_trial_that_goes_on_in_its_process_does_not_start_again() -> None:
+    workload = Workload("successive_halving", trials=9, max_iterations=9, eta=3)
+    scenario = Scenario(Cluster.of(9), workload, Runtimes("constant"), c=1, d=1, start_s=0.5)
+    assert simulate(scenario, make_planner("fifo")).makespan == pytest.approx(0.5 + 9.0)
+
+
+@pytest.mark.parametrize("value", [-0.5, float("nan"), "1"])
+def test_a_start_that_takes_no_time_that_is_one_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidFieldError, match="start_s="):
+        Scenario(Cluster.of(1), start_s=value)

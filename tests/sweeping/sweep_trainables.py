@@ -146,3 +146,9 @@ def noting(config: dict[str, Any], state: int | None = None) -> Iterator[tuple[d
         with Path(config["folder"], f"{config['name']}.txt").open("a", encoding="utf-8") as notes:
             notes.write(f"{done}\n")
         yield {"count": done}, done
+
+
+def telling_its_process(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Falls towards ``x``, and tells in which process it runs."""
+    for iteration in range(1, 100):
+        yield {"loss": config["x"] + 1.0 / iteration, "pid": os.getpid()}

@@ -387,7 +387,7 @@ def test_further_fields_of_trials(executor: FluidExecutor) -> None:
         ({"executor": "local"}, "executor='local': must be a FluidExecutor"),
         ({"executor": None, "run_dir": "somewhere"}, "run_dir='somewhere'"),
         ({"name": ""}, "name=''"),
-        ({"trial_options": {"id": 3}}, r"trial_options\['id'\]=3: must be one of devices"),
+        ({"trial_options": {"id": 3}}, r"trial_options\['id'\]=3: must be one of chdir, devices"),
         ({"trial_options": [3]}, r"trial_options=\[3\]"),
         ({"algorithm": "sha", "max_concurrent": 2}, "max_concurrent=2"),
         ({"max_concurrent": 0}, "max_concurrent=0"),

@@ -16,10 +16,10 @@ import fluid
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.errors import FluidError
 from fluid.trainables.loading import load_saved
-from fluid.trainables.reporting import TrialEnded
 from fluid.trainables.reporting_resident import ReportingResident
 from fluid.trainables.resident import NotSavableError, Step
 from fluid.trainables.trainable import can_save, kind_of, make_resident
+from fluid.trainables.trial_code import TrialEnded, inherit_trials
 
 
 def writing(value: int) -> Callable[[Path], object]:
@@ -239,6 +239,14 @@ def test_the_end_unwinds_the_function() -> None:
     assert seen == ["ended", "unwound"]
 
 
+@pytest.fixture
+def inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads belong to the trial that starts them, as in a lane."""
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.start)
+    inherit_trials()
+
+
+@pytest.mark.usefixtures("inherited")
 def test_a_report_may_come_from_another_thread(resident: Function) -> None:
     def train(config: dict[str, Any]) -> None:
         other = threading.Thread(target=fluid.report, args=({"value": 1},), daemon=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
+from fluid._waiting import await_descriptor
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.checkpoint_jobs import CheckpointJobs
 from fluid.backends.hosts.checkpoint_values import (
@@ -220,7 +220,7 @@ class CheckpointKeeper:
                 return
         is_first = True  # The host before may have been killed.
         while True:
-            select.select([self._pipe], [], [], 0.0 if is_first else _LOOK_S)
+            await_descriptor(self._pipe, 0.0 if is_first else _LOOK_S)
             if self._closing.is_set():
                 return
             self._ledger.begin_turn()

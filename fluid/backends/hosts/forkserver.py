@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import selectors
 import signal
 import socket
 import subprocess
@@ -16,17 +17,19 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fluid._version
+from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
 from fluid.backends.hosts.guardian import END, exit_code
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
-from fluid.processes.children import describe_exit, is_stopped
+from fluid.processes.children import children, describe_exit, is_stopped
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
 from fluid.processes.signals import blocked_for_driver
 
@@ -44,6 +47,9 @@ _ENVIRONMENT = {
 _LARGEST_ANSWER = 1 << 20
 #: Seconds the guardian has to kill everything below it, before it is killed itself.
 _END_S = 5.0
+#: Seconds that modules may take to load for which no lane waits.
+_LONGEST_LATE_S = 60.0
+_LOST = "lost the fork server it came from"
 
 
 class Exited(NamedTuple):
@@ -58,8 +64,47 @@ class Exited(NamedTuple):
     blameless: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _ForkingProcess:
+    """A process that forks lanes, or is about to.
+
+    Attributes:
+        control: the connection to it, on which neither end waits.
+        to_load: the modules that it was forked to load.
+        late: whether no lane waits for it.
+        modules: those that it and the servers it comes from have loaded, or could not.
+        pid: its process; ``None`` until it has told.
+        loading: the module that it is loading.
+        since: when it began, seconds.
+        lanes: those that it has forked, or was asked to, and that have not ended.
+        requests: what it has not read, each with the descriptor that goes with it.
+    """
+
+    control: socket.socket
+    to_load: tuple[str, ...] = ()
+    late: bool = False
+    modules: frozenset[str] = frozenset()
+    pid: int | None = None
+    loading: str = ""
+    since: float = 0.0
+    lanes: set[int] = field(default_factory=set)
+    requests: deque[tuple[bytes, socket.socket | None]] = field(default_factory=deque)
+
+    def close(self) -> None:
+        """Closes the connection, and those that it was not given."""
+        for _, connection in self.requests:
+            if connection is not None:
+                connection.close()
+        self.requests.clear()
+        self.control.close()
+
+
 class ForkServerProcess:
     """The host's end of a fork server, which is started at once, and again if it dies.
+
+    Lanes are forked by the newest server that is ready. Where modules are to be loaded before the next lane, requests
+    for lanes wait here for an heir that has them; modules that are loaded late make none wait, so their heir comes
+    after the first lane.
 
     Args:
         run_folder: folder of the run; logs of the server and of the lanes go to ``logs`` there.
@@ -88,30 +133,48 @@ class ForkServerProcess:
         self._memory_folder = memory_folder
         self._mark = mark
         self._temporary = temporary
-        self._modules: list[str] = list(dict.fromkeys(preload))
+        self._clock = MonotonicClock()
+        #: What lanes are to have from the start, in order of loading, with whether they need not wait for it.
+        self._modules: dict[str, bool] = dict.fromkeys(preload, False)
+        #: Those that no server loads any more, with the reason.
+        self._refused: dict[str, str] = {}
         #: register() of a trial may preload from another thread than the one that polls.
         self._lock = threading.RLock()
-        self._requests: deque[tuple[bytes, socket.socket | None]] = deque()
-        self._lanes: set[int] = set()
+        #: The base, and its heirs in order of age; the last one forks lanes. None while the server does not run.
+        self._servers: list[_ForkingProcess] = []
+        #: The one that is loading modules.
+        self._heir: _ForkingProcess | None = None
+        #: Requests for lanes that wait for it.
+        self._held: deque[tuple[LaneOptions, socket.socket]] = deque()
         self._ended: list[Exited] = []
-        self._pid: int | None = None
+        #: Watches the connections, each with its server; with an event to write where requests wait.
+        self._selector = selectors.EpollSelector()
         #: Processes that were stopped at the last look.
         self._stopped: set[int] = set()
         #: The guardian, and the pipe to it.
         self._process: subprocess.Popen[bytes] | None = None
         self._guard = -1
-        self._control: socket.socket | None = None
         self._closed = False
         self._log_folder = os.path.join(run_folder, "logs")
         os.makedirs(self._log_folder, mode=0o700, exist_ok=True)
-        self._start()
+        try:
+            self._start()
+        except BaseException:
+            self._selector.close()
+            raise
 
     @property
     def pid(self) -> int | None:
-        """The server's process; ``None`` while it has none, or has not told it yet."""
+        """The process of the base; ``None`` while there is none, or it has not told it yet."""
         with self._lock:
             self._receive()
-            return self._pid
+            return self._servers[0].pid if self._servers else None
+
+    def lane_processes(self) -> list[int]:
+        """Returns the processes that were forked here and run; none where the kernel does not list them."""
+        with self._lock:
+            servers = {server.pid for server in self._all_servers() if server.pid is not None}
+        return [process for server in servers for process in children(server) if process not in servers]
 
     @property
     def guardian(self) -> int | None:
@@ -120,20 +183,25 @@ class ForkServerProcess:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether requests wait for the server to read."""
-        return bool(self._requests) and self._control is not None
+        """Never: its own selector waits for that."""
+        return False
 
     def fileno(self) -> int:
-        """A descriptor that is readable when lanes have ended; -1 while the server does not run."""
-        return -1 if self._control is None else self._control.fileno()
+        """A descriptor that is readable when :meth:`poll` has something to do; -1 once it is closed."""
+        return -1 if self._closed else self._selector.fileno()
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules before the next lane is forked. Those that cannot be loaded are left out."""
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads modules before the next lane is forked. Those that cannot be loaded are left out.
+
+        Args:
+            modules: their names.
+            late: whether lanes do not wait for it, and have those modules from the start once it is done.
+        """
         with self._lock:
-            new = [name for name in dict.fromkeys(modules) if name not in self._modules]
-            if new:
-                self._modules += new
-                self._request("preload", new)
+            for name in modules:
+                if name not in self._modules or not late:
+                    self._modules[name] = late
+            self._advance()
 
     def fork(self, options: LaneOptions, connection: socket.socket) -> None:
         """Forks a lane, which need not be there yet on return.
@@ -147,15 +215,15 @@ class ForkServerProcess:
         """
         with self._lock:
             try:
-                if self._control is None:
+                if not self._servers:
                     self._start()
             except BaseException as error:
                 connection.close()
                 if isinstance(error, OSError) and error.errno == errno.EMFILE:
                     raise FluidError(NO_DESCRIPTORS) from error
                 raise
-            self._lanes.add(options.lane_id)
-            self._request("fork", tuple(options), connection)
+            self._held.append((options, connection))
+            self._advance()
 
     def kill(self, lane_id: int, control: MpsControl | None = None) -> None:
         """Kills a lane, if it is there.
@@ -165,17 +233,24 @@ class ForkServerProcess:
             control: of the MPS daemon that is to end the lane's work before, where its clients are to go on.
         """
         with self._lock:
-            self._request("kill", (lane_id, control))
+            for held in [held for held in self._held if held[0].lane_id == lane_id]:
+                self._held.remove(held)
+                held[1].close()
+                self._ended.append(Exited(lane_id, "was killed before it was forked"))
+            self._tell_server_of(lane_id, "kill", (lane_id, control))
 
     def dump_stacks(self, lane_id: int) -> None:
         """Makes a lane write its stacks to its log, if it is there."""
         with self._lock:
-            self._request("dump", lane_id)
+            self._tell_server_of(lane_id, "dump", lane_id)
 
     def look(self) -> None:
-        """Continues the server and its guardian if they were stopped (SIGSTOP), at the second look; cheap."""
+        """Continues the servers and their guardian if they were stopped (SIGSTOP), at the second look; cheap."""
         with self._lock:
-            stopped = {pid for pid in (self.pid, self.guardian) if pid is not None and is_stopped(pid)}
+            if self._heir is not None and self._heir.late and self._clock.now() > self._heir.since + _LONGEST_LATE_S:
+                self._lose_heir(f"it took longer than {_LONGEST_LATE_S:.0f} s to be imported")
+            processes = (self.guardian, *(server.pid for server in self._all_servers()))
+            stopped = {pid for pid in processes if pid is not None and is_stopped(pid)}
             for pid in stopped & self._stopped:
                 _log.warning("the fork server of the lanes, process %d, was stopped (SIGSTOP): it is continued", pid)
                 with suppress(OSError):
@@ -185,7 +260,8 @@ class ForkServerProcess:
     def poll(self) -> list[Exited]:
         """Returns the lanes that have ended since the last call."""
         with self._lock:
-            self._flush()
+            for server in self._all_servers():
+                self._flush(server)
             self._receive()
             ended, self._ended = self._ended, []
         return ended
@@ -193,27 +269,37 @@ class ForkServerProcess:
     def close(self) -> None:
         """Ends the server and every process below it; none is left when it returns."""
         with self._lock:
-            self._closed = True
+            was_closed, self._closed = self._closed, True
             guardian = self._dismiss_guardian()
             self._disconnect()
+            if not was_closed:
+                self._selector.close()
         if guardian is not None:
             self._await_end(guardian)
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes the connection, and leaves the server alone."""
+        if self._closed:
+            return
         self._closed = True
-        self._disconnect()
+        self._selector.close()  # The driver's goes on to watch what is closed here.
+        for server in self._all_servers():
+            server.close()
+        for _, connection in self._held:
+            connection.close()
         if self._process is not None:
             os.close(self._guard)
             self._process.returncode = 0  # Not its child: it must not wait for it.
             self._process = None
+
+    # -- the base ------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._closed:
             raise FluidError("the fork server was closed")
         if not sys.executable:
             raise FluidError("sys.executable is empty: there is no Python to start lanes with")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = _connected()
         with theirs:
             try:
                 reader, self._guard = os.pipe()
@@ -227,10 +313,8 @@ class ForkServerProcess:
             except BaseException:
                 ours.close()
                 raise
-        ours.setblocking(False)
-        self._control = ours
-        if self._modules:
-            self._request("preload", self._modules)
+        self._servers = [self._watched(_ForkingProcess(ours))]
+        self._advance()
 
     def _execute(self, control: int, guard: int) -> subprocess.Popen[bytes]:
         """Starts the program, which forks into guardian and server."""
@@ -268,63 +352,161 @@ class ForkServerProcess:
                 start_new_session=True,  # No Ctrl-C reaches it: the driver decides what that means.
             )
 
-    def _request(self, name: str, argument: Any, connection: socket.socket | None = None) -> None:
-        if self._control is not None:
-            self._requests.append((pickle.dumps((name, argument)), connection))
-            self._flush()
+    # -- its heirs -----------------------------------------------------------------------------------------
 
-    def _flush(self) -> None:
-        while self._requests and self._control is not None:
-            data, connection = self._requests[0]
+    def _advance(self) -> None:
+        """Has what is missing loaded, and the lanes forked that need not wait for it."""
+        if not self._servers:
+            return
+        newest = self._servers[-1]
+        missing = [name for name in self._modules if name not in newest.modules and name not in self._refused]
+        urgent = [name for name in missing if not self._modules[name]]
+        if self._heir is not None and self._heir.late and urgent:
+            self._request(newest, "disown", None)
+            self._drop_heir()  # It begins again, after those that lanes wait for.
+        if not urgent:
+            while self._held:
+                options, connection = self._held.popleft()
+                newest.lanes.add(options.lane_id)
+                self._request(newest, "fork", tuple(options), connection)
+        if self._heir is None and (urgent or (missing and any(server.lanes for server in self._servers))):
+            self._fork_heir(newest, tuple(urgent or missing), late=not urgent)
+
+    def _fork_heir(self, newest: _ForkingProcess, modules: tuple[str, ...], *, late: bool) -> None:
+        try:
+            ours, theirs = _connected()
+        except OSError as error:  # No descriptors: what it should load is left to the lanes.
+            self._refuse(modules, str(error))
+            return
+        loaded = newest.modules | frozenset(modules)
+        self._heir = self._watched(_ForkingProcess(ours, modules, late, loaded, since=self._clock.now()))
+        self._request(newest, "heir", (modules, late), theirs)
+
+    def _take_over(self, heir: _ForkingProcess) -> None:
+        """Lets an heir that has loaded its modules fork the next lanes."""
+        if len(self._servers) > 1:
+            self._request(self._servers[-1], "retire", None)  # It ends with its last lane.
+        self._heir = None
+        self._servers.append(heir)
+        self._advance()
+
+    def _lose_heir(self, reason: str) -> None:
+        """Goes on without an heir, and what it could not load."""
+        heir = self._heir
+        assert heir is not None
+        self._refuse((heir.loading,) if heir.loading else heir.to_load, reason)
+        self._request(self._servers[-1], "disown", None)
+        self._drop_heir()
+        self._advance()
+
+    def _refuse(self, modules: Iterable[str], reason: str) -> None:
+        for name in modules:
+            self._refused[name] = reason
+            _log.info("lanes start without %s: not loaded ahead: %s", name, reason)
+
+    def _drop_heir(self) -> None:
+        if self._heir is not None:
+            self._forget(self._heir)
+            self._heir = None
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    def _all_servers(self) -> list[_ForkingProcess]:
+        return [*self._servers, *([] if self._heir is None else [self._heir])]
+
+    def _watched(self, server: _ForkingProcess) -> _ForkingProcess:
+        self._selector.register(server.control, selectors.EVENT_READ, server)
+        return server
+
+    def _forget(self, server: _ForkingProcess) -> None:
+        self._selector.unregister(server.control)
+        server.close()
+
+    def _tell_server_of(self, lane_id: int, name: str, argument: Any) -> None:
+        for server in self._servers:
+            if lane_id in server.lanes:
+                self._request(server, name, argument)
+
+    def _request(
+        self, server: _ForkingProcess, name: str, argument: Any, connection: socket.socket | None = None
+    ) -> None:
+        server.requests.append((pickle.dumps((name, argument)), connection))
+        self._flush(server)
+
+    def _flush(self, server: _ForkingProcess) -> None:
+        while server.requests:
+            data, connection = server.requests[0]
             try:
                 descriptors = [] if connection is None else [connection.fileno()]
-                socket.send_fds(self._control, [data], descriptors)
+                socket.send_fds(server.control, [data], descriptors)
             except (BlockingIOError, InterruptedError):
-                return
+                break
             except OSError:
-                return  # It is gone; poll() will notice.
-            self._requests.popleft()
+                break  # It is gone; poll() will notice.
+            server.requests.popleft()
             if connection is not None:
                 connection.close()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if server.requests else 0)
+        if self._selector.get_key(server.control).events != wanted:
+            self._selector.modify(server.control, wanted, server)
 
     def _receive(self) -> None:
-        """Reads what the server says."""
-        while self._control is not None:
-            try:
-                answer = self._control.recv(_LARGEST_ANSWER)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                answer = b""
-            if answer:
-                self._read(pickle.loads(answer))
-            else:
-                self._lose_server()
+        """Reads what the servers say."""
+        for server in self._all_servers():
+            while server in self._all_servers():
+                try:
+                    answer = server.control.recv(_LARGEST_ANSWER)
+                except (BlockingIOError, InterruptedError):
+                    break
+                except OSError:
+                    answer = b""
+                if answer:
+                    self._read(server, pickle.loads(answer))
+                else:
+                    self._lose(server)
 
-    def _read(self, answer: tuple[Any, ...]) -> None:
+    def _read(self, server: _ForkingProcess, answer: tuple[Any, ...]) -> None:
         if answer[0] == "exited":
-            self._lanes.discard(answer[1])
+            server.lanes.discard(answer[1])
             self._ended.append(Exited(*answer[1:]))
         elif answer[0] == "started":
-            self._pid = answer[1]
-        elif answer[0] == "preloaded":
+            server.pid = answer[1]
+        elif answer[0] == "loading":
+            server.loading = answer[1]
+        elif answer[0] == "loaded":
             _, name, seconds, error = answer
+            server.loading = ""
             if error:
                 _log.info("lanes start without %s: %s", name, error)
             else:
                 _log.debug("%s was loaded for all lanes in %.3f s", name, seconds)
+        elif server is self._heir and answer[0] == "spoilt":
+            self._lose_heir(answer[1])
+        elif server is self._heir and answer[0] == "ready":
+            self._take_over(server)
 
-    def _lose_server(self) -> None:
-        """Reports all lanes as ended: the server has died, and they with it."""
+    def _lose(self, server: _ForkingProcess) -> None:
+        """Reports the lanes of a server that has ended, which have ended with it; the base's end is that of all."""
+        if server is self._heir:
+            self._lose_heir("the process that loaded it ended")
+        elif server is self._servers[0]:
+            self._lose_all()
+        else:
+            self._servers.remove(server)
+            self._forget(server)
+            self._ended += [Exited(lane_id, _LOST) for lane_id in sorted(server.lanes)]
+            self._advance()
+
+    def _lose_all(self) -> None:
+        lanes = {options.lane_id for options, _ in self._held}.union(*(server.lanes for server in self._servers))
         self._disconnect()
-        reason = "lost the fork server it came from"
+        reason = _LOST
         guardian = self._dismiss_guardian()
         if guardian is not None:
             self._await_end(guardian)
             who = "whose guardian" if guardian.returncode < 0 else "which"
             reason += f", {who} {describe_exit(exit_code(guardian.returncode))}; see {self._log_folder}/forkserver.log"
-        self._ended += [Exited(lane_id, reason) for lane_id in sorted(self._lanes)]
-        self._lanes.clear()
+        self._ended += [Exited(lane_id, reason) for lane_id in sorted(lanes)]
 
     def _dismiss_guardian(self) -> subprocess.Popen[bytes] | None:
         """Tells the guardian to end everything below it, and returns it, if there is one."""
@@ -347,14 +529,20 @@ class ForkServerProcess:
                 kill_marked(self._mark)
 
     def _disconnect(self) -> None:
-        for _, connection in self._requests:
-            if connection is not None:
-                connection.close()
-        self._requests.clear()
-        self._pid = None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        for server in self._all_servers():
+            self._forget(server)
+        for _, connection in self._held:
+            connection.close()
+        self._servers.clear()
+        self._held.clear()
+        self._heir = None
+
+
+def _connected() -> tuple[socket.socket, socket.socket]:
+    """Makes a connection to a server: its host's end, which never waits, and its own."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs
 
 
 def _python_path() -> str:

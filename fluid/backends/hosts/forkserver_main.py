@@ -1,13 +1,16 @@
-"""The fork server: a process that has loaded what trials import, and forks a lane at each request.
+"""The fork server: processes that have loaded what trials import, and fork a lane at each request.
 
-Run by :mod:`fluid.backends.hosts.forkserver` with its state, as JSON, in the environment. It never touches CUDA: a
-process forked from one that did cannot use it. Should a module that it loads do so, or start a thread (which
-the lanes would not have), then the server replaces itself, by ``exec``, with one that leaves that module out.
+Run by :mod:`fluid.backends.hosts.forkserver` with its state, as JSON, in the environment. The first process, the base,
+has loaded what every lane needs, and nothing of trials. Whatever else lanes are to have from the start is loaded by an
+heir: a process forked from the newest server, which takes its place once that went well. So lanes that are started
+meanwhile wait only where the host wants them to, and a module that spoils a process for forks (it starts a thread,
+or uses CUDA) spoils an heir that nobody has used: it ends, and another one does without that module. A server that has
+an heir ends with its last lane; the base stays, and adopts its heirs' heirs.
 
-It is the parent of all lanes, so it knows how they end and when they are stopped, and it adopts the processes they
-leave behind, which it kills. It is below a guardian (:mod:`fluid.backends.hosts.guardian`), which ends it when its
-host dies. The server of ``multiprocessing.forkserver`` cannot do this: it loads modules only before it starts, does
-not say how its children end, and does not follow its host.
+A server is the parent of its lanes, so it knows how they end and when they are stopped, and it adopts the processes
+they leave behind, which it kills. The base is below a guardian (:mod:`fluid.backends.hosts.guardian`), which ends all
+when the host dies. The server of ``multiprocessing.forkserver`` cannot do this: it loads modules only before it
+starts, does not say how its children end, and does not follow its host.
 """
 
 from __future__ import annotations
@@ -22,24 +25,26 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from fluid._clock import MonotonicClock
 from fluid.backends.hosts import host_memory
-from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
+from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, STATE_VARIABLE, ForkServerState
 from fluid.backends.hosts.guardian import fork_below_guardian
+from fluid.backends.hosts.huge_pages import join_memory
 from fluid.backends.hosts.lane_killing import LaneKiller, kill_with_group
+from fluid.backends.hosts.module_loading import load_module
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
+from fluid.lane.news import note_modules_before_fork
 from fluid.lane.output import lane_output
 from fluid.lane.process import run_as_process
-from fluid.lane.stack_dump import DUMP_SIGNAL
+from fluid.lane.stack_dump import DUMP_SIGNAL, lane_stacks
 from fluid.processes.children import (
     adopt_orphans,
     children,
@@ -48,10 +53,11 @@ from fluid.processes.children import (
     is_stopped,
     kill,
     kill_children,
+    process_name,
     set_process_name,
     signal_parents_death,
 )
-from fluid.processes.signals import FOR_THE_DRIVER, leave_to_driver, restore_in_forks
+from fluid.processes.signals import leave_to_driver, restore_in_forks
 
 #: Seconds that a lane may be stopped (SIGSTOP) before it is killed. If the look at it comes so many seconds late, this
 #: process was stopped, too, and it has as long again.
@@ -62,16 +68,27 @@ _ORPHAN_GRACE_S = 0.5
 #: Sent by the kernel when the guardian dies; no module that is loaded is likely to use it.
 _GUARDIAN_DIED = signal.SIGRTMAX
 _LARGEST_REQUEST = 1 << 20
+#: Lanes after which a server makes forks cheaper, which takes it as long as that has taken with PyTorch.
+_FORKS_BEFORE_JOINING = 32
+#: Name of the processes that fork lanes.
+_NAME = "fluid-forks"
 
 
 class ForkServer:
-    """The server's main loop, :meth:`run`, and its :meth:`end`."""
+    """A server's main loop, :meth:`run`, and its :meth:`end`.
 
-    def __init__(self, state: ForkServerState) -> None:
+    Args:
+        state: what the base was told.
+        control: descriptor of its socket to the host.
+        base: the server that this one is an heir of, by whatever number of steps; ``None`` for the base itself.
+    """
+
+    def __init__(self, state: ForkServerState, control: int, base: ForkServer | None = None) -> None:
         self._state = state
         self._pid = os.getpid()
+        self._is_base = base is None
         self._clock = MonotonicClock()
-        self._control = socket.socket(fileno=state.control)
+        self._control = socket.socket(fileno=control)
         self._control.setblocking(True)
         self._asked = select.poll()
         self._asked.register(self._control, select.POLLIN)
@@ -82,7 +99,15 @@ class ForkServer:
             os.set_blocking(descriptor, False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         # Lanes hold it too, so that no other session clears the folder while one of them is still ending.
-        self._memory_lock = self._enter_memory()
+        self._memory_lock: int = self._enter_memory() if base is None else base._memory_lock
+        #: Lane by process.
+        self._lanes: dict[int, int] = {}
+        #: The process that was forked last to take this one's place, if it is there; whether it has.
+        self._heir = 0
+        self._is_retired = False
+        #: How many lanes it has forked, and what makes the next ones cheaper, bit by bit.
+        self._forked = 0
+        self._joining = join_memory()
         #: When to kill processes that lanes have left behind.
         self._orphans_at: float | None = None
         #: When to kill lanes that are stopped; and those that were killed for it.
@@ -90,40 +115,41 @@ class ForkServer:
         self._killed: set[int] = set()
         self._killer = LaneKiller()
 
-    def run(self) -> NoReturn:
-        signal.signal(_GUARDIAN_DIED, lambda *_: self.end())  # Also while a module is loaded, which may take long.
+    def run(self, modules: Sequence[str] = (), *, late: bool = False) -> NoReturn:
+        """Loads modules, and serves.
+
+        Args:
+            modules: what an heir loads before it takes a server's place.
+            late: whether nobody has named these modules; then one that cannot be loaded may leave nothing behind.
+        """
         signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         adopt_orphans()
-        set_process_name("fluid-forks")
-        if not signal_parents_death(self._state.guardian, _GUARDIAN_DIED):
-            self.end()
+        if self._is_base:
+            signal.signal(_GUARDIAN_DIED, lambda *_: self.end())
+            set_process_name(_NAME)
+            if not signal_parents_death(self._state.guardian, _GUARDIAN_DIED):
+                self.end()
         self._tell("started", self._pid)
-        self._load(list(self._state.loaded))
-        self._serve()
+        self._load(modules, late)
+        self._tell("ready")
         while True:
+            self._serve()
             self._reap()
             self._end_stopped()
+            if self._is_retired and not self._lanes and self._orphans_at is None:
+                os._exit(0)
+            if self._forked >= _FORKS_BEFORE_JOINING and not self._is_retired and not self._asked.poll(0):
+                self._join_memory()
             for key, _ in self._selector.select(self._until_next_look()):
-                if key.fileobj is self._control:
-                    self._serve()
-                else:
+                if key.fileobj is not self._control:
                     with suppress(BlockingIOError):
                         os.read(self._wake_reader, 4096)
 
     # -- requests --------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Serves the requests; modules are loaded before lanes are forked, which would each load them again."""
-        modules = self._read_requests()
-        while modules:
-            self._load(modules)
-            modules = self._read_requests()
-        self._fork_waiting()
-
-    def _read_requests(self) -> list[str]:
-        """Reads all requests that have arrived; returns the modules to load."""
-        modules: list[str] = []
+        """Serves all requests that have arrived."""
         while self._asked.poll(0):
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
@@ -132,23 +158,26 @@ class ForkServer:
             if not data:
                 self.end()
             name, argument = pickle.loads(data)
-            if name == "fork" and not descriptors:
-                self._tell("exited", LaneOptions(*argument).lane_id, f"could not be forked: {NO_DESCRIPTORS}")
-            elif name == "fork":
-                self._state.waiting.append((pickle.dumps(argument).hex(), descriptors[0]))
-            elif name == "preload":
-                modules += argument
-                self._state.loaded += argument
+            if name == "fork":
+                self._fork(LaneOptions(*argument), descriptors)
+            elif name == "heir" and descriptors:  # Else the host sees that the connection has ended.
+                modules, late = argument
+                self._fork_heir(modules, late, descriptors[0])
+            elif name == "disown" and self._heir:
+                kill([self._heir])
+            elif name == "retire":
+                self._is_retired = True
             elif name == "kill":
-                self._fork_waiting()
                 killed, control = argument
-                for process in [process for process, lane_id in self._state.lanes.items() if lane_id == killed]:
+                for process in self._processes_of(killed):
                     self._killer.kill(process, control)
             elif name == "dump":
-                for process in [process for process, lane_id in self._state.lanes.items() if lane_id == argument]:
+                for process in self._processes_of(argument):
                     with suppress(OSError):
                         os.kill(process, DUMP_SIGNAL)
-        return modules
+
+    def _processes_of(self, lane_id: int) -> list[int]:
+        return [process for process, lane in self._lanes.items() if lane == lane_id]
 
     def _tell(self, *report: Any) -> None:
         try:
@@ -156,48 +185,51 @@ class ForkServer:
         except OSError:
             self.end()
 
-    def _load(self, modules: list[str]) -> None:
+    # -- heirs -----------------------------------------------------------------------------------------------
+
+    def _fork_heir(self, modules: Sequence[str], late: bool, control: int) -> None:
+        """Forks a process that loads modules and then takes the place of this one."""
+        try:
+            process = os.fork()
+        except OSError as error:
+            traceback.print_exception(error)
+            os.close(control)  # The host sees that.
+            return
+        if process:
+            os.close(control)
+            self._heir = process
+            return
+        try:
+            signal.set_wakeup_fd(-1)
+            self._close()
+            ForkServer(self._state, control, self).run(modules, late=late)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(1)
+
+    def _load(self, modules: Sequence[str], late: bool) -> None:
         for name in modules:
-            if name in sys.modules or name in self._state.refused:
+            if name in sys.modules:
                 continue
-            threads = threading.active_count()
-            error = ""
-            with _without_collector():
-                begun = self._clock.now()
-                try:
-                    importlib.import_module(name)
-                except BaseException as raised:  # Also what a script without a main guard may do.
-                    error = f"{type(raised).__name__}: {raised}"
-                seconds = self._clock.now() - begun
-            if _has_touched_cuda():
-                self._start_over_without(name, "it uses CUDA when it is imported")
-            if threading.active_count() > threads:
-                self._start_over_without(name, "it starts a thread when it is imported")
-            self._tell("preloaded", name, seconds, error)
+            self._tell("loading", name)
+            seconds, error, spoilt = load_module(name, self._clock, whole=late)
+            if spoilt:
+                self._tell("spoilt", f"it {spoilt}")
+                kill_children()
+                os._exit(0)
+            self._tell("loaded", name, seconds, error)
+        note_modules_before_fork()
         # Keeps the collector of each lane from writing to, and so copying, every page it shares with the others.
         gc.freeze()
 
-    def _start_over_without(self, name: str, reason: str) -> NoReturn:
-        self._state.refused[name] = reason
-        self._state.loaded.remove(name)
-        self._tell("preloaded", name, 0.0, f"not loaded ahead: {reason}")
-        for descriptor in (self._state.control, *(connection for _, connection in self._state.waiting)):
-            os.set_inheritable(descriptor, True)
-        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in self._state.sys_path if path)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.environ[STATE_VARIABLE] = self._state.to_json()
-        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_DRIVER)  # Until the other program has its handlers.
-        os.execv(sys.executable, [sys.executable, "-m", PROGRAM])
-
     # -- lanes -----------------------------------------------------------------------------------------------
 
-    def _fork_waiting(self) -> None:
-        while self._state.waiting:
-            options, connection = self._state.waiting.pop(0)
-            self._fork(LaneOptions(*pickle.loads(bytes.fromhex(options))), connection)
-
-    def _fork(self, options: LaneOptions, connection: int) -> None:
+    def _fork(self, options: LaneOptions, descriptors: Sequence[int]) -> None:
+        if not descriptors:
+            self._tell("exited", options.lane_id, f"could not be forked: {NO_DESCRIPTORS}")
+            return
+        (connection,) = descriptors
         try:
             process = os.fork()
         except OSError as error:
@@ -212,7 +244,8 @@ class ForkServer:
                 sys.stderr.flush()
             os._exit(1)
         os.close(connection)
-        self._state.lanes[process] = options.lane_id
+        self._forked += 1
+        self._lanes[process] = options.lane_id
         with suppress(OSError):  # The child does the same; one of the two comes first.
             os.setpgid(process, process)
 
@@ -228,11 +261,7 @@ class ForkServer:
         restore_in_forks()
         # A process that a trial leaves behind must not seem to use the session's folder.
         os.register_at_fork(after_in_child=self._leave_memory)
-        self._selector.close()
-        self._control.close()
-        others = [descriptor for _, descriptor in self._state.waiting]
-        for descriptor in (self._wake_reader, self._wake_writer, *others):
-            os.close(descriptor)
+        self._close()
         for descriptor, path in enumerate(lane_output(options.run_folder, options.lane_id), start=1):
             file = os.open(path, _APPEND, 0o600)
             os.dup2(file, descriptor)
@@ -243,29 +272,48 @@ class ForkServer:
             os._exit(0)
         run_as_process(Connection(connection), options)
 
+    def _close(self) -> None:
+        """Closes, in a process that was forked, what is this process's own."""
+        self._selector.close()
+        self._control.close()
+        for descriptor in (self._wake_reader, self._wake_writer):
+            os.close(descriptor)
+
     def _reap(self) -> None:
         """Reports every lane that has ended to the host, and reaps it."""
         while (found := self._next_dead()) is not None:
-            if found in self._state.lanes:
+            if found in self._lanes:
                 # Until it is reaped, no other process or group gets its number.
                 with suppress(OSError):
                     os.killpg(found, signal.SIGTERM)
                 self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S
             _, status = os.waitpid(found, 0)
-            lane_id = self._state.lanes.pop(found, None)
+            lane_id = self._lanes.pop(found, None)
             self._killer.reaped(found)
             self._stopped.pop(found, None)
             was_stopped = found in self._killed
             self._killed.discard(found)
+            how = describe_exit(os.waitstatus_to_exitcode(status))
             if lane_id is not None:
-                how = describe_exit(os.waitstatus_to_exitcode(status))
+                self._delete_empty(lane_id)
                 reason = f"was stopped (SIGSTOP) for {_STOPPED_S:.0f} s" if was_stopped else how
                 self._tell("exited", lane_id, reason, was_stopped)
+            else:
+                self._heir = 0 if found == self._heir else self._heir
+                self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S  # What the lanes of a server leave comes here.
         if self._orphans_at is not None and self._clock.now() >= self._orphans_at:
-            orphans = [process for process in children() if process not in self._state.lanes]
+            orphans = [process for process in children() if process not in self._lanes and not _is_server(process)]
             kill(orphans)
             # Those may have children of their own, which come here when they die.
             self._orphans_at = self._clock.now() + _ORPHAN_GRACE_S if orphans else None
+
+    def _delete_empty(self, lane_id: int) -> None:
+        """Deletes the files of a lane that has ended and nothing was written to."""
+        folder = self._state.run_folder
+        for path in (*lane_output(folder, lane_id), lane_stacks(folder, lane_id)):
+            with suppress(OSError):
+                if os.stat(path).st_size == 0:
+                    os.unlink(path)
 
     def _next_dead(self) -> int | None:
         try:
@@ -280,7 +328,7 @@ class ForkServer:
             process, has_stopped = changed
             if not has_stopped:
                 self._stopped.pop(process, None)
-            elif process in self._state.lanes:
+            elif process in self._lanes:
                 self._stopped.setdefault(process, self._clock.now() + _STOPPED_S)
         now = self._clock.now()
         for process, at in list(self._stopped.items()):
@@ -291,6 +339,11 @@ class ForkServer:
                 if is_stopped(process):
                     self._killed.add(process)
                     kill_with_group(process)
+
+    def _join_memory(self) -> None:
+        """Makes forks cheaper while there is nothing else to do, up to the next request."""
+        while not self._asked.poll(0) and next(self._joining, self) is None:
+            pass
 
     def _until_next_look(self) -> float | None:
         times = [*self._stopped.values(), *([] if self._orphans_at is None else [self._orphans_at])]
@@ -316,12 +369,12 @@ class ForkServer:
         """Kills everything below this process, and ends: the guardian or the host has died, or both."""
         if os.getpid() != self._pid:
             os._exit(1)  # A signal in a forked process that is not a lane yet.
-        for process in self._state.lanes:
+        for process in self._lanes:
             with suppress(OSError):
                 os.killpg(process, signal.SIGKILL)
-        kill_children(self._state.lanes)
-        state = self._state
-        if self._memory_lock >= 0 and state.is_session_over() and host_memory.is_last(self._memory_lock):
+        kill_children([*self._lanes, *filter(None, [self._heir])])
+        state, lock = self._state, self._memory_lock
+        if self._is_base and lock >= 0 and state.is_session_over() and host_memory.is_last(lock):
             persist_checkpoints(state.memory_folder, state.run_folder, temporary=state.temporary)
         os._exit(0)
 
@@ -338,33 +391,9 @@ def _next_stop() -> tuple[int, bool] | None:
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Switches the garbage collector off: a quarter of the time would go into looking for cycles among what stays."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _has_touched_cuda() -> bool:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return True
-    # The driver opens this when it is initialised by whatever library; asking NVML what there is does not.
-    for descriptor in _names("/proc/self/fd"):
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia-uvm"):
-                return True
-    return False
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+def _is_server(process: int) -> bool:
+    """Whether a child is a server: an heir, or one that came here as the server before it has ended."""
+    return process_name(process) == _NAME
 
 
 def main() -> NoReturn:
@@ -383,7 +412,7 @@ def main() -> NoReturn:
     leave_to_driver()
     if not state.guardian:
         fork_below_guardian(state)
-    server = ForkServer(state)
+    server = ForkServer(state, state.control)
     try:
         server.run()
     except BaseException:

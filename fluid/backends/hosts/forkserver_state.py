@@ -1,9 +1,9 @@
-"""The fork server's state: how its host hands it over, and how it survives an ``exec`` of the server."""
+"""What a fork server is told by its host."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from fluid.backends.hosts.listener import is_reachable
 
@@ -33,11 +33,6 @@ class ForkServerState:
         temporary: whether both folders are deleted after the driver's death.
         driver_address: where the driver listens, if the host is another process; ``None`` otherwise.
         guardian: the guardian's process; 0 before it was forked.
-        loaded: modules to load.
-        refused: modules not to load, with the reason.
-        lanes: lane by process, of the lanes there are.
-        waiting: lanes to fork: their options, pickled, as hexadecimal digits, and the descriptor of their end of the
-            connection.
     """
 
     control: int
@@ -51,19 +46,13 @@ class ForkServerState:
     temporary: bool
     driver_address: tuple[str, int] | None = None
     guardian: int = 0
-    loaded: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    lanes: dict[int, int] = field(default_factory=dict)
-    waiting: list[tuple[str, int]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, text: str) -> ForkServerState:
         """Reads what :meth:`to_json` returned."""
         state = cls(**json.loads(text))
-        state.lanes = {int(process): lane_id for process, lane_id in state.lanes.items()}  # JSON's keys are strings.
         if state.driver_address is not None:
             state.driver_address = state.driver_address[0], state.driver_address[1]
-        state.waiting = [(options, descriptor) for options, descriptor in state.waiting]
         return state
 
     def is_session_over(self) -> bool:

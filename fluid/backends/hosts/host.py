@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import select
 import socket
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
 from fluid.backends.base import (
     CheckpointSource,
     DeviceBinding,
+    HostRoom,
     Keeping,
     LaneConnected,
     LaneDying,
@@ -34,6 +36,7 @@ from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS
 from fluid.backends.hosts.framed_socket import limit_lane_buffer
 from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.lane_limits import room_here
 from fluid.backends.hosts.numa import NumaCores
 from fluid.backends.hosts.output_tail import OutputTail
 from fluid.backends.hosts.payload_store import PayloadStore
@@ -47,7 +50,8 @@ from fluid.lane.messages import LaneOptions
 from fluid.lane.output import has_text, lane_output
 from fluid.lane.policy import DEFAULT_POLICY
 
-#: What a module loads only once it is used, which then takes each lane seconds: PyTorch's optimizers, when one is made.
+#: What a module loads only once it is used, which then takes each lane a second: PyTorch's optimizers, when the first
+#: one is made. Trials that are there by then load it themselves; it keeps none of them waiting.
 _LATE = {"torch.optim": ("torch._dynamo",)}
 #: Seconds that a host waits, as it closes, for those who use programs that are no lanes.
 _PROGRAMS_S = 5.0
@@ -62,6 +66,7 @@ class HostSettings(NamedTuple):
         session: the folders that all hosts of the session have in common.
         name: the machine's; :data:`~fluid.backends.hosts.folders.HERE` for the driver's.
         preload: modules to load before the first lane is forked.
+        preload_late: modules to load for later lanes.
         policy: which trial a lane runs next if several have iterations left; see :mod:`fluid.lane.policy`.
         sharing: how lanes are to share a GPU: one of :data:`fluid.backends.hosts.gpu_sharing.WAYS`.
         tokens: UUIDs of the GPUs to share.
@@ -77,6 +82,7 @@ class HostSettings(NamedTuple):
     session: SessionFolders
     name: str = HERE
     preload: tuple[str, ...] = ()
+    preload_late: tuple[str, ...] = ()
     policy: str = DEFAULT_POLICY
     sharing: str = "timeslice"
     tokens: tuple[str, ...] = ()
@@ -133,7 +139,7 @@ class Host:
                 memory_folder=self.folders.memory_folder,
                 mark=settings.session.mark(settings.name),
                 temporary=self.folders.temporary,
-                preload=_with_late(settings.preload),
+                preload=settings.preload,
                 driver_address=settings.driver,
                 environment=(*waiting_variables(settings.tokens), *settings.environment),
             )
@@ -151,6 +157,7 @@ class Host:
             self.folders.leave(clear=True)
             self._selector.close()
             raise
+        self._server.preload([*settings.preload_late, *_loaded_late_by(settings.preload)], late=True)
         self._faults = DeviceFaults()
         self._faults.add(self._sharing.watchdogs)
         self._selector.watch(_SERVER, self._server)
@@ -247,15 +254,16 @@ class Host:
             launch.connection.close()
             self._report(LaneExited(lane_id, "was killed before it was started"))
         self._server.kill(lane_id, self._sharing.control(self._running.get(lane_id, "")))
-        self._selector.watch(_SERVER, self._server)
+        self._selector.wake()  # It may have waited for modules.
 
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
         """Has a lane's stacks written to the log of the trial that runs there, soon."""
         request_stacks(self.folders.run_folder, lane_id, trial_id, lambda: self._server.dump_stacks(lane_id))
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads what trials are going to import, before the next lane is forked; from any thread."""
-        self._server.preload(_with_late(modules))
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads what trials are going to import: see :meth:`fluid.backends.base.Launcher.preload`; from any thread."""
+        self._server.preload(modules, late=late)
+        self._server.preload(_loaded_late_by(modules), late=True)
         self._selector.wake()
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
@@ -272,7 +280,6 @@ class Host:
         self._selector.wait(0.0)  # Empties the pipe.
         for exited in self._server.poll():
             self._note_end(exited)
-        self._selector.watch(_SERVER, self._server)
         self._handle_device_fault()
         reports, self._reports = self._reports, []
         return [*reports, *self.stores.poll()]
@@ -284,6 +291,10 @@ class Host:
     def forward_output(self) -> None:
         """Makes lanes that are launched from now on forward what their trials print."""
         self._output = self._output or OutputTail(self.folders.run_folder)
+
+    def lane_room(self) -> HostRoom:
+        """Returns what lanes find on this machine, and what those that there are take of it."""
+        return room_here(self._server.lane_processes())
 
     def read_output(self) -> list[LaneText]:
         """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`; bounded, and from any thread."""
@@ -319,9 +330,9 @@ class Host:
 
     def _await_programs(self) -> None:
         """Waits a while for those who use programs: they hear that the session ends, and write what is left."""
-        until = self._clock.now() + _PROGRAMS_S
+        until, pause = self._clock.now() + _PROGRAMS_S, threading.Event()
         while any(ours.fileno() >= 0 for ours in tuple(self._program_ends)) and self._clock.now() < until:
-            select.select([], [], [], 0.01)
+            pause.wait(0.01)
 
     def abandon(self) -> None:
         """Called in a process forked from the driver: closes descriptors that are the driver's."""
@@ -363,7 +374,6 @@ class Host:
             del self._running[lane_id]
             raise
         self.stores.note_lanes(len(self._running))
-        self._selector.watch(_SERVER, self._server)
 
     def _note_end(self, exited: Exited) -> None:
         lane_id, reason, blameless = exited
@@ -373,7 +383,10 @@ class Host:
         self.stores.note_lanes(len(self._running), lost=lane_id)
         if token is None:
             return  # Its end was reported before.
-        culprit = read_running_trial(self.folders.note(lane_id))
+        note = self.folders.note(lane_id)
+        culprit = read_running_trial(note)
+        with suppress(OSError):
+            os.unlink(note)
         death = LaneExited(lane_id, reason + self._hint(lane_id), blameless, culprit)
         self._report(LaneDying(lane_id) if self._faults.keeps_back(death, token) else death)
 
@@ -407,7 +420,8 @@ class Host:
         return "".join(f"; see {path}" for path in itertools.islice(written, 1))
 
 
-def _with_late(modules: Sequence[str]) -> list[str]:
-    """Adds what these modules load late, at the end: lanes without it come no later than lanes with it."""
-    late = [ahead for name in modules for user, ahead in _LATE.items() if f"{name}.".startswith(f"{user}.")]
-    return [*modules, *itertools.chain.from_iterable(late)]
+def _loaded_late_by(modules: Sequence[str]) -> list[str]:
+    """What these modules load only once they are used."""
+    return [
+        ahead for name in modules for user, late in _LATE.items() if f"{name}.".startswith(f"{user}.") for ahead in late
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.keeping import KeepRule
 from fluid.lane.messages import ShipTrainable
 from fluid.trainables.payload import LARGE_BYTES, TrainablePayload, TrialPayload
+from fluid.trial_fields import TrialProcess
 
 #: Most trainables that are kept though no trial uses them: more trials of one are often to come.
 _KEPT = 64
@@ -40,11 +42,12 @@ class Registry:
     """Keeps what lanes are to be sent.
 
     Args:
-        preload: called with the modules that a new trainable imports.
+        preload: called with the modules that a new trainable imports; see
+            :meth:`fluid.backends.base.Launcher.preload`.
         payloads: told which large payloads there are.
     """
 
-    def __init__(self, preload: Callable[[Sequence[str]], None], payloads: HostPayloads) -> None:
+    def __init__(self, preload: Callable[..., None], payloads: HostPayloads) -> None:
         self._preload = preload
         self._payloads = payloads
         self._trials: dict[str, tuple[int, bytes]] = {}
@@ -59,12 +62,12 @@ class Registry:
         self._large_configs: dict[str, str] = {}
         #: Which checkpoints outlive the run, of the trials that have such ones.
         self._rules: dict[str, KeepRule] = {}
-        #: CPU threads of the trials that ask for a number of them.
-        self._threads: dict[str, int] = {}
+        #: What trials ask of their processes.
+        self._processes: dict[str, TrialProcess] = {}
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Has modules loaded for lanes that are started from now on, if they are not yet."""
-        self._preload(modules)
+        """Has modules loaded that trials were found to load, for later lanes; no lane waits for that."""
+        self._preload(modules, late=True)
 
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._trials
@@ -82,8 +85,7 @@ class Registry:
             del self._idle[key]
             self._idle_bytes -= known.size
         self._trials[trial_id] = (key, payload.config)
-        if payload.threads is not None:
-            self._threads[trial_id] = payload.threads
+        self._processes[trial_id] = payload.process
         if payload.keep is not None:
             self._rules[trial_id] = payload.keep
         if payload.config_digest:
@@ -99,7 +101,7 @@ class Registry:
         trial = self._trials.pop(trial_id, None)
         if trial is None:
             return []
-        self._threads.pop(trial_id, None)
+        self._processes.pop(trial_id, None)
         self._rules.pop(trial_id, None)
         name = self._large_configs.pop(trial_id, None)
         if name is not None:
@@ -127,9 +129,9 @@ class Registry:
         """Returns the key of a trial's trainable, and its pickled config."""
         return self._trials[trial_id]
 
-    def threads(self, trial_id: str) -> int | None:
-        """Returns the CPU threads that a trial asks for; ``None`` if it does not."""
-        return self._threads.get(trial_id)
+    def process(self, trial_id: str) -> TrialProcess:
+        """Returns what a trial asks of its process."""
+        return self._processes[trial_id]
 
     def rule(self, trial_id: str) -> KeepRule | None:
         """Returns which checkpoints of a trial outlive the run; ``None`` if none do."""
@@ -158,8 +160,10 @@ class Registry:
 
     def shipment(self, key: int) -> ShipTrainable:
         """Returns the message that makes a trainable known to a lane."""
+        # A trial may change its working directory, to which "" and other relative paths would refer.
+        paths = (path if os.path.isabs(path) else os.path.abspath(path) for path in sys.path)
         known = self._trainables[key].payload
-        return ShipTrainable(key, known.pickled, tuple(sys.path), known.script)
+        return ShipTrainable(key, known.pickled, tuple(paths), known.script)
 
     def _drop_idle(self) -> int:
         """Drops the trainable that has been idle longest; returns its key."""

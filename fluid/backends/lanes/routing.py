@@ -178,8 +178,8 @@ class TrialRouter:
             name = self._registry.large_config(command.trial_id)
             if name is not None:
                 self._payloads.starting(lane_id, command.trial_id, name)
-            threads, keep = self._registry.threads(command.trial_id), self._registry.rule(command.trial_id)
-            start = functools.partial(start_message, command, key, config, membership, threads=threads, keep=keep)
+            process, keep = self._registry.process(command.trial_id), self._registry.rule(command.trial_id)
+            start = functools.partial(start_message, command, key, config, membership, process=process, keep=keep)
             is_known = command.checkpoint is None and name is None
             self._lanes.put(lane, start() if is_known else self._deferred(command, start, name))
 

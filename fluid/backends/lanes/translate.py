@@ -22,20 +22,21 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.fusion import FusionLimited
-from fluid.engine.lane_record import LaneMeasured, StateMeasured
+from fluid.engine.lane_record import LaneMeasured, LaneSpent, StateMeasured
 from fluid.engine.requests import TrialAsked
 from fluid.engine.restores import Restoring
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import TrialSetBack
 from fluid.keeping import KeepRule
+from fluid.lane import device_messages as devices
 from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
-from fluid.lane.device_messages import HeldAtRest, OwnBytesChanged
 from fluid.lane.keep_messages import ResidentNotKept
 from fluid.lane.savability import ResidentSavability
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import NO_METRICS
+from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 
 def start_message(
@@ -45,7 +46,7 @@ def start_message(
     membership: m.Membership | None = None,
     source: tuple[str, int] | None = None,
     *,
-    threads: int | None = None,
+    process: TrialProcess = ANY_PROCESS,
     keep: KeepRule | None = None,
 ) -> m.StartResident:
     """Returns the message that starts a trial in a lane.
@@ -56,7 +57,7 @@ def start_message(
         config: the trial's pickled config.
         membership: for a trial in several lanes, of which the lane is to be a member.
         source: where the checkpoints of the machine that has the trial's are served; ``None`` if it is the lane's own.
-        threads: CPU threads that the trial asks for; ``None`` if it does not.
+        process: what the trial asks of its process.
         keep: which checkpoints of the trial outlive the run; ``None`` if none do.
     """
     checkpoint = command.checkpoint
@@ -69,7 +70,7 @@ def start_message(
         iteration=0 if checkpoint is None else checkpoint.iteration,
         membership=membership,
         source=source,
-        threads=threads,
+        process=process,
         keep=keep,
         limit_bytes=command.limit_bytes,
     )
@@ -193,8 +194,9 @@ def _failure(raised: m.ResidentFailed | m.Raised) -> Failure:
 
 _EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes, x.seconds),
-    OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
-    HeldAtRest: lambda x, lane_id, host, at: StateMeasured(at, x.trial_id, lane_id, x.held_bytes),
+    devices.OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
+    devices.ProcessSpent: lambda x, lane_id, host, at: LaneSpent(at, lane_id, x.reason),
+    devices.HeldAtRest: lambda x, lane_id, host, at: StateMeasured(at, x.trial_id, lane_id, x.held_bytes),
     m.ResidentStarted: _started,
     m.ResidentSetBack: _set_back,
     ResidentSavability: lambda x, lane_id, host, at: SavabilityChanged(

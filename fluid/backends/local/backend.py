@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fluid.backends.base import DeviceBinding, ScalingLimits, Sharing
+from fluid.backends.base import DeviceBinding, HostRoom, ScalingLimits, Sharing
 from fluid.backends.hosts.chosen_devices import choose_devices, require_gpus
 from fluid.backends.hosts.device_variables import device_variables
 from fluid.backends.hosts.folders import new_session
@@ -117,6 +117,10 @@ class LocalBackend(LaneBackend):
     def preload(self, modules: Sequence[str]) -> None:
         """Loads modules ahead: see :meth:`fluid.backends.base.ForkingBackend.preload`."""
         self._host.preload(modules)
+
+    def lane_room(self) -> HostRoom:
+        """Returns what lanes find on this machine: see :meth:`fluid.backends.base.MeasuredBackend.lane_room`."""
+        return self._host.lane_room()
 
     def start_program(self, program: str) -> socket.socket:
         """Forks a process that is no lane: see :meth:`fluid.backends.base.ForkingBackend.start_program`."""

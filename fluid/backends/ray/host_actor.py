@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fluid._clock import MonotonicClock
+from fluid._waiting import await_descriptor
 from fluid.backends.base import LaneDying, LaneExited
 from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
 from fluid.backends.hosts.framed_socket import FramedSocket, limit_lane_buffer
@@ -174,7 +174,8 @@ class HostService:
             self._connection.send(last)
         deadline = self._clock.now() + _LAST_OUTPUT_S
         while self._connection.wants_to_write and self._clock.now() < deadline:
-            select.select([], [self._connection], [], deadline - self._clock.now())
+            seconds = deadline - self._clock.now()
+            await_descriptor(self._connection.fileno(), seconds, readable=False, writable=True)
             self._connection.flush()
 
     def _serve(self, message: Any) -> None:
@@ -183,7 +184,7 @@ class HostService:
         elif isinstance(message, DumpLane):
             self._host.dump_stacks(message.lane_id, message.trial_id)
         elif isinstance(message, PreloadModules):
-            self._host.preload(message.modules)
+            self._host.preload(message.modules, late=message.late)
         elif isinstance(message, DropPayload):
             self._host.drop(message.name)
         elif isinstance(message, ValueTrials):

@@ -36,9 +36,10 @@ class DumpLane(NamedTuple):
 
 
 class PreloadModules(NamedTuple):
-    """Load modules before the next lane is forked."""
+    """Load modules before the next lane is forked; late: as soon as no lane waits for it."""
 
     modules: tuple[str, ...]
+    late: bool = False
 
 
 class StorePayload(NamedTuple):

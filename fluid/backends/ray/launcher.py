@@ -75,7 +75,8 @@ class RayLauncher:
         self._settings = settings = settings._replace(key=secrets.token_bytes(32))
         self._in_process = in_process
         self._gpu_tokens = gpu_tokens
-        self._modules = list(settings.preload)
+        #: What hosts load ahead, with whether no lane waits for it.
+        self._modules = dict.fromkeys(settings.preload, False)
         with open(settings.session.marker, "wb"):
             pass
         #: register() of a trial may preload from another thread than the one that polls.
@@ -144,14 +145,14 @@ class RayLauncher:
                 host.dump_stacks(lane_id, trial_id)
                 self._flush_soon(host)
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads what trials are going to import, on every node, before the next lane is forked."""
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads what trials are going to import on every node: see :meth:`fluid.backends.base.Launcher.preload`."""
         with self._lock:
-            new = [name for name in dict.fromkeys(modules) if name not in self._modules]
-            self._modules += new
+            new = [name for name in modules if name not in self._modules or (self._modules[name] and not late)]
+            self._modules |= dict.fromkeys(new, late)
             if new:
                 for host in self._all_hosts():
-                    host.preload(new)
+                    host.preload(new, late=late)
                     self._flush_soon(host)
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
@@ -317,7 +318,8 @@ class RayLauncher:
         is_idle = not tokens and any(device.kind == "gpu" for device in devices)
         return self._settings._replace(
             name=next(device.host for device in devices if self._devices.node_of(device.index) == node),
-            preload=tuple(self._modules),
+            preload=tuple(name for name, late in self._modules.items() if not late),
+            preload_late=tuple(name for name, late in self._modules.items() if late),
             sharing="timeslice" if is_idle else self._settings.sharing,
             tokens=tokens,
             address=ray_node.ip,

@@ -174,9 +174,9 @@ class RemoteHost:
         """Has a lane's stacks written to the log of a trial, on the host's machine."""
         self._outbox.append(DumpLane(lane_id, trial_id))
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules before the next lane is forked."""
-        self._outbox.append(PreloadModules(tuple(modules)))
+    def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
+        """Loads modules ahead: see :meth:`fluid.backends.base.Launcher.preload`."""
+        self._outbox.append(PreloadModules(tuple(modules), late))
 
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
         """Keeps a payload for its lanes: see :meth:`fluid.backends.base.Launcher.keep`."""

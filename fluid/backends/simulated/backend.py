@@ -62,6 +62,7 @@ class SimulatedBackend(VirtualMachines):
         truth: how a trial really behaves, by its id and the config that it was registered with (empty if it was not).
         devices: the devices at the start.
         epsilon: seconds a resize really costs.
+        start_s: seconds until a trial is set up, or restored, in a lane.
         saves: whether every iteration is saved, at no cost, so that a lost lane loses no more than the one in flight.
         record: whether to keep :attr:`segments`.
         autoscale, idle_timeout_s: see :class:`fluid.backends.base.ScalingLimits`.
@@ -98,6 +99,7 @@ class SimulatedBackend(VirtualMachines):
         devices: Iterable[Device] = (),
         *,
         epsilon: float = 0.0,
+        start_s: float = 0.0,
         saves: bool = False,
         record: bool = True,
         autoscale: int | None = None,
@@ -111,7 +113,7 @@ class SimulatedBackend(VirtualMachines):
         self._standstill = Standstill(self.clock, held=held)
         self.hold = self._standstill.hold
         self.resizes = 0
-        self._truth, self._epsilon, self._saves = truth, epsilon, saves
+        self._truth, self._epsilon, self._start_s, self._saves = truth, epsilon, start_s, saves
         self._timers = Timers()
         self._configs: dict[str, bytes] = {}  #: trial -> its config, pickled
         self._trials: dict[str, SimulatedTrial] = {}
@@ -278,7 +280,7 @@ class SimulatedBackend(VirtualMachines):
         self._run(command)
 
     def _setup_seconds(self, command: StartTrial) -> float:
-        return 0.0
+        return self._start_s
 
     def _run(self, command: StartTrial | RunIteration) -> None:
         trial = self._trials[command.trial_id]

@@ -121,6 +121,16 @@ def test_a_lane_that_finds_no_room_waits_for_what_is_worth_less(here: Machine) -
     eventually(lambda: here.in_memory() == ["a1", "b1", "d1"])
 
 
+@pytest.mark.usefixtures("many_descriptors")
+def test_room_is_made_where_the_host_has_more_files_open_than_select_takes(make: Callable[..., Machine]) -> None:
+    here = make()
+    here.keeper.value({name: CheckpointValue(0.1 * worth) for worth, name in enumerate("abcdefghi")})
+    lane = here.lane()
+    for trial_id in "abcdefghi":
+        save(lane, trial_id)
+    here.settled(["b1", "c1", "d1", "e1", "f1", "g1", "h1", "i1"])
+
+
 def test_what_is_worth_less_than_all_in_memory_goes_to_disk(here: Machine) -> None:
     lane = here.lane()
     names = "abcdefgh"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
 from fluid.errors import FluidError
@@ -37,6 +38,30 @@ def exits_of(server: ForkServerProcess) -> list[Exited]:
         assert poller.poll(PATIENCE_MS)
         found = server.poll()
     return found
+
+
+#: A module that starts a thread.
+THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+def waits_for(path: Path) -> str:
+    """A module that is loaded once a file is there."""
+    wait = f"while not os.path.exists({str(path)!r}): time.sleep(0.01)"
+    return f"import os, time\n{wait}\nPID = os.getpid()\n"
+
+
+def ready(server: ForkServerProcess, lane: Any) -> None:
+    """Waits until a lane is there; the server may first have to hear that modules were loaded."""
+    poller = select.poll()
+    poller.register(server.fileno(), select.POLLIN)
+    poller.register(lane.wire.fileno(), select.POLLIN)
+    while True:
+        events = poller.poll(PATIENCE_MS)
+        assert events
+        if any(descriptor == lane.wire.fileno() for descriptor, _ in events):
+            lane.receive(LaneWarm)
+            return
+        assert server.poll() == []
 
 
 def write_module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> None:
@@ -70,6 +95,10 @@ def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
     }
 
 
+#: The process that has loaded a module, in a lane; ``None`` if it is not there.
+PID_OF = "getattr(sys.modules.get('{}'), 'PID', None)"
+
+
 def test_modules_are_loaded_before_the_fork(
     make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,31 +106,67 @@ def test_modules_are_loaded_before_the_fork(
     write_module(monkeypatch, tmp_path, "late_module", "import os; PID = os.getpid()")
     server = make_server(preload=["early_module", "no_such_module"])
     first = fork(server, 0)
-    first.receive(LaneWarm)
+    ready(server, first)
     server.preload(["late_module", "late_module", "early_module"])
     second = fork(server, 1)
-    name = "getattr(sys.modules.get('{}'), 'PID', None)"
-    expressions = {"early": name.format("early_module"), "late": name.format("late_module")}
-    assert first.ask(**expressions) == {"early": server.pid, "late": None}
-    assert second.ask(**expressions) == {"early": server.pid, "late": server.pid}
+    ready(server, second)
+    expressions = {"early": PID_OF.format("early_module"), "late": PID_OF.format("late_module"), "ours": "os.getpid()"}
+    before, after = first.ask(**expressions), second.ask(**expressions)
+    assert before["late"] is None
+    assert len({before["early"], before["ours"], after["late"], after["ours"], server.pid}) == 5
+    assert after["early"] == before["early"], "it was loaded once"
 
 
-def test_what_is_to_be_loaded_comes_before_lanes_that_wait(
+def test_lanes_wait_for_what_they_are_to_have(
     make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = "import os, time; time.sleep(1); PID = os.getpid()"
-    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    for name, text in (("slow_module", slow), ("threaded_module", thread), ("next_module", slow)):
-        write_module(monkeypatch, tmp_path, name, text)
+    write_module(monkeypatch, tmp_path, "slow_module", waits_for(tmp_path / "slow"))
+    write_module(monkeypatch, tmp_path, "threaded_module", THREAD)
+    write_module(monkeypatch, tmp_path, "next_module", waits_for(tmp_path / "next"))
     server = make_server(preload=["slow_module"])
     lanes = [fork(server, number) for number in range(2)]
-    server.preload(["threaded_module", "next_module"])  # It becomes another program, and still owes two lanes.
-    wanted = {name: f"sys.modules['{name}'].PID" for name in ("slow_module", "next_module")}
+    server.preload(["threaded_module", "next_module"])
+    killed = fork(server, 2)
+    server.kill(2)
+    assert server.poll() == [Exited(2, "was killed before it was forked")]
+    (tmp_path / "slow").touch()
+    (tmp_path / "next").touch()
     for lane in lanes:
-        assert lane.ask(**wanted) == dict.fromkeys(wanted, server.pid)
-        assert lane.ask(threaded="'threaded_module' in sys.modules") == {"threaded": False}
+        ready(server, lane)
+        assert lane.ask(slow=PID_OF.format("slow_module"), next=PID_OF.format("next_module")).keys() == {"slow", "next"}
+        loaded = {name: f"'{name}_module' in sys.modules" for name in ("slow", "next", "threaded")}
+        assert lane.ask(**loaded) == {"slow": True, "next": True, "threaded": False}
+    assert killed.wire.receive() == [] and killed.wire.ended
     lanes[0].wire.close()
     assert [exited.lane_id for exited in exits_of(server)] == [0], "no other process held its connection"
+
+
+def test_no_lane_waits_for_what_is_loaded_late(
+    make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module(monkeypatch, tmp_path, "slow_module", waits_for(tmp_path / "slow"))
+    write_module(monkeypatch, tmp_path, "named_module", "")
+    loaded = {name: f"'{name}_module' in sys.modules" for name in ("slow", "named")}
+    server = make_server()
+    server.preload(["slow_module"], late=True)
+    lanes = [fork(server, number) for number in range(3)]  # The first one, and two while it is being loaded.
+    for lane in lanes:
+        ready(server, lane)
+        assert lane.ask(**loaded) == {"slow": False, "named": False}
+    server.preload(["named_module"])  # For this one lanes wait. The other one is loaded after it.
+    third = fork(server, 3)
+    ready(server, third)
+    assert third.ask(**loaded) == {"slow": False, "named": True}
+    (tmp_path / "slow").touch()
+
+    def has_all() -> bool:
+        server.poll()
+        lanes.append(fork(server, len(lanes) + 1))
+        ready(server, lanes[-1])
+        return bool(lanes[-1].ask(**loaded) == {"slow": True, "named": True})
+
+    eventually(has_all)
+    assert lanes[0].ask(alive="1") == {"alive": 1}
 
 
 @pytest.mark.parametrize("text", ["raise SystemExit(1)", "raise KeyboardInterrupt", "1/0", "syntax error"])
@@ -110,32 +175,118 @@ def test_a_module_that_cannot_be_loaded_does_no_harm(
 ) -> None:
     write_module(monkeypatch, tmp_path, "bad_module", text)
     server = make_server(preload=["bad_module"])
-    fork(server, 0).receive(LaneWarm)
+    ready(server, fork(server, 0))
 
 
-def test_a_module_that_starts_a_thread_is_left_to_the_lanes(
-    make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Any
-) -> None:
-    write_module(
-        monkeypatch,
-        tmp_path,
-        "threaded_module",
+@pytest.mark.parametrize(
+    "text",
+    [
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-    )
-    write_module(monkeypatch, tmp_path, "good_module", "")
-    server = make_server(preload=["good_module"])
+        "import subprocess, sys; CHILD = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])",
+        "import socket; CONNECTION = socket.socketpair()",
+        "import os; os._exit(3)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    ],
+    ids=["thread", "process", "connection", "exit", "crash"],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_module_that_spoils_the_process_is_left_to_the_lanes(
+    make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, late: bool
+) -> None:
+    write_module(monkeypatch, tmp_path, "bad_module", text)
+    for name in ("first_module", "last_module"):
+        write_module(monkeypatch, tmp_path, name, "")
+    server = make_server()
     before = fork(server, 0)
     pid = before.receive(LaneWarm).pid
-    server.preload(["threaded_module"])
-    after = fork(server, 1)
-    modules = {"good": "'good_module' in sys.modules", "threaded": "'threaded_module' in sys.modules"}
-    assert after.ask(**modules) == {"good": True, "threaded": False}
-    assert after.ask(parent="os.getppid()") == before.ask(parent="os.getppid()") == {"parent": server.pid}
-    # It is another program now, and still knows its children.
+    server.preload(["first_module", "bad_module", "last_module"], late=late)
+    lanes: list[Any] = []
+
+    def has_others() -> bool:
+        server.poll()
+        lanes.append(fork(server, len(lanes) + 1))
+        ready(server, lanes[-1])
+        names = ("first", "bad", "last")
+        found = lanes[-1].ask(**{name: f"'{name}_module' in sys.modules" for name in names})
+        assert late or found["first"], "it has not waited"
+        return found == {"first": True, "bad": False, "last": True}
+
+    eventually(has_others)
+    assert before.ask(alive="1") == {"alive": 1}
     os.kill(pid, signal.SIGKILL)
     assert exits_of(server) == [Exited(0, "was killed by SIGKILL")]
-    after.wire.send([Shutdown()])
+    lanes[-1].wire.send([Shutdown()])
+    assert exits_of(server) == [Exited(len(lanes), "exited with status 0")]
+
+
+def test_nothing_is_left_of_a_late_module_that_cannot_be_loaded(
+    make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module(monkeypatch, tmp_path, "half_module", "import part_module; 1 / 0")
+    for name in ("part_module", "last_module"):
+        write_module(monkeypatch, tmp_path, name, "")
+    server = make_server()
+    server.preload(["half_module", "last_module"], late=True)
+    lanes: list[Any] = []
+
+    def has_last() -> bool:
+        server.poll()
+        lanes.append(fork(server, len(lanes)))
+        ready(server, lanes[-1])
+        found = lanes[-1].ask(**{name: f"'{name}_module' in sys.modules" for name in ("half", "part", "last")})
+        assert not found["half"] and not found["part"]
+        return bool(found["last"])
+
+    eventually(has_last)
+
+
+def test_a_server_ends_with_its_last_lane_once_another_has_taken_its_place(
+    make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Any
+) -> None:
+    for number in range(3):
+        write_module(monkeypatch, tmp_path, f"module_{number}", "")
+    server, lanes, parents = make_server(), [], []
+    for number in range(3):
+        server.preload([f"module_{number}"])
+        lanes.append(fork(server, number))
+        ready(server, lanes[-1])
+        parents.append(lanes[-1].ask(parent="os.getppid()")["parent"])
+    assert len({server.pid, *parents}) == 4
+    # A process that a lane of the last one leaves behind, whose parent's parent ends first.
+    left = lanes[2].ask(pid="os.posix_spawn('/bin/sleep', ['sleep', '1000'], {}, setsid=True)")["pid"]
+    processes.watch(parents[1])
+    lanes[1].wire.send([Shutdown()])
     assert exits_of(server) == [Exited(1, "exited with status 0")]
+    assert processes.have_ended(within=30.0)
+    assert lanes[0].ask(alive="1") == lanes[2].ask(alive="1") == {"alive": 1}
+    processes.watch(left)
+    lanes[2].wire.send([Shutdown()])
+    assert exits_of(server) == [Exited(2, "exited with status 0")]
+    assert processes.have_ended(within=30.0)
+    assert fork(server, 3).ask(there="'module_2' in sys.modules") == {"there": True}
+    processes.watch(server.pid, server.guardian, *parents[::2])
+    server.close()
+    assert processes.have_ended()
+
+
+def test_the_death_of_a_server_costs_its_lanes_and_no_others(
+    make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Any
+) -> None:
+    write_module(monkeypatch, tmp_path, "some_module", "")
+    server = make_server()
+    first = fork(server, 0)
+    first.receive(LaneWarm)
+    server.preload(["some_module"])
+    second = fork(server, 1)
+    ready(server, second)
+    processes.watch(second.ask(pid="os.getpid()")["pid"])
+    os.kill(second.ask(parent="os.getppid()")["parent"], signal.SIGKILL)
+    assert exits_of(server) == [Exited(1, "lost the fork server it came from")]
+    assert processes.have_ended(within=30.0)
+    third = fork(server, 2)
+    ready(server, third)
+    assert third.ask(there="'some_module' in sys.modules") == {"there": True}
+    assert first.ask(alive="1") == {"alive": 1}
 
 
 def test_it_tells_how_lanes_end(make_server: Any, fork: Any) -> None:
@@ -160,18 +311,32 @@ def test_what_a_lane_prints_itself_is_in_files_of_its_own(make_server: Any, fork
     assert (tmp_path / "logs/lane-0.log").read_text(encoding="utf-8") == "an error"
 
 
+def test_a_lane_that_prints_nothing_leaves_no_files(make_server: Any, fork: Any, tmp_path: Path) -> None:
+    server = make_server()
+    silent, loud = fork(server, 0), fork(server, 1)
+    opened = "[name for name in map(os.path.realpath, os.scandir('/proc/self/fd')) if '/logs/lane' in name]"
+    assert len(silent.ask(opened=opened)["opened"]) == 3, "standard output and error, and stacks, once each"
+    loud.ask(written="os.write(1, b'low level')")
+    for number, lane in enumerate((silent, loud)):
+        lane.wire.send([Shutdown()])
+        assert exits_of(server) == [Exited(number, "exited with status 0")]
+    assert [path.name for path in (tmp_path / "logs").glob("lane-*")] == ["lane-1.out"]
+
+
 def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes: Any) -> None:
     server = make_server(preload=["colorsys"])
     lane = fork(server, 0)
-    lane_pid, server_pid = lane.receive(LaneWarm).pid, server.pid
+    ready(server, lane)
+    lane_pid, server_pid = lane.ask(pid="os.getpid()")["pid"], server.pid
     processes.watch(lane_pid, server_pid, server.guardian)
     os.kill(server_pid, signal.SIGKILL)
     (lost,) = exits_of(server)
     assert lost.lane_id == 0
     assert lost.reason.startswith("lost the fork server it came from, which was killed by SIGKILL")
     assert processes.have_ended(within=30.0)
-    assert server.fileno() == -1
-    assert fork(server, 1).ask(there="'colorsys' in sys.modules") == {"there": True}
+    other = fork(server, 1)
+    ready(server, other)
+    assert other.ask(there="'colorsys' in sys.modules") == {"there": True}
 
 
 def test_a_closed_server_starts_nothing(make_server: Any, processes: Any) -> None:

@@ -188,6 +188,7 @@ def zeros(count, device):
     if len(counter.read_text()) <= int(os.environ["REFUSED"]):
         raise RuntimeError(os.environ["HOW"])
 
+mm = lambda one, other: None
 backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
 cuda = SimpleNamespace(
     synchronize=lambda gpu=0: None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import select
@@ -728,7 +729,7 @@ def names_a_late_loader(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"loaded": "late_part" in sys.modules, "by": late_user.__name__}
 
 
-def test_what_a_module_loads_late_is_loaded_ahead(
+def test_what_a_module_loads_late_is_loaded_ahead_of_later_lanes(
     make_drive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As PyTorch's optimizers do when one is made, in every lane anew; told by what a trainable names."""
@@ -737,15 +738,20 @@ def test_what_a_module_loads_late_is_loaded_ahead(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(launcher, "_LATE", {"late_user": ("late_part",)})
     drive = make_drive(1)
-    drive.backend.register("a", payload_of(names_a_late_loader, {}))
-    drive.do(StartLane(0, 0), StartTrial("a", (0,), iterations=1))
-    assert drive.of(IterationDone, "a").metrics == {"loaded": True, "by": "late_user"}
+    lanes = itertools.count()
+
+    def has_late_part() -> bool:
+        lane, trial_id = next(lanes), f"trial-{next(lanes)}"
+        drive.backend.register(trial_id, payload_of(names_a_late_loader, {}))
+        drive.do(StartLane(lane, 0), StartTrial(trial_id, (lane,), iterations=1))
+        found = drive.of(IterationDone, trial_id).metrics
+        assert found["by"] == "late_user"
+        return bool(found["loaded"])
+
+    assert not has_late_part(), "the first lane waits for nothing that comes late"
+    eventually(has_late_part)
 
 
-def test_a_module_that_loads_nothing_late_comes_alone() -> None:
-    assert launcher._with_late(["numpy", "torch.nn"]) == ["numpy", "torch.nn"]
-    assert launcher._with_late(["torch.optim.lr_scheduler", "numpy"]) == [
-        "torch.optim.lr_scheduler",
-        "numpy",
-        "torch._dynamo",
-    ]
+def test_optimizers_load_dynamo_late() -> None:
+    assert launcher._loaded_late_by(["numpy", "torch.nn", "torch.optimum"]) == []
+    assert launcher._loaded_late_by(["torch.optim.lr_scheduler", "numpy"]) == ["torch._dynamo"]

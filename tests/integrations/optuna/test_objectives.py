@@ -272,8 +272,28 @@ def test_objectives_run_in_lanes_in_the_main_thread() -> None:
 
     study = optuna.create_study()
     optimize(study, objective, n_trials=4)
-    assert os.getpid() not in {trial.user_attrs["pid"] for trial in study.trials}
+    processes = {trial.user_attrs["pid"] for trial in study.trials}
+    assert os.getpid() not in processes and len(processes) == 4, "each has a process of its own"
     assert all(trial.user_attrs["main"] for trial in study.trials)
+
+
+def test_objectives_share_data_and_processes_if_they_are_to(tmp_path: Path) -> None:
+    def load(folder: str) -> list[float]:
+        with Path(folder, "loads").open("a") as file:
+            file.write("load\n")
+        return [1.0, 2.0]
+
+    def objective(trial: Any) -> float:
+        trial.set_user_attr("pid", os.getpid())
+        return sum(fluid.shared(load, str(tmp_path)))
+
+    for isolation, processes in (("trial", 4), ("lane", 1)):
+        study = optuna.create_study()
+        with FluidExecutor("local", 1, isolation=isolation, run_dir=tmp_path / isolation, verbose=0) as executor:
+            optimize(study, objective, n_trials=4, executor=executor)
+        assert [trial.value for trial in study.trials] == [3.0] * 4
+        assert len({trial.user_attrs["pid"] for trial in study.trials}) == processes
+    assert (tmp_path / "loads").read_text().split() == ["load"] * 2, "once in each session, not in each process"
 
 
 def test_several_trials_at_once(tmp_path: Path) -> None:

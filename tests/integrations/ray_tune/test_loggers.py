@@ -299,6 +299,19 @@ def test_more_records_than_the_connection_holds(
     assert logger.iterations == list(range(100))
 
 
+@pytest.mark.usefixtures("many_descriptors")
+def test_records_where_the_driver_has_more_files_open_than_select_takes(
+    process: Callable[[list[Any]], LoggerConnection], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logger_process, "_MOST_WAITING", 3)
+    logger, trial = Raising(), a_trial(tmp_path)
+    connection = process([logger])
+    for iteration in range(20):
+        connection.write((0,), trial, iteration, {"loss": 1.0, "data": "x" * 100_000})
+    connection.flush()
+    assert logger.iterations == list(range(20))
+
+
 def test_what_loggers_log_is_logged_in_the_driver(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = socket.socketpair()
     connection = LoggerConnection(ours, [])
@@ -335,11 +348,10 @@ class Killer(tune.Callback):  # type: ignore[misc]
             eventually(lambda: has_ended(process))
 
     def _find(self) -> int | None:
-        server = self._backend._host._server.pid
-        for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+        for child in self._backend._host._server.lane_processes():
             with suppress(OSError):
-                if Path(f"/proc/{child}/comm").read_text().strip() == "fluid-loggers" and not has_ended(int(child)):
-                    return int(child)
+                if Path(f"/proc/{child}/comm").read_text().strip() == "fluid-loggers" and not has_ended(child):
+                    return child
         return None
 
 

@@ -184,6 +184,7 @@ def test_it_is_as_with_ray_tune_alone(stock: list[Any], tmp_path: Path, backend:
     with FluidExecutor(backend=backend, devices=devices, run_dir=tmp_path / "run", verbose=0) as executor:
         trials = sweep(tmp_path / "sweep", executor, CONFIGS, stop=STOP)
         assert [outcome(trial) for trial in trials] == stock
+        assert len({trial.last_result["pid"] for trial in trials}) == len(trials), "each has a process of its own"
         # Nothing is held when a sweep has ended.
         eventually(lambda: not any(is_alive(trial.last_result["worker"]) for trial in trials))
         left = 6.0 if backend == "local" else 0.0

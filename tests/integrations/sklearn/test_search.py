@@ -316,3 +316,16 @@ def test_a_script_needs_no_guard_and_leaves_nothing(tmp_path: Path) -> None:
     assert (run.stdout, run.stderr) == ("2\n", "")
     assert not [path.name for path in temporary.iterdir() if path.name.startswith("fluid-search")]
     assert not (tmp_path / "runs").exists()
+
+
+def process_of(estimator: Any, X: Any, y: Any) -> float:
+    """A scorer that tells where it runs."""
+    return float(os.getpid())
+
+
+def test_fits_run_one_after_another_in_the_processes_of_the_devices(executor: FluidExecutor) -> None:
+    processes: set[float] = set()
+    for _ in range(2):
+        search = FluidSearchCV(TREE, GRID, cv=3, scoring=process_of, refit=False, executor=executor).fit(X, Y)
+        processes |= {score for fold in range(3) for score in search.cv_results_[f"split{fold}_test_score"]}
+    assert os.getpid() not in processes and len(processes) <= 2

@@ -1,0 +1,109 @@
+"""How many idle lanes a device may have: processes that keep a paused trial, and take memory, descriptors and tasks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from fluid.backends.base import HostRoom
+from fluid.backends.hosts.memory_left import memory_left
+from fluid.gpu.mps_support import MOST_CLIENTS
+
+#: Most idle lanes of a device, however much room there is.
+MOST_IDLE = 32
+#: Descriptors that a lane takes in the driver, and tasks that it has beside its CPU threads: the second one is of its
+#: connection.
+_DESCRIPTORS, _TASKS = 1, 2
+#: Share that lanes may take of descriptors and tasks, and of the memory that is left.
+_SHARE = 0.5
+#: Most lanes whose memory is measured.
+_SAMPLE = 8
+
+
+def idle_lane_limit(
+    kind: str,
+    room: HostRoom,
+    *,
+    devices: int = 1,
+    busy: int = 1,
+    threads: int = 1,
+    exclusive: bool = False,
+    most: int = MOST_IDLE,
+) -> int:
+    """Returns how many idle lanes a device may have; what their trials hold on a GPU bounds them besides.
+
+    Args:
+        kind: of the device, ``"cpu"`` or ``"gpu"``.
+        room: on its machine.
+        devices: that share the machine.
+        busy: most lanes that run trials on a device at once.
+        threads: of a lane's computations.
+        exclusive: whether the device takes one process only.
+        most: idle lanes, however much room there is.
+    """
+    if exclusive:
+        return 0
+    shared = []
+    if room.descriptors is not None:
+        shared.append(_SHARE * room.descriptors / _DESCRIPTORS)
+    if room.tasks is not None:
+        shared.append(_SHARE * room.tasks / (_TASKS + max(0, threads - 1)))
+    if kind == "cpu" and room.memory_left is not None and room.lane_bytes:
+        # The lanes that there are have taken their part of what was left.
+        shared.append(room.lanes + _SHARE * room.memory_left / room.lane_bytes)
+    limits = [most, *(int(lanes / devices) - busy for lanes in shared)]
+    if kind == "gpu":
+        limits.append(MOST_CLIENTS - busy)
+    return max(0, min(limits))
+
+
+def room_here(lanes: Iterable[int] = (), root: str = "/") -> HostRoom:
+    """Returns what there is on this machine, seen from this process.
+
+    Args:
+        lanes: processes of the lanes here.
+        root: folder with ``proc`` and ``sys``.
+    """
+    lanes = list(lanes)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sizes = [size for process in lanes[:_SAMPLE] if (size := private_bytes(process, root)) is not None]
+    return HostRoom(
+        descriptors=None if soft == resource.RLIM_INFINITY else soft,
+        tasks=min(_task_limits(root), default=None),
+        memory_left=memory_left(root),
+        lane_bytes=statistics.median(sizes) if sizes else None,
+        lanes=len(lanes),
+    )
+
+
+def private_bytes(process: int, root: str = "/") -> float | None:
+    """Returns the bytes that a process shares with no other; ``None`` if it is gone, or the system does not say."""
+    try:
+        with open(os.path.join(root, f"proc/{process}/smaps_rollup"), encoding="ascii", errors="replace") as file:
+            return sum(1024.0 * int(line.split()[1]) for line in file if line.startswith("Private_"))
+    except OSError:
+        return None
+
+
+def _task_limits(root: str) -> Iterator[int]:
+    """The limits of tasks of this process's control groups, version 1 or 2, each and those above it."""
+    try:
+        with open(os.path.join(root, "proc/self/cgroup"), encoding="ascii") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return
+    for _, controllers, path in groups:
+        if controllers and "pids" not in controllers.split(","):
+            continue
+        mounted, group = "sys/fs/cgroup/pids" if controllers else "sys/fs/cgroup", path.strip("/")
+        while True:
+            limit = Path(root, mounted, group, "pids.max")
+            with suppress(OSError, ValueError):  # Also "max", for no limit.
+                yield int(limit.read_text(encoding="ascii"))
+            if not group:
+                break
+            group = os.path.dirname(group)

@@ -1,0 +1,111 @@
+"""Loads a module that lanes are to have from the start, and finds out whether that has spoilt the process for forks.
+
+A lane has none of the threads that its fork server has, cannot use CUDA if its server did, and would share a connection
+with all other lanes. A thread of native code does not count: libraries that start one as they are imported, as
+Arrow's memory pool, do so again after a fork, and half of all data libraries load Arrow.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from fluid._clock import Clock
+from fluid.processes.children import children
+
+#: What the driver of CUDA opens when it is initialised by whatever library; asking NVML what there is does not.
+_CUDA_FILE = "/dev/nvidia-uvm"
+
+
+class LoadedModule(NamedTuple):
+    """What came of loading a module.
+
+    Attributes:
+        seconds: what it took.
+        error: why it cannot be loaded; empty if it was.
+        spoilt: what makes the process useless for forks from now on, to be read after "it"; empty if nothing does.
+    """
+
+    seconds: float
+    error: str = ""
+    spoilt: str = ""
+
+
+class _Traces(NamedTuple):
+    """What must not become more in a process that lanes are forked from."""
+
+    threads: int
+    processes: int
+    sockets: frozenset[str]
+    uses_cuda: bool
+
+    @classmethod
+    def of_now(cls) -> _Traces:
+        files = _open_files()
+        sockets = frozenset(name for name in files if name.startswith("socket:"))
+        torch = sys.modules.get("torch")
+        uses_cuda = any(name.startswith(_CUDA_FILE) for name in files)
+        if torch is not None and not uses_cuda:
+            cuda = getattr(torch, "cuda", None)  # An import of it that failed leaves less.
+            uses_cuda = bool(cuda is not None and cuda.is_initialized())
+        return cls(threading.active_count(), len(children()), sockets, uses_cuda)
+
+    def spoilt_since(self, before: _Traces) -> str:
+        if self.uses_cuda:
+            return "uses CUDA when it is imported"
+        if self.threads > before.threads:
+            return "starts a thread when it is imported"
+        if self.processes > before.processes:
+            return "starts a process when it is imported"
+        if self.sockets - before.sockets:
+            return "opens a connection when it is imported"
+        return ""
+
+
+def load_module(name: str, clock: Clock, *, whole: bool = False) -> LoadedModule:
+    """Imports a module that was not imported yet; whatever that raises is told, not raised.
+
+    Args:
+        name: its name.
+        clock: measures what it takes.
+        whole: whether one that raises spoils the process with the modules that it has loaded until then, which may
+            have registered parts of it. A trial that imports it expects to be the first.
+    """
+    before, begun, error = _Traces.of_now(), clock.now(), ""
+    modules = len(sys.modules)
+    with _without_collector():
+        try:
+            importlib.import_module(name)
+        except BaseException as raised:  # Also what a script without a main guard may do.
+            error = f"{type(raised).__name__}: {raised}"
+    seconds = clock.now() - begun
+    spoilt = _Traces.of_now().spoilt_since(before)
+    if whole and error and not spoilt and len(sys.modules) > modules:
+        spoilt = f"cannot be imported: {error}"
+    return LoadedModule(seconds, error, spoilt)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Switches the garbage collector off: a quarter of the time would go into looking for cycles among what stays."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _open_files() -> list[str]:
+    """What the descriptors of this process refer to, as the kernel names it."""
+    files: list[str] = []
+    with suppress(OSError):
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                files.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return files

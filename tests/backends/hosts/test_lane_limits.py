@@ -1,0 +1,69 @@
+"""How many idle lanes a device may have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fluid.backends.base import HostRoom
+from fluid.backends.hosts.lane_limits import MOST_IDLE, idle_lane_limit, private_bytes, room_here
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [
+        (HostRoom(), 32),
+        (HostRoom(descriptors=1024, tasks=4096), 32),
+        (HostRoom(descriptors=256), 32 - 1),  # Half of 256 among 4 devices, less the one that is busy.
+        (HostRoom(descriptors=64), 8 - 1),
+        (HostRoom(tasks=128), 8 - 1),  # Two tasks each.
+        (HostRoom(descriptors=4), 0),
+        (HostRoom(memory_left=4e9), 32),  # No lane was measured.
+        (HostRoom(memory_left=400e6, lane_bytes=10e6, lanes=8), (8 + 20) // 4 - 1),
+        (HostRoom(memory_left=0.0, lane_bytes=10e6, lanes=8), 2 - 1),
+    ],
+)
+def test_what_bounds_the_lanes_of_a_core(room: HostRoom, expected: int) -> None:
+    assert idle_lane_limit("cpu", room, devices=4) == expected
+
+
+def test_what_bounds_the_lanes_of_a_gpu() -> None:
+    assert idle_lane_limit("gpu", HostRoom(memory_left=0.0, lane_bytes=1e9, lanes=1)) == MOST_IDLE
+    assert idle_lane_limit("gpu", HostRoom(), busy=20) == 28, "of 48 clients of MPS"
+    assert idle_lane_limit("gpu", HostRoom(), busy=48) == 0
+    assert idle_lane_limit("gpu", HostRoom(), exclusive=True) == 0
+    assert idle_lane_limit("gpu", HostRoom(tasks=200), threads=9, devices=2) == 5 - 1
+
+
+def test_memory_that_a_lane_takes_is_measured() -> None:
+    data = os.urandom(1 << 20) * 32
+    found = private_bytes(os.getpid())
+    assert found is not None and found >= len(data)
+    assert private_bytes(2**22 + 1) is None, "there is no such process"
+    room = room_here([os.getpid(), 2**22 + 1])
+    assert room.lane_bytes is not None and room.lane_bytes >= len(data)
+    assert room.lanes == 2 and room.descriptors and room.memory_left
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/a/b\n", {"a/b/pids.max": "max", "a/pids.max": "500"}, 500),
+        ("0::/a/b\n", {"a/b/pids.max": "300", "a/pids.max": "500"}, 300),
+        ("3:cpu,pids:/a\n2:memory:/a\n", {"pids/a/pids.max": "70", "memory/a/pids.max": "5"}, 70),
+        ("0::/elsewhere\n", {"pids.max": "90"}, 90),  # In a container.
+        ("0::/a\n", {}, None),
+    ],
+)
+def test_limits_of_tasks_of_control_groups(
+    tmp_path: Path, groups: str, files: dict[str, str], expected: int | None
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups, encoding="ascii")
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n", encoding="ascii")
+    assert room_here(root=str(tmp_path)).tasks == expected
