@@ -139,7 +139,7 @@ def test_an_extended_trial_goes_on_where_it_was(make: Callable[..., FluidExecuto
 
 def test_a_trial_can_be_added_and_a_second_group_runs_beside(make: Callable[..., FluidExecutor]) -> None:
     executor = make()
-    one = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"seconds": 0.01}, budget=20, trial_id="a")]))
+    one = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"seconds": 0.02}, budget=50, trial_id="a")]))
     two = executor.submit_trialgroup(TrialGroup([Trial(Counter, budget=2, trial_id="b")]))
     assert two.wait(PATIENCE) and not one.done
     one.add(Trial(Counter, budget=2, trial_id="c"))
