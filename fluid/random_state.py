@@ -13,13 +13,15 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple
+
+from fluid._late_imports import LateImports
 
 #: The modules of the generators, in the order of their seeds.
 _MODULES = ("random", "numpy.random", "torch")
 _SEED_BYTES = 4
+_LATE = LateImports()
 
 
 class Seeds(NamedTuple):
@@ -211,51 +213,17 @@ class _SeedsInForce:
 
 
 def put_in_force(seeds: Seeds) -> None:
-    """Has generators start from these seeds that are loaded from now on, or are set to no state of the trial's."""
+    """Has generators start from these seeds that are loaded from now on, or are set to no state of the trial's.
+
+    NumPy, say, loads ``numpy.random`` when a program first uses it, and seeds it from the operating system.
+    """
     _SeedsInForce.seeds = seeds
-    if not any(isinstance(finder, _SeededImports) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _SeededImports())
+    for name in _MODULES:
+        if name not in sys.modules and name not in _LATE.calls:
+            _LATE.when_loaded(name, partial(_seed, name))
 
 
 def _seed(name: str) -> None:
     generator, seeds = _GENERATORS[name], _SeedsInForce.seeds
     if seeds is not None and (module := generator.find()) is not None:
         generator.seed(module, seeds)
-
-
-class _SeededImports:
-    """Finds the generators' modules for ``import``, and has each one seeded when it has been loaded.
-
-    NumPy loads ``numpy.random`` when a program first uses it, and seeds it from the operating system.
-    """
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Finds a module as the other finders do."""
-        if name not in _MODULES:
-            return None
-        for finder in sys.meta_path:
-            spec = None if isinstance(finder, _SeededImports) else finder.find_spec(name, path, target)
-            if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
-                    spec.loader = cast(Any, _SeedingLoader(spec.loader))
-                return spec
-        return None
-
-
-class _SeedingLoader:
-    """Loads a module by its own loader, and seeds its generator."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> Any:
-        """Has the module's own loader create it."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Runs the module's code, to which its own loader is its loader."""
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        _seed(module.__name__)

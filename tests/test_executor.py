@@ -479,13 +479,16 @@ def test_with_few_descriptors_the_error_says_so(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(
             f"""
-            import resource, sys
-            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            import resource, time
             from fluid import FluidExecutor, Trial, TrialGroup
-            from test_executor import Counter
+
+            def wait(config):
+                time.sleep(1.0)
+                yield {{"loss": 1.0}}
+
             resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
             with FluidExecutor("local", 60, run_dir={str(tmp_path / "run")!r}, verbose=0) as executor:
-                trials = [Trial(Counter, {{"seconds": 1.0}}, budget=1) for _ in range(60)]
+                trials = [Trial(wait) for _ in range(60)]
                 handle = executor.submit_trialgroup(TrialGroup(trials))
                 assert handle.wait({PATIENCE})
                 print(set(handle.states.values()), {{error.message for error in handle.failures.values()}})

@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fluid.lane.late_imports import LateImports
+from fluid._late_imports import LateImports
 from fluid.lane.log_records import DriversHandler, RecordOutbox
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from fluid.lane.late_imports import LateImports
+from fluid._late_imports import LateImports
 from fluid.trainables.script_names import MAIN, dumps
 
 

@@ -377,6 +377,7 @@ class ForkServerProcess:
             ours, theirs = _connected()
         except OSError as error:  # No descriptors: what it should load is left to the lanes.
             self._refuse(modules, str(error))
+            self._advance()
             return
         loaded = newest.modules | frozenset(modules)
         self._heir = self._watched(_ForkingProcess(ours, modules, late, loaded, since=self._clock.now()))

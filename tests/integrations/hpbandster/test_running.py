@@ -314,7 +314,7 @@ def test_nothing_of_pyro_is_started(space: Any, executor: FluidExecutor) -> None
             during.update(threading.enumerate())
 
     run("BOHB", space, Descent, executor=executor, result_logger=Watch(), **BUDGETS)
-    assert during <= before
+    assert {thread for thread in during if not thread.name.startswith("fluid-")} <= before
 
 
 def test_generators_and_the_greatest_being_the_best(space: Any, executor: FluidExecutor) -> None:

@@ -7,40 +7,51 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class LateImports:
-    """Watches imports for the modules that calls wait for. It is in ``sys.meta_path`` from the first such call on."""
+    """Calls that wait for modules to be loaded."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, list[Callable[[], None]]] = {}
+        #: By the module's name.
+        self.calls: dict[str, list[Callable[[], None]]] = {}
 
     def when_loaded(self, module: str, call: Callable[[], None]) -> None:
         """Makes a call at once if a module is loaded, else as soon as it is."""
         if module in sys.modules:
             call()
             return
-        self._calls.setdefault(module, []).append(call)
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
+        self.calls.setdefault(module, []).append(call)
+        if self not in _Watch.waiting:
+            _Watch.waiting.append(self)
+        if _Watch not in sys.meta_path:
+            sys.meta_path.insert(0, _Watch)
 
     def clear(self) -> None:
         """Drops the calls that wait."""
-        self._calls.clear()
+        self.calls.clear()
 
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+
+class _Watch:
+    """Watches imports. One finder for all: two that ask all other finders would ask each other for ever."""
+
+    waiting: ClassVar[list[LateImports]] = []
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Finds a module that is waited for as the other finders do, to hear of its end."""
-        if name not in self._calls:
+        if not any(name in late.calls for late in cls.waiting):
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
+            spec = None if finder is cls or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
             if spec is not None:
-                self._follow(spec)
+                cls._follow(spec)
                 return spec
         return None
 
-    def _follow(self, spec: ModuleSpec) -> None:
+    @classmethod
+    def _follow(cls, spec: ModuleSpec) -> None:
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
@@ -50,7 +61,7 @@ class LateImports:
             execute(module)
             with suppress(AttributeError):
                 del loader.exec_module
-            for call in self._calls.pop(spec.name, ()):
+            for call in [call for late in cls.waiting for call in late.calls.pop(spec.name, ())]:
                 call()
 
         with suppress(AttributeError):  # A loader that takes no attributes.
