@@ -438,7 +438,7 @@ def test_forgetting_a_trial_deletes_its_checkpoints(drive: Any) -> None:
     drive.backend.forget("a")
     start(drive, "b", lane, 1)
     drive.of(IterationDone, "b")
-    assert not path.exists()
+    eventually(lambda: not path.exists())
 
 
 def test_a_later_session_finds_what_was_in_memory(make_drive: Callable[..., Any], tmp_path: Path) -> None:
