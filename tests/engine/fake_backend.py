@@ -338,7 +338,8 @@ class FakeBackend:
         return older
 
     def _move(self, lane_id: int, lane: Lane, command: Resize) -> None:
-        if lane.hosted.pop(command.trial_id, None) is None and lane_id in command.lane_ids:
+        lane.hosted.pop(command.trial_id, None)
+        if lane_id in command.lane_ids and lane_id not in command.old_lane_ids:
             self._admit(lane_id, lane, command.trial_id)
         if lane_id not in command.lane_ids:
             return
