@@ -133,7 +133,7 @@ def resting(trials: int) -> dict[str, Any]:
         "private_mb": statistics.median(memory),
         "most_mb": max(memory),
         "restored": sum(result["was_restored"] for result in results),
-        "lost": trials - sum(result["done"] == 2 for result in results),
+        "lost": trials - sum(result["count"] == 2 for result in results),
     }
 
 

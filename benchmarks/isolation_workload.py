@@ -83,7 +83,7 @@ class Resting:
         loss.backward()
         self.optimizer.step()
         self.done += 1
-        return {"loss": loss.item(), "pid": os.getpid(), "done": self.done, "was_restored": self.was_restored}
+        return {"loss": loss.item(), "pid": os.getpid(), "count": self.done, "was_restored": self.was_restored}
 
     def save_checkpoint(self, folder: str) -> None:
         self.torch.save({"model": self.model.state_dict(), "done": self.done}, Path(folder, "state.pt"))
