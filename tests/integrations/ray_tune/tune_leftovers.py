@@ -59,7 +59,9 @@ def count(config: dict[str, Any]) -> None:
 
 def log_to_own_file(config: dict[str, Any]) -> None:
     """Sets up logging, as the first thing that scripts do."""
-    logging.basicConfig(filename=str(Path(config["folder"], f"{config['x']}.log")), format="%(message)s", level="INFO")
+    path = Path(config["folder"], f"{config['x']}.log")
+    # The tests' own process has handlers of the root logger, which reach its trials.
+    logging.basicConfig(filename=str(path), format="%(message)s", level="INFO", force=True)
     logging.getLogger("left").info("trial %s", config["x"])
     tune.report({"done": True})
 
