@@ -139,7 +139,7 @@ class SweepTrials:
         further, trial.granted = trial.budget - trial.granted, trial.budget
         try:
             self.handle.extend(trial.trial_id, further, follow_up_iterations=follow_up_iterations)
-        except InvalidFieldError:  # It has ended by itself, or somebody has stopped it.
+        except InvalidFieldError:  # It has ended by itself, or the user has stopped it.
             self.refused.append(trial.trial_id)
 
     def reached(self, trial: SweepTrial) -> RungDecision:

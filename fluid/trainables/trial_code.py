@@ -25,7 +25,8 @@ _OF_THREAD = "_fluid_trial"
 _UNWIND_S = 10.0
 _MOST_REFUSALS = 3
 _LOOK_AGAIN_S = 0.05
-#: Modules whose threads serve a process as long as it lives, whoever started them, and run no code of a trial.
+#: Modules whose threads serve a process as long as it lives, also those that a trial has started; they run no code of
+#: the trial.
 _SERVICES = ("fluid.", "tqdm.", "fsspec.", "ray._private.", "torch._inductor.")
 
 

@@ -100,7 +100,7 @@ class LanePool:
         #: Every lane there ever was.
         self._lane_ids: set[int] = set()
         self._events: list[Event] = []
-        #: Takes log records; ``None`` where nobody does.
+        #: The session's, which takes log records; ``None`` where it takes none.
         self._take_records: Callable[[LaneLogged], None] | None = None
         self._latest = self._clock.now()
         #: When the launcher is to look at its processes.
