@@ -47,7 +47,7 @@ class TrialRecords:
             self._thread.start()
 
     def close(self) -> None:
-        """Waits a few seconds until all records were handled; a handler that closes the session does not wait for itself."""
+        """Waits a few seconds until all records were handled; a handler that calls it does not wait for itself."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._queue.put(None)

@@ -4,8 +4,8 @@ Run by :mod:`fluid.backends.hosts.forkserver` with its state, as JSON, in the en
 has loaded what every lane needs, and nothing of trials. Whatever else lanes are to have from the start is loaded by an
 heir: a process forked from the newest server, which takes its place once that went well. So lanes that are started
 meanwhile wait only where the host wants them to, and a module that spoils a process for forks (it starts a thread,
-or uses CUDA) spoils an heir that has forked no lane: it ends, and another one does without that module. A server that has
-an heir ends with its last lane; the base stays, and adopts its heirs' heirs.
+or uses CUDA) spoils an heir that has forked no lane: it ends, and another one does without that module. A server that
+has an heir ends with its last lane; the base stays, and adopts its heirs' heirs.
 
 A server is the parent of its lanes, so it knows how they end and when they are stopped, and it adopts the processes
 they leave behind, which it kills. The base is below a guardian (:mod:`fluid.backends.hosts.guardian`), which ends all
