@@ -49,8 +49,11 @@ def server_of(lane: int) -> int:
 
 
 def host_of(lane: int) -> int:
-    """The process of a lane's host: above the fork server and its guardian."""
-    return parent_of(parent_of(server_of(lane)))
+    """The process of a lane's host: above the guardian, which is above the fork server and its heirs."""
+    process = server_of(lane)
+    while Path(f"/proc/{process}/comm").read_text(encoding="utf-8").strip() != "fluid-guard":
+        process = parent_of(process)
+    return parent_of(process)
 
 
 def search(backend: RayBackend, run: Path, inject: Callable[[dict[int, int]], Any], processes: Any) -> None:
