@@ -292,8 +292,14 @@ class LaneExited(NamedTuple):
     culprit: str | None = None
 
 
+class LaneSuperseded(NamedTuple):
+    """Lanes that are launched on the lane's host from now on have modules loaded that this one lacks."""
+
+    lane_id: int
+
+
 #: What a launcher reports.
-LauncherReport = LaneConnected | LaneDying | LaneExited | CheckpointMoved | CheckpointPersisted
+LauncherReport = LaneConnected | LaneDying | LaneExited | LaneSuperseded | CheckpointMoved | CheckpointPersisted
 
 
 class DeviceBinding(NamedTuple):

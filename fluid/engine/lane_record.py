@@ -58,6 +58,13 @@ class LaneSpent(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class LaneOutdated(Event):
+    """Lanes that start on the lane's host from now on have modules loaded that this one would have to import."""
+
+    lane_id: int
+
+
 @dataclass(slots=True)
 class LaneRecord:
     """One lane.

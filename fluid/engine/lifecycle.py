@@ -16,7 +16,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.fusion import FusionLimited
-from fluid.engine.lane_record import LaneMeasured, LaneSpent
+from fluid.engine.lane_record import LaneMeasured, LaneOutdated, LaneSpent
 from fluid.engine.learning import learn_from
 from fluid.engine.notices import NotePreempted
 from fluid.engine.records import NO_LANES, PendingPreemption, Stage, TrialRecord
@@ -406,6 +406,12 @@ class Lifecycle:
                 core.release(trial)
                 core.drain(trial, (lane_id,) if launched else ())
                 core.enqueue(trial, f"its lane is of no use to it: {event.reason}")
+
+    def lane_outdated(self, event: LaneOutdated) -> None:
+        """Ends a lane, if nothing has run in it: the trial to come waits less for a new one than for the imports."""
+        lane = self._core.lanes.get(event.lane_id)
+        if lane is not None and lane.is_unused:
+            self._core.lanes.stop(lane.lane_id, self._core.commands)
 
     def lane_usable(self, lane_id: int) -> None:
         """Continues the trials that wait for a lane, which can run them now."""

@@ -51,7 +51,7 @@ from fluid.engine.failures import Failures
 from fluid.engine.fusion import FusionLimited
 from fluid.engine.holds import Holds
 from fluid.engine.hung_trials import HungTrials
-from fluid.engine.lane_record import LaneMeasured, LaneSpent, StateMeasured
+from fluid.engine.lane_record import LaneMeasured, LaneOutdated, LaneSpent, StateMeasured
 from fluid.engine.lane_starts import CapDeadline
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.preemption import Preemptions
@@ -218,6 +218,7 @@ class EngineState:
             LaneReady: (None, failures.lane_ready),
             LaneMeasured: (None, lifecycle.lane_measured),
             LaneSpent: (None, lifecycle.lane_spent),
+            LaneOutdated: (None, lifecycle.lane_outdated),
             StateMeasured: (None, self._residency.measured),
             LaneLost: (None, failures.lane_lost),
             TrialSetBack: (None, lifecycle.set_back),

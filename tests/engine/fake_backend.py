@@ -44,7 +44,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.engine.fusion import FusionLimited
-from fluid.engine.lane_record import LaneMeasured, LaneSpent, StateMeasured
+from fluid.engine.lane_record import LaneMeasured, LaneOutdated, LaneSpent, StateMeasured
 from fluid.engine.requests import Answer, TrialAsked
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.savability import SavabilityChanged
@@ -102,6 +102,8 @@ class Chances:
     die: float = 0.0
     #: That a step changes the lane's process for good.
     spend: float = 0.0
+    #: That, with a step, lanes that start from now on have more modules loaded than those that there are.
+    outdate: float = 0.0
 
 
 class FakeBackend:
@@ -250,6 +252,8 @@ class FakeBackend:
             self._step(lane_id, lane, names)
             if not lane.dead and self._happens(self.chances.spend):
                 lane.outbox.append(LaneSpent(self.now, lane_id, "a thread of a trial goes on"))
+            if not lane.dead and self._happens(self.chances.outdate):
+                lane.outbox += [LaneOutdated(self.now, other) for other in self.lanes]
             if not lane.dead and self.chances.own_bytes and self._happens(0.2):
                 lane.outbox.append(LaneMeasured(self.now, lane_id, self.chances.own_bytes * self.rng.random()))
 

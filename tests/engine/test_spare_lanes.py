@@ -11,6 +11,7 @@ from engine_session import random_session
 from fluid.engine import tuning
 from fluid.engine.commands import Command, StartLane, StartTrial, StopLane
 from fluid.engine.events import DeviceDraining, LaneLost, LaneReady, SessionDraining, TrialReleased
+from fluid.engine.lane_record import LaneOutdated
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 
@@ -119,6 +120,17 @@ def test_a_trial_that_needs_the_memory_of_a_spare_lane_has_it_ended() -> None:
     commands = hand.released("a", hand.lane("a"))
     assert only(commands, StartTrial).lane_ids == (spare,), "it runs there"
     assert none(commands, StartLane), "and leaves no room"
+
+
+def test_a_spare_lane_makes_way_for_one_that_has_more_modules_loaded() -> None:
+    hand = session("a")
+    (spare,) = (lane.lane_id for lane in hand.state.lanes if lane.is_unused)
+    hand.ready(spare)
+    assert none(hand.do(LaneOutdated(hand.now, hand.lane("a"))), StopLane), "a trial runs there"
+    commands = hand.do(LaneOutdated(hand.now, spare))
+    assert only(commands, StopLane).lane_id == spare
+    assert spare_of(commands) != spare
+    assert none(hand.do(LaneOutdated(hand.now, spare)), StopLane), "it is gone"
 
 
 def test_a_spare_lane_that_cannot_start_costs_its_device_nothing_and_is_not_tried_again_soon() -> None:

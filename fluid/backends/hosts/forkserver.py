@@ -147,6 +147,7 @@ class ForkServerProcess:
         #: Requests for lanes that wait for it.
         self._held: deque[tuple[LaneOptions, socket.socket]] = deque()
         self._ended: list[Exited] = []
+        self._superseded: list[int] = []
         #: Watches the connections, each with its server; with an event to write where requests wait.
         self._selector = selectors.EpollSelector()
         #: Processes that were stopped at the last look.
@@ -265,6 +266,12 @@ class ForkServerProcess:
             self._receive()
             ended, self._ended = self._ended, []
         return ended
+
+    def take_superseded(self) -> list[int]:
+        """Returns the lanes, of those that have not ended, whose server has got an heir since the last call."""
+        with self._lock:
+            superseded, self._superseded = self._superseded, []
+        return superseded
 
     def close(self) -> None:
         """Ends the server and every process below it; none is left when it returns."""
@@ -385,8 +392,10 @@ class ForkServerProcess:
 
     def _take_over(self, heir: _ForkingProcess) -> None:
         """Lets an heir that has loaded its modules fork the next lanes."""
-        if len(self._servers) > 1:
-            self._request(self._servers[-1], "retire", None)  # It ends with its last lane.
+        newest = self._servers[-1]
+        self._superseded += sorted(newest.lanes)
+        if newest is not self._servers[0]:
+            self._request(newest, "retire", None)  # It ends with its last lane.
         self._heir = None
         self._servers.append(heir)
         self._advance()

@@ -25,6 +25,7 @@ from fluid.backends.base import (
     LaneConnected,
     LaneDying,
     LaneExited,
+    LaneSuperseded,
     LaneText,
     LauncherReport,
     Sharing,
@@ -132,7 +133,7 @@ class Host:
         self._program_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._waiting: list[_Launch] = []
         self._numa = NumaCores(settings.tokens)
-        self._reports: list[LaneDying | LaneExited] = []
+        self._reports: list[LaneDying | LaneExited | LaneSuperseded] = []
         try:
             self._server = ForkServerProcess(
                 self.folders.run_folder,
@@ -280,6 +281,7 @@ class Host:
         self._selector.wait(0.0)  # Empties the pipe.
         for exited in self._server.poll():
             self._note_end(exited)
+        self._reports += [LaneSuperseded(lane_id) for lane_id in self._server.take_superseded()]
         self._handle_device_fault()
         reports, self._reports = self._reports, []
         return [*reports, *self.stores.poll()]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
-from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneText, Launcher
+from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
 from fluid.backends.lanes.checkpoint_places import OF_HOSTS, CheckpointPlaces, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.forked import close_when_forked
@@ -35,6 +35,7 @@ from fluid.engine.commands import (
     StopTrial,
 )
 from fluid.engine.events import Event, LaneLost
+from fluid.engine.lane_record import LaneOutdated
 from fluid.engine.requests import Answer
 from fluid.errors import FluidError
 from fluid.lane import limit_messages as limits
@@ -320,6 +321,8 @@ class LanePool:
                 continue
             elif isinstance(report, LaneDying):
                 lane.kill_at = None  # The launcher reports its end without fail.
+            elif isinstance(report, LaneSuperseded):
+                self._events.append(LaneOutdated(self._clock.now(), report.lane_id))
             else:
                 self._drain(lane)
                 if report.blameless or not self._starts.again(lane):

@@ -157,6 +157,7 @@ def test_no_lane_waits_for_what_is_loaded_late(
     third = fork(server, 3)
     ready(server, third)
     assert third.ask(**loaded) == {"slow": False, "named": True}
+    assert server.take_superseded() == [0, 1, 2] and server.take_superseded() == []
     (tmp_path / "slow").touch()
 
     def has_all() -> bool:

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule  
 from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for  # noqa: E402
 from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED, SPEC, LaneTrialSpec  # noqa: E402
 from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments  # noqa: E402
+from fluid.trainables import trial_code  # noqa: E402
+from fluid.trainables.trial_code import TrialCode  # noqa: E402
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -252,6 +255,8 @@ def test_a_new_rank_0_makes_the_checkpoint_that_the_last_one_died_before_reporti
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # Tune's Trainable changes to the trial's folder; this restores the folder.
+    monkeypatch.setattr(trial_code, "_live", set())
+    TrialCode(SimpleNamespace(folder="", trial_id="trial", ask=None)).begin()
 
     def config(checkpoints: CheckpointSchedule, restore: Any = None) -> dict[str, Any]:
         storage = StorageContext(str(tmp_path), experiment_dir_name="sweep", trial_dir_name="trial")
