@@ -222,6 +222,13 @@ class _Named(NamedTuple):
     name: str
 
 
+class _Pattern(NamedTuple):
+    """A compiled regular expression: to compile one that the lane has, too, would take it longer than all the rest."""
+
+    text: str
+    flags: int
+
+
 class _NotLoaded(Warning):
     """Stands, in a filter, for a class of a module that is not loaded: nothing warns of it."""
 
@@ -236,13 +243,31 @@ def _named(filters: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
     for action, message, category, module, line in filters:
         by_name = category.__module__ not in ("builtins", MAIN) and "<" not in category.__qualname__
         known = _Named(category.__module__, category.__qualname__) if by_name else category
-        sent.append((action, message, known, module, line))
+        sent.append((action, _sent(message), known, _sent(module), line))
     return sent
+
+
+def _sent(part: Any) -> Any:
+    is_pattern = isinstance(part, re.Pattern) and isinstance(part.pattern, str)
+    return _Pattern(part.pattern, part.flags) if is_pattern else part
 
 
 def _resolved(late: LateImports, filters: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
     """Filters as they are set; those of modules that are not loaded keep a place, and take it when they are."""
-    return tuple(_filter_of(late, *each) for each in filters)
+    parts = (part for each in warnings.filters for part in each)
+    compiled = {_sent(part): part for part in parts if isinstance(part, re.Pattern)}
+
+    def pattern(part: Any) -> Any:
+        if not isinstance(part, _Pattern):
+            return part
+        if part not in compiled:
+            compiled[part] = re.compile(part.text, part.flags & ~re.DEBUG)
+        return compiled[part]
+
+    return tuple(
+        _filter_of(late, action, pattern(message), category, pattern(module), line)
+        for action, message, category, module, line in filters
+    )
 
 
 def _filter_of(

@@ -179,7 +179,7 @@ class CheckpointKeeper:
         with self._lock:
             self._lanes = running
             self._lost |= set() if lost is None else {lost}
-        if lost is not None:
+        if lost is not None and self._ledger.read().used:  # Else it was not saving: room is reserved first.
             self._ledger.wake_host()
 
     def poll(self) -> list[CheckpointMoved | CheckpointPersisted]:
