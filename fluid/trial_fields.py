@@ -27,11 +27,13 @@ class TrialProcess(NamedTuple):
         threads: CPU threads; ``None`` for those of the lane.
         seeds: of its random number generators; ``None`` for others every time.
         chdir: whether its working directory is its own folder at first.
+        alone: whether no other trial runs in it.
     """
 
     threads: int | None = None
     seeds: Seeds | None = None
     chdir: bool = False
+    alone: bool = False
 
 
 #: Of a trial that asks for nothing.

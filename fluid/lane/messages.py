@@ -308,6 +308,13 @@ class ResidentSaved(NamedTuple):
     kept: Kept | None = None
 
 
+class CleanUpBegun(NamedTuple):
+    """The code of a trial cleans up; no iteration runs until the next message."""
+
+    at: float
+    trial_id: str
+
+
 class ResidentReleased(NamedTuple):
     """A trial has left the lane."""
 

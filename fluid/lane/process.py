@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from fluid.lane.channel import Connection
 from fluid.lane.messages import LaneOptions
+from fluid.lane.process_exit import ProcessExit
 from fluid.lane.serve import serve
 from fluid.lane.stack_dump import dump_stacks_at_signal
 from fluid.trainables.shared_place import SharedPlace, set_shared_place
@@ -21,7 +22,7 @@ def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
     dump_stacks_at_signal(options.run_folder, options.lane_id)
     set_shared_place(SharedPlace(options.payload_folders, options.reserved_bytes))
     inherit_trials()
-    serve(connection, options, _end_with_group)
+    serve(connection, options, _end_with_group, ProcessExit().run)
     os._exit(0)
 
 

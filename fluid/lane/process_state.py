@@ -42,13 +42,13 @@ class ProcessState:
     Args:
         log_path: as above.
         folder: its working directory at first.
-        settings: the lane's.
+        settings: the lane's; ``None`` if no other resident sees what this one sets.
         threads: the lane's CPU threads.
         asked: what it asks of the process; without seeds, its random numbers are others every time.
     """
 
     def __init__(
-        self, log_path: str, folder: str, settings: ProcessSettings, threads: LaneThreads, asked: TrialProcess
+        self, log_path: str, folder: str, settings: ProcessSettings | None, threads: LaneThreads, asked: TrialProcess
     ) -> None:
         self.log_path = log_path
         self.name = ""
@@ -71,7 +71,8 @@ class ProcessState:
 
     def enter(self, output: LaneStreams) -> None:
         """Restores the state in which the resident left the process."""
-        self._all_settings.put(self._settings)
+        if self._all_settings is not None:
+            self._all_settings.put(self._settings)
         put_in_force(self._seeds)
         seed_late_modules()
         write_random_state(self._random)
@@ -99,20 +100,25 @@ class ProcessState:
 
     def renew(self) -> None:
         """Puts the settings back with which the resident, whose first code is gone, began."""
-        self._all_settings.put_back()
+        if self._all_settings is not None:
+            self._all_settings.put_back()
 
     def give_back(self, output: LaneStreams) -> list[str]:
         """Sets the lane's own state, as the resident is gone; returns the names of what cannot be put back."""
         output.switch(None)
         self._threads.leave()
-        return self._all_settings.put_back()
+        if self._all_settings is not None:
+            return self._all_settings.put_back()
+        hold_timers()  # The lane's own code still runs.
+        return []
 
     def leave(self) -> None:
         """Records the state in which the resident leaves the process."""
-        self._settings = self._all_settings.take()
-        if self._timers is not None:
-            self._settings = {**self._settings, TIMERS: self._timers}
-            self._timers = None
+        if self._all_settings is not None:
+            self._settings = self._all_settings.take()
+            if self._timers is not None:
+                self._settings = {**self._settings, TIMERS: self._timers}
+                self._timers = None
         self._random = read_random_state()
         with suppress(OSError):
             self._folder = os.getcwd()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,6 +75,8 @@ class Residents:
         tell_missing: called with the name of a payload that the host has lost.
         records: takes the log records that the script handles.
         tell_spent: called with the reason, in one line, once no further trial should come to this process.
+        tell_clean_up: called with the trial whose code is about to clean up.
+        exit_process: called once a trial has left that has the process to itself.
 
     Attributes:
         queue: those with iterations left.
@@ -96,6 +99,8 @@ class Residents:
         tell_missing: Callable[[str], None],
         records: RecordOutbox,
         tell_spent: Callable[[str], None],
+        tell_clean_up: Callable[[str], None],
+        exit_process: Callable[[], None],
     ) -> None:
         self.queue = WorkQueue()
         self.fused = FusedRows(self.queue, clock)
@@ -109,11 +114,14 @@ class Residents:
         self._requests = requests
         self._tell_missing = tell_missing
         self._tell_spent = tell_spent
+        self._tell_clean_up = tell_clean_up
         self.is_spent = False
         self.threads = LaneThreads(options.threads)
         self._busy = make_busy_meter(options, clock)
         self._home = os.getcwd()
-        self._settings = ProcessSettings()
+        #: ``None`` where no two trials run, and none is set up twice.
+        self._settings: ProcessSettings | None = None
+        self._exit = exit_process
         self.checkpoints = ResidentCheckpoints(options, clock, output, meter, self.enter)
         #: Of trainables that no trial has used here yet.
         self._payloads: dict[int, bytes | KeptPayload] = {}
@@ -138,7 +146,10 @@ class Residents:
         self._scripts.add(message.key, message.script)
         named = payload.name.encode() if isinstance(payload, KeptPayload) else payload
         self._origins[message.key] = hashlib.sha256(named).hexdigest()[:16]
-        self._settings.add_paths(message.sys_path)
+        if self._settings is None:
+            sys.path += [path for path in message.sys_path if path not in sys.path]
+        else:
+            self._settings.add_paths(message.sys_path)
 
     def drop_trainable(self, message: DropTrainable) -> None:
         """Drops a trainable; residents that were made of it stay."""
@@ -157,11 +168,13 @@ class Residents:
             self.release(before)
         log, own = (path(self._options.run_folder, trial_id) for path in (trial_log, own_folder))
         folder = own if message.process.chdir else self._home
+        if self._settings is None and (not message.process.alone or message.checkpoint is not None):
+            self._settings = ProcessSettings()
         state = ProcessState(log, folder, self._settings, self.threads, message.process)
         link = self._requests.link(trial_id, own)
         code = TrialCode(link).begin()
         resident = ResidentTrial(trial_id=trial_id, process_state=state, link=link, code=code)
-        resident.limit = message.limit_bytes
+        resident.limit, resident.is_alone = message.limit_bytes, message.process.alone
         self._by_id[trial_id] = resident
         return resident
 
@@ -237,7 +250,10 @@ class Residents:
     def release(self, resident: ResidentTrial) -> None:
         """Cleans a resident up and removes it; what its clean-up raises goes to its log."""
         self.enter(resident)
+        self._tell_clean_up(resident.trial_id)
         self._clean_up(resident)
+        if resident.is_alone:
+            self._exit()
         self.halt(resident)
         del self._by_id[resident.trial_id]
         self._requests.unlink(resident.trial_id)
@@ -247,10 +263,10 @@ class Residents:
         self._meter.release_cached(collect=True)
 
     def _put_back(self, resident: ResidentTrial) -> None:
-        """Puts the process back to the lane's own state; tells the driver if that cannot be done."""
+        """Puts the process back to the lane's own state; tells the driver if that cannot be done, and matters."""
         stays = resident.process_state.give_back(self._output)
         reasons = [
-            *(f"its thread {name!r} still runs" for name in threads_left(resident.code)),
+            *(f"its thread {name!r} still runs" for name in threads_left(resident.code) if not resident.is_alone),
             *(f"what it changed stays: {name}" for name in stays),
         ]
         if reasons and not self.is_spent:
@@ -289,7 +305,8 @@ class Residents:
         if key not in self._trainables:
             self._trainables[key] = self._load(self._payloads[key])
             del self._payloads[key]
-            self._settings.rebase()  # What its modules set when they are imported, they set once for all trials.
+            if self._settings is not None:
+                self._settings.rebase()  # What its modules set when they are imported, they set once for all trials.
         return self._trainables[key]
 
     def _load(self, payload: bytes | KeptPayload) -> Any:

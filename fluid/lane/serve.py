@@ -33,6 +33,7 @@ from fluid.lane.messages import (
     AdoptResident,
     AnswerResident,
     CallResident,
+    CleanUpBegun,
     DropTrainable,
     LaneOptions,
     LaneWarm,
@@ -67,13 +68,19 @@ from fluid.trainables.trainable import elastic_part
 _SHORT_S = 0.001
 
 
-def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], None]) -> None:
+def serve(
+    connection: Connection,
+    options: LaneOptions,
+    on_hangup: Callable[[], None],
+    exit_process: Callable[[], None] = lambda: None,
+) -> None:
     """Runs a lane until the driver ends it or is gone.
 
     Args:
         connection: to the driver.
         options: its settings.
         on_hangup: called in another thread when the driver is gone; must end the process at once.
+        exit_process: does what is due once no more code of trials runs in the process.
     """
     leave_to_driver(signal.SIGINT, signal.SIGUSR1)
     bind(options)
@@ -85,7 +92,8 @@ def serve(connection: Connection, options: LaneOptions, on_hangup: Callable[[], 
     os.register_at_fork(after_in_child=output.begin_in_child)
     sys.stdout, sys.stderr = output.stdout, output.stderr
     try:
-        _Lane(Channel(connection, clock, on_hangup), options, clock, output, own_memory).run(own_bytes)
+        channel = Channel(connection, clock, on_hangup)
+        _Lane(channel, options, clock, output, own_memory, exit_process).run(own_bytes)
     finally:
         sys.stdout, sys.stderr = streams
 
@@ -94,7 +102,13 @@ class _Lane:
     """Carries out the driver's messages, and runs the residents' iterations in between."""
 
     def __init__(
-        self, channel: Channel, options: LaneOptions, clock: Clock, output: LaneStreams, own_memory: OwnMemory
+        self,
+        channel: Channel,
+        options: LaneOptions,
+        clock: Clock,
+        output: LaneStreams,
+        own_memory: OwnMemory,
+        exit_process: Callable[[], None],
     ) -> None:
         self._channel = channel
         self._options = options
@@ -115,7 +129,10 @@ class _Lane:
             self._tell_missing,
             channel.records,
             self._tell_spent,
+            lambda trial_id: self._channel.send(CleanUpBegun(clock.now(), trial_id)),
+            exit_process,
         )
+        self._exit_process = exit_process
         self._failures = LaneFailures(
             options, clock, output, self._meter, self._residents, self._send, self._channel.flush
         )
@@ -270,6 +287,7 @@ class _Lane:
     def _shutdown(self, message: Shutdown) -> None:
         for resident in self._residents:
             self._residents.release(resident)
+        self._exit_process()
         self._channel.flush()
         self._ended = True
 

@@ -26,6 +26,7 @@ class ResidentTrial:
         link: asks the driver on its behalf.
         code: what its threads reach by global names.
         process_state: its random generators, working directory and output.
+        is_alone: whether no other trial runs in this process.
         body: runs its code; ``None`` before its set-up and after its clean-up.
         key: of its trainable.
         iteration: iterations done.
@@ -57,6 +58,7 @@ class ResidentTrial:
     link: LaneDriverLink
     code: TrialCode
     process_state: ProcessState
+    is_alone: bool = False
     body: Resident | None = None
     key: int = -1
     iteration: int = 0

@@ -8,7 +8,6 @@ from functools import partial
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend
 from fluid.lane.script import dump_script, read_script
-from fluid.random_state import Seeds
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.payload import TrialPayload, trainable_payload, trial_payload
 from fluid.trial_fields import TrialProcess
@@ -22,14 +21,14 @@ class SessionPickler:
         self._require = backend.require_replayable if isinstance(backend, ReplayingBackend) else None
 
     def payloads_of(
-        self, trials: Iterable[Trial], submission: Submission, seeds_of: Callable[[Trial], Seeds]
+        self, trials: Iterable[Trial], submission: Submission, process_of: Callable[[Trial], TrialProcess]
     ) -> dict[Trial, TrialPayload]:
         """Pickles the trials of one call, as they are now.
 
         Args:
             trials: the trials.
             submission: what the call is a part of.
-            seeds_of: gives the seeds of each trial; called once for each, in order.
+            process_of: says what each trial asks of its process; called once for each, in order.
 
         Raises:
             InvalidFieldError: a trainable or a config cannot be used or pickled.
@@ -46,6 +45,5 @@ class SessionPickler:
                 made = trial.trainable, payload
                 known[id(trial.trainable)] = made
             shown = None if trial.shown is None else trial.shown.config
-            process = TrialProcess(trial.threads, seeds_of(trial), trial.chdir)
-            payloads[trial] = trial_payload(made[1], trial.config, shown, process)
+            payloads[trial] = trial_payload(made[1], trial.config, shown, process_of(trial))
         return payloads

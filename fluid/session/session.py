@@ -48,6 +48,8 @@ from fluid.session.trial_records import TrialRecords
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
 from fluid.trainables.payload import TrialPayload
+from fluid.trainables.trainable import is_fusible
+from fluid.trial_fields import TrialProcess
 from fluid.trialgroup import PAUSED_BY_USER, Search, Submission, Trial, TrialGroup, TrialState, avoid_names
 
 T = TypeVar("T")
@@ -365,9 +367,13 @@ class Session:
         self, trials: Iterable[Trial], submission: Submission, known: Mapping[str, Seeds] = MappingProxyType({})
     ) -> dict[Trial, TrialPayload]:
         """Pickles trials; those without known seeds, by id, get the seeds of the next place in the order."""
-        return self._pickler.payloads_of(
-            trials, submission, lambda trial: known.get(trial.id) or submission.origin.seeds(next(self._numbers))
-        )
+
+        def process_of(trial: Trial) -> TrialProcess:
+            seeds = known.get(trial.id) or submission.origin.seeds(next(self._numbers))
+            alone = self.isolating.isolates(trial, fusible=is_fusible(trial.trainable))
+            return TrialProcess(trial.threads, seeds, trial.chdir, alone)
+
+        return self._pickler.payloads_of(trials, submission, process_of)
 
     def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
         keep_last = self._keeper.retention.how == "last"

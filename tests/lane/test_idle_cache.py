@@ -94,7 +94,8 @@ def run_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., M
         monkeypatch.setattr(lane_serve, "make_memory_meter", lambda options: meter)
         output = LaneStreams(sys.stdout, sys.stderr, echo=False)
         options = LaneOptions(0, kind="gpu", run_folder=str(tmp_path))
-        lane_serve._Lane(channel, options, VirtualClock(), output, OwnMemory(options)).run()  # type: ignore[arg-type]
+        own = OwnMemory(options)
+        lane_serve._Lane(channel, options, VirtualClock(), output, own, lambda: None).run()  # type: ignore[arg-type]
         return meter
 
     return run

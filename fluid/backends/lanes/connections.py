@@ -25,6 +25,7 @@ class LaneConnection:
         trials: those that it was told to set up, and has not got rid of.
         offset: seconds by which its clock is behind the driver's.
         leaving: whether it was told to end; its end is then no loss to report.
+        cleaning_up: the trial whose code cleans up there; empty if none does.
         kill_at: when to kill it if it has not ended, seconds.
         killed_because: why it ends, if it was killed or has told that itself; empty otherwise.
         failed_position: which of its devices it cannot use, from 0; ``None`` if it has not told.
@@ -38,6 +39,7 @@ class LaneConnection:
     trials: set[str] = field(default_factory=set)
     offset: float = 0.0
     leaving: bool = False
+    cleaning_up: str = ""
     kill_at: float | None = None
     killed_because: str = ""
     failed_position: int | None = None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
+from fluid._logs import logger_of
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
 from fluid.backends.lanes.checkpoint_places import OF_HOSTS, CheckpointPlaces, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
@@ -47,10 +48,14 @@ from fluid.trainables.payload import TrialPayload
 
 #: Seconds a lane has to end by itself before it is killed.
 DEFAULT_GRACE_S = 2.0
+#: Seconds that it has if the code of a trial cleans up there: what that writes is nowhere else.
+CLEAN_UP_S = 60.0
 #: Seconds between two looks at the launcher's processes.
 _LOOK_S = 2.0
 #: Seconds to wait for the launcher to report a lane whose connection has ended.
 _POST_MORTEM_S = 2.0
+
+_log = logger_of(__name__)
 
 _OfLane = (StopLane, KillLane, Answer, LimitRows)
 #: About trials, wherever they are.
@@ -188,10 +193,15 @@ class LanePool:
         for lane in self._lanes:
             self._let_go(lane)
         self._lanes.flush()
-        deadline = self._clock.now() + self._grace
+        self._await_ends(self._clock.now() + self._grace)
+        if names := sorted(lane.cleaning_up for lane in self._lanes if lane.cleaning_up):
+            _log.warning("waiting up to %g s for the clean-up of %s", CLEAN_UP_S, ", ".join(names))
+            self._await_ends(self._clock.now() + CLEAN_UP_S)
+        return self._take()
+
+    def _await_ends(self, deadline: float) -> None:
         while self._lanes and (left := deadline - self._clock.now()) > 0.0:
             self._turn(left)
-        return self._take()
 
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""
@@ -289,8 +299,12 @@ class LanePool:
             if self._starts.cancel(lane):
                 self._lost(lane, "")
                 return
-            lane.kill_at = self._clock.now() + self._grace
+            self._set_end(lane)
             self._lanes.put(lane, m.Shutdown())
+
+    def _set_end(self, lane: LaneConnection) -> None:
+        """Gives a lane that was told to end its time, which is longer for a clean-up than for an iteration."""
+        lane.kill_at = self._clock.now() + (CLEAN_UP_S if lane.cleaning_up else self._grace)
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -358,7 +372,12 @@ class LanePool:
         if isinstance(message, LaneLogged):
             if self._take_records is not None:
                 self._take_records(message)
+        elif isinstance(message, m.CleanUpBegun):
+            lane.cleaning_up = message.trial_id
+            if lane.leaving:
+                self._set_end(lane)
         elif not self._starts.hear(lane, message):
+            lane.cleaning_up = ""
             self._events += self._router.hear(lane, message)
             self.places.hear_lane(lane, message)
 
