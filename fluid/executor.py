@@ -312,9 +312,9 @@ class FluidExecutor(SessionDoor):
     def close(self) -> None:
         """Ends all lanes, and waits until they are gone. Trials that have not ended are broken off.
 
-        What they finish within 2 s counts, and their code has 60 s to clean up. A second call waits for the first. Called by a listener, it returns at once,
-        and the session ends after the listener. An error while closing, such as that of a Ray cluster that is gone, is
-        logged.
+        What they finish within 2 s counts, and their code has 60 s to clean up. A second call waits for the first.
+        Called by a listener, it returns at once, and the session ends after the listener. An error while closing, such
+        as that of a Ray cluster that is gone, is logged.
 
         Raises:
             FluidError: the session's thread has not ended within five minutes; the error says where it is.
