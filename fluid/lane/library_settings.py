@@ -211,10 +211,11 @@ TABLE: tuple[tuple[str, Callable[..., Any], Callable[..., object], str, Callable
 
 
 def close_what_is_open(found: Mapping[str, Any], base: Mapping[str, Any]) -> None:
-    """Closes what a trial that leaves has opened under global names: runs of wandb, figures, handlers of loggers."""
+    """Closes what a trial that leaves has opened under global names: runs, figures, handlers of loggers."""
     for run in found.get("runs of wandb", ((), ()))[0]:
         with suppress(Exception):
             run.finish()
+    end_run_of_mlflow()
     if found.get("figures of matplotlib", (None, ()))[1]:
         with suppress(Exception):
             sys.modules["matplotlib.pyplot"].close("all")
@@ -223,3 +224,12 @@ def close_what_is_open(found: Mapping[str, Any], base: Mapping[str, Any]) -> Non
         if id(handler) not in kept:
             with suppress(Exception):
                 handler.close()
+
+
+def end_run_of_mlflow() -> None:
+    """Ends mlflow's active run, if there is one: the next one that a trial starts would be refused, or logged to it."""
+    mlflow = sys.modules.get("mlflow")
+    if mlflow is not None:
+        with suppress(Exception):
+            if mlflow.active_run() is not None:
+                mlflow.end_run()

@@ -12,10 +12,10 @@ import logging
 import sys
 import threading
 import weakref
-from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid.lane.errors import print_exception
+from fluid.lane.library_settings import end_run_of_mlflow
 
 #: Seconds that threads and child processes of a trial have to end. Python would wait forever, but has printed the error
 #: of a script by then, which a lane tells afterwards.
@@ -45,8 +45,7 @@ class ProcessExit:
             except BaseException:
                 print_exception()
         left += [f"its process {name!r} still runs" for name in _await_children(clock, deadline)]
-        with suppress(Exception):
-            _end_run_of_mlflow()
+        end_run_of_mlflow()  # It has registered that as it was imported, perhaps in the fork server.
         logging.shutdown()
         if left:
             print(f"the process of the trial is ended: {'; '.join(left)}", file=sys.stderr)
@@ -54,15 +53,16 @@ class ProcessExit:
 
 def _await_threads(clock: MonotonicClock, deadline: float) -> list[str]:
     """Waits for the threads that are no daemons; returns the names of those that still run."""
-    futures = sys.modules.get("concurrent.futures.thread")
-    if futures is not None and futures._threads_queues:  # Their idle threads wait until they are told.
-        threading.Thread(target=futures._python_exit, daemon=True).start()
     here, found = threading.current_thread(), []
-    for thread in threading.enumerate():
-        if thread is not here and not thread.daemon:
-            threading.Thread.join(thread, max(0.0, deadline - clock.now()))
-            if thread.is_alive():
-                found.append(thread.name)
+    waited = [thread for thread in threading.enumerate() if thread is not here and not thread.daemon]
+    futures = sys.modules.get("concurrent.futures.thread")
+    if futures is not None and (pooled := list(futures._threads_queues)):  # Some are daemons, as what has made them.
+        threading.Thread(target=futures._python_exit, daemon=True).start()  # It tells them to do what is left.
+        waited = [*pooled, *(thread for thread in waited if thread not in pooled)]
+    for thread in waited:
+        threading.Thread.join(thread, max(0.0, deadline - clock.now()))
+        if thread.is_alive():
+            found.append(thread.name)
     return found
 
 
@@ -76,10 +76,3 @@ def _await_children(clock: MonotonicClock, deadline: float) -> list[str]:
     for child in children:
         child.join(max(0.0, deadline - clock.now()))
     return [child.name for child in children if child.is_alive()]
-
-
-def _end_run_of_mlflow() -> None:
-    """Does what mlflow has registered with atexit as it was imported, perhaps in the fork server."""
-    mlflow = sys.modules.get("mlflow")
-    if mlflow is not None and mlflow.active_run() is not None:
-        mlflow.end_run()

@@ -141,3 +141,25 @@ def test_what_mlflow_cannot_take_is_refused() -> None:
         MLflow(experiment="")
     with pytest.raises(InvalidFieldError, match="tags"):
         MLflow(tags="team")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("isolation", ["trial", "lane"])
+def test_a_run_that_a_trial_has_left_active_is_ended_with_it(uri: str, tmp_path: Path, isolation: Any) -> None:
+    def start_run(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        import mlflow
+
+        mlflow.set_tracking_uri(config["uri"])
+        mlflow.start_run()
+        mlflow.log_param("number", config["number"])
+        yield {"loss": 0.0}
+
+    with FluidExecutor("local", 1, run_dir=tmp_path / "run", verbose=0, packing="off", isolation=isolation) as session:
+        trials = [Trial(start_run, {"uri": uri, "number": number}) for number in range(2)]
+        handle = session.submit_trialgroup(TrialGroup(trials))
+        handle.wait(PATIENCE)
+        handle.raise_failures()
+    runs = MLflow(uri).client.search_runs(["0"])
+    assert sorted((run.data.params["number"], run.info.status) for run in runs) == [
+        ("0", "FINISHED"),
+        ("1", "FINISHED"),
+    ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 pytest.importorskip("ray")
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
@@ -60,6 +61,12 @@ def test_each_trial_logs_to_its_own_file(executor: Any, tmp_path: Path) -> None:
     run(tune_leftovers.log_to_own_file, tmp_path, executor)
     written = {path.stem: path.read_text() for path in tmp_path.glob("*.log")}
     assert written == {str(x): f"trial {x}\n" for x in (1, 2, 3, 4)}
+
+
+def test_what_a_trial_has_under_way_is_done_as_its_process_ends(executor: Any, tmp_path: Path) -> None:
+    run(tune_leftovers.leave_work, tmp_path, executor)
+    notes = [tmp_path / f"{x}.txt" for x in (1, 2, 3, 4)]
+    eventually(lambda: [path.exists() and path.read_text() for path in notes] == ["task\nexit function\n"] * 4)
 
 
 def test_each_trial_does_what_a_process_can_do_once(executor: Any, tmp_path: Path) -> None:

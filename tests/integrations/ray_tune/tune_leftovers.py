@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import socket
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -151,3 +153,11 @@ def listen(config: dict[str, Any]) -> None:
         server.listen()
         for n in range(5):
             tune.report({"n": n})
+
+
+def leave_work(config: dict[str, Any]) -> None:
+    """Ends with a task of a thread pool under way, and an exit function."""
+    note = Path(config["folder"], f"{config['x']}.txt")
+    ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), note.write_text("task\n")))
+    atexit.register(lambda: note.write_text(note.read_text() + "exit function\n"))
+    tune.report({"done": True})
