@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from fluid.lane.torch_settings import TorchSettings
+from fluid.lane.torch_settings import torch_settings
 
 # -- logging -------------------------------------------------------------------------------------------------
 
@@ -170,23 +170,13 @@ def _untouched_wandb(wandb: Any) -> tuple[Any, ...]:
 # -- PyTorch -------------------------------------------------------------------------------------------------------
 
 
-class _Torch:
-    settings: TorchSettings | None = None
-
-
-def _torch(torch: Any) -> TorchSettings | None:
-    if _Torch.settings is None and hasattr(torch, "autocast_increment_nesting"):  # It has been loaded as a whole.
-        _Torch.settings = TorchSettings(torch)
-    return _Torch.settings
-
-
 def _read_torch(torch: Any) -> Any:
-    settings = _torch(torch)
+    settings = torch_settings(torch)
     return None if settings is None else settings.read()
 
 
 def _write_torch(torch: Any, wanted: Any, found: Any) -> None:
-    settings = _torch(torch)
+    settings = torch_settings(torch)
     if settings is not None:
         settings.write(wanted or settings.untouched(), found or settings.untouched())
 

@@ -9,7 +9,6 @@ what raises there is left out.
 from __future__ import annotations
 
 import decimal
-import multiprocessing
 import pickle
 import re
 import sys
@@ -22,6 +21,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from fluid._late_imports import LateImports
+from fluid.lane.torch_settings import TorchSettings, torch_settings
 from fluid.trainables.script_names import MAIN, dumps
 
 
@@ -32,36 +32,16 @@ class ScriptSetting(NamedTuple):
         module: whose it is; it is neither read nor written unless that is loaded.
         read: returns the value, given the module.
         write: sets it, given the module and a value.
-        fresh: the value in a process that has set nothing.
+        fresh: returns the value in a process that has set nothing, given the module.
     """
 
     module: str
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
-    fresh: Any
-
-
-# -- one value ----------------------------------------------------------------------------------------------------
-
-
-def _flag(module: str, name: str, fresh: Any) -> ScriptSetting:
-    """A setting that is an attribute."""
-    owner, _, attribute = name.rpartition(".")
-    return ScriptSetting(
-        module, attrgetter(name), lambda found, value: setattr(attrgetter(owner)(found), attribute, value), fresh
-    )
-
-
-def _pair(module: str, getter: str, setter: str, fresh: Any) -> ScriptSetting:
-    """A setting with a function that returns it, and one that sets it."""
-    read, write = attrgetter(getter), attrgetter(setter)
-    return ScriptSetting(module, lambda found: read(found)(), lambda found, value: write(found)(value), fresh)
+    fresh: Callable[[Any], Any]
 
 
 # -- PyTorch ------------------------------------------------------------------------------------------------------
-
-#: Of matrix products and cuDNN; newer versions of PyTorch have other names for them, and refuse to mix the two.
-_PRECISION = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "cudnn", "mkldnn.matmul", "mkldnn")
 
 
 def _read_default_device(torch: Any) -> str | None:
@@ -76,73 +56,26 @@ def _write_default_device(torch: Any, device: str | None) -> None:
         torch.set_default_device(device)
 
 
-def _read_determinism(torch: Any) -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _read_precision(torch: Any) -> dict[str, Any]:
-    backends = torch.backends
-    try:
-        found: dict[str, Any] = {
-            "matmul": torch.get_float32_matmul_precision(),
-            "cuda.matmul.allow_tf32": backends.cuda.matmul.allow_tf32,
-            "cudnn.allow_tf32": backends.cudnn.allow_tf32,
-        }
-    except RuntimeError:  # It was set by the newer names.
-        found = {f"{name}.fp32_precision": attrgetter(name)(backends).fp32_precision for name in _PRECISION}
-        found["fp32_precision"] = backends.fp32_precision
-    return found
-
-
-def _write_precision(torch: Any, values: dict[str, Any]) -> None:
-    if "matmul" in values:
-        torch.set_float32_matmul_precision(values["matmul"])
-    for name in sorted(values.keys() - {"matmul"}, key=len):  # What holds for more comes first.
-        owner, _, attribute = name.rpartition(".")
-        target = attrgetter(owner)(torch.backends) if owner else torch.backends
-        if getattr(target, attribute) != values[name]:
-            setattr(target, attribute, values[name])
+def _torch(torch: Any) -> TorchSettings:
+    settings = torch_settings(torch)
+    if settings is None:
+        raise ImportError("PyTorch is being imported")
+    return settings
 
 
 _TORCH = {
-    "default_dtype": ScriptSetting(
+    "torch": ScriptSetting(
         "torch",
-        lambda torch: str(torch.get_default_dtype()).removeprefix("torch."),
-        lambda torch, name: torch.set_default_dtype(getattr(torch, name)),
-        "float32",
+        lambda torch: _torch(torch).read_flags(),
+        lambda torch, flags: _torch(torch).write_flags(flags, _torch(torch).read_flags()),
+        lambda torch: _torch(torch).untouched_flags(),
     ),
-    "default_device": ScriptSetting("torch", _read_default_device, _write_default_device, None),
-    "determinism": ScriptSetting(
+    "default_device": ScriptSetting("torch", _read_default_device, _write_default_device, lambda torch: None),
+    "sharing": ScriptSetting(
         "torch",
-        _read_determinism,
-        lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-        (False, False),
-    ),
-    "fill_uninitialized_memory": _flag("torch", "utils.deterministic.fill_uninitialized_memory", True),
-    "precision": ScriptSetting(
-        "torch",
-        _read_precision,
-        _write_precision,
-        {"matmul": "highest", "cuda.matmul.allow_tf32": False, "cudnn.allow_tf32": True},
-    ),
-    "fp16_reduction": _flag("torch", "backends.cuda.matmul.allow_fp16_reduced_precision_reduction", True),
-    "bf16_reduction": _flag("torch", "backends.cuda.matmul.allow_bf16_reduced_precision_reduction", True),
-    "cudnn": _flag("torch", "backends.cudnn.enabled", True),
-    "cudnn_benchmark": _flag("torch", "backends.cudnn.benchmark", False),
-    "cudnn_deterministic": _flag("torch", "backends.cudnn.deterministic", False),
-    "flash_sdp": _pair("torch", "backends.cuda.flash_sdp_enabled", "backends.cuda.enable_flash_sdp", True),
-    "mem_efficient_sdp": _pair(
-        "torch", "backends.cuda.mem_efficient_sdp_enabled", "backends.cuda.enable_mem_efficient_sdp", True
-    ),
-    "math_sdp": _pair("torch", "backends.cuda.math_sdp_enabled", "backends.cuda.enable_math_sdp", True),
-    "anomaly": ScriptSetting(
-        "torch",
-        lambda torch: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda torch, value: torch.autograd.set_detect_anomaly(*value),
-        (False, True),
-    ),
-    "sharing": _pair(
-        "torch", "multiprocessing.get_sharing_strategy", "multiprocessing.set_sharing_strategy", "file_descriptor"
+        lambda torch: torch.multiprocessing.get_sharing_strategy(),
+        lambda torch, strategy: torch.multiprocessing.set_sharing_strategy(strategy),
+        lambda torch: "file_descriptor",
     ),
 }
 
@@ -196,7 +129,7 @@ def _options(
                 with _reporting(f"{module}'s {name}"), _quiet():
                     change(found, name, wanted)
 
-    return ScriptSetting(module, read, write, {})
+    return ScriptSetting(module, read, write, lambda found: {})
 
 
 def _is_same(value: Any, other: Any) -> bool:
@@ -338,18 +271,23 @@ SETTINGS: Mapping[str, ScriptSetting] = {
         "numpy",
         lambda numpy: numpy.geterr(),
         lambda numpy, value: numpy.seterr(**value),
-        {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+        lambda numpy: {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
     ),
     "pandas": _options("pandas", _pandas_options, lambda pandas, name, value: pandas.set_option(name, value)),
     "sklearn": _options("sklearn", _sklearn_options, lambda sklearn, name, value: sklearn.set_config(**{name: value})),
     "matplotlib": _options("matplotlib", _matplotlib_options, _set_matplotlib),
-    "decimal": ScriptSetting("decimal", _read_decimal, _write_decimal, _FRESH_DECIMAL),
-    "recursion_limit": _pair("sys", "getrecursionlimit", "setrecursionlimit", 1000),
+    "decimal": ScriptSetting("decimal", _read_decimal, _write_decimal, lambda module: _FRESH_DECIMAL),
+    "recursion_limit": ScriptSetting(
+        "sys",
+        lambda module: module.getrecursionlimit(),
+        lambda module, limit: module.setrecursionlimit(limit),
+        lambda module: 1000,
+    ),
     "start_method": ScriptSetting(
         "multiprocessing",
         _read_start_method,
         lambda module, value: module.set_start_method(value, force=True),
-        multiprocessing.get_all_start_methods()[0],
+        lambda module: module.get_all_start_methods()[0],
     ),
 }
 
@@ -363,7 +301,7 @@ def read_settings() -> dict[str, bytes]:
             continue
         try:
             value = setting.read(module)
-            if value != setting.fresh:
+            if value != setting.fresh(module):
                 found[name] = dumps(value)
         except (Exception, SystemExit, GeneratorExit):  # Of another version, partly imported, or of the user's objects.
             continue

@@ -1,4 +1,4 @@
-"""PyTorch's global and per-thread settings, to be swapped between trials of one lane.
+"""PyTorch's settings: those of threads and flags are swapped between trials of one lane, flags are sent to lanes.
 
 Each is read by a C function of some 50 ns. PyTorch's releases differ in which of them there are.
 """
@@ -6,8 +6,8 @@ Each is read by a C function of some 50 ns. PyTorch's releases differ in which o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 #: What a getter gives where old and new ways to set the same were mixed, which PyTorch refuses to read.
 _MIXED = "mixed"
@@ -17,8 +17,8 @@ _PRECISIONS = (
     *(("generic", "all"), ("cuda", "all"), ("mkldnn", "all")),
     *((backend, operator) for backend in ("cuda", "mkldnn") for operator in ("matmul", "conv", "rnn")),
 )
-#: Getter and setter in ``torch._C``, and what a process that sets nothing has.
-_FLAGS = (
+#: Getter and setter in ``torch._C``, and what a process that sets nothing has. A tuple is a setter's arguments.
+_FLAGS: tuple[tuple[str, str, Any], ...] = (
     ("_get_cudnn_enabled", "_set_cudnn_enabled", True),
     ("_get_cudnn_benchmark", "_set_cudnn_benchmark", False),
     ("_get_cudnn_deterministic", "_set_cudnn_deterministic", False),
@@ -29,7 +29,52 @@ _FLAGS = (
     ("_get_math_sdp_enabled", "_set_sdp_use_math", True),
     ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn", True),
     ("_get_deterministic_fill_uninitialized_memory", "_set_deterministic_fill_uninitialized_memory", True),
+    *(
+        (
+            f"_get_cublas_allow_{kind}_reduced_precision_reduction",
+            f"_set_cublas_allow_{kind}_reduced_precision_reduction",
+            (True, True),
+        )
+        for kind in ("fp16", "bf16")
+    ),
+    ("_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation", False),
 )
+
+
+class TorchFlags(NamedTuple):
+    """What holds for the whole process.
+
+    Attributes:
+        dtype: the default one.
+        matmul: precision of products of float32 matrices.
+        precisions: those of :data:`_PRECISIONS`; empty in releases that have none.
+        flags: those of :data:`_FLAGS`, by getter.
+        deterministic: whether only deterministic algorithms may be used, and whether others only warn.
+        anomaly: whether anomalies are detected, and NaNs among them.
+    """
+
+    dtype: Any
+    matmul: str
+    precisions: tuple[str, ...]
+    flags: Mapping[str, Any]
+    deterministic: tuple[bool, bool]
+    anomaly: tuple[bool, bool]
+
+
+class ThreadModes(NamedTuple):
+    """What holds for a thread.
+
+    Attributes:
+        inference: whether inference mode is on.
+        grad: whether gradients are recorded.
+        autocast: nesting, whether weights are cached, and for each device whether it is on and its type.
+        functions: the function modes, of which a default device is one, and what PyTorch notes about that device.
+    """
+
+    inference: bool
+    grad: bool
+    autocast: tuple[Any, ...]
+    functions: tuple[Any, ...]
 
 
 class TorchSettings:
@@ -42,74 +87,80 @@ class TorchSettings:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         c = torch._C
-        self._flags: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        self._defaults: list[Any] = []
+        self._flags: dict[str, tuple[Callable[[], Any], Callable[..., None]]] = {}
+        self._defaults: dict[str, Any] = {}
         for getter, setter, default in _FLAGS:
             if hasattr(c, getter) and hasattr(c, setter):
-                self._flags.append((getattr(c, getter), getattr(c, setter)))
-                self._defaults.append(default)
+                self._flags[getter] = getattr(c, getter), getattr(c, setter)
+                has_one = isinstance(default, tuple) and not isinstance(
+                    getattr(c, getter)(), tuple
+                )  # In older releases.
+                self._defaults[getter] = default[0] if has_one else default
         self._precision = getattr(c, "_get_fp32_precision_getter", None)
         #: In force since inference mode was last changed here; what it replaced comes back when it is dropped.
         self._inference: Any = None
 
-    def read(self) -> tuple[Any, ...]:
+    def read(self) -> tuple[ThreadModes, TorchFlags]:
         """Returns them all."""
+        torch = self._torch
+        modes = ThreadModes(
+            torch.is_inference_mode_enabled(), torch.is_grad_enabled(), self._autocast(), self._function_modes()
+        )
+        return modes, self.read_flags()
+
+    def read_flags(self) -> TorchFlags:
+        """Returns those that hold for the whole process."""
         torch, c = self._torch, self._torch._C
-        return (
-            torch.is_inference_mode_enabled(),
-            torch.is_grad_enabled(),
-            self._autocast(),
+        return TorchFlags(
             torch.get_default_dtype(),
-            self._modes(),
             _read_or_mixed(c._get_float32_matmul_precision),
             () if self._precision is None else tuple([self._precision(*which) for which in _PRECISIONS]),
-            tuple([_read_or_mixed(get) for get, _ in self._flags]),
+            {name: _read_or_mixed(get) for name, (get, _) in self._flags.items()},
             (c._get_deterministic_algorithms(), c._get_deterministic_algorithms_warn_only()),
             (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         )
 
-    def untouched(self) -> tuple[Any, ...]:
+    def untouched(self) -> tuple[ThreadModes, TorchFlags]:
         """Returns what a process that sets nothing has."""
-        torch = self._torch
-        cast = tuple((False, dtype) for dtype in (torch.bfloat16, torch.float16))
-        precisions = () if self._precision is None else ("none",) * len(_PRECISIONS)
-        modes: tuple[Any, ...] = ((), None, None)
-        flags = tuple(self._defaults)
-        autocast = (0, True, *cast)
-        return (
-            False,
-            True,
-            autocast,
-            torch.float32,
-            modes,
-            "highest",
-            precisions,
-            flags,
-            (False, False),
-            (False, True),
-        )
+        cast = tuple((False, dtype) for dtype in (self._torch.bfloat16, self._torch.float16))
+        return ThreadModes(False, True, (0, True, *cast), ((), None, None)), self.untouched_flags()
 
-    def write(self, wanted: tuple[Any, ...], found: tuple[Any, ...]) -> None:
+    def untouched_flags(self) -> TorchFlags:
+        """Returns the flags of a process that sets nothing."""
+        precisions = () if self._precision is None else ("none",) * len(_PRECISIONS)
+        return TorchFlags(self._torch.float32, "highest", precisions, self._defaults, (False, False), (False, True))
+
+    def write(self, wanted: tuple[ThreadModes, TorchFlags], found: tuple[ThreadModes, TorchFlags]) -> None:
         """Puts settings in force, given those that are."""
-        torch = self._torch
-        inference, grad, autocast, dtype, modes, matmul, precisions, flags, deterministic, anomaly = wanted
-        if inference != found[0]:
+        torch, (modes, flags), (now, flags_now) = self._torch, wanted, found
+        if modes.inference != now.inference:
             self._inference = None
-            self._inference = torch.inference_mode(inference)
+            self._inference = torch.inference_mode(modes.inference)
             self._inference.__enter__()
-        torch.set_grad_enabled(grad)  # Inference mode changes it.
-        if autocast != found[2]:
-            self._set_autocast(autocast, found[2])
-        if dtype != found[3]:
-            torch.set_default_dtype(dtype)
-        if modes != found[4]:
-            self._set_modes(modes)
-        if (matmul, precisions, flags) != (found[5], found[6], found[7]):
-            self._set_flags(matmul, precisions, flags)
-        if deterministic != found[8]:
-            torch._C._set_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-        if anomaly != found[9]:
-            torch.autograd.set_detect_anomaly(*anomaly)
+        torch.set_grad_enabled(modes.grad)  # Inference mode changes it.
+        if modes.autocast != now.autocast:
+            self._set_autocast(modes.autocast, now.autocast)
+        if modes.functions != now.functions:
+            self._set_function_modes(modes.functions)
+        self.write_flags(flags, flags_now)
+
+    def write_flags(self, wanted: TorchFlags, found: TorchFlags) -> None:
+        """Puts flags in force, given those that are; the old ways to set a precision first, as they set new ones."""
+        torch, c = self._torch, self._torch._C
+        if wanted.dtype != found.dtype:
+            torch.set_default_dtype(wanted.dtype)
+        if wanted[1:4] != found[1:4]:
+            for name, (_, put) in self._flags.items():
+                if (value := wanted.flags.get(name, _MIXED)) != _MIXED:
+                    put(*value) if isinstance(value, tuple) else put(value)
+            if wanted.matmul != _MIXED:
+                c._set_float32_matmul_precision(wanted.matmul)
+            for which, precision in zip(_PRECISIONS, wanted.precisions, strict=False):
+                c._set_fp32_precision_setter(*which, precision)
+        if wanted.deterministic != found.deterministic:
+            c._set_deterministic_algorithms(wanted.deterministic[0], warn_only=wanted.deterministic[1])
+        if wanted.anomaly != found.anomaly:
+            torch.autograd.set_detect_anomaly(*wanted.anomaly)
 
     def _autocast(self) -> tuple[Any, ...]:
         torch = self._torch
@@ -130,15 +181,14 @@ class TorchSettings:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
 
-    def _modes(self) -> tuple[Any, ...]:
-        """The function modes, of which a default device is one, and what PyTorch notes about that device."""
+    def _function_modes(self) -> tuple[Any, ...]:
         torch = self._torch
         count = torch._C._len_torch_function_stack()
         stack = tuple([torch._C._get_function_stack_at(at) for at in range(count)]) if count else ()
         context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
         return stack, context, getattr(_device_module(), "CURRENT_DEVICE", None)
 
-    def _set_modes(self, wanted: tuple[Any, ...]) -> None:
+    def _set_function_modes(self, wanted: tuple[Any, ...]) -> None:
         torch = self._torch
         stack, context, device = wanted
         for _ in range(torch._C._len_torch_function_stack()):
@@ -149,16 +199,19 @@ class TorchSettings:
         if (module := _device_module()) is not None:
             module.CURRENT_DEVICE = device
 
-    def _set_flags(self, matmul: str, precisions: tuple[str, ...], flags: tuple[Any, ...]) -> None:
-        """Sets precisions and flags; the old ways to set a precision first, as they set some of the new ones."""
-        c = self._torch._C
-        for (_, put), value in zip(self._flags, flags, strict=True):
-            if value != _MIXED:
-                put(value)
-        if matmul != _MIXED:
-            c._set_float32_matmul_precision(matmul)
-        for which, precision in zip(_PRECISIONS, precisions, strict=False):
-            c._set_fp32_precision_setter(*which, precision)
+
+_made: list[TorchSettings] = []
+
+
+def torch_settings(torch: Any) -> TorchSettings | None:
+    """Returns those of this process; ``None`` while PyTorch is being imported.
+
+    Args:
+        torch: the module.
+    """
+    if not _made and hasattr(torch, "autocast_increment_nesting"):
+        _made.append(TorchSettings(torch))
+    return _made[0] if _made else None
 
 
 def _device_module() -> Any:

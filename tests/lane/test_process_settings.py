@@ -134,6 +134,10 @@ TORCH: dict[str, tuple[Callable[[Any], object], Callable[[Any], Any]]] = {
         lambda torch: torch.autocast("cpu", torch.bfloat16).__enter__(),
         lambda torch: torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype,
     ),
+    "reduction": (
+        lambda torch: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+        lambda torch: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    ),
     "benchmark": (
         lambda torch: setattr(torch.backends.cudnn, "benchmark", True),
         lambda torch: torch.backends.cudnn.benchmark,

@@ -23,6 +23,7 @@ def set_all():
     torch.set_default_device("meta")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False
@@ -59,6 +60,7 @@ def seen():
         "deterministic": [torch.are_deterministic_algorithms_enabled(),
                           torch.is_deterministic_algorithms_warn_only_enabled()],
         "matmul": [torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32],
+        "reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
         "cudnn": [torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
                   torch.backends.cudnn.allow_tf32],
         "sdp": torch.backends.cuda.flash_sdp_enabled(),
