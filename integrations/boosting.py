@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from fluid.errors import InvalidFieldError, require_integer
+from fluid.executor import executor_in_force
 from fluid.results.metrics import goals_of
 from fluid.results.sweep import SweepResult
+from fluid.session.specs import ISOLATING
 from fluid.sweep import run
 
 #: Most iterations of a trial where the user does not say how many rounds one has: each is reported and recorded.
@@ -188,10 +190,11 @@ def sweep(
     """
     if "budget" in options:
         raise InvalidFieldError("budget", options["budget"], "follows from num_boost_round, the rounds of a trial")
-    own = options.get("trial_options")
+    own, executor = options.get("trial_options"), options.get("executor") or executor_in_force()
     if own is None or isinstance(own, Mapping):
         # A lane makes the data once for all its trials, and what runs there leaves nothing behind.
-        options = {**options, "trial_options": {"isolation": "lane", **(own or {})}}
+        isolation = (ISOLATING if executor is None else executor.isolating).of_sharing_sweep
+        options = {**options, "trial_options": {"isolation": isolation, **(own or {})}}
     if mode is None:
         modes = ["max" if is_more(goal.metric) else "min" for goal in goals_of(metric, None)]
         mode = modes if len(modes) > 1 else modes[0]

@@ -94,6 +94,7 @@ class Calls:
         """DONE -> QUEUED, so that a lane has the trial's state again."""
         self._core.groups[trial.group_id].open += 1
         trial.restored_for_call = True
+        self._core.tell_if_set_back(trial, "it was called")
         self._core.enqueue(trial, "restored to be called")
 
 

@@ -32,6 +32,7 @@ from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import NO_LANES, NO_REQUESTS, Move, Stage, TrialRecord
 from fluid.engine.retention import newest_to_keep
 from fluid.engine.scheduling import Scheduling
+from fluid.engine.set_back import ReportSetBack
 from fluid.engine.transitions import LEGAL
 from fluid.engine.trials import Trials
 from fluid.engine.watching import Watching
@@ -370,6 +371,28 @@ class SessionState:
         self.commands.append(
             ReportEnd(trial.trial_id, trial.group_id, state=state, iteration=iteration, at=self.now, failure=failure)
         )
+
+    def tell_if_set_back(self, trial: TrialRecord, why: str) -> None:
+        """Says so if a trial that is done goes on from an earlier state, as its last one was not kept.
+
+        Args:
+            trial: the trial.
+            why: it goes on.
+        """
+        residence = trial.residence
+        if residence.lane is not None or residence.restart_at >= trial.progress.reported:
+            return
+        cannot = ", and it cannot be saved: follow_up_iterations= keeps it in its process"
+        report = ReportSetBack(
+            trial.trial_id,
+            trial.group_id,
+            at=self.now,
+            lost=trial.progress.reported,
+            checkpoint=residence.checkpoint,
+            reason=f"{why} after its state was gone{'' if trial.spec.can_save else cannot}",
+            cannot_load=False,
+        )
+        self.commands.append(report)
 
     def report_call(
         self, trial: TrialRecord, call_id: int, result: bytes | None = None, failure: Failure | None = None

@@ -143,6 +143,7 @@ class Failures:
         """Evicts states and ends idle lanes on devices where a trial ran out of memory; returns whether any goes."""
         core = self._core
         for device in devices:
+            self._spares.refuse(device)  # Another one would take the memory again.
             core.lanes.retire(device, core.commands)
         retired = core.lanes.have_retired(devices)
         kept = [core.trials[trial_id] for device in devices for _, trial_id in core.lanes.kept_on(device)]

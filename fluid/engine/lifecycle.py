@@ -261,8 +261,8 @@ class Lifecycle:
         core.release(trial)
         core.drain(trial, lanes[1:])
         core.end(trial, TrialState.DONE, f"done after {trial.progress.done} iterations")
+        core.commands += last_to_keep(trial, lanes[0])  # Before anything that ends its residence.
         self._residency.keep(trial, lanes[0])
-        core.commands += last_to_keep(trial, lanes[0])
         self._residency.let_go(trial)
 
     # -- preemption ----------------------------------------------------------------------------------------
@@ -406,6 +406,10 @@ class Lifecycle:
                 core.release(trial)
                 core.drain(trial, (lane_id,) if launched else ())
                 core.enqueue(trial, f"its lane is of no use to it: {event.reason}")
+            elif trial.state is TrialState.RESIZING and lane_id not in trial.placement.hosts:
+                # It is on its way there, and would be refused.
+                why = f"was killed: trial {trial_id!r} was to move there, and {event.reason}"
+                core.commands += core.watching.kill(trial_id, (lane_id,), why, core.now)
 
     def lane_outdated(self, event: LaneOutdated) -> None:
         """Ends a lane, if nothing has run in it: the trial to come waits less for a new one than for the imports."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
@@ -24,13 +23,6 @@ from fluid.planning.constraints import Constraint
 from fluid.planning.device_models import ByModel
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
-
-
-@dataclass(frozen=True, slots=True)
-class CleanUpDeadline:
-    """When to look whether a trial still waits for others that have ended to be cleaned up."""
-
-    row: int
 
 
 class Residency:
@@ -56,10 +48,10 @@ class Residency:
         self._calls.deliver(trial)
         self._trim_residents(device)
 
-    def let_go(self, trial: TrialRecord) -> None:
+    def let_go(self, trial: TrialRecord, *, saves: bool = True) -> None:
         """Has a trial that is done leave its lane, which ends then, if nothing says that it goes on.
 
-        Its state is saved first, if it can be, for its submitter may extend it all the same.
+        If it ``saves``, its state is saved first, if it can be, for its submitter may extend it all the same.
         """
         progress, residence, spec = trial.progress, trial.residence, trial.spec
         if residence.lane is None or residence.saving or trial.calls or not _is_over(trial):
@@ -67,7 +59,8 @@ class Residency:
         if residence.keeping:
             return  # It is being saved for good.
         may_be_extended = spec.extends is None and not progress.finished_early
-        if may_be_extended and spec.can_save and not residence.checkpoint_is_current:
+        if saves and may_be_extended and spec.can_save and not residence.checkpoint_is_current:
+            self._core.watching.saving_last(trial.trial_id, residence.lane, self._core.now)
             self.save_out(trial)
         else:
             self.drop(trial)
@@ -141,7 +134,7 @@ class Residency:
 
         Those that cannot be saved stay as long as the machine has processes for them: their trials would begin again.
         """
-        alone = [trial for trial in kept if trial.spec.isolated and not trial.residence.saving]
+        alone = [trial for trial in kept if trial.spec.isolated and not (trial.residence.saving or _is_over(trial))]
         lanes, limit = self._core.lanes, self._core.occupancy.limit(device)
         surplus, beyond = len(alone) - lanes.most_idle_on(device, limit), len(alone) - lanes.most_processes
         for trial in sorted(filter(_can_be_evicted, alone), key=self._cost_of_eviction) if surplus > 0 else ():
@@ -264,6 +257,7 @@ class Residency:
             keep = ends and is_to_be_kept(trial)
             self._core.commands.append(StopTrial(trial.trial_id, (lane_id,), keep=keep))
             self._core.lanes.dismiss(lane_id, trial.trial_id)
+            self._core.watching.cleaning_up(trial.trial_id, lane_id, self._core.now)
             trial.residence.leave_lane()
 
     def saved(self, event: TrialSaved) -> TrialRecord | None:
@@ -442,7 +436,6 @@ class Residency:
                 core.clearing[trial.row] = trial
         if self._cleaning_up(trial):
             core.clearing[trial.row] = trial
-            core.deadlines.set(CleanUpDeadline(trial.row), core.now + tuning.CLEAN_UP_S)
 
     def is_clear(self, trial: TrialRecord) -> bool:
         """Whether a trial may start: the states that were evicted for it have left, and ended trials were cleaned up.
@@ -452,7 +445,6 @@ class Residency:
         clearing = self._core.clearing
         if trial.row in clearing and not self._leaving(trial) and not self._cleaning_up(trial):
             del clearing[trial.row]
-            self._core.deadlines.clear(CleanUpDeadline(trial.row))
         return trial.row not in clearing
 
     def _cleaning_up(self, trial: TrialRecord) -> list[LaneRecord]:
@@ -462,27 +454,14 @@ class Residency:
             lane
             for device in core.occupancy.held.get(trial.row, ())
             for lane in core.lanes.on(device)
-            if lane.used and not lane.shared and lane.lane_id not in own and self._is_cleaned_up(lane)
+            if lane.used and not lane.shared and lane.lane_id not in own and self._is_being_cleaned_up(lane)
         ]
 
-    def _is_cleaned_up(self, lane: LaneRecord) -> bool:
+    def _is_being_cleaned_up(self, lane: LaneRecord) -> bool:
         if lane.draining or lane.dismissed:
             return True
         trials = self._core.trials
         return any(trials[name].residence.saving and _is_over(trials[name]) for name in lane.residents)
-
-    def look_at_clean_up(self, deadline: CleanUpDeadline) -> None:
-        """Kills the lanes in which ended trials are still being cleaned up though another one has waited for long."""
-        core = self._core
-        trial = core.trials.by_row.get(deadline.row)
-        if trial is None or trial.row not in core.clearing:
-            return
-        for lane in self._cleaning_up(trial):
-            left = next(iter((*lane.draining, *lane.dismissed)), None)
-            if left is not None:
-                reason = f"was killed: trial {left!r} was not cleaned up {tuning.CLEAN_UP_S:.0f} s after it had ended"
-                core.commands += core.watching.kill(left, (lane.lane_id,), reason, core.now)
-        core.deadlines.set(deadline, core.now + tuning.CLEAN_UP_S)
 
     def _leaving(self, trial: TrialRecord) -> bool:
         return any(other.residence.saving for other in self._neighbours_at_rest(trial))

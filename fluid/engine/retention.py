@@ -49,7 +49,7 @@ def newest_to_keep(trial: TrialRecord) -> list[Persist]:
         trial: a trial that was stopped or failed, or is done and has lost its lane.
     """
     residence = trial.residence
-    checkpoint = residence.checkpoint
-    if not trial.spec.keep_last or checkpoint is None or checkpoint.iteration <= residence.kept_at:
+    checkpoint, kept = residence.checkpoint, max(residence.kept_at, residence.keeping)
+    if not trial.spec.keep_last or checkpoint is None or checkpoint.iteration <= kept:
         return []
     return [Persist(trial.trial_id, checkpoint, keep=True)]

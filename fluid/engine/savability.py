@@ -13,6 +13,7 @@ from fluid.engine.commands import TrialNotice
 from fluid.engine.core import SessionState
 from fluid.engine.events import Event
 from fluid.engine.records import Stage, TrialRecord
+from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.trialgroup import TrialState
 
@@ -50,9 +51,10 @@ class ReportUnsavable(TrialNotice):
 class Savability:
     """Takes over what lanes find: writes ``can_save`` of a trial's spec."""
 
-    def __init__(self, core: SessionState, calls: Calls, resizing: Resizing) -> None:
+    def __init__(self, core: SessionState, calls: Calls, residency: Residency, resizing: Resizing) -> None:
         self._core = core
         self._calls = calls
+        self._residency = residency
         self._resizing = resizing
 
     def changed(self, event: SavabilityChanged) -> None:
@@ -99,3 +101,4 @@ class Savability:
             core.enqueue(trial, "goes on where its state is, which cannot be saved")
         core.lanes.check_memory(trial.residence.lane)
         self._calls.deliver(trial)
+        self._residency.let_go(trial, saves=False)

@@ -76,6 +76,10 @@ class SpareLanes:
             return False  # It is measured alone, with as much memory as there is.
         return memory.taken_bytes(device) + core.lanes.usual_bytes <= usable
 
+    def refuse(self, device: int) -> None:
+        """Starts no spare lane on a device for a while."""
+        self._refused[device] = self._core.now
+
     def could_not_start(self, lane: LaneRecord, *, blameless: bool) -> bool:
         """Takes note of a lane that was lost; returns whether it was a spare one that could not be started.
 
@@ -90,7 +94,7 @@ class SpareLanes:
         if not any(other.ready for other in self._core.lanes.on(lane.device_id)):
             return False
         if not blameless:
-            self._refused[lane.device_id] = self._core.now
+            self.refuse(lane.device_id)
         return True
 
     def problems(self) -> Iterator[str]:

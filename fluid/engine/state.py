@@ -14,6 +14,7 @@ from fluid.engine.calls import Calls
 from fluid.engine.checkpoint_places import CheckpointPlaced
 from fluid.engine.checkpoint_values import CheckpointValues
 from fluid.engine.claims import Claims
+from fluid.engine.clean_ups import CleanUpLasts, CleanUps
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
 from fluid.engine.demand import DeviceDemand
@@ -57,7 +58,7 @@ from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.preemption import Preemptions
 from fluid.engine.records import TrialRecord
 from fluid.engine.requests import RequestAnswered, Requests, TrialAsked
-from fluid.engine.residency import CleanUpDeadline, Residency
+from fluid.engine.residency import Residency
 from fluid.engine.resizing import Resizing
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.retiring import DeviceRetained, DeviceRetiring, Retirements
@@ -75,7 +76,7 @@ from fluid.engine.urgency import Urgency
 from fluid.engine.verdicts import FailRequested
 from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.engine.waits import WaitDeadline, Waits
-from fluid.engine.watching import DrainDeadline, IterationDeadline
+from fluid.engine.watching import CleanUpDeadline, DrainDeadline, IterationDeadline
 from fluid.errors import require_integer, require_number, require_one_of
 from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.planning.planner import Planner
@@ -163,14 +164,14 @@ class EngineState:
         self._failures = Failures(
             core, self._calls, self._lifecycle, self._residency, self._resizing, self.spares, most
         )
-        self._savability = Savability(self._core, self._calls, self._resizing)
+        self._savability = Savability(self._core, self._calls, self._residency, self._resizing)
         self._submissions = Submissions(self._core, self._lifecycle, self._residency)
         self._drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)
         self.retirements = Retirements(core, self._drains, self.demand)
         self._holds = Holds(core, self._lifecycle, self._residency, self._resizing)
         self._preemptions = Preemptions(self._core, planner.preempts)
         self.urgency = Urgency(core, self._lifecycle)
-        self._hung, self._waits = HungTrials(core), Waits(core)
+        self._hung, self._waits, self._clean_ups = HungTrials(core), Waits(core), CleanUps(core)
         self._rounds = Rotation(core, self._lifecycle, self._residency)
         self._settling = Settling(
             core,
@@ -189,7 +190,7 @@ class EngineState:
             DrainDeadline: self._hung.look_at_drain,
             DrainEnd: self._drains.due,
             CapDeadline: self._failures.starts.due,
-            CleanUpDeadline: self._residency.look_at_clean_up,
+            CleanUpDeadline: self._clean_ups.look,
         }
 
     def _event_table(self) -> dict[type[Event], tuple[_Check | None, _Handler]]:
@@ -219,6 +220,7 @@ class EngineState:
             LaneMeasured: (None, lifecycle.lane_measured),
             LaneSpent: (None, lifecycle.lane_spent),
             LaneOutdated: (None, lifecycle.lane_outdated),
+            CleanUpLasts: (None, self._clean_ups.lasts),
             StateMeasured: (None, self._residency.measured),
             LaneLost: (None, failures.lane_lost),
             TrialSetBack: (None, lifecycle.set_back),

@@ -20,7 +20,6 @@ from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import Progress, TrialRecord
 from fluid.engine.residency import Residency
 from fluid.engine.set_aside import BY_USER
-from fluid.engine.set_back import ReportSetBack
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
@@ -172,31 +171,12 @@ class Submissions:
                 core.report_start(trial)
         if trial.state is TrialState.DONE:
             core.groups[trial.group_id].open += 1
-            self._tell_if_set_back(trial)
+            core.tell_if_set_back(trial, "it was extended")
             core.enqueue(trial, "extended")
         else:
             if trial.state.holds_devices or trial.row in core.queue:
                 core.allocations.update_work(trial)
             core.top_up(trial)
-
-    def _tell_if_set_back(self, trial: TrialRecord) -> None:
-        """Says so if a trial that is extended repeats iterations, as its state was not kept."""
-        core, residence = self._core, trial.residence
-        if residence.lane is not None or residence.restart_at >= trial.progress.reported:
-            return
-        report = ReportSetBack(
-            trial.trial_id,
-            trial.group_id,
-            at=core.now,
-            lost=trial.progress.reported,
-            checkpoint=residence.checkpoint,
-            reason="it was extended after its state was gone"
-            + (
-                "" if trial.spec.can_save else ", and it cannot be saved: follow_up_iterations= keeps it in its process"
-            ),
-            cannot_load=False,
-        )
-        core.commands.append(report)
 
     def _set_follow_up(self, trial: TrialRecord, iterations: int) -> None:
         """Sets what follows from a trial; one that waits is sorted in again, as that decides the order."""

@@ -27,6 +27,13 @@ class DrainDeadline(NamedTuple):
     trial_id: str
 
 
+class CleanUpDeadline(NamedTuple):
+    """When to look at a lane that a trial which has ended was told to leave, and whether another one waits."""
+
+    lane_id: int
+    trial_id: str
+
+
 def far_longer_than(longest: float) -> float:
     """Seconds without an answer after which a lane is killed whose trial took at most so many before."""
     return max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest)
@@ -71,6 +78,14 @@ class Watching:
         # A trial without a limit has one here: what it still does there is thrown away, and others wait for the lane.
         longest = timeout if isinstance(timeout, float) else self._estimates.of_key(trial).longest
         self._deadlines.set(DrainDeadline(lane_id, trial.trial_id), now + far_longer_than(longest))
+
+    def cleaning_up(self, trial_id: str, lane_id: int, now: float) -> None:
+        """Records that a trial at rest was told to leave its lane."""
+        self._deadlines.set(CleanUpDeadline(lane_id, trial_id), now + tuning.CLEAN_UP_S)
+
+    def saving_last(self, trial_id: str, lane_id: int, now: float) -> None:
+        """Records that a trial that has ended was told to save its state and leave its lane."""
+        self._deadlines.set(CleanUpDeadline(lane_id, trial_id), now + tuning.LEAST_KILL_S)
 
     def kill(
         self, trial_id: str, lane_ids: tuple[int, ...], reason: str, now: float, failure: Failure | None = None

@@ -113,14 +113,16 @@ class LeftSession:
             spec_of: what an engine needs to know of a trial; asked for trials that are not in the journal.
         """
         groups: dict[str, dict[str, TrialHistory]] = {}
-        is_older = "isolation" not in read_facts(self.folder)  # Trials shared processes then; now most do not.
         for group_id, group in self.groups.items():
             known = self.recovered.groups.get(group_id, {})
-            if is_older:
-                isolated = {name: spec_of(trial, group.line.search).isolated for name, trial in group.trials.items()}
-                known = {name: _in_process(history, isolated.get(name, True)) for name, history in known.items()}
+            # Which trials share a process is for the session that goes on to say.
+            isolated = {name: spec_of(trial, group.line.search).isolated for name, trial in group.trials.items()}
             groups[group_id] = {
-                trial_id: replace(history, checkpoint=self._find(trial_id, history))
+                trial_id: replace(
+                    history,
+                    checkpoint=self._find(trial_id, history),
+                    trial=replace(history.trial, isolated=isolated.get(trial_id, True)),
+                )
                 for trial_id, history in known.items()
             }
             for trial_id, trial in group.trials.items():
@@ -390,8 +392,3 @@ def _wait_until_settled(recovered: Recovered) -> None:
     while waited < _PATIENCE and any(map(os.path.exists, in_memory)):
         waiter.wait(_PAUSE)
         waited += _PAUSE
-
-
-def _in_process(history: TrialHistory, isolated: bool) -> TrialHistory:
-    """A trial's history, for one that is to have a process of its own, or may share one."""
-    return replace(history, trial=replace(history.trial, isolated=isolated))

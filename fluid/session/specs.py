@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fluid._logs import logger_of
 from fluid.engine.group_terms import GroupTerms
@@ -85,6 +85,11 @@ class Isolating(NamedTuple):
             reason = f"trials of this executor share a process with {self.shares_by}: leave isolation out, or that"
             raise InvalidFieldError("isolation", trial.isolation, reason)
         return by_default if trial.isolation is None else trial.isolation == "trial"
+
+    @property
+    def of_sharing_sweep(self) -> Literal["lane"] | None:
+        """What a sweep asks for whose library runs one trial after another in a process; ``None`` for nothing."""
+        return None if self.is_asked else "lane"
 
 
 #: By default, all do.

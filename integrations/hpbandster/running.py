@@ -106,11 +106,12 @@ def run(
         if seed is not None:
             configspace.seed(seed)
     trials: TrialFactory
-    if is_worker:
-        trials = WorkerTrials(state, trainable, dict(worker_options or {}), working_directory)
-    else:
-        trials = TrainableTrials(trainable, metric, mode, resume)
     with executor_scope(executor) as chosen:
+        if is_worker:
+            isolation = chosen.isolating.of_sharing_sweep  # A worker serves one configuration after another.
+            trials = WorkerTrials(state, trainable, dict(worker_options or {}), working_directory, isolation)
+        else:
+            trials = TrainableTrials(trainable, metric, mode, resume)
         if (rehearsal := rehearsal_of(chosen)) is not None:
             rehearsal.require_replayable(RehearsedWorker(trainable) if is_worker else trainable)
         elif is_only_replayed(trainable):

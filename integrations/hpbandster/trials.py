@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -109,8 +109,16 @@ class WorkerTrials:
 
     resume = True
 
-    def __init__(self, state: BracketState, worker: Any, options: dict[str, Any], working_directory: str) -> None:
+    def __init__(
+        self,
+        state: BracketState,
+        worker: Any,
+        options: dict[str, Any],
+        working_directory: str,
+        isolation: Literal["lane"] | None = "lane",
+    ) -> None:
         self._state = state
+        self._isolation = isolation
         self._shared = {
             "worker": worker,
             "options": options,
@@ -129,7 +137,7 @@ class WorkerTrials:
             profile_key=self._name,
             follow_up_iterations=self.follow_up_iterations(job, bracket),
             iteration_timeout_s=None,  # An iteration is a job, and those of larger budgets take many times as long.
-            isolation="lane",  # A worker serves one configuration after another, as HpBandSter's do.
+            isolation=self._isolation,
         )
 
     def iterations(self, job: Any) -> int:

@@ -211,7 +211,7 @@ class Workers(TrialListener):
             profile_key=self._name,
             iteration_timeout_s=None,
             threads=self._threads,
-            isolation="lane",  # As with joblib's own processes, which run tasks of one call after another.
+            isolation=self._executor.isolating.of_sharing_sweep,  # As joblib's processes, which run several tasks.
         )
 
     # -- the executor's side: its thread calls these ---------------------------------------------------------

@@ -177,7 +177,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             self._executor = executor_in_force()
         if self._executor is None:
             self._executor, self._owns_executor = FluidExecutor(), True
-        isolation = None if self._executor.isolating.is_asked or not controller._reuse_actors else "lane"
+        isolation = self._executor.isolating.of_sharing_sweep if controller._reuse_actors else None
         controller._reuse_actors = False  # Whether lanes are reused is for Fluid, and no trainable need be reset.
         known = all_known_at_once(controller) or isinstance(self._base, SuccessiveHalvingScheduler)
         is_set = os.environ.get("TUNE_MAX_PENDING_TRIALS_PG", "auto") != "auto"  # By the user, who is obeyed.

@@ -125,7 +125,7 @@ def run_search(
             under_way=None,
             time_budget_s=None,
             oom_is_worst=False,
-            trial_options={"isolation": "lane"},  # As joblib's processes, which run fits one after another.
+            trial_options={"isolation": executor.isolating.of_sharing_sweep},  # As joblib's processes.
             callbacks=(errors,),
             shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=sampler.size),
         )

@@ -54,7 +54,7 @@ def test_a_trial_that_is_not_cleaned_up_in_time_loses_its_lane_where_another_one
     hand.ready(new)
     hand.now += tuning.CLEAN_UP_S
     killed = only(hand.do(Alarm(hand.now)), KillLane)
-    assert killed.lane_id == lane and "'a' was not cleaned up" in killed.reason
+    assert killed.lane_id == lane and "'a' has ended, and did not leave" in killed.reason
     assert only(hand.lose(lane), StartTrial).lane_ids == (new,)
     assert hand.states() == {"a": "DONE", "b": "STARTING"}
 

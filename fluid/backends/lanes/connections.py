@@ -26,6 +26,8 @@ class LaneConnection:
         offset: seconds by which its clock is behind the driver's.
         leaving: whether it was told to end; its end is then no loss to report.
         cleaning_up: the trial whose code cleans up there; empty if none does.
+        cleaning_since: since when, seconds.
+        tell_at: when to tell that it lasts; ``None`` if it was told, and if none does.
         kill_at: when to kill it if it has not ended, seconds.
         killed_because: why it ends, if it was killed or has told that itself; empty otherwise.
         failed_position: which of its devices it cannot use, from 0; ``None`` if it has not told.
@@ -40,6 +42,8 @@ class LaneConnection:
     offset: float = 0.0
     leaving: bool = False
     cleaning_up: str = ""
+    cleaning_since: float = 0.0
+    tell_at: float | None = None
     kill_at: float | None = None
     killed_because: str = ""
     failed_position: int | None = None

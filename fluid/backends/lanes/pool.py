@@ -19,6 +19,7 @@ from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.retention import LaneRetention
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.backends.lanes.translate import not_before
+from fluid.engine.clean_ups import CleanUpLasts
 from fluid.engine.commands import (
     Call,
     Command,
@@ -50,6 +51,8 @@ from fluid.trainables.payload import TrialPayload
 DEFAULT_GRACE_S = 2.0
 #: Seconds that it has if the code of a trial cleans up there: what that writes is nowhere else.
 CLEAN_UP_S = 60.0
+#: Seconds after which the engine is told of a clean-up.
+_LONG_CLEAN_UP_S = 1.0
 #: Seconds between two looks at the launcher's processes.
 _LOOK_S = 2.0
 #: Seconds to wait for the launcher to report a lane whose connection has ended.
@@ -315,7 +318,7 @@ class LanePool:
             self._poll_launcher()
         for lane in waited.readable:
             self._receive(lane)
-        self._kill_overdue()
+        self._act_on_time()
         if self._clock.now() >= self._starts.due_at:
             self._starts.act(self._lost, self._kill_soon)
         if self._clock.now() >= self._look_at:
@@ -373,11 +376,12 @@ class LanePool:
             if self._take_records is not None:
                 self._take_records(message)
         elif isinstance(message, m.CleanUpBegun):
-            lane.cleaning_up = message.trial_id
+            lane.cleaning_up, lane.cleaning_since = message.trial_id, self._clock.now()
+            lane.tell_at = lane.cleaning_since + _LONG_CLEAN_UP_S
             if lane.leaving:
                 self._set_end(lane)
         elif not self._starts.hear(lane, message):
-            lane.cleaning_up = ""
+            lane.cleaning_up, lane.tell_at = "", None
             self._events += self._router.hear(lane, message)
             self.places.hear_lane(lane, message)
 
@@ -402,14 +406,17 @@ class LanePool:
         return events
 
     def _until_next_look(self, wait: float | None) -> float:
-        kills = [lane.kill_at for lane in self._lanes if lane.kill_at is not None]
-        at = min([self._look_at, self._starts.due_at, *kills])
+        due = [at for lane in self._lanes for at in (lane.kill_at, lane.tell_at) if at is not None]
+        at = min([self._look_at, self._starts.due_at, *due])
         left = at - self._clock.now()
         return max(0.0, left if wait is None else min(wait, left))
 
-    def _kill_overdue(self) -> None:
+    def _act_on_time(self) -> None:
         now = self._clock.now()
         for lane in self._lanes:
+            if lane.tell_at is not None and now >= lane.tell_at:
+                lane.tell_at = None
+                self._events.append(CleanUpLasts(now, lane.cleaning_up, lane.lane_id, lane.cleaning_since))
             if lane.kill_at is not None and now >= lane.kill_at:
                 self._launcher.kill(lane.lane_id)
                 self._lost(lane, "closed its connection")
