@@ -38,6 +38,9 @@ class CleanUps:
         """Sets a time by which a clean-up is to be over."""
         deadline = CleanUpDeadline(event.lane_id, event.trial_id)
         self._core.deadlines.set(deadline, max(event.at, event.since + tuning.CLEAN_UP_S))
+        trial = self._core.holder(event.trial_id, event.lane_id)
+        if trial is not None:  # It has raised, and its lane tells that afterwards.
+            self._core.watching.answered(trial, event.at)
 
     def look(self, deadline: CleanUpDeadline) -> None:
         """Kills a lane whose trial should have left it, if any trial waits; else it is looked at again."""

@@ -102,8 +102,9 @@ class LaneLogs:
 
     def __init__(self, records: RecordOutbox, late: LateImports) -> None:
         self._records, self._late = records, late
-        #: What was in force before, of the loggers that were changed; and the handlers that were added.
+        #: What was in force before the first script's, of the loggers that any has changed.
         self._before: dict[str, LoggerSettings] = {}
+        #: Those that were added.
         self._handlers: list[tuple[logging.Logger, logging.Handler]] = []
         self._captures = False
 
@@ -114,7 +115,6 @@ class LaneLogs:
         self._handlers.clear()
         for name, before in self._before.items():
             _write(_logger(name), before)
-        self._before.clear()
         for name, found in settings.loggers.items():
             if found.module is None:
                 self._set(name, found)
@@ -129,7 +129,7 @@ class LaneLogs:
     def _set(self, name: str, settings: LoggerSettings) -> None:
         logger = _logger(name)
         before = LoggerSettings(logger.level, logger.propagate, logger.disabled)
-        self._before[name] = before
+        before = self._before.setdefault(name, before)
         if settings.of_library:
             settings = before._replace(level=settings.level)
         _write(logger, settings)

@@ -309,7 +309,7 @@ class ResidentSaved(NamedTuple):
 
 
 class CleanUpBegun(NamedTuple):
-    """The code of a trial cleans up; no iteration runs until the next message."""
+    """The code of a trial cleans up, and no iteration runs; with no trial, what is left of those of the lane."""
 
     at: float
     trial_id: str

@@ -22,7 +22,7 @@ def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
     dump_stacks_at_signal(options.run_folder, options.lane_id)
     set_shared_place(SharedPlace(options.payload_folders, options.reserved_bytes))
     inherit_trials()
-    serve(connection, options, _end_with_group, ProcessExit().run)
+    serve(connection, options, _end_with_group, ProcessExit())
     os._exit(0)
 
 

@@ -35,6 +35,7 @@ from fluid.lane.messages import (
     StartResident,
 )
 from fluid.lane.output import LaneStreams, printable_name, trial_log
+from fluid.lane.process_exit import ProcessExit
 from fluid.lane.process_settings import ProcessSettings
 from fluid.lane.process_state import ProcessState
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
@@ -76,7 +77,7 @@ class Residents:
         records: takes the log records that the script handles.
         tell_spent: called with the reason, in one line, once no further trial should come to this process.
         tell_clean_up: called with the trial whose code is about to clean up.
-        exit_process: called once a trial has left that has the process to itself.
+        process_exit: run as a trial leaves that has the process to itself; ``None`` if the process goes on.
 
     Attributes:
         queue: those with iterations left.
@@ -100,7 +101,7 @@ class Residents:
         records: RecordOutbox,
         tell_spent: Callable[[str], None],
         tell_clean_up: Callable[[str], None],
-        exit_process: Callable[[], None],
+        process_exit: ProcessExit | None,
     ) -> None:
         self.queue = WorkQueue()
         self.fused = FusedRows(self.queue, clock)
@@ -121,7 +122,7 @@ class Residents:
         self._home = os.getcwd()
         #: ``None`` where no two trials run, and none is set up twice.
         self._settings: ProcessSettings | None = None
-        self._exit = exit_process
+        self._exit = process_exit
         self.checkpoints = ResidentCheckpoints(options, clock, output, meter, self.enter)
         #: Of trainables that no trial has used here yet.
         self._payloads: dict[int, bytes | KeptPayload] = {}
@@ -233,6 +234,7 @@ class Residents:
             self._meter.change_trial()  # Memory that the previous trial has freed is not this one's.
             self._busy.change_trial()
             resident.process_state.enter(self._output)
+            self._scripts.show(resident.key)
             resident.code.enter()
             self.current = resident
         else:
@@ -252,8 +254,8 @@ class Residents:
         self.enter(resident)
         self._tell_clean_up(resident.trial_id)
         self._clean_up(resident)
-        if resident.is_alone:
-            self._exit()
+        if resident.is_alone and self._exit is not None:
+            self._exit.run()
         self.halt(resident)
         del self._by_id[resident.trial_id]
         self._requests.unlink(resident.trial_id)
@@ -269,7 +271,7 @@ class Residents:
             *(f"its thread {name!r} still runs" for name in threads_left(resident.code) if not resident.is_alone),
             *(f"what it changed stays: {name}" for name in stays),
         ]
-        if reasons and not self.is_spent:
+        if reasons and not (self.is_spent or resident.is_alone):
             self.is_spent = True
             self._tell_spent(f"trial {resident.trial_id!r} has left, and {'; '.join(reasons)}")
 

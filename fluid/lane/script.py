@@ -94,11 +94,17 @@ class LaneScripts:
         """Sets what a script has set, before its trainable is unpickled."""
         if key not in self._scripts:
             return
-        script, main = self._scripts[key]
-        receive_in(main)
-        sys.argv[:] = script.argv
+        self.show(key)
+        script, _ = self._scripts[key]
         self._settings.apply(script.settings)
         self._logs.apply(script.logs)
+
+    def show(self, key: int) -> None:
+        """Puts the arguments and the ``__main__`` of a script where code finds them."""
+        if key in self._scripts:
+            script, main = self._scripts[key]
+            receive_in(main)
+            sys.argv[:] = script.argv
 
 
 def _main_of(script: Script) -> ModuleType:

@@ -228,10 +228,10 @@ def _write_filters(module: Any, filters: tuple[tuple[Any, ...], ...]) -> None:
     module.filters.extend(filters)
 
 
-def _with_own(filters: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
+def _with_own(own: tuple[tuple[Any, ...], ...], filters: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
     """The script's filters, behind those that this process has beyond them, as of modules that only it has loaded."""
     theirs = {_text_of(each) for each in (*filters, *_FRESH_FILTERS)}
-    return (*(each for each in _read_filters(warnings) if _text_of(each) not in theirs), *filters)
+    return (*(each for each in own if _text_of(each) not in theirs), *filters)
 
 
 def _text_of(each: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -319,16 +319,18 @@ class SettingsInForce:
 
     def __init__(self) -> None:
         self.late = LateImports()
-        #: What was in force before the first script's, of the settings that one has changed.
+        #: What was in force before the first script's, of the settings that any has changed.
         self._before: dict[str, Any] = {}
-        self._filters_before: tuple[tuple[Any, ...], ...] | None = None
+        #: The filters before the first script's; and those that scripts have set, as texts.
+        self._first_filters: tuple[tuple[Any, ...], ...] | None = None
+        self._of_scripts: set[tuple[Any, ...]] = set()
 
     def apply(self, settings: Mapping[str, bytes]) -> None:
         """Puts these in force, and takes back what earlier ones had set."""
         self.late.clear()
         for name in self._before.keys() - settings.keys():
             with _reporting(name), _quiet():
-                SETTINGS[name].write(sys.modules[SETTINGS[name].module], self._before.pop(name))
+                SETTINGS[name].write(sys.modules[SETTINGS[name].module], self._before[name])
         for name, pickled in settings.items():
             if name != WARNINGS:
                 self.late.when_loaded(SETTINGS[name].module, partial(self._set, name, pickled))
@@ -344,12 +346,20 @@ class SettingsInForce:
             setting.write(module, pickle.loads(pickled))
 
     def _apply_filters(self, pickled: bytes | None) -> None:
-        before, self._filters_before = self._filters_before, None
-        if before is not None:
-            _write_filters(warnings, before)
-        if pickled is not None:
-            self._filters_before = _read_filters(warnings)
-            _write_filters(warnings, _with_own(_resolved(self.late, pickle.loads(pickled))))
+        if self._first_filters is None:
+            if pickled is None:
+                return
+            self._first_filters = _read_filters(warnings)
+        known = {*map(_text_of, self._first_filters), *self._of_scripts}
+        # Those of modules that were loaded since are in force with any script.
+        since = tuple(each for each in _read_filters(warnings) if _text_of(each) not in known)
+        own = (*since, *self._first_filters)
+        if pickled is None:
+            _write_filters(warnings, own)
+        else:
+            filters = _resolved(self.late, pickle.loads(pickled))
+            self._of_scripts |= {*map(_text_of, filters)} - {*map(_text_of, own)}
+            _write_filters(warnings, _with_own(own, filters))
 
 
 @contextmanager

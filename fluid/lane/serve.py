@@ -56,6 +56,7 @@ from fluid.lane.messages import (
 from fluid.lane.news import LaneNews
 from fluid.lane.output import LaneStreams
 from fluid.lane.own_memory import OwnMemory
+from fluid.lane.process_exit import ProcessExit
 from fluid.lane.residents import Residents
 from fluid.lane.row_steps import RowSteps
 from fluid.lane.savability import ResidentSavability, has_changed, is_not_savable, refusal_of
@@ -72,7 +73,7 @@ def serve(
     connection: Connection,
     options: LaneOptions,
     on_hangup: Callable[[], None],
-    exit_process: Callable[[], None] = lambda: None,
+    process_exit: ProcessExit | None = None,
 ) -> None:
     """Runs a lane until the driver ends it or is gone.
 
@@ -80,7 +81,7 @@ def serve(
         connection: to the driver.
         options: its settings.
         on_hangup: called in another thread when the driver is gone; must end the process at once.
-        exit_process: does what is due once no more code of trials runs in the process.
+        process_exit: does what is due once no more code of trials runs in the process; ``None`` if that goes on.
     """
     leave_to_driver(signal.SIGINT, signal.SIGUSR1)
     bind(options)
@@ -93,7 +94,7 @@ def serve(
     sys.stdout, sys.stderr = output.stdout, output.stderr
     try:
         channel = Channel(connection, clock, on_hangup)
-        _Lane(channel, options, clock, output, own_memory, exit_process).run(own_bytes)
+        _Lane(channel, options, clock, output, own_memory, process_exit).run(own_bytes)
     finally:
         sys.stdout, sys.stderr = streams
 
@@ -108,7 +109,7 @@ class _Lane:
         clock: Clock,
         output: LaneStreams,
         own_memory: OwnMemory,
-        exit_process: Callable[[], None],
+        process_exit: ProcessExit | None = None,
     ) -> None:
         self._channel = channel
         self._options = options
@@ -129,10 +130,10 @@ class _Lane:
             self._tell_missing,
             channel.records,
             self._tell_spent,
-            lambda trial_id: self._channel.send(CleanUpBegun(clock.now(), trial_id)),
-            exit_process,
+            self._tell_clean_up,
+            process_exit,
         )
-        self._exit_process = exit_process
+        self._exit = process_exit
         self._failures = LaneFailures(
             options, clock, output, self._meter, self._residents, self._send, self._channel.flush
         )
@@ -287,7 +288,9 @@ class _Lane:
     def _shutdown(self, message: Shutdown) -> None:
         for resident in self._residents:
             self._residents.release(resident)
-        self._exit_process()
+        if self._exit is not None and not self._exit.is_over:
+            self._tell_clean_up("")
+            self._exit.run()
         self._channel.flush()
         self._ended = True
 
@@ -433,6 +436,9 @@ class _Lane:
     def _current_trial(self) -> str | None:
         current = self._residents.current
         return None if current is None else current.trial_id
+
+    def _tell_clean_up(self, trial_id: str) -> None:
+        self._channel.send(CleanUpBegun(self._clock.now(), trial_id))
 
     def _tell_spent(self, reason: str) -> None:
         self._output.stderr.write(f"no further trial should run in this process: {reason}\n")

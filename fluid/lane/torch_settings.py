@@ -158,7 +158,8 @@ class TorchSettings:
             for which, precision in zip(_PRECISIONS, wanted.precisions, strict=False):
                 c._set_fp32_precision_setter(*which, precision)
         if wanted.deterministic != found.deterministic:
-            c._set_deterministic_algorithms(wanted.deterministic[0], warn_only=wanted.deterministic[1])
+            # It also tells the compiler.
+            torch.use_deterministic_algorithms(wanted.deterministic[0], warn_only=wanted.deterministic[1])
         if wanted.anomaly != found.anomaly:
             torch.autograd.set_detect_anomaly(*wanted.anomaly)
 

@@ -150,9 +150,10 @@ class _FunctionThread:
         #: From the lane to the thread that waits in a report.
         self._orders: queue.SimpleQueue[_ThreadOrder] = queue.SimpleQueue()
         self._one_report = threading.Lock()
-        self._thread = threading.Thread(target=self._main, name="fluid-trial", daemon=True)
         #: The trial's in a lane; elsewhere of its own.
         self._code = trial_of_thread() or TrialCode()
+        # In a lane, threads that it starts are no daemons either, as in a script; a lane does not wait for its own.
+        self._thread = threading.Thread(target=self._main, name="fluid-trial", daemon=self._code.link is None)
         self._code.reporter, self._code.function = self, self._thread
         bind(self._thread, self._code)
 

@@ -186,6 +186,12 @@ def bind(thread: threading.Thread, code: TrialCode | None) -> None:
     setattr(thread, _OF_THREAD, code)
 
 
+def is_function(thread: threading.Thread) -> bool:
+    """Whether a thread runs the function of a trial, which was told to unwind as the trial ended."""
+    code: TrialCode | None = getattr(thread, _OF_THREAD, None)
+    return code is not None and code.function is thread
+
+
 def inherit_trials() -> None:
     """Makes threads that are started from now on belong to the trial whose code starts them; called once in a lane."""
     start = threading.Thread.start

@@ -95,7 +95,7 @@ def run_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., M
         output = LaneStreams(sys.stdout, sys.stderr, echo=False)
         options = LaneOptions(0, kind="gpu", run_folder=str(tmp_path))
         own = OwnMemory(options)
-        lane_serve._Lane(channel, options, VirtualClock(), output, own, lambda: None).run()  # type: ignore[arg-type]
+        lane_serve._Lane(channel, options, VirtualClock(), output, own).run()  # type: ignore[arg-type]
         return meter
 
     return run

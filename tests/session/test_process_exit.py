@@ -182,3 +182,58 @@ def test_a_temporary_folder_of_a_trial_is_deleted(executor: Any, tmp_path: Path)
     with executor() as session:
         session.submit_trialgroup(TrialGroup([Trial(train, {"folder": str(tmp_path)})])).wait()
     assert not list(tmp_path.glob("tmp*"))
+
+
+def test_threads_that_a_plain_function_starts_are_awaited(executor: Any, tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> dict[str, Any]:
+        def upload() -> None:
+            time.sleep(0.2)
+            threading.Thread(target=lambda: (time.sleep(0.2), Path(config["path"]).touch())).start()
+
+        threading.Thread(target=upload).start()
+        return {"loss": 0.0}
+
+    with executor() as session:
+        session.submit_trialgroup(TrialGroup([Trial(train, {"path": str(tmp_path / "uploaded")})])).wait()
+    assert (tmp_path / "uploaded").exists()
+
+
+def test_what_an_open_file_holds_is_written(executor: Any, tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        sys.modules["__main__"].log = open(config["path"], "w")  # type: ignore[attr-defined]  # noqa: SIM115
+        sys.modules["__main__"].log.write("a line")  # type: ignore[attr-defined]
+        yield {"loss": 0.0}
+
+    with executor() as session:
+        session.submit_trialgroup(TrialGroup([Trial(train, {"path": str(tmp_path / "log")})])).wait()
+    assert (tmp_path / "log").read_text(encoding="utf-8") == "a line"
+
+
+def test_pools_and_managers_that_are_left_take_no_time(executor: Any) -> None:
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        from concurrent.futures import ProcessPoolExecutor
+
+        pool, manager = ProcessPoolExecutor(1, multiprocessing.get_context("fork")), multiprocessing.Manager()
+        sys.modules["__main__"].kept = pool, manager  # type: ignore[attr-defined]
+        yield {"loss": pool.submit(float, 1).result(), "made": time.monotonic()}
+
+    session = executor()
+    handle = session.submit_trialgroup(TrialGroup([Trial(train) for _ in range(2)]))
+    first, second = (result.metrics["made"] for result in handle.results())
+    assert second - first < 5.0
+
+
+def test_a_handler_that_raises_as_it_is_closed_keeps_no_error_back(executor: Any) -> None:
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        class Broken(logging.NullHandler):
+            def flush(self) -> None:
+                raise RuntimeError("of the handler")
+
+        sys.modules["__main__"].kept = Broken()  # type: ignore[attr-defined]
+        yield {"loss": 0.0}
+        raise ValueError("of the trial")
+
+    handle = executor().submit_trialgroup(TrialGroup([Trial(train, budget=2, trial_id="t")]))
+    handle.wait()
+    with pytest.raises(Exception, match="of the trial"):
+        handle.raise_failures()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import pytest
 
 import fluid
 from fluid import FluidExecutor, Trial, TrialGroup
+from fluid.trialgroup import Submission
 
 
 @pytest.fixture
@@ -340,3 +345,71 @@ def test_each_trial_has_a_run_of_its_own(run: Any, tmp_path: Path) -> None:
     found = run(*[Trial(train, {"x": x, "folder": str(tmp_path)}, budget=1, trial_id=f"t{x}") for x in range(3)])
     assert [metrics["x"] for (metrics,) in found.values()] == [0, 1, 2]
     assert len({metrics["id"] for (metrics,) in found.values()}) == 3
+
+
+def test_each_script_has_its_own_settings_and_main(tmp_path: Path) -> None:
+    """Trials of two submissions, between which the script has changed what it had set."""
+    import numpy as np
+
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        import logging
+        import sys
+        import warnings
+
+        yield {
+            "divide": np.geterr()["divide"],
+            "filters": sum(each[1] is not None and each[1].pattern == "of b" for each in warnings.filters),
+            "level": logging.getLogger("of.b").level,
+            "argv": list(sys.argv),
+        }
+
+    options: dict[str, Any] = {"isolation": "lane", "packing": "off", "verbose": 0}
+    with FluidExecutor("local", 1, run_dir=tmp_path / "run", **options) as executor:
+
+        def run(submission: Submission) -> dict[str, Any]:
+            handle = executor.submit_trialgroup(TrialGroup([Trial(train)], submission=submission))
+            return dict(next(handle.results()).metrics)
+
+        first, second = Submission(), Submission()
+        found = [run(first)]
+        with np.errstate(divide="raise"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="of b")
+            logging.getLogger("of.b").setLevel(7)
+            try:
+                found.append(run(second))
+            finally:
+                logging.getLogger("of.b").setLevel(logging.NOTSET)
+        found += [run(first), run(first), run(second), run(first)]
+    seen = [(each["divide"], each["filters"], each["level"]) for each in found]
+    of_first, of_second = ("warn", 0, 0), ("raise", 1, 7)
+    assert seen == [of_first, of_second, of_first, of_first, of_second, of_first]
+
+
+def test_trials_that_take_turns_find_their_own_main(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import pickle, sys
+from fluid import FluidExecutor, Trial, TrialGroup
+
+class A: pass
+class B: pass
+
+def one(config):
+    for _ in range(20):
+        yield {"loss": float(len(pickle.dumps(A())))}
+
+def other(config):
+    for _ in range(20):
+        yield {"loss": float(len(pickle.dumps(B())))}
+
+with FluidExecutor("local", 1, packing="lane", verbose=0, run_dir=sys.argv[1], max_failures=0) as executor:
+    handle = executor.submit_trialgroup(TrialGroup([Trial(one, budget=20), Trial(other, budget=20)]))
+    handle.wait()
+    handle.raise_failures()
+    print("pickled")
+""",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, script, tmp_path / "run"], capture_output=True, text=True, check=False)
+    assert done.stdout == "pickled\n", done.stderr

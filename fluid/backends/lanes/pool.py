@@ -63,6 +63,7 @@ _log = logger_of(__name__)
 _OfLane = (StopLane, KillLane, Answer, LimitRows)
 #: About trials, wherever they are.
 _Untracked = (DumpStacks, LimitMemory)
+_ENDS_CLEAN_UP = (m.ResidentReleased, m.ResidentFailed, m.ResidentSaved, m.FromMember)
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
@@ -376,12 +377,13 @@ class LanePool:
             if self._take_records is not None:
                 self._take_records(message)
         elif isinstance(message, m.CleanUpBegun):
-            lane.cleaning_up, lane.cleaning_since = message.trial_id, self._clock.now()
+            lane.cleaning_up, lane.cleaning_since = message.trial_id or f"lane {lane.lane_id}", self._clock.now()
             lane.tell_at = lane.cleaning_since + _LONG_CLEAN_UP_S
             if lane.leaving:
                 self._set_end(lane)
         elif not self._starts.hear(lane, message):
-            lane.cleaning_up, lane.tell_at = "", None
+            if isinstance(message, _ENDS_CLEAN_UP):
+                lane.cleaning_up, lane.tell_at = "", None
             self._events += self._router.hear(lane, message)
             self.places.hear_lane(lane, message)
 
