@@ -676,6 +676,7 @@ def random_session(seed: int, steps: int, share_of_turns: float = 0.3, **options
     if session.isolations is not None:
         chances.spend = isolations.choice([0.0, 0.0, 0.05])
         chances.outdate = isolations.choice([0.0, 0.0, 0.05])
+        chances.clean_up = isolations.choice([0.0, 0.0, 0.3])
         session.state.lanes.most_idle = isolations.choice([0, 1, 3, 32])
         session.state.lanes.most_processes = isolations.choice([1, 4, 128])
     rare = [session.lose_device, session.add_device, session.kill_lane, session.submit_nonsense, session.drain_device]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from fake_packs import Hosted, Rows, shape_of
 
 from fluid.engine.checkpoint_places import PrefetchCheckpoint, ValueCheckpoints
+from fluid.engine.clean_ups import CleanUpLasts
 from fluid.engine.commands import (
     Call,
     Command,
@@ -104,6 +105,8 @@ class Chances:
     spend: float = 0.0
     #: That, with a step, lanes that start from now on have more modules loaded than those that there are.
     outdate: float = 0.0
+    #: That the clean-up of a trial that is stopped lasts.
+    clean_up: float = 0.0
 
 
 class FakeBackend:
@@ -317,6 +320,8 @@ class FakeBackend:
             if command.keep and hosted.lanes[0] == lane_id and hosted.done:
                 self._keep(lane_id, lane, trial_id, Checkpoint(hosted.done, f"{trial_id}/{hosted.done}"))
             del lane.hosted[trial_id]
+            if self._happens(self.chances.clean_up):
+                lane.outbox.append(CleanUpLasts(self.now, trial_id, lane_id, self.now - 10.0 * self.rng.random()))
             lane.outbox.append(TrialReleased(self.now, trial_id, lane_id))
         elif isinstance(command, Call):
             assert hosted.lanes[0] == lane_id, "a lane that is not rank 0's is asked"

@@ -8,9 +8,11 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine import tuning
+from fluid.engine.clean_ups import CleanUpLasts
 from fluid.engine.commands import KillLane, RunIteration, Save, StartLane, StartTrial, StopLane, StopTrial
 from fluid.engine.events import Alarm, PauseRequested, ResumeRequested
 from fluid.engine.lane_record import LaneSpent
+from fluid.engine.savability import SavabilityChanged
 from fluid.engine.set_back import ReportSetBack
 
 
@@ -201,3 +203,74 @@ def test_the_lane_of_a_gang_ends_with_its_trial() -> None:
     hand.started("a")
     hand.iterate("a")
     assert only(hand.released("a", lane), StopLane).lane_id == lane
+
+
+def test_a_stopped_trial_whose_clean_up_lasts_loses_its_lane_where_another_one_waits() -> None:
+    hand = session()
+    hand.submit("a", budget=9, isolated=True)
+    hand.started("a")
+    lane = hand.lane("a")
+    hand.stop("a")
+    begun = hand.now
+    hand.now += 1.0
+    hand.do(CleanUpLasts(hand.now, "a", lane, begun))
+    hand.now = begun + tuning.CLEAN_UP_S
+    assert none(hand.do(Alarm(hand.now)), KillLane), "nothing waits for it"
+    hand.submit("b", isolated=True)
+    hand.now = begun + 2.0 * tuning.CLEAN_UP_S
+    assert only(hand.do(Alarm(hand.now)), KillLane).lane_id == lane
+    hand.lose(lane)
+    assert hand.states() == {"a": "STOPPED", "b": "STARTING"}
+
+
+def test_a_clean_up_that_has_just_begun_is_not_ended_with_an_older_one() -> None:
+    hand = session(devices=2)
+    lanes = {}
+    for name in "ab":
+        hand.submit(name, budget=1, isolated=True, extends=False)
+        if not hand.trial(name).placement.launched:
+            hand.ready(hand.trial(name).placement.lanes[0])
+        lanes[name] = hand.lane(name)
+        hand.started(name)
+    hand.iterate("a")
+    hand.submit("c", budget=1, isolated=True)
+    hand.now += tuning.CLEAN_UP_S - 0.1
+    hand.iterate("b")
+    hand.now += 0.1
+    killed = [command.lane_id for command in hand.do(Alarm(hand.now)) if isinstance(command, KillLane)]
+    assert killed == [lanes["a"]]
+
+
+def test_the_time_of_a_trial_that_has_raised_begins_anew_as_it_cleans_up() -> None:
+    hand = session()
+    hand.submit("a", budget=9, isolated=True, iteration_timeout_s=5.0)
+    hand.started("a")
+    hand.now += 4.0
+    hand.do(CleanUpLasts(hand.now, "a", hand.lane("a"), hand.now - 1.0))
+    hand.now += 4.0
+    assert none(hand.do(Alarm(hand.now)), KillLane)
+
+
+def test_a_trial_that_is_done_and_turns_out_not_to_be_savable_leaves_all_the_same() -> None:
+    hand = session()
+    lane = run(hand, "a")
+    assert only(hand.log, Save).drop
+    told = SavabilityChanged(hand.now, "a", lane, can_save=False, reason="it cannot be pickled", refuses=True)
+    assert only(hand.do(told), StopTrial).lane_ids == (lane,)
+    assert only(hand.released("a", lane), StopLane).lane_id == lane
+
+
+def test_the_last_checkpoint_is_kept_before_a_trial_leaves_where_no_process_may_stay() -> None:
+    hand = session()
+    hand.state.lanes.most_idle = 0
+    lane = run(hand, "a", keep_last=True)
+    assert only(hand.log, Save) == Save("a", (lane,), drop=False, durable=True, keep=True)
+
+
+def test_a_call_of_a_trial_that_is_gone_and_cannot_be_saved_says_that_it_begins_again() -> None:
+    hand = session()
+    lane = run(hand, "a", can_save=False)
+    hand.released("a", lane)
+    hand.call("a")
+    told = only(hand.log, ReportSetBack)
+    assert told.lost == 1 and "it was called" in told.reason and "cannot be saved" in told.reason
