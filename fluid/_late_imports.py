@@ -43,8 +43,9 @@ class _Watch:
         """Finds a module that is waited for as the other finders do, to hear of its end."""
         if not any(name in late.calls for late in cls.waiting):
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is cls or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
+        for finder in sys.meta_path[sys.meta_path.index(cls) + 1 :]:  # Those before it were asked.
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 cls._follow(spec)
                 return spec

@@ -100,8 +100,8 @@ class FluidExecutor(SessionDoor):
             that group is first; ``"fifo"``: the one that came first.
         fairness: 0, the default, for the shortest mean time of groups; with more, such as 2, groups that got less than
             their share of the devices come earlier.
-        spare_lanes: most warm lanes per host beyond those in use, in which the trial on the longest path goes on if its
-            lane dies (``docs/reliability.md``); 1 by default, 0 for none.
+        spare_lanes: warm processes per device that no trial has used, for the next trial to start there, or one whose
+            process dies (``docs/reliability.md``); 1 by default, 0 for none.
         isolation: ``"trial"``: each trial runs in a process that has run no other one, and that ends with it
             (``docs/running.md``); ``"lane"``: trials run one after another in the processes that there are, as is
             faster for tiny ones whose author knows that they leave nothing behind. ``None``, the default, for

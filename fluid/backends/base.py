@@ -38,6 +38,7 @@ class HostRoom(NamedTuple):
         tasks: processes and threads that the control group allows.
         memory_left: bytes that processes may still take.
         lane_bytes: bytes that a lane takes for itself.
+        lane_tasks: tasks of a lane.
         lanes: that there are.
     """
 
@@ -45,6 +46,7 @@ class HostRoom(NamedTuple):
     tasks: int | None = None
     memory_left: float | None = None
     lane_bytes: float | None = None
+    lane_tasks: float | None = None
     lanes: int = 0
 
 

@@ -11,8 +11,9 @@ from fluid.engine.records import TrialRecord
 from fluid.planning.memory_ledger import MemoryLedger
 from fluid.resources import whole_bytes
 
-#: Lanes of a device that keep the state of one trial each: as many, and as many if their states cannot be saved.
-DEFAULT_IDLE_LANES = 32
+#: Idle lanes of a device, each of which keeps the state of one trial: so many if the machine has room for them. And so
+#: many if the states cannot be saved, as long as it is not known what the machine has.
+MOST_IDLE = 32
 DEFAULT_PROCESSES = 128
 
 
@@ -54,7 +55,7 @@ class Lanes:
     Attributes:
         most_per_device: as many processes as can use one device; ``None`` for no limit. Trials hold no more lanes than
             that (:mod:`fluid.session.packing_limit`); idle ones that are in the way of a further lane are ended.
-        most_idle: lanes that keep the state of one trial each, on a device whose bytes do not bound them.
+        most_idle: lanes of a device that keep the state of one trial each.
         most_processes: such lanes of a device that the machine can have processes for, where the states cannot be
             saved.
     """
@@ -62,7 +63,7 @@ class Lanes:
     def __init__(self, resident_limit: int, memory: MemoryLedger) -> None:
         self.resident_limit = resident_limit
         self.most_per_device: int | None = None
-        self.most_idle = DEFAULT_IDLE_LANES
+        self.most_idle = MOST_IDLE
         self.most_processes = DEFAULT_PROCESSES
         self._memory = memory
         #: The most bytes that a lane takes for itself, as measured last: the estimate for lanes that were not measured.
@@ -103,7 +104,7 @@ class Lanes:
         """The lanes of a device."""
         return list(self._by_device.get(device_id, {}).values())
 
-    def most_idle_on(self, device_id: int, running: int) -> int:
+    def most_idle_beside(self, running: int) -> int:
         """How many lanes of a device may keep the state of a trial each, beside so many in which trials run."""
         if self.most_per_device is None:
             return self.most_idle

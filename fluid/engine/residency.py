@@ -136,7 +136,7 @@ class Residency:
         """
         alone = [trial for trial in kept if trial.spec.isolated and not (trial.residence.saving or _is_over(trial))]
         lanes, limit = self._core.lanes, self._core.occupancy.limit(device)
-        surplus, beyond = len(alone) - lanes.most_idle_on(device, limit), len(alone) - lanes.most_processes
+        surplus, beyond = len(alone) - lanes.most_idle_beside(limit), len(alone) - lanes.most_processes
         for trial in sorted(filter(_can_be_evicted, alone), key=self._cost_of_eviction) if surplus > 0 else ():
             if surplus > 0 and (trial.spec.can_save or beyond > 0):
                 self.evict(trial)

@@ -191,6 +191,7 @@ class ResidentCheckpoints:
             if reason:
                 return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, reason)
             (path, in_memory, size), seconds = self._save(resident, facts=facts)
+            self._newest.pop(resident.trial_id, None)  # A call may have changed the trial since.
         except BaseException as error:
             print_exception()
             if not is_for_want_of_space(error):

@@ -306,6 +306,9 @@ class TrialGroupHandle:
     def extend(self, trial_id: str, by: int, *, follow_up_iterations: int = 0) -> None:
         """Gives a trial further iterations, on top of its budget; one that was done continues where it was.
 
+        If its state is gone, and it cannot be saved, it begins again, and a warning says so; it does not report again
+        what it has reported.
+
         Args:
             trial_id: a trial of this group.
             by: how many more, at least 1.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from fluid._logs import logger_of
 from fluid.backends.base import Backend, HostRoom, MeasuredBackend
-from fluid.backends.hosts.lane_limits import MOST_IDLE, idle_lane_limit, room_here
+from fluid.backends.hosts.lane_limits import idle_lane_limit, room_here
 from fluid.backends.virtual import ReplayingBackend
-from fluid.engine.lanes import Lanes
+from fluid.engine.lanes import MOST_IDLE, Lanes
 from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
 from fluid.gpu.nvml import describe_gpus
 
@@ -77,7 +77,7 @@ class IdleLanes:
             self._lanes.most_processes = idle_limit(self._backend, busy=self._busy, most=sys.maxsize)
 
 
-def idle_limit(backend: Backend, *, busy: int, threads: int = 1, most: int = MOST_IDLE) -> int:
+def idle_limit(backend: Backend, *, busy: int, most: int = MOST_IDLE) -> int:
     """Returns how many idle lanes each device of a backend may have; to be asked again as lanes come and go.
 
     On other machines than the driver's, memory and tasks are not known: there the descriptors of the driver bound them.
@@ -85,7 +85,6 @@ def idle_limit(backend: Backend, *, busy: int, threads: int = 1, most: int = MOS
     Args:
         backend: where lanes run.
         busy: most lanes that run trials on a device at once.
-        threads: of a lane's computations.
         most: however much room there is.
     """
     if isinstance(backend, ReplayingBackend):
@@ -95,9 +94,7 @@ def idle_limit(backend: Backend, *, busy: int, threads: int = 1, most: int = MOS
     exclusive = process_limit(backend).most == 1
     return min(
         (
-            idle_lane_limit(
-                kind, room, devices=len(devices), busy=busy, threads=threads, exclusive=exclusive, most=most
-            )
+            idle_lane_limit(kind, room, devices=len(devices), busy=busy, exclusive=exclusive, most=most)
             for kind in {device.kind for device in devices}
         ),
         default=0,

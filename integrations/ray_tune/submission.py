@@ -172,10 +172,10 @@ class TrialSubmission:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _resume(self, tune_trial: TuneTrial) -> bool:
-        """Extends a trial that stayed resident; returns whether it still could be."""
+        """Extends a trial that was paused; returns whether it still could be."""
         try:
             self.extend(tune_trial, resumed=True)
-        except InvalidFieldError:  # The engine has evicted it, and its trainable cannot be saved.
+        except InvalidFieldError:  # It was stopped or has failed meanwhile.
             self._stop(tune_trial, TrialState.PAUSED.value)
             tune_trial.reset(self._ids.new(tune_trial.trial.trial_id), tune_trial.trial.latest_checkpoint_result)
             return False

@@ -11,16 +11,14 @@ from pathlib import Path
 
 from fluid.backends.base import HostRoom
 from fluid.backends.hosts.memory_left import memory_left
+from fluid.engine.lanes import MOST_IDLE
 from fluid.gpu.mps_support import MOST_CLIENTS
 
-#: Most idle lanes of a device, however much room there is.
-MOST_IDLE = 32
-#: Descriptors that a lane takes in the driver, and tasks that it has beside its CPU threads: the second one is of its
-#: connection.
+#: Descriptors that a lane takes in the driver, and the tasks that it has at least: the second is of its connection.
 _DESCRIPTORS, _TASKS = 1, 2
 #: Share that lanes may take of descriptors and tasks, and of the memory that is left.
 _SHARE = 0.5
-#: Most lanes whose memory is measured.
+#: Most lanes that are measured.
 _SAMPLE = 8
 
 
@@ -30,7 +28,6 @@ def idle_lane_limit(
     *,
     devices: int = 1,
     busy: int = 1,
-    threads: int = 1,
     exclusive: bool = False,
     most: int = MOST_IDLE,
 ) -> int:
@@ -41,7 +38,6 @@ def idle_lane_limit(
         room: on its machine.
         devices: that share the machine.
         busy: most lanes that run trials on a device at once.
-        threads: of a lane's computations.
         exclusive: whether the device takes one process only.
         most: idle lanes, however much room there is.
     """
@@ -51,7 +47,7 @@ def idle_lane_limit(
     if room.descriptors is not None:
         shared.append(_SHARE * room.descriptors / _DESCRIPTORS)
     if room.tasks is not None:
-        shared.append(_SHARE * room.tasks / (_TASKS + max(0, threads - 1)))
+        shared.append(_SHARE * room.tasks / (room.lane_tasks or _TASKS))
     if kind == "cpu" and room.memory_left is not None and room.lane_bytes:
         # The lanes that there are have taken their part of what was left.
         shared.append(room.lanes + _SHARE * room.memory_left / room.lane_bytes)
@@ -71,11 +67,13 @@ def room_here(lanes: Iterable[int] = (), root: str = "/") -> HostRoom:
     lanes = list(lanes)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     sizes = [size for process in lanes[:_SAMPLE] if (size := private_bytes(process, root)) is not None]
+    tasks = [number for process in lanes[:_SAMPLE] if (number := _tasks_of(process, root))]
     return HostRoom(
         descriptors=None if soft == resource.RLIM_INFINITY else soft,
         tasks=min(_task_limits(root), default=None),
         memory_left=memory_left(root),
         lane_bytes=statistics.median(sizes) if sizes else None,
+        lane_tasks=statistics.median(tasks) if tasks else None,
         lanes=len(lanes),
     )
 
@@ -87,6 +85,14 @@ def private_bytes(process: int, root: str = "/") -> float | None:
             return sum(1024.0 * int(line.split()[1]) for line in file if line.startswith("Private_"))
     except OSError:
         return None
+
+
+def _tasks_of(process: int, root: str) -> int:
+    """How many tasks a process has; 0 if it is gone."""
+    try:
+        return len(os.listdir(os.path.join(root, f"proc/{process}/task")))
+    except OSError:
+        return 0
 
 
 def _task_limits(root: str) -> Iterator[int]:

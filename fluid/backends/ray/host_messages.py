@@ -1,7 +1,8 @@
 """The messages between the driver and the host on another node: named tuples, pickled in batches.
 
 A host also sends :class:`fluid.backends.base.LaneDying`, :class:`fluid.backends.base.LaneExited`,
-:class:`fluid.backends.base.LaneText`, and :class:`fluid.lane.checkpoint_messages.CheckpointMoved` and
+:class:`fluid.backends.base.LaneSuperseded`, :class:`fluid.backends.base.LaneText`, and
+:class:`fluid.lane.checkpoint_messages.CheckpointMoved` and
 :class:`fluid.lane.checkpoint_messages.CheckpointPersisted`.
 """
 

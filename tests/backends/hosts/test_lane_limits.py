@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fluid.backends.base import HostRoom
-from fluid.backends.hosts.lane_limits import MOST_IDLE, idle_lane_limit, private_bytes, room_here
+from fluid.backends.hosts.lane_limits import idle_lane_limit, private_bytes, room_here
+from fluid.engine.lanes import MOST_IDLE
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_what_bounds_the_lanes_of_a_gpu() -> None:
     assert idle_lane_limit("gpu", HostRoom(), busy=20) == 28, "of 48 clients of MPS"
     assert idle_lane_limit("gpu", HostRoom(), busy=48) == 0
     assert idle_lane_limit("gpu", HostRoom(), exclusive=True) == 0
-    assert idle_lane_limit("gpu", HostRoom(tasks=200), threads=9, devices=2) == 5 - 1
+    assert idle_lane_limit("gpu", HostRoom(tasks=200, lane_tasks=10), devices=2) == 5 - 1
 
 
 def test_memory_that_a_lane_takes_is_measured() -> None:
@@ -45,6 +46,7 @@ def test_memory_that_a_lane_takes_is_measured() -> None:
     room = room_here([os.getpid(), 2**22 + 1])
     assert room.lane_bytes is not None and room.lane_bytes >= len(data)
     assert room.lanes == 2 and room.descriptors and room.memory_left
+    assert room.lane_tasks == len(os.listdir("/proc/self/task"))
 
 
 @pytest.mark.parametrize(
