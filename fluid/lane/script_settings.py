@@ -155,7 +155,7 @@ class _Named(NamedTuple):
     name: str
 
 
-class _Pattern(NamedTuple):
+class _SentPattern(NamedTuple):
     """A compiled regular expression: to compile one that the lane has, too, would take it longer than all the rest."""
 
     text: str
@@ -182,7 +182,7 @@ def _named(filters: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
 
 def _sent(part: Any) -> Any:
     is_pattern = isinstance(part, re.Pattern) and isinstance(part.pattern, str)
-    return _Pattern(part.pattern, part.flags) if is_pattern else part
+    return _SentPattern(part.pattern, part.flags) if is_pattern else part
 
 
 def _resolved(late: LateImports, filters: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
@@ -191,7 +191,7 @@ def _resolved(late: LateImports, filters: list[tuple[Any, ...]]) -> tuple[tuple[
     compiled = {_sent(part): part for part in parts if isinstance(part, re.Pattern)}
 
     def pattern(part: Any) -> Any:
-        if not isinstance(part, _Pattern):
+        if not isinstance(part, _SentPattern):
             return part
         if part not in compiled:
             compiled[part] = re.compile(part.text, part.flags & ~re.DEBUG)
