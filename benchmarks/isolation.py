@@ -1,12 +1,13 @@
 """Measures what a process of its own costs a trial, against trials that run one after another in the same processes.
 
-    python benchmarks/isolation.py [--runs 3] [--parts starts,empty,busy,leaks,resting,kills] [--json FILE]
+    python benchmarks/isolation.py [--runs 3] [--parts starts,empty,busy,leaks,resting,shared,kills] [--json FILE]
 
 * starts: from the end of a trial's clean-up to the next one's set-up, on one device, PyTorch imported beforehand.
 * empty: 256 trials of one empty iteration on two devices, without PyTorch. busy: 32 trials of 10 iterations of 10 ms.
 * leaks: the memory of a trial's process, where each of 12 trials leaks 20 MB.
 * resting: savable trials that rest in a process each, 250 a device: the memory that each process shares with no other;
   then few may rest, and all are extended: how many were restored from host memory, and how many were lost.
+* shared: milliseconds that ``fluid.shared`` takes in a process that is not the first, of an array of 100 MB.
 * kills: the lane of a trial is killed (SIGKILL) several times: seconds until its next iteration begins, with and
   without a spare lane, where an import statement names PyTorch, and where a lane finds it only when it runs.
 """
@@ -137,6 +138,19 @@ def resting(trials: int) -> dict[str, Any]:
     }
 
 
+def shared(trials: int) -> dict[str, float]:
+    """Milliseconds in which trials, each in a process of its own, get data that the first one has loaded."""
+    from isolation_workload import attaching
+
+    from fluid import Trial, TrialGroup
+
+    with tempfile.TemporaryDirectory() as folder, executor(folder, devices=1) as session:
+        handle = session.submit_trialgroup(TrialGroup([Trial(attaching) for _ in range(trials)]))
+        found = [result.metrics for result in handle.results()]
+    later = sorted(metrics["ms"] for metrics in found if not metrics["loaded"])
+    return {"loaded": len(found) - len(later), "median_ms": statistics.median(later), "most_ms": later[-1]}
+
+
 def first(path: Path, what: str, after: float, but: int | None = None) -> tuple[float, int]:
     """Waits for a note of that kind, of another process than ``but``; returns its time and its process."""
     deadline = time.monotonic() + _PATIENCE_S
@@ -181,6 +195,7 @@ _MEASURED: dict[str, Callable[..., Any]] = {
     "busy": busy,
     "leaks": leaks,
     "resting": resting,
+    "shared": shared,
     "kills": kills,
 }
 
@@ -239,6 +254,8 @@ def main() -> None:
         figures["leaks"] = {isolation: apart("leaks", isolation) for isolation in ("trial", "lane")}
     if "resting" in parts:
         figures["resting"] = apart("resting", options.trials)
+    if "shared" in parts:
+        figures["shared"] = apart("shared", _STARTS)
     if "kills" in parts:
         for way in ("Named", "Found"):
             for spares in (1, 0):

@@ -29,6 +29,26 @@ def busy(config: dict[str, Any]) -> Iterator[dict[str, float]]:
         yield {"loss": float(torch.zeros(()))}
 
 
+_loaded: list[bool] = []
+
+
+def ones(count: int) -> Any:
+    """An array, and a note that this process has made it."""
+    import numpy as np
+
+    _loaded.append(True)
+    return np.ones(count)
+
+
+def attaching(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Gets an array of 100 MB, which one process makes."""
+    import fluid
+
+    begun = time.perf_counter()
+    fluid.shared(ones, 12_500_000)
+    yield {"ms": 1e3 * (time.perf_counter() - begun), "loaded": bool(_loaded)}
+
+
 def leaking(config: dict[str, Any]) -> Iterator[dict[str, float]]:
     """Leaks 20 MB in a global, and tells what its process takes."""
     import isolation_workload as own

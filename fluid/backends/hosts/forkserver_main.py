@@ -32,6 +32,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+import fluid.shared_data.loading  # noqa: F401  # For trials: to load it takes as long as to map what it has shared.
 from fluid._clock import MonotonicClock
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, STATE_VARIABLE, ForkServerState

@@ -82,6 +82,7 @@ def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
         state="'FLUID_FORK_SERVER' in os.environ",
         python_path="os.environ.get('PYTHONPATH')",
         cwd="os.getcwd()",
+        shared="'fluid.shared_data.loading' in sys.modules",
     )
     assert facts == {
         "main": ("__main__", "fluid.backends.hosts.forkserver_main"),  # Never the driver's.
@@ -92,6 +93,7 @@ def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
         "state": False,
         "python_path": os.environ.get("PYTHONPATH"),
         "cwd": os.getcwd(),
+        "shared": True,
     }
 
 
