@@ -58,7 +58,9 @@ def host_of(lane: int) -> int:
 
 def search(backend: RayBackend, run: Path, inject: Callable[[dict[int, int]], Any], processes: Any) -> None:
     """Runs trials; once each device has had a result, ``inject`` gets the last one's process, by device."""
-    trials = [Trial(Counter, {"seconds": 0.02}, budget=ITERATIONS, trial_id=f"t{index}") for index in range(8)]
+    # Their processes stay, so that none is gone before the last device has had a result.
+    options: dict[str, Any] = {"budget": ITERATIONS, "follow_up_iterations": 1}
+    trials = [Trial(Counter, {"seconds": 0.02}, trial_id=f"t{index}", **options) for index in range(8)]
     with FluidExecutor(backend, verbose=0, run_dir=run) as executor:
         handle = executor.submit_trialgroup(TrialGroup(trials))
         lanes: dict[int, int] = {}
