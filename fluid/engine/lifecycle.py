@@ -365,6 +365,7 @@ class Lifecycle:
     def released(self, event: TrialReleased) -> None:
         """A trial has left a lane."""
         core = self._core
+        core.watching.left(event.trial_id, event.lane_id)
         if core.lanes.dropped(event.lane_id, event.trial_id):
             core.changed = True
             return

@@ -274,6 +274,7 @@ class Residency:
                 self.let_go(trial)
         if not event.dropped or event.lane_id is None:
             return None
+        self._core.watching.left(event.trial_id, event.lane_id)
         self._core.lanes.remove_resident(event.lane_id, event.trial_id)
         self._core.changed = True  # the memory that it held is free
         if trial is None or trial.residence.lane != event.lane_id:

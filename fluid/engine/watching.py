@@ -87,6 +87,10 @@ class Watching:
         """Records that a trial that has ended was told to save its state and leave its lane."""
         self._deadlines.set(CleanUpDeadline(lane_id, trial_id), now + tuning.LEAST_KILL_S)
 
+    def left(self, trial_id: str, lane_id: int) -> None:
+        """Records that a trial has left a lane."""
+        self._deadlines.clear(CleanUpDeadline(lane_id, trial_id))
+
     def kill(
         self, trial_id: str, lane_ids: tuple[int, ...], reason: str, now: float, failure: Failure | None = None
     ) -> list[Command]:

@@ -164,7 +164,7 @@ def test_an_elastic_trial_goes_on_on_the_device_that_is_left(tmp_path: Path) -> 
         assert [device.index for device in made.devices] == [0]
         assert handle.wait(timeout=90) and handle.states == {"wide": "DONE"} and handle.failures == {}
         results = list(handle.results())
-        assert [result.iteration for result in results] == list(range(1, 301))
+        assert [result.iteration for result in results] == list(range(1, 601))
         for result in results:
             assert (result.metrics["total"], result.metrics["weight"]) == (result.iteration, result.iteration)
             assert result.metrics["members"] == result.width == len(result.device_ids)

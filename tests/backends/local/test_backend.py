@@ -44,6 +44,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
+from fluid.engine.lane_record import LaneOutdated
 from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.resources import Device
@@ -232,7 +233,7 @@ def test_huge_messages_do_not_block_the_driver(drive: Any) -> None:
     # The lane does not read any more.
     data = os.urandom(1 << 23)
     start(drive, "big", lane, 1, Echo, data=data)
-    assert drive.backend.poll(0.0) == []
+    assert all(isinstance(event, LaneOutdated) for event in drive.backend.poll(0.0))
     (other,) = drive.lanes(1)
     start(drive, "echo", other, 1, Echo, data=data)
     assert drive.of(IterationDone, "echo").metrics["data"] == data
