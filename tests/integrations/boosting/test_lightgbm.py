@@ -227,6 +227,7 @@ def test_an_estimator_that_goes_on_is_the_undisturbed_one() -> None:
     np.testing.assert_array_equal(whole.predict(x_valid), resumed.predict(x_valid))
 
 
+@pytest.mark.filterwarnings("ignore:The argument .eval_set")  # Of newer versions; it reaches the trials, too.
 def test_functions_of_ones_own(executor: Any) -> None:
     x, y, x_valid, y_valid = parts()
 
