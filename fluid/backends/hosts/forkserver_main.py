@@ -121,7 +121,7 @@ class ForkServer:
 
         Args:
             modules: what an heir loads before it takes a server's place.
-            late: whether nobody has named these modules; then one that cannot be loaded may leave nothing behind.
+            late: whether no import statement names these modules: one that cannot be loaded may leave nothing behind.
         """
         signal.signal(signal.SIGCHLD, lambda *_: None)  # It only has to wake the loop.
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)

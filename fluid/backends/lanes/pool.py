@@ -50,7 +50,7 @@ from fluid.trainables.payload import TrialPayload
 #: Seconds a lane has to end by itself before it is killed.
 DEFAULT_GRACE_S = 2.0
 #: Seconds that it has if the code of a trial cleans up there: what that writes is nowhere else.
-CLEAN_UP_S = 60.0
+_LAST_CLEAN_UP_S = 60.0
 #: Seconds after which the engine is told of a clean-up.
 _LONG_CLEAN_UP_S = 1.0
 #: Seconds between two looks at the launcher's processes.
@@ -199,8 +199,8 @@ class LanePool:
         self._lanes.flush()
         self._await_ends(self._clock.now() + self._grace)
         if names := sorted(lane.cleaning_up for lane in self._lanes if lane.cleaning_up):
-            _log.warning("waiting up to %g s for the clean-up of %s", CLEAN_UP_S, ", ".join(names))
-            self._await_ends(self._clock.now() + CLEAN_UP_S)
+            _log.warning("waiting up to %g s for the clean-up of %s", _LAST_CLEAN_UP_S, ", ".join(names))
+            self._await_ends(self._clock.now() + _LAST_CLEAN_UP_S)
         return self._take()
 
     def _await_ends(self, deadline: float) -> None:
@@ -308,7 +308,7 @@ class LanePool:
 
     def _set_end(self, lane: LaneConnection) -> None:
         """Gives a lane that was told to end its time, which is longer for a clean-up than for an iteration."""
-        lane.kill_at = self._clock.now() + (CLEAN_UP_S if lane.cleaning_up else self._grace)
+        lane.kill_at = self._clock.now() + (_LAST_CLEAN_UP_S if lane.cleaning_up else self._grace)
 
     # -- what happens --------------------------------------------------------------------------------------
 
