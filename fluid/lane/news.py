@@ -16,6 +16,7 @@ from fluid.lane.own_memory import OwnMemory
 
 #: Folders of installed packages, wherever they are.
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+_OWN = f"{__name__.partition('.')[0]}."
 #: Modules that the fork server had loaded. A lane that made its own set of them would write to, and so copy, every page
 #: of memory that it shares with the others and that has one of these names.
 _before_fork: frozenset[str] = frozenset()
@@ -68,7 +69,9 @@ class LaneNews:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module was loaded, under its own name, from the folder of installed packages."""
+    """Whether a module was loaded, under its own name, from the folder of installed packages, or is Fluid's own."""
+    if name.startswith(_OWN):  # Also where Fluid is installed as a link to its sources.
+        return True
     spec = getattr(sys.modules.get(name), "__spec__", None)
     origin = getattr(spec, "origin", None)
     if not isinstance(origin, str) or getattr(spec, "name", None) != name:

@@ -56,6 +56,13 @@ def test_nothing_is_told_of_the_users_own_code_and_of_what_no_import_finds(
     assert list(told.since_last(0.0, 1.0)) == []
 
 
+def test_fluids_own_modules_are_told_wherever_they_are(monkeypatch: pytest.MonkeyPatch, own: OwnMemory) -> None:
+    told = LaneNews(own)
+    load("fluid.integrations.another", monkeypatch, "/home/user/checkout/integrations")
+    load("fluidity", monkeypatch, "/home/user/project")
+    assert list(told.since_last(0.0, 1.0)) == [ModulesLoaded(1.0, ("fluid.integrations.another",))]
+
+
 def test_memory_of_its_own_is_told_too(monkeypatch: pytest.MonkeyPatch, own: OwnMemory) -> None:
     monkeypatch.setattr(own, "changed", lambda held: 500.0 - held)
     told = LaneNews(own)
