@@ -17,6 +17,7 @@ time.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -148,14 +149,12 @@ def _record_optuna() -> list[Any]:
 
     studies: list[Any] = []
     create, stock, ours = optuna.create_study, optuna.Study.optimize, fluid_optuna.optimize
+    for sampler in (optuna.samplers.TPESampler, optuna.samplers.NSGAIISampler, optuna.samplers.RandomSampler):
+        sampler.__init__ = functools.partialmethod(sampler.__init__, seed=0)
 
     def create_study(*arguments: Any, **options: Any) -> Any:
-        study = create(*arguments, **options)
-        if options.get("sampler") is None:
-            several = len(study.directions) > 1
-            study.sampler = (optuna.samplers.NSGAIISampler if several else optuna.samplers.TPESampler)(seed=0)
-        studies.append(study)
-        return study
+        studies.append(create(*arguments, **options))
+        return studies[-1]
 
     optuna.create_study = optuna.study.create_study = create_study
     optuna.Study.optimize = lambda self, func, *a, **o: stock(self, Seeded(func), *a, **o)
