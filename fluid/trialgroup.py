@@ -144,6 +144,8 @@ class Search:
         besides: further metrics that are optimized, each with its mode; none by default.
         time_budget_s: seconds from its submission after which the search ends; ``None``, the default, for no limit.
         shape: how far the trials run and which of them continue, for forecasts; ``None``, the default, if unknown.
+        keeps_best: whether the checkpoint of the best trial outlives the session unless ``FluidExecutor(keep=)`` says
+            what does, as in the sweeps of :func:`fluid.run`; ``False`` by default. It needs a metric.
     """
 
     metric: str | None = None
@@ -153,8 +155,11 @@ class Search:
     besides: tuple[tuple[str, str], ...] = ()
     time_budget_s: float | None = None
     shape: SearchShape | None = None
+    keeps_best: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.keeps_best, bool) or (self.keeps_best and not self.metric):
+            raise InvalidFieldError("keeps_best", self.keeps_best, "must be True or False, and True needs a metric")
         if self.extends is not None and not isinstance(self.extends, bool):
             raise InvalidFieldError("extends", self.extends, "must be True, False or None")
         if self.metric is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import Rounds, rounds_of
 from fluid.integrations.lightgbm.datasets import DatasetSources
@@ -21,6 +22,7 @@ from fluid.results.sweep import SweepResult
 _OF_ESTIMATORS = ("class_weight", "importance_type", "n_estimators")
 
 
+@closes_executor
 def fit(
     estimator: Any,
     x: Any,

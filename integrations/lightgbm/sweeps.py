@@ -10,6 +10,7 @@ from typing import Any
 import lightgbm
 from lightgbm.basic import _ConfigAliases
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import rounds_of, space_of, sweep
 from fluid.integrations.lightgbm.datasets import DatasetSources
@@ -33,6 +34,7 @@ _PATIENCE = ("early_stopping_round", "early_stopping_rounds", "early_stopping", 
 _MIN_DELTA = ("early_stopping_min_delta",)
 
 
+@closes_executor
 def train(
     params: Any,
     train_set: Any,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.executor import FluidExecutor, executor_scope
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _ALL = -1
 
 
+@closes_executor
 def optimize(
     study: Study,
     trainable: Any,

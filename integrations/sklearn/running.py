@@ -128,6 +128,7 @@ def run_search(
             trial_options={"isolation": executor.isolating.of_sharing_sweep},  # As joblib's processes.
             callbacks=(errors,),
             shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=sampler.size),
+            keeps_best=False,  # The best candidate is fitted again, on all data.
         )
     )
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xgboost
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import Rounds, rounds_of
 from fluid.integrations.xgboost.matrices import Sets
@@ -17,6 +18,7 @@ from fluid.integrations.xgboost.training import raw, train_rounds
 from fluid.results.sweep import SweepResult
 
 
+@closes_executor
 def fit(
     estimator: Any,
     x: Any,

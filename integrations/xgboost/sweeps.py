@@ -8,6 +8,7 @@ from typing import Any
 
 import xgboost
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import rounds_of, space_of, sweep
 from fluid.integrations.xgboost.matrices import Sets
@@ -20,6 +21,7 @@ _LISTS = frozenset(
 )
 
 
+@closes_executor
 def train(
     params: Any,
     dtrain: Any,
