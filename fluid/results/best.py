@@ -90,8 +90,8 @@ class BestTrial:
         if path is None and kept:
             others = ", ".join(str(found.iteration) for found in kept)
             raise FluidError(
-                f"the checkpoint of iteration {self.iteration}, the best of trial {self.trial_id!r}, is not kept; there "
-                f"are those of iterations {others}: best.trial.load_checkpoint() loads the newest"
+                f"the checkpoint of iteration {self.iteration}, the best of trial {self.trial_id!r}, is not kept; "
+                f"there are those of iterations {others}: best.trial.load_checkpoint() loads the newest"
             )
         return self.trial.load_checkpoint(path)
 

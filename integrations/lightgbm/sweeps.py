@@ -58,7 +58,7 @@ def train(
         >>> rows = np.random.default_rng(0).normal(size=(200, 3))
         >>> data = lightgbm.Dataset(rows, rows.sum(axis=1))
         >>> params = {"learning_rate": fluid.search.loguniform(0.01, 1.0), "num_leaves": [4, 8], "metric": "l2"}
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.integrations.lightgbm.train(
         ...         params, data, 9, valid_sets=[data], valid_names=["train"], metric="train-l2", samples=4
         ...     )

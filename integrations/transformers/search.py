@@ -84,7 +84,7 @@ def hyperparameter_search(
         >>> args = TrainingArguments("out", num_train_epochs=3, eval_strategy="epoch", use_cpu=True)
         >>> trainer = Trainer(model_init=model_init, args=args, train_dataset=text, eval_dataset=text)
         >>> space = {"learning_rate": fluid.search.loguniform(1e-4, 1e-1)}
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     best = hyperparameter_search(trainer, space, n_trials=3)
         >>> list(best.hyperparameters), best.objective < 3.0, len(best.run_summary.trials)
         (['learning_rate'], True, 3)

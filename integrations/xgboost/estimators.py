@@ -41,7 +41,7 @@ def fit(
         >>> x = np.random.default_rng(0).normal(size=(200, 3))
         >>> y = x.sum(axis=1) > 0
         >>> model = xgboost.XGBClassifier(n_estimators=9, max_depth=[2, 4], learning_rate=fluid.search.uniform(0.1, 1))
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.integrations.xgboost.fit(
         ...         model, x, y, eval_set=[(x, y)], metric="validation_0-logloss", samples=4
         ...     )

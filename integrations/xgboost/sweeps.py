@@ -48,7 +48,7 @@ def train(
         >>> rows = np.random.default_rng(0).normal(size=(200, 3))
         >>> data = xgboost.DMatrix(rows, label=rows.sum(axis=1))
         >>> params = {"eta": fluid.search.loguniform(0.01, 1.0), "max_depth": [2, 4]}
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.integrations.xgboost.train(
         ...         params, data, 9, evals=[(data, "train")], metric="train-rmse", samples=4
         ...     )
