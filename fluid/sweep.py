@@ -133,7 +133,8 @@ def run(
         executor: runs the trials; ``None``, the default, for the one in force (:func:`fluid.submit_trialgroup`), or
             else a new one. It is closed at the end, also of a call that raises, unless it is in force, as in a ``with``
             block.
-        run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
+        run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``. It is refused
+            where there is an executor, which has its own; and so are ``loggers`` and ``metrics_port``.
         resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
             ``False`` by default.
         callbacks: listeners of the trials, which are called besides; their rules are those of
@@ -211,7 +212,7 @@ def run(
     )
     if earlier is not None and plan.shape is not None:
         earlier.require_shape(plan.shape)
-    given = _checked_executor(executor, run_dir, loggers, metrics_port)
+    given = _checked_executor(executor, run_dir, loggers, metrics_port, goes_on=earlier is not None)
     monitors: dict[str, Any] = {"loggers": loggers, "metrics_port": metrics_port}
     if limit_s is not None:
         used = given or executor_in_force()
@@ -345,12 +346,17 @@ def _checked_constants(searcher: Any, space: Any, points: Any) -> Mapping[str, A
     return constants.config({})
 
 
-def _checked_executor(executor: Any, run_dir: Any, loggers: Any, metrics_port: Any) -> FluidExecutor | None:
+def _checked_executor(
+    executor: Any, run_dir: Any, loggers: Any, metrics_port: Any, *, goes_on: bool
+) -> FluidExecutor | None:
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     given: FluidExecutor | None = executor
     if given is not None or executor_in_force() is not None:
         which = "the one in force" if given is None else "the one passed"
+        if goes_on:
+            reason = f"goes on in an executor made from the folder, and not in {which}: leave that out"
+            raise InvalidFieldError("resume", True, reason)
         own = {"run_dir": None if run_dir is None else str(run_dir), "loggers": loggers or None}
         for name, value in {**own, "metrics_port": metrics_port}.items():
             if value is not None:

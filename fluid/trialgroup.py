@@ -208,8 +208,8 @@ class Trial:
             first.
         iteration_timeout_s: seconds that an iteration may take before it counts as hung, above 0; ``None`` for no
             limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took, where
-            its trials have run several each (docs/running.md). The process of a hung trial is killed. The trial goes on from its checkpoint once; if it
-            hangs again, it fails, with ``"timeout"`` as the kind of its failure.
+            its trials run several each (docs/running.md). The process of a hung trial is killed. The trial goes on from
+            its checkpoint once; if it hangs again, it fails, with ``"timeout"`` as the kind of its failure.
         requires: what a device must have to run the trial; ``None``, the default, if any device will do.
         devices: ``None``, the default, to let the engine decide. A whole number n: exactly n devices, which it shares
             with no other trial. An elastic trial has the fixed width n; any other one is a *gang* for n of at least 2:
