@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> fluid.SweepResult:
     folder = task.data.locate(options.data)
     fixed = {"data": folder, **scale.fixed, **task.prepare(folder)}
     how = {} if options.max_fused is None else {"max_fused": options.max_fused}
-    with fluid.FluidExecutor(devices=options.devices, run_dir=options.run_dir, keep="best:1", **how):
+    with fluid.FluidExecutor(devices=options.devices, run_dir=options.run_dir, **how):
         result = fluid.run(
             task.trainable,
             {**task.space, "seed": options.seed, FIXED: fixed},

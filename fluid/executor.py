@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
 from fluid.engine.state import DEFAULT_MAX_FAILURES
-from fluid.errors import InvalidFieldError
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.loggers.attached import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.planning.profile import Profile
@@ -86,8 +86,9 @@ class FluidExecutor(SessionDoor):
             longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. With the last two,
             many trials of a device take turns in its lanes with ``packing="auto"``, too (``docs/lanes.md``).
         rounds: whether all trials advance together, an iteration each in turn; ``False`` by default.
-        keep: which checkpoints outlive the session: ``"none"``, the default; ``"last"``, the newest of each trial;
-            ``"best:k"``, those of the k best trials of each group by the metric of its search (``docs/results.md``).
+        keep: which checkpoints outlive the session: ``None``, the default, the best trial's of each sweep of
+            :func:`fluid.run`, and none of other groups; ``"none"``; ``"last"``, the newest of each trial; ``"best:k"``,
+            those of the k best trials of each group by the metric of its search (``docs/results.md``).
         checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
         deadline: when all is to have ended: seconds from now, or text such as ``"2h"`` or ``"1h 30m"``. The session
             holds as few devices as meet it with 90 %, and says so at once if none do. What cannot end by then is saved
@@ -137,7 +138,7 @@ class FluidExecutor(SessionDoor):
         verbose: int = 1,
         lane_policy: str | None = None,
         rounds: bool = False,
-        keep: str = "none",
+        keep: str | None = None,
         checkpoint_bytes: int | str | None = None,
         deadline: float | str | None = None,
         budget_usd: float | None = None,
@@ -335,6 +336,13 @@ class FluidExecutor(SessionDoor):
             IN_FORCE.leave(self)
             self._session.close()
 
+    def close_if_unused(self) -> None:
+        """Closes it, unless it is in force or a sweep uses it; for integrations that are given an executor."""
+        with IN_FORCE.lock:
+            is_used = bool(self._scopes) or IN_FORCE.has(self)
+        if not is_used:
+            self.close()
+
     @property
     def closed(self) -> bool:
         """Whether it runs no trial any more: it was closed or drained, has met a limit, or its session broke."""
@@ -398,7 +406,13 @@ def executor_scope(given: FluidExecutor | None, **options: Any) -> Iterator[Flui
 
     It is closed at the end, unless it is in force or another thread is still in a scope of it: several sweeps may
     share an executor, which the last of them closes.
+
+    Raises:
+        FluidError: the one given was closed.
     """
+    if given is not None and given._closing:
+        reason = "a call closes the executor that it is given at its end; use it in a with block for several calls"
+        raise FluidError(f"the executor is closed: {reason}")
     executor = given or executor_in_force() or FluidExecutor(**options)
     with IN_FORCE.lock:
         executor._scopes += 1
@@ -407,8 +421,6 @@ def executor_scope(given: FluidExecutor | None, **options: Any) -> Iterator[Flui
     finally:
         with IN_FORCE.lock:
             executor._scopes -= 1
-            is_last = not executor._scopes
-        if is_last and not IN_FORCE.has(executor):
-            executor.close()
-        else:
+        executor.close_if_unused()
+        if not executor._closing:
             executor._terminal.flush()

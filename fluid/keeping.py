@@ -24,7 +24,8 @@ class Retention(NamedTuple):
     """Which checkpoints of a session outlive it.
 
     Attributes:
-        how: ``"none"``; ``"last"``, the newest of each trial; or ``"best"``, those of the best trials of each group.
+        how: ``"none"``; ``"last"``, the newest of each trial; ``"best"``, those of the best trials of each group; or
+            ``"auto"``, that of the best trial of each group whose search keeps its best.
         k: for ``"best"``, the number of trials.
         quota: most bytes of all of them; ``None`` for no limit.
     """
@@ -36,9 +37,19 @@ class Retention(NamedTuple):
     def __str__(self) -> str:
         return f"best:{self.k}" if self.how == "best" else self.how
 
+    def in_group(self, *, keeps_best: bool) -> Retention:
+        """What it comes to in a group.
+
+        Args:
+            keeps_best: whether the group's search keeps its best: see :class:`fluid.trialgroup.Search`.
+        """
+        if self.how != "auto":
+            return self
+        return self._replace(how="best", k=1) if keeps_best else self._replace(how="none")
+
     @classmethod
     def parse(cls, keep: object) -> Retention:
-        """Reads ``"none"``, ``"last"`` or ``"best:3"``.
+        """Reads ``"none"``, ``"last"`` or ``"best:3"``; ``None``, for what each group's search says.
 
         Example:
             >>> from fluid.keeping import Retention
@@ -48,11 +59,13 @@ class Retention(NamedTuple):
         Raises:
             InvalidFieldError: it is something else.
         """
+        if keep is None:
+            return cls("auto")
         if keep in ("none", "last"):
             return cls(str(keep))
         found = _BEST.fullmatch(keep) if isinstance(keep, str) else None
         if found is None:
-            raise InvalidFieldError("keep", keep, "must be 'none', 'last' or 'best:k', such as 'best:1'")
+            raise InvalidFieldError("keep", keep, "must be 'none', 'last' or 'best:k', such as 'best:1', or None")
         return cls("best", int(found[1]))
 
 
@@ -92,6 +105,7 @@ class KeepRule(NamedTuple):
         entry: the entry of a result that holds the metrics; ``None`` if the result itself does.
         best: the trial's best value so far; ``None`` if there is none.
         place: the trial's place in the group's order of submission; of equal values the first one's is the best.
+        k: for ``"best"``, of how many trials of the group a checkpoint is kept.
     """
 
     how: str
@@ -101,6 +115,7 @@ class KeepRule(NamedTuple):
     entry: str | None = None
     best: float | None = None
     place: int = 0
+    k: int = 0
 
     def value(self, numbers: Mapping[str, float], last: float | None = None) -> float | None:
         """Returns the metric of a result, or the trial's ``last`` one where it has none; ``None`` if not finite.

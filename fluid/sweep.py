@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid._clock import MonotonicClock
+from fluid._given_executor import closes_executor
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
 from fluid.loggers.logger import refuse_logger
@@ -42,8 +43,6 @@ from fluid.sweeping.plan import GroupOptions, SweepPlan, UnreportedMetricError, 
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 
-#: What a new executor keeps: the checkpoint of the best trial.
-_KEEP = "best:1"
 #: Seconds to wait at most, at the end, for checkpoints that outlive the session.
 _KEPT_S = 60.0
 #: Seconds until a deadline at least: making an executor may take longer than the whole deadline.
@@ -54,6 +53,7 @@ _NAMES = SweepNames()
 _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
 
 
+@closes_executor
 def run(
     trainable: Any,
     space: Any = None,
@@ -131,9 +131,10 @@ def run(
             ``space``.
         name: of the sweep, as reports show it; ``None``, the default, for one of the trainable and the algorithm.
         executor: runs the trials; ``None``, the default, for the one in force (:func:`fluid.submit_trialgroup`), or
-            else a new one with ``keep="best:1"``. It is closed at the end unless it is in force, as in a ``with``
+            else a new one. It is closed at the end, also of a call that raises, unless it is in force, as in a ``with``
             block.
-        run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
+        run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``. It is refused
+            where there is an executor, which has its own; and so are ``loggers`` and ``metrics_port``.
         resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
             ``False`` by default.
         callbacks: listeners of the trials, which are called besides; their rules are those of
@@ -211,7 +212,7 @@ def run(
     )
     if earlier is not None and plan.shape is not None:
         earlier.require_shape(plan.shape)
-    given = _checked_executor(executor, run_dir, loggers, metrics_port)
+    given = _checked_executor(executor, run_dir, loggers, metrics_port, goes_on=earlier is not None)
     monitors: dict[str, Any] = {"loggers": loggers, "metrics_port": metrics_port}
     if limit_s is not None:
         used = given or executor_in_force()
@@ -232,7 +233,7 @@ def run(
                 with executor_scope(FluidExecutor.resume(run_dir, listeners={plan.name: loop}, **monitors)) as chosen:
                     heard = _run(loop, chosen, earlier)
             else:
-                with executor_scope(given, run_dir=run_dir, keep=_KEEP, **monitors) as chosen:
+                with executor_scope(given, run_dir=run_dir, **monitors) as chosen:
                     loop = SweepLoop(replace(plan, name=_NAMES.new(plan.name, chosen.session)))
                     heard = _run(loop, chosen, None)
             return _outcome(loop, chosen, heard, farewell)  # Also of what lanes finished while it was closed.
@@ -255,7 +256,7 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None)
             if loop.plan.deadline_s is not None:
                 rest.callback(executor.session.add_deadline(loop.plan.deadline_s, loop.closing))
             loop.run(executor, earlier)
-        if IN_FORCE.has(executor) and not executor.session.has_ended:  # Else they are brought as the executor closes.
+        with contextlib.suppress(FluidError):  # The session has ended, and they were brought as it did.
             executor.session.await_kept(_KEPT_S)
     except UnreportedMetricError as error:
         error.result = _result(loop, executor.run_dir)
@@ -345,18 +346,22 @@ def _checked_constants(searcher: Any, space: Any, points: Any) -> Mapping[str, A
     return constants.config({})
 
 
-def _checked_executor(executor: Any, run_dir: Any, loggers: Any, metrics_port: Any) -> FluidExecutor | None:
+def _checked_executor(
+    executor: Any, run_dir: Any, loggers: Any, metrics_port: Any, *, goes_on: bool
+) -> FluidExecutor | None:
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     given: FluidExecutor | None = executor
     if given is not None or executor_in_force() is not None:
-        reason = "is that of a new executor: pass it to the executor instead"
-        if run_dir is not None:
-            raise InvalidFieldError("run_dir", str(run_dir), reason)
-        if loggers:
-            raise InvalidFieldError("loggers", loggers, reason)
-        if metrics_port is not None:
-            raise InvalidFieldError("metrics_port", metrics_port, reason)
+        which = "the one in force" if given is None else "the one passed"
+        if goes_on:
+            reason = f"goes on in an executor made from the folder, and not in {which}: leave that out"
+            raise InvalidFieldError("resume", True, reason)
+        own = {"run_dir": None if run_dir is None else str(run_dir), "loggers": loggers or None}
+        for name, value in {**own, "metrics_port": metrics_port}.items():
+            if value is not None:
+                reason = f"is of an executor, and this sweep runs on {which}: give it there, FluidExecutor({name}=...)"
+                raise InvalidFieldError(name, value, reason)
     return given
 
 

@@ -144,6 +144,8 @@ class Search:
         besides: further metrics that are optimized, each with its mode; none by default.
         time_budget_s: seconds from its submission after which the search ends; ``None``, the default, for no limit.
         shape: how far the trials run and which of them continue, for forecasts; ``None``, the default, if unknown.
+        keeps_best: whether the checkpoint of the best trial outlives the session unless ``FluidExecutor(keep=)`` says
+            what does, as in the sweeps of :func:`fluid.run`; ``False`` by default. It needs a metric.
     """
 
     metric: str | None = None
@@ -153,8 +155,11 @@ class Search:
     besides: tuple[tuple[str, str], ...] = ()
     time_budget_s: float | None = None
     shape: SearchShape | None = None
+    keeps_best: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.keeps_best, bool) or (self.keeps_best and not self.metric):
+            raise InvalidFieldError("keeps_best", self.keeps_best, "must be True or False, and True needs a metric")
         if self.extends is not None and not isinstance(self.extends, bool):
             raise InvalidFieldError("extends", self.extends, "must be True, False or None")
         if self.metric is not None:
@@ -202,9 +207,9 @@ class Trial:
             for it; 0 by default. The scheduler uses it as critical-path length: of one priority, trials with more start
             first.
         iteration_timeout_s: seconds that an iteration may take before it counts as hung, above 0; ``None`` for no
-            limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took
-            (docs/running.md). The process of a hung trial is killed. The trial goes on from its checkpoint once; if it
-            hangs again, it fails, with ``"timeout"`` as the kind of its failure.
+            limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took, where
+            its trials run several each (docs/running.md). The process of a hung trial is killed. The trial goes on from
+            its checkpoint once; if it hangs again, it fails, with ``"timeout"`` as the kind of its failure.
         requires: what a device must have to run the trial; ``None``, the default, if any device will do.
         devices: ``None``, the default, to let the engine decide. A whole number n: exactly n devices, which it shares
             with no other trial. An elastic trial has the fixed width n; any other one is a *gang* for n of at least 2:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fluid
+from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
 from fluid.random_state import read_random_state, write_random_state
@@ -47,6 +48,7 @@ _FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "light
 _BUDGET = 27
 
 
+@closes_executor
 def sweep(
     module: Callable[..., Any],
     space: Any,

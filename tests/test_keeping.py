@@ -27,7 +27,19 @@ def test_what_to_keep_is_read_and_written_alike(keep: str, expected: Retention) 
     assert str(expected) == keep
 
 
-@pytest.mark.parametrize("keep", ["best", "best:0", "best:-1", "best:1.5", "all", "", None, 3, ["last"], "best:1 "])
+def test_by_default_the_best_of_each_search_that_keeps_its_best_stays() -> None:
+    kept = Retention.parse(None)._replace(quota=7)
+    assert kept.in_group(keeps_best=True) == Retention("best", 1, 7)
+    assert kept.in_group(keeps_best=False) == Retention("none", 0, 7)
+
+
+@pytest.mark.parametrize("keep", ["none", "last", "best:3"])
+def test_what_the_user_asks_for_holds_for_each_group(keep: str) -> None:
+    kept = Retention.parse(keep)
+    assert kept.in_group(keeps_best=True) == kept.in_group(keeps_best=False) == kept
+
+
+@pytest.mark.parametrize("keep", ["best", "best:0", "best:-1", "best:1.5", "all", "", 3, ["last"], "best:1 "])
 def test_other_words_are_refused(keep: Any) -> None:
     with pytest.raises(InvalidFieldError, match=r"^keep=.*must be 'none', 'last' or 'best:k'"):
         Retention.parse(keep)

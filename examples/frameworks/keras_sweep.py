@@ -61,7 +61,7 @@ def main() -> None:
         "dropout": uniform(0.0, 0.5),
         "epochs": options.epochs,
     }
-    with fluid.FluidExecutor(devices=options.devices, keep="best:1"):
+    with fluid.FluidExecutor(devices=options.devices):
         result = fluid.run(
             train,
             space,

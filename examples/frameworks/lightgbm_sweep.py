@@ -37,7 +37,7 @@ def main() -> None:
         "learning_rate": loguniform(0.03, 0.5),
         "feature_fraction": uniform(0.3, 1.0),
     }
-    with fluid.FluidExecutor(devices=options.devices, keep="best:1"):
+    with fluid.FluidExecutor(devices=options.devices):
         result = fluid.integrations.lightgbm.train(
             params,
             data,

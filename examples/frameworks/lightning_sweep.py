@@ -83,7 +83,7 @@ def main() -> None:
         "dropout": uniform(0.0, 0.5),
         "batch_size": [32, 64],
     }
-    with fluid.FluidExecutor(devices=options.devices, keep="best:1"):
+    with fluid.FluidExecutor(devices=options.devices):
         result = sweep(
             Digits,
             space,

@@ -63,7 +63,7 @@ def main() -> None:
         use_cpu=not torch.cuda.is_available(),
     )
     trainer = Trainer(model_init=model_init, args=args, train_dataset=pieces[tenth:], eval_dataset=pieces[:tenth])
-    with fluid.FluidExecutor(devices=options.devices, keep="best:1"):
+    with fluid.FluidExecutor(devices=options.devices):
         best = hyperparameter_search(
             trainer,
             {"learning_rate": loguniform(1e-4, 1e-1), "weight_decay": loguniform(1e-4, 1e-1), "layers": [1, 2]},

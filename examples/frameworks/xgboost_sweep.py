@@ -37,7 +37,7 @@ def main() -> None:
         "subsample": uniform(0.5, 1.0),
         "colsample_bytree": uniform(0.3, 1.0),
     }
-    with fluid.FluidExecutor(devices=options.devices, keep="best:1"):
+    with fluid.FluidExecutor(devices=options.devices):
         result = fluid.integrations.xgboost.train(
             params,
             dtrain,

@@ -21,10 +21,13 @@ from fluid.trialgroup import TrialState
 
 
 class Limit(NamedTuple):
-    """Seconds without an answer after which a trial's stacks are dumped, and after which its lanes are killed."""
+    """Seconds without an answer after which a trial's stacks are dumped, and after which its lanes are killed.
+
+    Lanes of a whole job are not killed (``kill_after`` is ``None``): how long others took tells nothing of it.
+    """
 
     dump_after: float
-    kill_after: float
+    kill_after: float | None
 
 
 class HungTrials:
@@ -46,7 +49,7 @@ class HungTrials:
         elif self._waits_for_submitter(trial):
             core.deadlines.set(deadline, core.now + limit.dump_after)
         # As the deadline was computed: a difference of times may be rounded to less, and the deadline come again.
-        elif core.now >= since + limit.kill_after:
+        elif limit.kill_after is not None and core.now >= since + limit.kill_after:
             self._end(trial, silent)
             # It may have left those lanes before they are gone.
             core.deadlines.set(deadline, core.now + limit.kill_after)
@@ -54,7 +57,8 @@ class HungTrials:
             if core.now >= since + limit.dump_after and not place.dumped:
                 place.dumped = True
                 self._dump(trial, silent, limit)
-            core.deadlines.set(deadline, since + (limit.kill_after if place.dumped else limit.dump_after))
+            following = limit.kill_after if place.dumped else limit.dump_after
+            core.deadlines.set(deadline, core.now + tuning.LEAST_KILL_S if following is None else since + following)
 
     def look_at_drain(self, deadline: DrainDeadline) -> None:
         """Kills a lane that a trial was told to leave and has not left."""
@@ -75,6 +79,8 @@ class HungTrials:
         if not place.launched or self._waits_for_submitter(trial):
             return None
         silent, estimates = now - self._since(trial), self._core.estimates
+        if place.iterates and self._is_whole_job(trial):
+            return silent if place.dumped else None
         usual = _usual(estimates.of_key(trial), iterates=place.iterates)
         if usual is None and place.iterates and estimates.is_measured(trial):
             usual = estimates.pace(trial) * estimates.stretch(trial)
@@ -95,8 +101,12 @@ class HungTrials:
             return None
         dump_after = max(tuning.LEAST_DUMP_S, tuning.DUMP_FACTOR * usual)
         # One validation in a thousand iterations is not in the sample.
-        longest = max(dump_after, estimate.longest) if iterates else dump_after
-        return Limit(dump_after, far_longer_than(longest))
+        kill_after = far_longer_than(max(dump_after, estimate.longest) if iterates else dump_after)
+        return Limit(kill_after, None) if iterates and self._is_whole_job(trial) else Limit(dump_after, kill_after)
+
+    def _is_whole_job(self, trial: TrialRecord) -> bool:
+        """Whether a trial's iteration may be all that it does, as no trial of its key has done a second one."""
+        return not self._core.estimates.of_key(trial).repeats
 
     def _since(self, trial: TrialRecord) -> float:
         """When a trial, or another one of its lane, gave its latest sign of progress, seconds.
@@ -126,7 +136,8 @@ class HungTrials:
             return
         doing = "its iteration" if trial.placement.iterates else "its set-up"
         reason = f"was killed: trial {trial.trial_id!r} gave no result for {silent:.0f} s in {doing}"
-        failure = Failure("timeout", f"{doing} gave no result for {silent:.0f} s")
+        limit = f"iteration_timeout_s={trial.spec.iteration_timeout_s!r}; None sets no limit"
+        failure = Failure("timeout", f"{doing} gave no result for {silent:.0f} s ({limit})")
         core.log(trial, f"has given no result for {silent:.0f} s: its lanes are killed")
         core.commands.append(NoteHung(trial.trial_id, at=core.now, seconds=silent, limit=silent, killed=True))
         core.commands += core.watching.kill(trial.trial_id, lanes, reason, core.now, failure)

@@ -48,6 +48,8 @@ class KeyEstimate:
         saves: seconds of its trials' latest saves.
         latest: seconds of its trials' latest iterations, whatever ran beside them.
         longest: seconds of the longest one.
+        repeats: whether one of its trials has done a second iteration: its iterations are parts of trials, and alike.
+            Those of trials that run one each are whole jobs, of which one tells nothing of another.
         observed: (co-residents, width) -> iterations seen.
         busy_known: whether it was measured how busy a trial alone keeps a device, or an earlier session has measured
             this key.
@@ -87,6 +89,7 @@ class KeyEstimate:
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_ITERATIONS))
     longest: float = 0.0
+    repeats: bool = False
     observed: dict[tuple[int, int], int] = field(default_factory=dict)
     busy_known: bool = False
     seconds_alone: float = 0.0
@@ -101,7 +104,7 @@ class KeyEstimate:
         for name in ("starts", "set_ups", "warm_ups", "saves", "latest"):
             getattr(self, name).extend(getattr(whole, name))
         self.restores = whole.restores
-        self.longest, self.inherited = whole.longest, whole.memory
+        self.longest, self.repeats, self.inherited = whole.longest, whole.repeats, whole.memory
         self.busy_known, self.seconds_alone = whole.busy_known, whole.seconds_alone
 
     def begin_turns(self, most: int, *, is_bounded: bool) -> None:
@@ -137,6 +140,7 @@ class KeyEstimate:
     def add_iterations(self, done: IterationDone) -> None:
         """Records how long an iteration took, or a run of several."""
         self.latest.append(done.typical_seconds)
+        self.repeats |= done.iteration > 1
         longest = done.seconds if done.run is None else max(done.run.seconds)
         if longest > self.longest:
             self.longest = longest

@@ -219,7 +219,7 @@ class NoteHung(Notice):
 
     Attributes:
         seconds: without a result until then.
-        limit: seconds without a result after which its lanes are killed.
+        limit: seconds without a result after which its lanes are killed; ``None`` if they are not.
         killed: whether its lanes are killed now.
     """
 
@@ -227,7 +227,7 @@ class NoteHung(Notice):
     _: KW_ONLY
     at: float
     seconds: float
-    limit: float
+    limit: float | None
     killed: bool = False
 
 

@@ -345,10 +345,9 @@ class _Story:
         if entry.fields.get("killed"):
             text += ", and its lane was killed"
         else:
-            limit = duration(float(entry.fields["limit"]))
-            text += (
-                f"; its stacks are in its log, and after {limit} its lane is killed: {self._teller.log_of(self._trial)}"
-            )
+            limit = entry.fields["limit"]
+            then = "" if limit is None else f", and after {duration(float(limit))} its lane is killed"
+            text += f"; its stacks are in its log{then}: {self._teller.log_of(self._trial)}"
         return StoryLine(entry.at, "hung", text, {"seconds": seconds})
 
     def _set_back(self, entry: Entry) -> StoryLine:

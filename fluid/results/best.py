@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fluid.errors import FluidError
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult, short_text
 from fluid.trialgroup import TrialState
@@ -67,23 +68,32 @@ class BestTrial:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The folder that ``save_checkpoint`` filled after the best iteration.
+        """The folder that ``save_checkpoint`` filled after the best iteration; ``None`` if that one is not kept.
 
-        If that checkpoint is not kept, the newest that is; ``None`` if none is. :attr:`checkpoint_iteration` tells.
+        :attr:`TrialResult.checkpoints` has those of other iterations.
         """
-        kept = self.trial.checkpoints
-        exact = [found for found in kept if found.iteration == self.iteration]
-        return (exact or kept)[-1].path if kept else None
+        exact = [found.path for found in self.trial.checkpoints if found.iteration == self.iteration]
+        return exact[-1] if exact else None
 
     @property
     def checkpoint_iteration(self) -> int | None:
-        """Iterations done at :attr:`checkpoint`; ``None`` if no checkpoint is kept."""
-        path = self.checkpoint
-        return next((found.iteration for found in self.trial.checkpoints if found.path == path), None)
+        """:attr:`iteration`, if its checkpoint is kept; else ``None``."""
+        return None if self.checkpoint is None else self.iteration
 
     def load_checkpoint(self) -> Any:
-        """Loads :attr:`checkpoint`, as :meth:`TrialResult.load_checkpoint` does."""
-        return self.trial.load_checkpoint(self.checkpoint)
+        """Loads the checkpoint of the best iteration, as :meth:`TrialResult.load_checkpoint` does.
+
+        Raises:
+            FluidError: it is not kept, or it is damaged; the error says of which iterations there are checkpoints.
+        """
+        path, kept = self.checkpoint, self.trial.checkpoints
+        if path is None and kept:
+            others = ", ".join(str(found.iteration) for found in kept)
+            raise FluidError(
+                f"the checkpoint of iteration {self.iteration}, the best of trial {self.trial_id!r}, is not kept; "
+                f"there are those of iterations {others}: best.trial.load_checkpoint() loads the newest"
+            )
+        return self.trial.load_checkpoint(path)
 
 
 class Merit(NamedTuple):

@@ -110,7 +110,14 @@ def read_search(entry: Mapping[str, Any]) -> Search | None:
         besides = tuple((metric, mode) for metric, mode in entry.get("besides", ()))
         seconds = entry.get("time_budget_s")
         shape = None if entry.get("shape") is None else SearchShape(**entry["shape"])
-        return Search(**fields, extends=entry.get("extends", True), besides=besides, time_budget_s=seconds, shape=shape)
+        return Search(
+            **fields,
+            extends=entry.get("extends", True),
+            besides=besides,
+            time_budget_s=seconds,
+            shape=shape,
+            keeps_best=entry.get("keeps_best", False),
+        )
     except (InvalidFieldError, TypeError, ValueError):
         return None
 

@@ -333,7 +333,11 @@ class TrialResult:
         """
         path = self.checkpoint if checkpoint is None else Path(checkpoint)
         if path is None or self.files is None:
-            raise FluidError(f"trial {self.trial_id!r} has no checkpoint: FluidExecutor(keep=...) says which are kept")
+            raise FluidError(
+                f"trial {self.trial_id!r} has no checkpoint: a sweep keeps that of its best trial, and FluidExecutor"
+                '(keep="last") those of all. A trial can be saved if its function has a parameter state and yields '
+                "(metrics, state), or its class has save_checkpoint and load_checkpoint"
+            )
         return self.files.load(path)
 
 

@@ -109,7 +109,12 @@ class Alerts:
             _log.warning("no device is left: %d unfinished trials wait until add_device() adds one", waiting)
 
     def _hangs(self, hung: NoteHung) -> None:
-        what = "its processes are killed" if hung.killed else f"after {hung.limit:.0f} s its processes are killed"
+        if hung.killed:
+            what = "its processes are killed"
+        elif hung.limit is None:
+            what = "others took far less; it goes on, unless iteration_timeout_s= sets a limit"
+        else:
+            what = f"after {hung.limit:.0f} s its processes are killed; iteration_timeout_s=None sets no limit"
         log = trial_log(self._folder, hung.trial_id)
         _log.warning(
             "trial %r has given no result for %.0f s: %s; see its stacks in %s", hung.trial_id, hung.seconds, what, log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -34,7 +35,7 @@ class Keeper:
     """Follows which checkpoints are kept. Used in the session's thread only, except where a method says otherwise.
 
     Args:
-        retention: what the user asked for.
+        retention: what the user asked for; groups may say more (:meth:`fluid.keeping.Retention.in_group`).
         state: the engine.
         backend: executes its commands.
         folder: the run folder.
@@ -57,7 +58,7 @@ class Keeper:
         self._backend = backend
         self._folder = folder
         self._handle = handle
-        self._registry = KeptRegistry(retention)
+        self._registry = KeptRegistry(retention.quota)
         self._files = KeptFiles(folder, backend, post)
         #: How many trials were admitted, by group.
         self._admitted = Counter[str]()
@@ -70,11 +71,6 @@ class Keeper:
         self._waiting: list[Future[None]] = []
         #: What the user was warned of.
         self._warned: set[str] = set()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether any checkpoint is to outlive the session."""
-        return self.retention.how != "none"
 
     def require_goal(self, search: Search | None) -> None:
         """Refuses a group whose best trials cannot be told; from any thread.
@@ -95,13 +91,14 @@ class Keeper:
             trial: the trial.
             recover: whether an earlier session may have kept checkpoints of it.
         """
-        if not self.is_on:
+        retention = self.retention.in_group(keeps_best=search is not None and search.keeps_best)
+        if retention.how == "none":
             return None
         if not _may_be_saved(trial.trainable):
-            name = profile_name(trial.trainable)
-            self._warn(name, "no checkpoint of %s is kept: it cannot be saved; docs/results.md tells what can", name)
+            name, how = profile_name(trial.trainable), _how_to_save(trial.trainable)
+            self._warn(name, "no checkpoint of %s is kept: it cannot be saved; to keep its model, %s", name, how)
             return None
-        rule = KeepRule(self.retention.how, group_id, place=self._admitted[group_id])
+        rule = KeepRule(retention.how, group_id, place=self._admitted[group_id], k=retention.k)
         self._admitted[group_id] += 1
         if rule.how == "best" and search is not None and search.metric:
             mode = search.mode or ("min" if less_is_better(search.metric) else "max")
@@ -131,7 +128,7 @@ class Keeper:
 
     def follow(self, events: Iterable[Event], commands: Iterable[Command]) -> None:
         """Takes what happened, and what the engine answered."""
-        if not self.is_on:
+        if not self._rules:
             return
         for command in commands:
             if isinstance(command, (Save, StopTrial)) and command.keep:
@@ -255,6 +252,13 @@ class Keeper:
             waiting, self._waiting = self._waiting, []
             for answer in waiting:
                 answer.set_result(None)
+
+
+def _how_to_save(trainable: Any) -> str:
+    """What makes the trials of a trainable ones that can be saved."""
+    if inspect.isclass(trainable):
+        return "give it save_checkpoint(folder) and load_checkpoint(state)"
+    return "give it a parameter state, and yield (metrics, state)"
 
 
 def _may_be_saved(trainable: Any) -> bool:

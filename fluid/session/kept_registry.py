@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fluid.keeping import KeepRule, Retention, WorstKept
+from fluid.keeping import KeepRule, WorstKept
 from fluid.results.best import Merit
 
 
@@ -52,16 +52,15 @@ class KeptRegistry:
     """Keeps one checkpoint per trial, the newest or the best; of the best, those of the k best trials of each group.
 
     Args:
-        retention: what the user asked for.
+        quota: most bytes of all of them; ``None`` for no limit.
 
     Attributes:
         bytes: of those that stay.
     """
 
-    def __init__(self, retention: Retention) -> None:
+    def __init__(self, quota: int | None) -> None:
         self.bytes = 0
-        self._retention = retention
-        self._quota = retention.quota
+        self._quota = quota
         self._groups: dict[str, dict[str, KeptEntry]] = {}
 
     @property
@@ -76,7 +75,7 @@ class KeptRegistry:
     def bar(self, rule: KeepRule) -> WorstKept | None:
         """Returns what a checkpoint of a group must pass; ``None`` if any will do."""
         entries = self._groups.get(rule.group, {})
-        if rule.how != "best" or len(entries) < self._retention.k:
+        if rule.how != "best" or len(entries) < rule.k:
             return None
         worst = self._worst(entries, rule)
         return None if worst.failed or worst.value is None else WorstKept(worst.value, worst.place)
@@ -97,7 +96,7 @@ class KeptRegistry:
             return Verdict([entry])
         after = {**entries, entry.trial_id: entry}
         leaving = [before] if before is not None else []
-        if rule.how == "best" and len(after) > self._retention.k:
+        if rule.how == "best" and len(after) > rule.k:
             worst = self._worst(after, rule)
             if worst is entry:
                 return Verdict([entry])

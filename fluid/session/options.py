@@ -61,7 +61,7 @@ class ExecutorOptions:
     verbose: int = 1
     lane_policy: str | None = None
     rounds: bool = False
-    keep: str = "none"
+    keep: str | None = None
     checkpoint_bytes: int | str | None = None
     deadline: float | str | None = None
     budget_usd: float | None = None
@@ -87,7 +87,9 @@ class ExecutorOptions:
 
     def __post_init__(self) -> None:
         quota = parse_bytes("checkpoint_bytes", self.checkpoint_bytes)
-        object.__setattr__(self, "retention", Retention.parse(self.keep)._replace(quota=quota))
+        is_replayed = self.backend == "simulated" or isinstance(self.backend, ReplayingBackend)
+        keep = "none" if self.keep is None and is_replayed else self.keep
+        object.__setattr__(self, "retention", Retention.parse(keep)._replace(quota=quota))
         seconds = None if self.deadline is None else parse_duration("deadline", self.deadline)
         price = self.price_per_device_hour
         goals = Goals(deadline_s=seconds, budget_usd=self.budget_usd, price_per_device_hour=price)
@@ -122,7 +124,7 @@ class ExecutorOptions:
             require_one_of("backend", self.backend, BACKENDS)
         if not isinstance(self.verbose, int) or self.verbose not in (0, 1):
             raise InvalidFieldError("verbose", self.verbose, "must be 0 or 1")
-        if (self.backend == "simulated" or isinstance(self.backend, ReplayingBackend)) and self.retention.how != "none":
+        if is_replayed and self.retention.how != "none":
             raise InvalidFieldError("keep", self.keep, "trials that are replayed have no checkpoints")
         require_integer("max_failures", self.max_failures, at_least=0)
         if self.process_group is not None:
@@ -139,7 +141,7 @@ class ExecutorOptions:
             "max_fused": self.most_fused,
             "lane_policy": self.policy or DEFAULT_POLICY,
             "rounds": self.rounds,
-            "keep": str(self.retention),
+            "keep": None if self.retention.how == "auto" else str(self.retention),
             "checkpoint_bytes": self.retention.quota,
             "price_per_device_hour": self.goals.price_per_device_hour,
             "deadline_s": self.goals.deadline_s,

@@ -77,6 +77,7 @@ class SweepPlan:
         shape: of what the scheduler decides; ``None``, the default, if unknown.
         group: what its group requires of devices, and its terms.
         seed: adds to the seeds of the trials; ``None`` for other seeds every time.
+        keeps_best: whether the checkpoint of the best trial outlives the session, unless the executor says what does.
     """
 
     trainable: Any
@@ -99,6 +100,7 @@ class SweepPlan:
     shape: SearchShape | None = None
     group: GroupOptions = GroupOptions()
     seed: int | None = 0
+    keeps_best: bool = True
 
     @property
     def extends(self) -> bool:
@@ -124,6 +126,7 @@ class SweepPlan:
             besides=besides,
             shape=shape,
             time_budget_s=self.time_budget_s,
+            keeps_best=self.keeps_best,
         )
 
     def score(self, value: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.hpbandster.loop import OptimizerLoop
@@ -15,6 +16,7 @@ from fluid.integrations.session_time import rehearsal_of
 from fluid.trainables.trainable import is_only_replayed, kind_of
 
 
+@closes_executor
 def run(
     optimizer: Any,
     configspace: Any,

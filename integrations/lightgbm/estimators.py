@@ -10,6 +10,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import Rounds, rounds_of
 from fluid.integrations.lightgbm.datasets import DatasetSources
@@ -21,6 +22,7 @@ from fluid.results.sweep import SweepResult
 _OF_ESTIMATORS = ("class_weight", "importance_type", "n_estimators")
 
 
+@closes_executor
 def fit(
     estimator: Any,
     x: Any,
@@ -46,7 +48,7 @@ def fit(
         >>> y = x.sum(axis=1) > 0
         >>> rate = fluid.search.uniform(0.1, 1)
         >>> model = lightgbm.LGBMClassifier(n_estimators=9, num_leaves=[4, 8], learning_rate=rate)
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.integrations.lightgbm.fit(
         ...         model, x, y, eval_set=[(x, y)], metric="valid_0-binary_logloss", samples=4
         ...     )

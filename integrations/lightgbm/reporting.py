@@ -31,7 +31,7 @@ def report_callback(rounds_per_iteration: int = 1) -> Callable[[Any], None]:
         ...     params = {"verbosity": -1, "metric": "l2", **config}
         ...     lightgbm.train(params, data, **remaining(9), valid_sets=[data], callbacks=[report_callback()])
         >>> space = {"learning_rate": fluid.search.loguniform(0.01, 1.0), "num_leaves": [4, 8]}
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.run(train, space, metric="training-l2", mode="min", samples=4, budget=9)
         >>> lightgbm.Booster(model_file=result.best.load_checkpoint() / "model.txt").num_trees()
         9

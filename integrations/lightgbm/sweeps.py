@@ -10,6 +10,7 @@ from typing import Any
 import lightgbm
 from lightgbm.basic import _ConfigAliases
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import rounds_of, space_of, sweep
 from fluid.integrations.lightgbm.datasets import DatasetSources
@@ -33,6 +34,7 @@ _PATIENCE = ("early_stopping_round", "early_stopping_rounds", "early_stopping", 
 _MIN_DELTA = ("early_stopping_min_delta",)
 
 
+@closes_executor
 def train(
     params: Any,
     train_set: Any,
@@ -56,7 +58,7 @@ def train(
         >>> rows = np.random.default_rng(0).normal(size=(200, 3))
         >>> data = lightgbm.Dataset(rows, rows.sum(axis=1))
         >>> params = {"learning_rate": fluid.search.loguniform(0.01, 1.0), "num_leaves": [4, 8], "metric": "l2"}
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.integrations.lightgbm.train(
         ...         params, data, 9, valid_sets=[data], valid_names=["train"], metric="train-l2", samples=4
         ...     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.executor import FluidExecutor, executor_scope
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _ALL = -1
 
 
+@closes_executor
 def optimize(
     study: Study,
     trainable: Any,
@@ -79,7 +81,8 @@ def optimize(
             if the study has several objectives. A trial's value is the last one it reported.
         budget: with ``space``, iterations of a trial that is not pruned. The pruner is not asked after the last.
         iteration_timeout_s: when an iteration counts as hung, as for :class:`fluid.Trial`; for an objective, the time
-            between two requests. A trial that hangs twice is told ``FAIL``.
+            between two requests, which ``"auto"``, the default, does not limit. A trial that hangs twice is told
+            ``FAIL``.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or a trial ended without having reported ``metric``.

@@ -11,6 +11,7 @@ from typing import Any
 import ray.tune
 from ray.tune.schedulers import create_scheduler
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.ray_tune import elastic_lane_trial
@@ -45,6 +46,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@closes_executor
 def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **options: Any) -> Any:
     """Runs a sweep as ``ray.tune.run`` does, with the trials on Fluid.
 
@@ -113,6 +115,7 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         ``tuner.fit()``, within the ``with`` block, then returns the ``ResultGrid`` of ``ray.tune``.
     """
 
+    @closes_executor
     def __init__(self, trainable: Any = None, *, executor: FluidExecutor | None = None, **options: Any) -> None:
         if executor is not None and "_tuner_internal" not in options:
             config = copy.copy(options.get("tune_config")) or ray.tune.TuneConfig()
@@ -122,6 +125,7 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         self._executor = executor
 
     @classmethod
+    @closes_executor
     def restore(cls, path: str, trainable: Any, *, executor: FluidExecutor | None = None, **options: Any) -> Tuner:
         """``ray.tune.Tuner.restore`` with the trials on Fluid.
 
@@ -143,19 +147,21 @@ class Tuner(ray.tune.Tuner):  # type: ignore[misc]
         Raises:
             SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` is the ResultGrid.
         """
-        if self._executor is None:
-            return super().fit()
+        return super().fit() if self._executor is None else self._fit_on(executor=self._executor)
+
+    @closes_executor
+    def _fit_on(self, *, executor: FluidExecutor) -> Any:
         config = self._local_tuner._run_config
         before = {name: getattr(config, name) for name in ("callbacks", "verbose", "progress_reporter")}
         # Ray keeps what the user passed under this name, and puts the default in its place.
         verbose = getattr(config, "_verbose", config.verbose)
-        for name, value in output_options(self._executor, verbose, config.progress_reporter).items():
+        for name, value in output_options(executor, verbose, config.progress_reporter).items():
             setattr(config, name, value)
         trainable = self._local_tuner.trainable
-        scope = executor_scope(self._executor)
-        with in_use(trainable), scope, Interruption(self._executor) as interruption, alone_until_begun():
-            _prepare(self._executor, trainable)
-            with loggers_apart(self._executor, config.callbacks) as config.callbacks, tune_time(self._executor):
+        scope = executor_scope(executor)
+        with in_use(trainable), scope, Interruption(executor) as interruption, alone_until_begun():
+            _prepare(executor, trainable)
+            with loggers_apart(executor, config.callbacks) as config.callbacks, tune_time(executor):
                 try:
                     return interruption.finish(super().fit())
                 finally:

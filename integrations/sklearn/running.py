@@ -89,7 +89,14 @@ class _Errors(TrialListener):
 
 
 def run_search(
-    task: SearchTask, sampler: Sampler, *, algorithm: str, eta: int, executor: FluidExecutor, name: str
+    task: SearchTask,
+    sampler: Sampler,
+    *,
+    algorithm: str,
+    eta: int,
+    executor: FluidExecutor,
+    name: str,
+    trial_options: Mapping[str, Any],
 ) -> list[Evaluated]:
     """Evaluates the candidates that a sampler suggests.
 
@@ -100,6 +107,7 @@ def run_search(
         eta: one in so many candidates continues at each rung.
         executor: runs the trials.
         name: of the search in reports.
+        trial_options: further fields of each trial.
 
     Returns:
         The candidates, in the order in which they were suggested.
@@ -125,9 +133,11 @@ def run_search(
             under_way=None,
             time_budget_s=None,
             oom_is_worst=False,
-            trial_options={"isolation": executor.isolating.of_sharing_sweep},  # As joblib's processes.
+            # As joblib's processes.
+            trial_options={"isolation": executor.isolating.of_sharing_sweep, **trial_options},
             callbacks=(errors,),
             shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=sampler.size),
+            keeps_best=False,  # The best candidate is fitted again, on all data.
         )
     )
     try:

@@ -26,9 +26,10 @@ from fluid.integrations.sklearn.candidates import (
     tpe_sampler,
 )
 from fluid.integrations.sklearn.evaluation import SearchTask
-from fluid.integrations.sklearn.resources import Ladder, fit_on_all, make_ladder, resource_of
+from fluid.integrations.sklearn.resources import PARTIAL_FIT, Ladder, fit_on_all, make_ladder, resource_of
 from fluid.integrations.sklearn.running import Evaluated, executor_for, run_search
 from fluid.search.rungs import hyperband_shapes
+from fluid.trial_fields import IterationTimeout
 
 #: Candidates where ``samples`` is not given: as many as RandomizedSearchCV tries, and more where most end early.
 _SAMPLES = {"random": 10, "tpe": 10, "asha": 64, "sha": 64}
@@ -94,6 +95,8 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         return_train_score: as for ``RandomizedSearchCV``.
         verbose: 0, the default, for silence; 1 for the number of fits and the live view of the executor that is made;
             more for a line per fit, which the executor shows.
+        iteration_timeout_s: when a trial's iteration counts as hung, as for :class:`fluid.Trial`; it is a pass over the
+            data with ``partial_fit``, else a fit. ``"auto"``, the default, limits passes only: fits are not alike.
     """
 
     _parameter_constraints = {  # noqa: RUF012
@@ -116,6 +119,11 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         ],
         "executor": [FluidExecutor, None],
         "random_state": ["random_state"],
+        "iteration_timeout_s": [
+            private_api.Interval(numbers.Real, 0, None, closed="neither"),
+            private_api.StrOptions({"auto"}),
+            None,
+        ],
     }
 
     def __init__(
@@ -138,6 +146,7 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         error_score: Any = np.nan,
         return_train_score: bool = False,
         verbose: int = 0,
+        iteration_timeout_s: IterationTimeout = "auto",
     ) -> None:
         self.estimator = estimator
         self.space = space
@@ -156,6 +165,7 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         self.error_score = error_score
         self.return_train_score = return_train_score
         self.verbose = verbose
+        self.iteration_timeout_s = iteration_timeout_s
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "executor": None}
@@ -271,7 +281,12 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         if not sampler.size:
             return []
         name = type(self.estimator).__name__
-        return run_search(task, sampler, algorithm=self.algorithm, eta=self.eta, executor=executor, name=name)
+        limit, is_auto = self.iteration_timeout_s, self.iteration_timeout_s == "auto"
+        grows = task.ladder is not None and task.ladder.resource != PARTIAL_FIT  # From one iteration to the next.
+        options = {"iteration_timeout_s": None if grows and is_auto else limit}
+        return run_search(
+            task, sampler, algorithm=self.algorithm, eta=self.eta, executor=executor, name=name, trial_options=options
+        )
 
     def _default_samples(self, task: SearchTask) -> int:
         if self.algorithm != "hyperband":

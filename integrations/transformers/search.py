@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.executor import FluidExecutor, executor_in_force, executor_scope
@@ -27,6 +28,7 @@ _MODES = {"minimize": "min", "maximize": "max"}
 _DRAWS = 1000
 
 
+@closes_executor
 def hyperparameter_search(
     trainer: Trainer,
     hp_space: Callable[[Any], Mapping[str, Any]] | Mapping[str, Any] | None = None,
@@ -82,7 +84,7 @@ def hyperparameter_search(
         >>> args = TrainingArguments("out", num_train_epochs=3, eval_strategy="epoch", use_cpu=True)
         >>> trainer = Trainer(model_init=model_init, args=args, train_dataset=text, eval_dataset=text)
         >>> space = {"learning_rate": fluid.search.loguniform(1e-4, 1e-1)}
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     best = hyperparameter_search(trainer, space, n_trials=3)
         >>> list(best.hyperparameters), best.objective < 3.0, len(best.run_summary.trials)
         (['learning_rate'], True, 3)
@@ -124,13 +126,17 @@ def hyperparameter_search(
     return runs if len(names) > 1 else runs[0]
 
 
+#: Arguments of :func:`fluid.run` that a new executor takes.
+_OF_EXECUTORS = ("run_dir", "loggers", "metrics_port", "deadline")
+
+
 def _run(
     trainable: Any, space: Any, executor: FluidExecutor | None, modules: Sequence[str], arguments: dict[str, Any]
 ) -> SweepResult:
     if arguments.get("resume"):
         return run(trainable, space, executor=executor, **arguments)  # The executor is made there, from the folder.
     is_new = executor is None and executor_in_force() is None
-    new = {"run_dir": arguments.pop("run_dir", None), "keep": "best:1"} if is_new else {}
+    new = {name: arguments.pop(name) for name in _OF_EXECUTORS if is_new and name in arguments}
     with executor_scope(executor, **new) as chosen:
         chosen.session.preload(trainable, modules)
         return run(trainable, space, executor=chosen, **arguments)

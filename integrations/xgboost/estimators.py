@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xgboost
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import Rounds, rounds_of
 from fluid.integrations.xgboost.matrices import Sets
@@ -17,6 +18,7 @@ from fluid.integrations.xgboost.training import raw, train_rounds
 from fluid.results.sweep import SweepResult
 
 
+@closes_executor
 def fit(
     estimator: Any,
     x: Any,
@@ -39,7 +41,7 @@ def fit(
         >>> x = np.random.default_rng(0).normal(size=(200, 3))
         >>> y = x.sum(axis=1) > 0
         >>> model = xgboost.XGBClassifier(n_estimators=9, max_depth=[2, 4], learning_rate=fluid.search.uniform(0.1, 1))
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.integrations.xgboost.fit(
         ...         model, x, y, eval_set=[(x, y)], metric="validation_0-logloss", samples=4
         ...     )

@@ -31,7 +31,7 @@ class ReportCallback(xgboost.callback.TrainingCallback):  # type: ignore[misc]
         ...     told = {"evals": [(data, "train")], "callbacks": [ReportCallback()], "verbose_eval": False}
         ...     xgboost.train(config, data, **remaining(9), **told)
         >>> space = {"eta": fluid.search.loguniform(0.01, 1.0), "max_depth": [2, 4]}
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.run(train, space, metric="train-rmse", mode="min", samples=4, budget=9)
         >>> xgboost.Booster(model_file=result.best.load_checkpoint() / "model.ubj").num_boosted_rounds()
         9

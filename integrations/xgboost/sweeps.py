@@ -8,6 +8,7 @@ from typing import Any
 
 import xgboost
 
+from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import rounds_of, space_of, sweep
 from fluid.integrations.xgboost.matrices import Sets
@@ -20,6 +21,7 @@ _LISTS = frozenset(
 )
 
 
+@closes_executor
 def train(
     params: Any,
     dtrain: Any,
@@ -46,7 +48,7 @@ def train(
         >>> rows = np.random.default_rng(0).normal(size=(200, 3))
         >>> data = xgboost.DMatrix(rows, label=rows.sum(axis=1))
         >>> params = {"eta": fluid.search.loguniform(0.01, 1.0), "max_depth": [2, 4]}
-        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0, keep="best:1"):
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
         ...     result = fluid.integrations.xgboost.train(
         ...         params, data, 9, evals=[(data, "train")], metric="train-rmse", samples=4
         ...     )

@@ -213,6 +213,59 @@ def test_auto_follows_the_iterations_of_the_key() -> None:
     assert not none(hand.alarms_until(begun + 3000.0), KillLane)
 
 
+def jobs(*names: str, seconds: float = 1.0) -> Watched:
+    """An engine in which trials of one iteration each have run, all but the last of them to their end."""
+    hand = Watched(devices=1, profile=Known(packing=1))
+    for name in names:
+        hand.submit(name, group=name, budget=1, profile_key="job")
+        lane_id = hand.lane(name)
+        if not hand.state.lanes[lane_id].ready:
+            hand.ready(lane_id)
+        hand.started(name)
+        if name != names[-1]:
+            hand.now += seconds
+            hand.do(IterationDone(hand.now, name, lane_id, iteration=1, seconds=seconds))
+    return hand
+
+
+def test_auto_never_ends_a_whole_job_however_long_it_takes_beside_others() -> None:
+    hand = jobs(*"abcdef")
+    begun, commands = hand.now, hand.alarms_until(hand.now + 1e5)
+    assert none(commands, KillLane)
+    note = only(commands, NoteHung)
+    assert (note.trial_id, note.at, note.seconds, note.limit, note.killed) == ("f", begun + 600.0, 600.0, None, False)
+    assert only(commands, DumpStacks).trial_id == "f"
+    hand.do(IterationDone(hand.now, "f", hand.lane("f"), iteration=1, seconds=1e5))
+    assert hand.ends("f") == ["DONE"]
+
+
+def test_a_whole_job_counts_as_silent_only_once_its_stacks_are_dumped() -> None:
+    hand = jobs(*"abcdef")
+    hand.alarms_until(hand.now + 500.0)
+    assert hand.state.silent(hand.now) == []
+    hand.alarms_until(hand.now + 200.0)
+    assert hand.state.silent(hand.now) == [("f", 700.0)]
+
+
+def test_a_limit_in_seconds_ends_a_whole_job() -> None:
+    hand = jobs(*"abcde")
+    hand.submit("f", group="f", budget=1, profile_key="job", iteration_timeout_s=20.0)
+    hand.do(IterationDone(hand.now, "e", hand.lane("e"), iteration=1, seconds=1.0))
+    hand.started("f")
+    assert only(hand.alarms_until(hand.now + 20.0), KillLane).lane_id == hand.lane("f")
+
+
+def test_auto_limits_a_first_iteration_once_a_trial_of_the_key_has_gone_on_after_its_own() -> None:
+    hand = jobs(*"abcdef")
+    hand.submit("g", group="g", budget=2, profile_key="job")
+    hand.do(IterationDone(hand.now, "f", hand.lane("f"), iteration=1, seconds=1.0))
+    hand.started("g")
+    hand.iterate("g", 2)
+    hand.submit("h", group="h", budget=1, profile_key="job")
+    hand.started("h")
+    assert only(hand.alarms_until(hand.now + 600.0), KillLane).lane_id == hand.lane("h")
+
+
 def test_auto_ends_nothing_before_five_iterations_of_the_key_were_measured() -> None:
     hand = running("a", profile_key="new")
     hand.iterate("a", 4)

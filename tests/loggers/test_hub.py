@@ -369,7 +369,7 @@ def test_a_logger_is_no_listener_of_one_group(make: Callable[..., FluidExecutor]
             executor.submit_trialgroup(group("group", "a"), Heard())
         with pytest.raises(InvalidFieldError, match=r"callbacks\[0\]"):
             fluid.run(count_up, {"x": 1}, metric="loss", callbacks=[Heard()])
-        with pytest.raises(InvalidFieldError, match=r"loggers=.* pass it to the executor instead"):
+        with pytest.raises(InvalidFieldError, match=r"loggers=.* give it there, FluidExecutor\(loggers="):
             fluid.run(count_up, {"x": 1}, metric="loss", loggers=[Heard()])
 
 

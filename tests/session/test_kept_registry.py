@@ -5,10 +5,10 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from fluid.keeping import KeepRule, Retention, WorstKept
+from fluid.keeping import KeepRule, WorstKept
 from fluid.session.kept_registry import KeptEntry, KeptRegistry
 
-BEST = KeepRule("best", "g", "loss", "min")
+BEST = KeepRule("best", "g", "loss", "min", k=1)
 LAST = KeepRule("last", "g")
 
 
@@ -20,7 +20,7 @@ def entry(trial_id: str, iteration: int, value: float | None = None, size: int =
 
 
 def test_a_newer_checkpoint_replaces_that_of_its_trial() -> None:
-    registry = KeptRegistry(Retention("last"))
+    registry = KeptRegistry(None)
     first, second = entry("a", 1), entry("a", 2)
     assert registry.take(LAST, first).discarded == []
     assert registry.take(LAST, entry("b", 7)).discarded == []
@@ -30,21 +30,21 @@ def test_a_newer_checkpoint_replaces_that_of_its_trial() -> None:
 
 
 def test_an_older_one_that_comes_late_is_discarded() -> None:
-    registry = KeptRegistry(Retention("last"))
+    registry = KeptRegistry(None)
     registry.take(LAST, entry("a", 5))
     late = entry("a", 4)
     assert registry.take(LAST, late).discarded == [late]
 
 
 def test_one_that_is_told_twice_stays() -> None:
-    registry = KeptRegistry(Retention("last"))
+    registry = KeptRegistry(None)
     registry.take(LAST, entry("a", 5))
     assert registry.take(LAST, entry("a", 5)).discarded == []
     assert registry.bytes == 10
 
 
 def test_the_quota_refuses_a_further_one_but_not_a_replacement() -> None:
-    registry = KeptRegistry(Retention("last", quota=20))
+    registry = KeptRegistry(20)
     registry.take(LAST, entry("a", 1))
     registry.take(LAST, entry("b", 1))
     assert registry.room == 0
@@ -58,7 +58,7 @@ def test_the_quota_refuses_a_further_one_but_not_a_replacement() -> None:
 
 
 def test_groups_are_compared_apart() -> None:
-    registry = KeptRegistry(Retention("best", 1))
+    registry = KeptRegistry(None)
     registry.take(BEST, entry("a", 1, 0.1))
     assert registry.take(BEST._replace(group="h"), entry("b", 1, 0.9)).discarded == []
 
@@ -69,7 +69,7 @@ def test_groups_are_compared_apart() -> None:
     st.lists(st.tuples(st.integers(0, 5), st.integers(-4, 4)), max_size=40),
 )
 def test_the_best_of_the_k_best_trials_stay(k: int, mode: str, saves: list[tuple[int, int]]) -> None:
-    registry, rule = KeptRegistry(Retention("best", k)), BEST._replace(mode=mode)
+    registry, rule = KeptRegistry(None), BEST._replace(mode=mode, k=k)
     sign = 1 if mode == "min" else -1
     there: list[KeptEntry] = []
     best: dict[str, float] = {}
@@ -92,7 +92,7 @@ def test_the_best_of_the_k_best_trials_stay(k: int, mode: str, saves: list[tuple
 
 
 def test_a_failed_trial_makes_way_for_any_other() -> None:
-    registry = KeptRegistry(Retention("best", k=1))
+    registry = KeptRegistry(None)
     best = entry("a", 1, 0.1)
     registry.take(BEST, best)
     assert registry.bar(BEST) == WorstKept(0.1, place=0)

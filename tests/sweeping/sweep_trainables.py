@@ -32,6 +32,12 @@ def once(config: dict[str, Any]) -> dict[str, Any]:
     return {"loss": config["x"]}
 
 
+def sleep_and_return(config: dict[str, Any]) -> dict[str, Any]:
+    """Takes some seconds, and returns its metrics."""
+    time.sleep(config["seconds"])
+    return {"loss": config["seconds"]}
+
+
 def perfect(config: dict[str, Any], state: int | None) -> Iterator[tuple[dict[str, Any], int]]:
     """Has the same accuracy from the third iteration on, whatever its config."""
     for iteration in range(state or 0, 100):

@@ -47,7 +47,7 @@ def test_a_trial_that_a_searcher_lets_continue_goes_on_where_it_is(executor: Flu
 
 def test_a_trial_that_nothing_extends_is_not_saved_as_it_ends(tmp_path: Path) -> None:
     """Whoever extends a trial by hand may do so: its state is saved in time."""
-    with FluidExecutor("local", 1, run_dir=tmp_path / "run", verbose=0) as executor:
+    with FluidExecutor("local", 1, run_dir=tmp_path / "run", keep="none", verbose=0) as executor:
         space = {"x": uniform(0.0, 1.0)}
         options = {"samples": 3, "algorithm": "random", "budget": 2, "executor": executor}
         fluid.run(Counter, space, metric="loss", mode="min", **options)

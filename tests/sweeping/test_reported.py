@@ -133,9 +133,10 @@ def test_the_best_checkpoint_is_by_the_last_value(tmp_path: Path) -> None:
 
     with FluidExecutor("local", 1, run_dir=tmp_path / "run", keep="best:1", verbose=0) as made:
         result = sweep(made, train, {}, samples=1, algorithm="random", budget=6)
-    assert result.best.iteration == 5
-    assert result.best.checkpoint is not None
-    assert Path(result.best.checkpoint, "epoch").read_text() == "6"
+    assert result.best.iteration == 5 and result.best.checkpoint is None
+    with pytest.raises(fluid.FluidError, match=r"the checkpoint of iteration 5, .* those of iterations 6"):
+        result.best.load_checkpoint()
+    assert Path(result.best.trial.load_checkpoint(), "epoch").read_text() == "6"
 
 
 # -- trials without the metric

@@ -16,6 +16,7 @@ from sweep_trainables import (
     out_of_memory_above_one,
     perfect,
     short,
+    sleep_and_return,
 )
 
 import fluid
@@ -29,6 +30,7 @@ from fluid import (
     TrialFailedError,
     TrialGroup,
 )
+from fluid.engine import tuning
 from fluid.search import Plateau, Target, TrialPlateau, uniform
 
 SPACE = {"x": uniform(0.0, 1.0)}
@@ -75,6 +77,17 @@ def test_a_function_that_returns_its_metrics_runs_once(executor: FluidExecutor, 
     assert [trial.trial_id for trial in result.trials] == [f"{result.name}-{number:05d}" for number in range(9)]
     assert result.best.value == min(trial.config["x"] for trial in result.trials)
     assert result.best.trial.state == "DONE"
+
+
+def test_a_function_that_returns_its_metrics_may_take_far_longer_than_others(
+    executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "LEAST_DUMP_S", 1.0)  # A minute.
+    monkeypatch.setattr(tuning, "LEAST_KILL_S", 4.0)  # Ten minutes.
+    points = [{"seconds": 0.01 * (number + 1)} for number in range(6)]
+    options = {"algorithm": "random", "samples": 7, "points": [*points, {"seconds": 9.0}], "max_concurrent": 1}
+    result = run(executor, sleep_and_return, {"seconds": uniform(0.0, 9.0)}, **options)
+    assert [trial.state for trial in result.trials] == ["DONE"] * 7
 
 
 @pytest.mark.parametrize("algorithm", ["asha", "random"])

@@ -56,3 +56,9 @@ def give_up_above_one(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"loss": config["x"]}
     if config["x"] > 1.0:
         raise optuna.TrialPruned("hopeless")
+
+
+def sleep_at_the_last(trial: Any) -> float:
+    """An objective of which the seventh trial takes much longer than the others."""
+    time.sleep(9.0 if trial.number == 6 else 0.01)
+    return float(trial.suggest_float("x", 0.0, 1.0))

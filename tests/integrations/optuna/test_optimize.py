@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fluid._clock import VirtualClock
+from fluid.engine import tuning
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import IN_FORCE, FluidExecutor
 from fluid.integrations.optuna import optimize
@@ -26,6 +27,7 @@ from optuna_trainables import (  # noqa: E402
     fail_above_one,
     give_up_above_one,
     report_what_is_asked,
+    sleep_at_the_last,
     train,
     train_both,
     train_for_ever,
@@ -435,6 +437,25 @@ def test_a_trial_that_hangs_fails_by_its_limit(executor: FluidExecutor, tmp_path
     assert states(study) == ["FAIL"]
     with pytest.raises(TimeoutError, match="no result"):
         run(study, executor, wait_for_a_file, **options)
+
+
+def test_an_objective_may_take_far_longer_than_the_others(
+    executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tuning, "LEAST_DUMP_S", 1.0)  # A minute.
+    monkeypatch.setattr(tuning, "LEAST_KILL_S", 4.0)  # Ten minutes.
+    study = optuna.create_study()
+    optimize(study, sleep_at_the_last, n_trials=7, n_jobs=1, executor=executor)
+    assert states(study) == ["COMPLETE"] * 7
+    told = [record.getMessage() for record in caplog.records if "has given no result" in record.getMessage()]
+    assert len(told) == 1 and "it goes on, unless iteration_timeout_s= sets a limit" in told[0]
+
+
+def test_an_objective_has_the_limit_that_it_is_given(executor: FluidExecutor) -> None:
+    study = optuna.create_study()
+    with pytest.raises(TimeoutError, match=r"iteration_timeout_s=1\.0; None sets no limit"):
+        optimize(study, sleep_at_the_last, n_trials=7, n_jobs=1, executor=executor, iteration_timeout_s=1.0)
+    assert states(study) == ["COMPLETE"] * 6 + ["FAIL"]
 
 
 def test_ctrl_c_fails_what_is_under_way(executor: FluidExecutor, caplog: pytest.LogCaptureFixture) -> None:

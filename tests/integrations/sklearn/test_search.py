@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 from fluid import FluidExecutor, InvalidFieldError
+from fluid.engine import tuning
 from fluid.integrations.sklearn import FluidSearchCV
 from fluid.search import choice, randint, uniform
 
@@ -329,3 +331,47 @@ def test_fits_run_one_after_another_in_the_processes_of_the_devices(executor: Fl
         search = FluidSearchCV(TREE, GRID, cv=3, scoring=process_of, refit=False, executor=executor).fit(X, Y)
         processes |= {score for fold in range(3) for score in search.cv_results_[f"split{fold}_test_score"]}
     assert os.getpid() not in processes and len(processes) <= 2
+
+
+# -- long fits
+
+
+class Sleeper(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Its fit takes some seconds; of the parts of a ladder, the last one does."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def fit(self, X: Any, y: Any) -> Sleeper:
+        time.sleep(self.seconds if len(X) > len(Y) // 2 else 0.0)
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return np.zeros(len(X))
+
+
+SECONDS = {"seconds": [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 9.0]}
+ONE_SPLIT = [(np.arange(100), np.arange(100, 150))]
+
+
+@pytest.mark.parametrize("halving", [False, True])
+def test_a_fit_may_take_far_longer_than_the_others(
+    halving: bool, executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "LEAST_DUMP_S", 1.0)  # A minute.
+    monkeypatch.setattr(tuning, "LEAST_KILL_S", 4.0)  # Ten minutes.
+    options: dict[str, Any] = {"algorithm": "grid", "resource": "n_samples" if halving else None, "budget": 3}
+    search = FluidSearchCV(Sleeper(), SECONDS, cv=ONE_SPLIT, refit=False, **options).fit(X, Y)
+    assert len(search.cv_results_["mean_test_score"]) == 7
+    assert not np.isnan(search.cv_results_["mean_test_score"]).any()
+
+
+def test_a_fit_has_the_limit_that_it_is_given(executor: FluidExecutor) -> None:
+    search = FluidSearchCV(Sleeper(), SECONDS, algorithm="grid", cv=ONE_SPLIT, refit=False, iteration_timeout_s=1.0)
+    with pytest.warns((FitFailedWarning, UserWarning)) as told:
+        search.fit(X, Y)
+    assert any("iteration_timeout_s=1.0" in str(one.message) for one in told)
+    assert list(np.isnan(search.cv_results_["mean_test_score"])) == [False] * 6 + [True]
+    with pytest.raises(ValueError, match="iteration_timeout_s"):
+        FluidSearchCV(Sleeper(), SECONDS, iteration_timeout_s=0).fit(X, Y)
