@@ -269,7 +269,7 @@ def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: C
         compact = is_narrow(console) or (console.width < 130 and arguments.seeds > 1)
         console.print(rehearsal_table(sweep.outcomes, title, price=arguments.price, compact=compact))
         if first.metric is None:
-            console.print("No search says what is optimized: give --metric to see the best values, too.")
+            console.print("No search says what is optimized: give --metric, and --mode, to see the best values, too.")
         knee = knee_of(figures_of(sweep.outcomes))
         if knee is not None:
             console.print(knee.sentence("device", tried="rehearsed"), soft_wrap=True)

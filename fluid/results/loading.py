@@ -8,7 +8,7 @@ from typing import Any
 
 from fluid.results.folder_files import is_locked
 from fluid.results.iterations import ReportedIteration, reported_lines
-from fluid.results.metrics import Goal, goals_of, less_is_better
+from fluid.results.metrics import goals_of
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedGroup, SubmittedTrial, SubmittedTrials
@@ -41,12 +41,12 @@ def load(
     Args:
         run_dir: the run folder.
         metric: what the sweep optimizes, or several such names; ``None``, the default, for what its search says.
-        mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what its search says, else by the
-            metric's name: less is better for a loss or an error.
+        mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what its search says, else for
+            what the metric's name says (``docs/sweeps.md``).
 
     Raises:
-        InvalidFieldError: the path is not a run folder, cannot be read, or is of a newer Fluid; or metric or mode
-            cannot be used.
+        InvalidFieldError: the path is not a run folder, cannot be read, or is of a newer Fluid; metric or mode
+            cannot be used; or a metric without a mode is named that may mean either.
     """
     files = RunFiles(run_dir, "run_dir")
     session, journal, reported = files.session(), files.journal(), reported_lines(files)
@@ -57,7 +57,7 @@ def load(
     trials = tuple(_trials(files.path, groups, reported))
     return SweepResult.make(
         trials,
-        goals_of(*completed(metric, mode, [group.search for group in groups])),
+        *completed(metric, mode, [group.search for group in groups]),
         run_dir=files.path,
         name=_name(files.path, session, groups),
         state="RUNNING" if is_locked(files.path) else _state(trials),
@@ -66,23 +66,29 @@ def load(
 
 
 def completed(metric: Any, mode: Any, searches: Iterable[Search | None]) -> tuple[Any, Any]:
-    """Returns metric and mode, taken from the searches where the caller names none.
+    """Returns metric and mode, taken from the searches where the caller names none: then a mode may stay ``None``.
 
     Args:
         metric, mode: what the caller names.
         searches: those of the groups; where they optimize different metrics, none of these is taken.
+
+    Raises:
+        InvalidFieldError: the caller names a metric that has no mode, and may mean either.
     """
+    is_named = metric is not None
     described = [search for search in searches if search is not None and search.metric]
     known = {search.metric: search.mode for search in described}
     if metric is None and mode is None and len(goals := {(search.metric, search.besides) for search in described}) == 1:
         ((first, besides),) = goals
         if besides:
             names, modes = zip(*besides, strict=True)
-            return (first, *names), (known[first] or Goal(str(first), less_is_better(str(first))).mode, *modes)
+            return (first, *names), (known[first], *modes)
     if metric is None and len(known) == 1:
         (metric,) = known
     if mode is None and isinstance(metric, str):
         mode = known.get(metric)
+    if is_named:
+        goals_of(metric, mode)
     return metric, mode
 
 

@@ -13,7 +13,7 @@ from fluid.errors import FluidError
 from fluid.results.best import BestTrial, best_result
 from fluid.results.following import ResultsFollower
 from fluid.results.loading import completed
-from fluid.results.metrics import Goal, goals_of
+from fluid.results.metrics import Goal, known_goals
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedTrial, SubmittedTrials, shown_state, submitted_trial
@@ -113,7 +113,7 @@ class LiveTrials:
         if len(self._inboxes) != 1:
             return None
         (inbox,) = self._inboxes.values()
-        goals, best = goals_of(*completed(metric, mode, [inbox.group.search])), self._session.best_so_far(inbox)
+        goals, best = known_goals(*completed(metric, mode, [inbox.group.search])), self._session.best_so_far(inbox)
         if best is None or goals != (Goal(best.metric, best.mode == "min"),) or best.trial_id in inbox.failures:
             return None
         if best.trial_id not in inbox.group or any(trial.shown is not None for trial in inbox.group):
@@ -129,7 +129,12 @@ class LiveTrials:
         value, result = found
         metrics = result.lent().metrics
         return BestTrial(
-            trial=trial.lent(), metric=best.metric, value=value, iteration=result.iteration, metrics=metrics
+            trial=trial.lent(),
+            metric=best.metric,
+            mode=best.mode,
+            value=value,
+            iteration=result.iteration,
+            metrics=metrics,
         )
 
     def sweep(self, metric: Any = None, mode: Any = None) -> SweepResult:
@@ -140,12 +145,12 @@ class LiveTrials:
             FluidError: the run folder was deleted.
         """
         groups = [inbox.group for inbox in self._inboxes.values()]
-        goals = goals_of(*completed(metric, mode, [group.search for group in groups]))
+        wanted = completed(metric, mode, [group.search for group in groups])
         trials = self.read()
         ended = all(inbox.done for inbox in self._inboxes.values())
         return SweepResult.make(
             trials,
-            goals,
+            *wanted,
             run_dir=self._session.run_dir,
             name=groups[0].name if len(groups) == 1 else self._session.run_dir.name,
             state="DONE" if ended else UNFINISHED if self._session.has_ended else "RUNNING",
