@@ -23,12 +23,12 @@ _LESS = _names(
     " huber pseudohuber logcosh pinball crps"
     # Classification and likelihood
     " ce bce cce xent crossentropy binarycrossentropy categoricalcrossentropy sparsecategoricalcrossentropy nll"
-    " nloglik poissonnloglik gammanloglik coxnloglik aftnloglik tweedienloglik negativeloglikelihood negativeloglik"
-    " nelbo kl kld kldiv kldivergence kullbackleibler jsd jsdivergence jensenshannon jensenshannondivergence hinge"
-    " squaredhinge categoricalhinge zerooneloss poisson brier ece merror misclassification misclassificationrate hamming"
-    " hammingdistance fpr fnr falsepositiverate falsenegativerate falsepositives falsenegatives falsealarmrate missrate"
-    " fallout eer mindcf fpr95 negativelikelihoodratio deviance poissondeviance gammadeviance tweediedeviance"
-    " binomialdeviance aic aicc bic"
+    " nloglik poissonnloglik gammanloglik coxnloglik aftnloglik tweedienloglik negativeloglikelihood"
+    " negativeloglik nelbo kl kld kldiv kldivergence kullbackleibler jsd jsdivergence jensenshannon"
+    " jensenshannondivergence hinge squaredhinge categoricalhinge zerooneloss poisson brier ece merror"
+    " misclassification misclassificationrate hamming hammingdistance fpr fnr falsepositiverate falsenegativerate"
+    " falsepositives falsenegatives falsealarmrate missrate fallout eer mindcf fpr95 negativelikelihoodratio"
+    " deviance poissondeviance gammadeviance tweediedeviance binomialdeviance aic aicc bic"
     # Text and compression
     " perplexity ppl wer cer mer ter der bpb bpc bpd bitsperbyte bitsperchar bitspercharacter bitsperdim editdistance"
     " translationeditrate levenshtein levenshteindistance"

@@ -114,10 +114,11 @@ class BestTracker:
         search: names the metric and the mode; may be ``None``.
     """
 
-    __slots__ = ("_besides", "_best", "_entered", "_metric", "_mode", "_of", "_past", "_standings")
+    __slots__ = ("_besides", "_best", "_entered", "_is_unnamed", "_metric", "_mode", "_of", "_past", "_standings")
 
     def __init__(self, search: Search | None) -> None:
         self._metric = None if search is None else search.metric
+        self._is_unnamed = search is not None and not search.metric
         #: ``None`` as long as it is unknown whether less or more is better.
         self._mode = None if search is None else search.mode
         self._besides = () if search is None else tuple(metric for metric, _ in search.besides)
@@ -258,8 +259,11 @@ class BestTracker:
 
     @property
     def open_metric(self) -> str | None:
-        """The metric for which there is no best, as its name leaves open which that is; ``None`` if there is none."""
-        return self._metric if self._mode is None else None
+        """The metric of which nothing says whether less or more is better; ``None`` if there is none.
+
+        A search that names no metric says that its trials are not compared by one.
+        """
+        return self._metric if self._mode is None and not self._is_unnamed else None
 
     def _find_mode(self) -> None:
         if self._metric is not None:

@@ -10,10 +10,10 @@ import numpy as np
 import xgboost
 
 from fluid.errors import InvalidFieldError
-from fluid.integrations.boosting import Rounds, rounds_of
+from fluid.integrations.boosting import Rounds, goals_among, rounds_of
 from fluid.integrations.xgboost.matrices import Sets
 from fluid.integrations.xgboost.sweeps import run_sweep
-from fluid.integrations.xgboost.training import raw, train_rounds
+from fluid.integrations.xgboost.training import direction, raw, train_rounds
 from fluid.results.sweep import SweepResult
 
 
@@ -84,7 +84,8 @@ def fit(
         sets=Sets(matrix(x, y, sample_weight), evals),
         rounds=rounds_of(estimator.get_num_boosting_rounds(), rounds_per_iteration, estimator.early_stopping_rounds),
     )
-    return run_sweep(trainable, params, metric, mode, options)
+    goals = goals_among(metric, mode, [name for _, name in evals], direction)
+    return run_sweep(trainable, params, goals, options)
 
 
 def _params_of(estimator: Any, y: Any) -> dict[str, Any]:
