@@ -157,8 +157,9 @@ def run(
         The sweep's trials. Its ``notes`` say what ended the sweep early, if anything did.
 
     Raises:
-        InvalidFieldError: an argument cannot be used, or a metric without a mode may mean either; or no trial has reported the metric, and the error's ``result``
-            has what there is. A single trial that does not report it fails (``docs/sweeps.md``).
+        InvalidFieldError: an argument cannot be used, or a metric without a mode may mean either; or no trial has
+            reported the metric, and the error's ``result`` has what there is. A single trial that does not report it
+            fails (``docs/sweeps.md``).
         SweepFailedError: all trials have failed.
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.

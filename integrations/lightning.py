@@ -139,7 +139,7 @@ def _modes_said(metric: Any, trainer: Any) -> list[str | None] | None:
         InvalidFieldError: one has Lightning's default ``"min"`` for a metric of which more is better.
     """
     given = trainer.get("callbacks") if isinstance(trainer, Mapping) else None
-    callbacks = given if isinstance(given, (list, tuple)) else [given]
+    callbacks: Iterable[Any] = given if isinstance(given, (list, tuple)) else [given]
     said = {
         each.monitor: each.mode
         for each in callbacks

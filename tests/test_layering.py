@@ -107,6 +107,7 @@ LOOSE = (
         "_waiting",
         "_logs",
         "_late_imports",
+        "directions",
         "_sleepers",
         "_clock_hold",
         "_held_queue",

@@ -55,9 +55,12 @@ def load(
         group_of.setdefault(one.trial_id, one.group_id)
     groups = SubmittedTrials(files.trials(), journal, group_of).groups()
     trials = tuple(_trials(files.path, groups, reported))
+    wanted = completed(metric, mode, [group.search for group in groups])
+    if metric is not None:
+        goals_of(*wanted)  # Raises.
     return SweepResult.make(
         trials,
-        *completed(metric, mode, [group.search for group in groups]),
+        *wanted,
         run_dir=files.path,
         name=_name(files.path, session, groups),
         state="RUNNING" if is_locked(files.path) else _state(trials),
@@ -66,16 +69,12 @@ def load(
 
 
 def completed(metric: Any, mode: Any, searches: Iterable[Search | None]) -> tuple[Any, Any]:
-    """Returns metric and mode, taken from the searches where the caller names none: then a mode may stay ``None``.
+    """Returns metric and mode, taken from the searches where the caller names none.
 
     Args:
         metric, mode: what the caller names.
         searches: those of the groups; where they optimize different metrics, none of these is taken.
-
-    Raises:
-        InvalidFieldError: the caller names a metric that has no mode, and may mean either.
     """
-    is_named = metric is not None
     described = [search for search in searches if search is not None and search.metric]
     known = {search.metric: search.mode for search in described}
     if metric is None and mode is None and len(goals := {(search.metric, search.besides) for search in described}) == 1:
@@ -87,8 +86,6 @@ def completed(metric: Any, mode: Any, searches: Iterable[Search | None]) -> tupl
         (metric,) = known
     if mode is None and isinstance(metric, str):
         mode = known.get(metric)
-    if is_named:
-        goals_of(metric, mode)
     return metric, mode
 
 

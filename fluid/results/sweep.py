@@ -121,9 +121,14 @@ class SweepResult:
         """
         if metric is None:
             raise InvalidFieldError("metric", None, f"name one, as no search does{_known(self.trials)}")
-        goals = goals_of(metric, mode)
-        if len(goals) != 1:
+        wanted = modes_of(metric, mode)
+        if len(wanted) != 1:
             raise InvalidFieldError("metric", metric, "must be one; for several, see pareto")
+        ((name, said),) = wanted
+        either = [Goal(name, less=True)]
+        if said is None and next(_points(self.trials, either), None) is None:  # The name may be mistyped.
+            raise _nothing_reported(self.trials, either)
+        goals = goals_of(metric, mode)
         found = best_of(self.trials, goals[0])
         if found is None:
             raise _nothing_reported(self.trials, goals)

@@ -13,7 +13,7 @@ from fluid.errors import FluidError
 from fluid.results.best import BestTrial, best_result
 from fluid.results.following import ResultsFollower
 from fluid.results.loading import completed
-from fluid.results.metrics import Goal, known_goals
+from fluid.results.metrics import Goal, goals_of, known_goals
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedTrial, SubmittedTrials, shown_state, submitted_trial
@@ -22,7 +22,7 @@ from fluid.results.trial_results import files_of, result_of, trial_result
 from fluid.session.inbox import GroupInbox
 from fluid.session.session import Session
 from fluid.session.standing import Standing
-from fluid.trialgroup import Trial, TrialState
+from fluid.trialgroup import Search, Trial, TrialState
 
 #: The submitted trials by the group and the name that they are shown as.
 Parts = dict[tuple[str, str], list[SubmittedTrial]]
@@ -106,7 +106,8 @@ class LiveTrials:
             InvalidFieldError: metric or mode cannot be used.
             FluidError: no trial has reported the metric, or the run folder was deleted.
         """
-        return self._own._followed(metric, mode) or self.sweep(metric, mode).best
+        found = self._own._followed(metric, mode)
+        return found or self.sweep().best_by(*completed(metric, mode, self._searches))
 
     def _followed(self, metric: Any, mode: Any) -> BestTrial | None:
         """The best trial that the one group follows; ``None`` if it follows another metric, or shows other names."""
@@ -145,7 +146,9 @@ class LiveTrials:
             FluidError: the run folder was deleted.
         """
         groups = [inbox.group for inbox in self._inboxes.values()]
-        wanted = completed(metric, mode, [group.search for group in groups])
+        wanted = completed(metric, mode, self._searches)
+        if metric is not None:
+            goals_of(*wanted)  # Raises.
         trials = self.read()
         ended = all(inbox.done for inbox in self._inboxes.values())
         return SweepResult.make(
@@ -155,6 +158,10 @@ class LiveTrials:
             name=groups[0].name if len(groups) == 1 else self._session.run_dir.name,
             state="DONE" if ended else UNFINISHED if self._session.has_ended else "RUNNING",
         )
+
+    @property
+    def _searches(self) -> list[Search | None]:
+        return [inbox.group.search for inbox in self._inboxes.values()]
 
     # -- under the lock ------------------------------------------------------------------------------------
 

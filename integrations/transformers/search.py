@@ -56,9 +56,8 @@ def hyperparameter_search(
         compute_objective: what to optimize, from the metrics of an evaluation; several numbers for several directions.
             ``None``, the default, for the loss, or the sum of what ``compute_metrics`` returns.
         n_trials: number of trials; 20 by default.
-        direction: ``"minimize"`` or ``"maximize"``; one for each objective. ``None``, the default, for what the trainer's
-            ``greater_is_better`` says of the objective's metric, else for what the metric's name does: less loss is
-            better.
+        direction: ``"minimize"`` or ``"maximize"``; one for each objective. ``None``, the default, for what the
+            trainer's ``greater_is_better`` says of the objective's metric, else for what the metric's name does.
         algorithm: as for :func:`fluid.run`; ``None``, the default, for ``"asha"``, or ``"random"`` for several
             objectives.
         budget: most evaluations of a trial; ``None``, the default, for as many as the longest trial makes.

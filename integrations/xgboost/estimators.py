@@ -115,7 +115,7 @@ def _fit(
 ) -> Iterator[tuple[dict[str, float], Any]]:
     """As :func:`_train`, with the fitted estimator as the state."""
     booster = None if state is None else state.get_booster()
-    options = {"obj": None, "custom_metric": None, "maximize": None, "begin": None}
+    options: dict[str, Any] = {"obj": None, "custom_metric": None, "maximize": None, "begin": None}
     for metrics, trained in train_rounds(config, booster, sets=sets, rounds=rounds, **options):
         yield metrics, _Fitted(estimator, config, trained)
 
