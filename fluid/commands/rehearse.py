@@ -52,7 +52,7 @@ def add_rehearse(commands: Subparsers) -> None:
     rehearse.add_argument("--planner", help="of the executors (default: the script's)")
     rehearse.add_argument("--metric", metavar="NAME", help="judge sweeps by this metric (default: the search's)")
     rehearse.add_argument(
-        "--mode", metavar="MODE", help="min or max (default: the search's, else by the metric's name)"
+        "--mode", metavar="MODE", help="min or max (default: the search's, else the name's)"
     )
     rehearse.add_argument("--price", type=float, metavar="USD", help="US dollars for a device-hour")
     for name, meaning in _OVERHEADS.items():

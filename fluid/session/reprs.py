@@ -23,7 +23,7 @@ _MOST_NAMES = 8
 def group_text(group: GroupStatus, run_dir: Path) -> str:
     """A group in one line: trials by state, the best result so far, and the run folder."""
     parts = [f"{group.name!r}", _trials(group.trials)]
-    parts += [] if group.best is None else [f"best {_value(group.best)} ({_place(group.best)})"]
+    parts += [] if group.best is None else [f"best {_value(group.best)}, {_place(group.best)}"]
     parts += [] if group.open_metric is None else [f"no best: {search_text(group.open_metric)}"]
     return f"<TrialGroupHandle {'; '.join([*parts, f'run folder {run_dir}'])}>"
 

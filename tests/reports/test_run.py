@@ -357,7 +357,7 @@ def test_what_a_search_says_came_of_a_trial_is_its_state(session: Sessions) -> N
 
 
 def test_a_trial_that_came_back_is_one_trial(session: Sessions) -> None:
-    made = sweep(session, part("a", "a", x=1), part("b", "b"), part("a.1", "a", 2, x=5), metric="score")
+    made = sweep(session, part("a", "a", x=1), part("b", "b"), part("a.1", "a", 2, x=5), metric="score", mode="max")
     made.results(
         ("a", 1, 0.0, 1.0, 1.0, (0,), {"result": {"score": 1.0}}),
         ("a", 2, 1.0, 2.0, 1.0, (0,), {"result": {"score": 2.0}}),

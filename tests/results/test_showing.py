@@ -48,7 +48,7 @@ def test_a_sweep_says_what_is_best() -> None:
         "  best: loss=0.25 (less is better) at iteration 2 of trial 'a', config={'lr': 0.1}",
         "  failed first: trial 'bad', ValueError: <no>",
     ]
-    assert repr(shown.best) == "BestTrial(loss=0.25 at iteration 2 of trial 'a', config={'lr': 0.1})"
+    assert repr(shown.best) == "BestTrial(loss=0.25 (less is better) at iteration 2 of trial 'a', config={'lr': 0.1})"
     assert repr(shown.trials[0]).startswith("TrialResult('a', DONE, iteration=3, metrics={'loss': 0.75")
     assert repr(sweep(metric=None, mode=None)) == "SweepResult 's': 0 trials; DONE, in runs/x"
     assert len(repr(trial("a", blob="x" * 10_000))) < 500
