@@ -19,7 +19,7 @@ from fluid.loggers.logger import refuse_logger
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import Requires
 from fluid.results.folder_files import is_used
-from fluid.results.metrics import Goal, goals_of
+from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
@@ -105,8 +105,8 @@ def run(
             constants, and dicts of these; or a function of an Optuna trial. With a ``searcher``, constants only.
         metric: name of the metric that trials are compared by; nested names are joined by ``/``. Several names make
             :attr:`fluid.SweepResult.pareto` the outcome, with ``"random"``, ``"grid"``, ``"tpe"`` or ``"full"``.
-        mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, to judge by the metric's name: less is
-            better for a loss or an error.
+        mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what the metric's name says
+            (``docs/sweeps.md``): less is better of ``val_loss``, more of ``accuracy``.
         samples: number of trials. ``None``, the default: all of a grid; one round of Hyperband; else no limit if
             ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does. With a
             ``searcher``: the most that it is asked for.
@@ -158,15 +158,16 @@ def run(
         The sweep's trials. Its ``notes`` say what ended the sweep early, if anything did.
 
     Raises:
-        InvalidFieldError: an argument cannot be used; or no trial has reported the metric, and the error's ``result``
-            has what there is. A single trial that does not report it fails (``docs/sweeps.md``).
+        InvalidFieldError: an argument cannot be used, or a metric without a mode may mean either; or no trial has
+            reported the metric, and the error's ``result`` has what there is. A single trial that does not report it
+            fails (``docs/sweeps.md``).
         SweepFailedError: all trials have failed.
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
     """
     called, limit_s = _CLOCK.now(), None if deadline is None else parse_duration("deadline", deadline)
     require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
-    goals = _checked_goals(metric, mode, algorithm)
+    goals = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
     earlier = _earlier_sweep(resume, run_dir, name)
     is_given = searcher is not None
@@ -312,7 +313,10 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
     )
 
 
-def _checked_goals(metric: Any, mode: Any, algorithm: str) -> tuple[Goal, ...]:
+def _checked_goals(metric: Any, mode: Any, algorithm: str, searcher: Any) -> tuple[Goal, ...]:
+    said = getattr(searcher, "mode_of", None)  # Of a library that is told by itself what to optimize.
+    if mode is None and callable(said):
+        mode = [said(name) for name, _ in modes_of(metric, None)] or None
     goals = goals_of(metric, mode)
     if not goals:
         raise InvalidFieldError("metric", metric, "must be the name of a metric that trials report")

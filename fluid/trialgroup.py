@@ -137,7 +137,8 @@ class Search:
 
     Args:
         metric: name of the metric that trials are compared by; ``None``, the default, if unknown.
-        mode: ``"min"`` if less of the metric is better, or ``"max"``; ``None``, the default, to judge by its name.
+        mode: ``"min"`` if less of the metric is better, or ``"max"``; ``None``, the default, for what its name says. A
+            group whose search names a metric without a mode that may mean either is refused.
         trials: number of trials that there will be; ``None``, the default, if unknown.
         extends: whether the algorithm may extend a trial that has used up its budget; ``None``, the default, if
             unknown: then the state of such a trial is saved, if it can be. With ``False`` it is not.

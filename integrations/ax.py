@@ -77,6 +77,12 @@ class AxSearcher:
         self._metrics = tuple(metrics)
         self._told = tuple(sorted(config.metric_names))
 
+    def mode_of(self, metric: str) -> str | None:
+        """``"min"`` or ``"max"`` of a metric that the client optimizes; else ``None``."""
+        config = _optimization(self._client)
+        weight = None if config is None else dict(config.objective.metric_weights).get(metric)
+        return None if weight is None else "min" if weight < 0 else "max"
+
     def ask(self) -> Suggestion | None:
         try:
             found = self._client.get_next_trials(max_trials=1)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from fluid.directions import direction_of
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import executor_in_force
-from fluid.results.metrics import goals_of
+from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.sweep import SweepResult
 from fluid.session.specs import ISOLATING
 from fluid.sweep import run
@@ -172,9 +173,7 @@ def sweep(
     space: Any,
     *,
     rounds: Rounds,
-    metric: Any,
-    mode: Any,
-    is_more: Callable[[str], bool],
+    goals: Sequence[Goal],
     options: Mapping[str, Any],
 ) -> SweepResult:
     """Runs the sweep: see :func:`fluid.run`.
@@ -183,9 +182,7 @@ def sweep(
         trainable: yields metrics and a booster.
         space: of the parameters.
         rounds: of each trial.
-        metric: the name, or names, of metrics.
-        mode: ``None`` to judge by the metric's name.
-        is_more: whether more of a metric of that name, such as ``valid-auc``, is better.
+        goals: what it optimizes.
         options: further arguments of :func:`fluid.run`.
     """
     if "budget" in options:
@@ -195,17 +192,37 @@ def sweep(
         # A lane makes the data once for all its trials, and what runs there leaves nothing behind.
         isolation = (ISOLATING if executor is None else executor.isolating).of_sharing_sweep
         options = {**options, "trial_options": {"isolation": isolation, **(own or {})}}
-    if mode is None:
-        modes = ["max" if is_more(goal.metric) else "min" for goal in goals_of(metric, None)]
-        mode = modes if len(modes) > 1 else modes[0]
     return run(
         trainable,
         space,
-        metric=metric,
-        mode=mode,
+        metric=[goal.metric for goal in goals],
+        mode=[goal.mode for goal in goals],
         budget=-(-rounds.most // rounds.per_iteration),
         **options,
     )
+
+
+def goals_among(metric: Any, mode: Any, sets: Collection[str], said: Callable[[str], str | None]) -> tuple[Goal, ...]:
+    """Returns the goals of a sweep, whose metrics have the name of a set in front: ``valid-auc``.
+
+    Args:
+        metric: the name, or names.
+        mode: ``None`` for what the library says of a metric, else for what its name does.
+        sets: names of the sets.
+        said: the mode that the user or the library gives a metric, by its name without a set; ``None`` for none.
+
+    Raises:
+        InvalidFieldError: one cannot be used, or nothing says the mode of a metric.
+    """
+    if mode is None:
+        names = [(name, without_set(name, sets)) for name, _ in modes_of(metric, None)]
+        mode = [said(inner) or direction_of(inner) or direction_of(name) for name, inner in names]
+    return goals_of(metric, mode or None)
+
+
+def without_set(name: str, sets: Collection[str]) -> str:
+    """The name of a metric without that of the set it is of."""
+    return next((name.removeprefix(f"{each}-") for each in sets if name.startswith(f"{each}-")), name)
 
 
 def rounds_of(num_boost_round: Any, rounds_per_iteration: Any, patience: Any, min_delta: Any = 0.0) -> Rounds:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import fluid
 from fluid._given_executor import closes_executor
 from fluid._imports import try_import
+from fluid.directions import direction_of
 from fluid.errors import InvalidFieldError
 from fluid.random_state import read_random_state, write_random_state
 from fluid.trainables.trial_code import TrialEnded
@@ -97,7 +98,8 @@ def sweep(
             config.
         trainer: arguments of each trial's Trainer besides :data:`TRAINER_DEFAULTS`; or a function that makes these
             arguments, or the Trainer itself, of a config.
-        metric: name, in ``trainer.callback_metrics``, of what the module logs and trials are compared by.
+        metric: name, in ``trainer.callback_metrics``, of what the module logs and trials are compared by. Its ``mode``,
+            if ``options`` have none, is that of a callback in ``trainer`` that monitors it, else what its name says.
         budget: most epochs of a trial, and ``max_epochs`` of its Trainer; ``None``, the default, for the ``max_epochs``
             in ``trainer``, or else 27.
         seed: of the configs, and of the random numbers in each trial; ``None`` for others in each call.
@@ -127,7 +129,32 @@ def sweep(
     )
     if name is None:
         name = f"{trial.__name__}-{options.get('algorithm', 'asha')}"
+    if options.get("mode") is None:
+        options["mode"] = _modes_said(metric, trainer)
     return fluid.run(trial, space, metric=metric, budget=budget, seed=seed, name=name, **options)
+
+
+def _modes_said(metric: Any, trainer: Any) -> list[str | None] | None:
+    """The modes in which callbacks of a Trainer's arguments monitor the metrics of a sweep.
+
+    Raises:
+        InvalidFieldError: one has Lightning's default ``"min"`` for a metric of which more is better.
+    """
+    given = trainer.get("callbacks") if isinstance(trainer, Mapping) else None
+    callbacks: Iterable[Any] = given if isinstance(given, (list, tuple)) else [given]
+    said = {
+        each.monitor: each.mode
+        for each in callbacks
+        if getattr(each, "monitor", None) is not None and getattr(each, "mode", None) in ("min", "max")
+    }
+    names = [metric] if isinstance(metric, str) else metric
+    if not isinstance(names, (list, tuple)) or not names:
+        return None
+    for name in names:
+        if said.get(name) == "min" and direction_of(name) == "max":
+            reason = f"a callback monitors {name!r} with mode 'min', but more of it is better; pass mode= to both"
+            raise InvalidFieldError("mode", None, reason)
+    return [said.get(name) for name in names]
 
 
 def fit(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> None:

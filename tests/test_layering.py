@@ -42,7 +42,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 # The package fluid itself has no level: see check_facade.
 LAYERS = (
     layer(0, "errors _version _experimental _logs _late_imports _given_executor random_state"),
-    layer(1, "_clock _imports keeping resources search_shape trial_fields"),
+    layer(1, "_clock _imports directions keeping resources search_shape trial_fields"),
     layer(2, "_waiting _sleepers trialgroup"),
     layer(3, "_clock_hold"),
     layer(4, "_held_queue"),
@@ -108,6 +108,7 @@ LOOSE = (
         "_logs",
         "_late_imports",
         "_given_executor",
+        "directions",
         "_sleepers",
         "_clock_hold",
         "_held_queue",

@@ -52,7 +52,7 @@ def add_rehearse(commands: Subparsers) -> None:
     rehearse.add_argument("--planner", help="of the executors (default: the script's)")
     rehearse.add_argument("--metric", metavar="NAME", help="judge sweeps by this metric (default: the search's)")
     rehearse.add_argument(
-        "--mode", metavar="MODE", help="min or max (default: the search's, else by the metric's name)"
+        "--mode", metavar="MODE", help="min or max (default: the search's, else the name's)"
     )
     rehearse.add_argument("--price", type=float, metavar="USD", help="US dollars for a device-hour")
     for name, meaning in _OVERHEADS.items():
@@ -269,7 +269,7 @@ def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: C
         compact = is_narrow(console) or (console.width < 130 and arguments.seeds > 1)
         console.print(rehearsal_table(sweep.outcomes, title, price=arguments.price, compact=compact))
         if first.metric is None:
-            console.print("No search says what is optimized: give --metric to see the best values, too.")
+            console.print("No search says what is optimized: give --metric, and --mode, to see the best values, too.")
         knee = knee_of(figures_of(sweep.outcomes))
         if knee is not None:
             console.print(knee.sentence("device", tried="rehearsed"), soft_wrap=True)

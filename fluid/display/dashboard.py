@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
+from fluid.directions import search_text
 from fluid.display.device_map import ASCII, UNICODE, DashboardGlyphs, DeviceMap, TrialNumbers
 from fluid.display.format import clock_time, count, number, percent
 from fluid.display.names import config_text, metric_text, shortened_apart
@@ -166,12 +168,16 @@ class _DashboardLines:
             if room < most - len(sums):
                 sums.append(sum_of_groups(active[:-room], "more group", style=_DIM))
             active = active[-room:]
-        known = [group for group in active if group.best is not None]
+        known = [group for group in active if group.best is not None or group.open_metric is not None]
         if len(sums) + len(active) + len(known) > most:
             return [*sums, *self._bars(active, with_best=True)]
         lines = list(sums)
         for group, bar in zip(active, self._bars(active, with_best=False), strict=True):
-            lines += [bar] if group.best is None else [bar, self._best_line(group.best)]
+            lines.append(bar)
+            if group.best is not None:
+                lines.append(self._best_line(group.best))
+            elif group.open_metric is not None:
+                lines.append(no_best_text(group.open_metric, self._width, lead="  "))
         return lines
 
     def _best_line(self, best: BestSoFar) -> Text:
@@ -300,11 +306,20 @@ def best_text(best: BestSoFar, width: int, *, lead: str = "best ", ellipsis: str
     """The best result in one line of at most ``width`` characters: metric, value, trial, iteration, and the config."""
     (metric,), (trial,) = (shortened_apart([name], _LONGEST_NAME, ellipsis) for name in (best.metric, best.trial_id))
     line = Text(lead).append(f"{metric} {metric_text(best.value)}", style=_BOLD)
-    for name, value in best.besides.items():
-        line.append(f", {shortened_apart([name], _LONGEST_NAME, ellipsis)[0]} {metric_text(value)}")
-    line.append(f"  {trial}, iteration {best.iteration:,}{best.fate}")
+    besides = [(shortened_apart([name], _LONGEST_NAME, ellipsis)[0], value) for name, value in best.besides.items()]
+    rest = "".join(f", {name} {metric_text(value)}" for name, value in besides)
+    rest += f"  {trial}, iteration {best.iteration:,}{best.fate}"
+    direction = f" ({best.direction})"
+    line.append(direction if line.cell_len + len(direction) + cell_len(rest) <= width else "").append(rest)
     config = config_text(best.config, width - line.cell_len - _GAP, ellipsis)
     return line.append(f"{'':{_GAP}}{config}", style=_DIM) if config else line
+
+
+def no_best_text(metric: str, width: int, *, lead: str = "") -> Text:
+    """Why there is no best result of a metric, in one line of at most ``width`` characters."""
+    line = Text(f"{lead}no best: {search_text(metric)}", style=_DIM)
+    line.truncate(width)
+    return line
 
 
 def sum_of_groups(groups: Sequence[GroupStatus], what: str, style: Style | str = "") -> Text:
@@ -359,7 +374,7 @@ def _short_best(best: BestSoFar | None) -> str:
     if best is None:
         return ""
     (metric,) = shortened_apart([best.metric], _LONGEST_NAME // 2)
-    return f"{metric} {metric_text(best.value)}"
+    return f"{metric} {metric_text(best.value)}{best.less_note}"
 
 
 def _eta(group: GroupStatus) -> str:

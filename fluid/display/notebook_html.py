@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from fluid.directions import search_text
 from fluid.display.format import clock_time, count, percent, short_names
 from fluid.display.names import config_text, metric_text
 from fluid.display.palette import colour, ink
 from fluid.display.states import has_ended, states_text, with_interrupted
 from fluid.display.summary import shown_path
-from fluid.session.best import BestSoFar
 from fluid.session.status import DeviceStatus, GroupStatus, Status
 
 #: Most rows of groups and boxes of devices.
@@ -68,7 +68,7 @@ def final_html(status: Status, seconds: Mapping[int, float]) -> str:
         _row(
             f"<b>{escape(group.name)}</b>",
             escape(f"{count(sum(group.trials.values()), 'trial')}: {states_text(with_interrupted(group.trials))}"),
-            best_html(group.best),
+            best_html(group),
             f"<span style='{_DIM}'>{clock_time(seconds.get(position, status.at))}</span>",
         )
         for position, group in _last(list(enumerate(status.groups)))
@@ -83,15 +83,16 @@ def folder_html(folder: str) -> str:
     return f"<div style='{_DIM}'>results in <code>{escape(folder)}</code>; see them with {commands}</div>"
 
 
-def best_html(best: BestSoFar | None) -> str:
-    """A best result: metric, value, trial, iteration and config."""
+def best_html(group: GroupStatus) -> str:
+    """The best result of a group: metric, value, trial, iteration and config."""
+    best = group.best
     if best is None:
-        return ""
+        return "" if group.open_metric is None else escape(f"no best: {search_text(group.open_metric)}")
     config = config_text(best.config, _MOST_CONFIG)
     where = f"{best.trial_id}, iteration {best.iteration:,}{best.fate}{': ' if config else ''}{config}"
     value = f"{escape(best.metric)} <b>{metric_text(best.value)}</b>"
     value += "".join(f", {escape(name)} {metric_text(other)}" for name, other in best.besides.items())
-    return f"best {value} <span style='{_DIM}'>{escape(where)}</span>"
+    return f"best {value} ({best.direction}) <span style='{_DIM}'>{escape(where)}</span>"
 
 
 def _group_row(group: GroupStatus, share: float | None, end: str) -> str:
@@ -105,7 +106,7 @@ def _group_row(group: GroupStatus, share: float | None, end: str) -> str:
         progress,
         eta,
         end,
-        best_html(group.best),
+        best_html(group),
     )
 
 

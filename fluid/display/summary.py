@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.style import Style
 from rich.text import Text
 
-from fluid.display.dashboard import best_text, states_text_within, sum_of_groups
+from fluid.display.dashboard import best_text, no_best_text, states_text_within, sum_of_groups
 from fluid.display.format import clock_time, count
 from fluid.display.names import metric_text, shortened_apart
 from fluid.display.states import states_text, with_interrupted
@@ -40,6 +40,8 @@ def summary_lines(status: Status, seconds: Mapping[int, float], *, width: int = 
         lines.append(_group_line(name, group, seconds.get(position, status.at), width, with_best=len(groups) > 1))
     if len(groups) == 1 and groups[0].best is not None:
         lines.append(best_text(groups[0].best, width, lead="best  "))
+    if len(groups) == 1 and groups[0].open_metric is not None:
+        lines.append(no_best_text(groups[0].open_metric, width))
     return lines
 
 
@@ -69,7 +71,9 @@ def shown_path(path: Path) -> str:
 def _group_line(name: str, group: GroupStatus, seconds: float, width: int, *, with_best: bool) -> Text:
     trials = with_interrupted(group.trials)
     iterations, took = f"; {_iterations(group)}", f"; {clock_time(seconds)}"
-    best = f"; best {group.best.metric} {metric_text(group.best.value)}" if group.best is not None and with_best else ""
+    best = ""
+    if group.best is not None and with_best:
+        best = f"; best {group.best.metric} {metric_text(group.best.value)}{group.best.less_note}"
     line = Text(name, style=_BOLD).append(f"  {count(sum(trials.values()), 'trial')}: ", style=Style(bold=False))
     for tail in (f"{best}{iterations}{took}", f"{best}{took}", best, ""):
         states = states_text_within(trials, width - line.cell_len - len(tail))

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fluid._imports import try_import
+from fluid.directions import require_mode
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.rehearsal.benchmark import Benchmark, Curve, ValueRange
 from fluid.rehearsal.replayable import ReplayedIteration
@@ -34,8 +35,6 @@ _LEAST_S = 1e-3
 _SPACE, _METADATA = "configspace.json", "metadata.json"
 #: Names of the objective that is the time of all iterations so far, without their prefix; and of one iteration alone.
 _ELAPSED, _ONE = ("elapsed_time",), ("runtime", "time_this_resource", "train_time")
-#: Parts of names of objectives that are to be maximized.
-_MORE_IS_BETTER = ("accuracy", "acc", "auc", "reward", "score", "r2")
 #: Parts of names of objectives by which the one to optimize is chosen, the first that one has.
 _PREFERRED = ("valid_error", "validation_error", "val_error", "valid_loss", "val_loss", "val_accuracy", "valid", "val")
 
@@ -52,7 +51,8 @@ class BlackboxBenchmark(Benchmark):
         task: the task's name.
         metric: the objective to optimize; ``None`` for what ``metadata.json`` says, else for one that is named as a
             validation error, loss or accuracy, else the first.
-        mode: ``"min"`` or ``"max"``; ``None`` for what ``metadata.json`` says, else by the metric's name.
+        mode: ``"min"`` or ``"max"``; ``None`` for what ``metadata.json`` says, else for what the
+            metric's name does.
         elapsed: the objective with the seconds of all iterations so far; ``None`` for what ``metadata.json`` says, else
             the one that is named so, or the seconds of an iteration.
         seed: which of the recorded repetitions is replayed.
@@ -96,7 +96,7 @@ class BlackboxBenchmark(Benchmark):
             raise InvalidFieldError("seed", seed, f"must be below {self.seeds}: so many repetitions are recorded")
         self._values, self._names = values[:, seed], names
         metric = require_one_of("metric", metric or _metric(facts, names), names)
-        mode = require_one_of("mode", mode or _mode(facts, metric), ("min", "max"))
+        mode = require_mode(metric, mode or facts.get("metric_mode") or facts.get("mode"))
         space = {name: _domain(name, one) for name, one in _json(folder, _SPACE).items()}
         self.configs = _configs(folder / f"{prefix}hyperparameters.parquet", space)
         if len(self.configs) != len(values):
@@ -258,14 +258,6 @@ def _metric(facts: Mapping[str, Any], names: Sequence[str]) -> str:
     times = [name for name in names if name.removeprefix("metric_") in (*_ELAPSED, *_ONE)]
     rest = [name for name in names if name not in times] or list(names)
     return next((name for part in _PREFERRED for name in rest if part in name), rest[0])
-
-
-def _mode(facts: Mapping[str, Any], metric: str) -> str:
-    said = facts.get("metric_mode") or facts.get("mode")
-    if isinstance(said, str):
-        return said
-    parts = metric.lower().replace("-", "_").split("_")
-    return "max" if any(part in _MORE_IS_BETTER for part in parts) else "min"
 
 
 def _domain(name: str, one: Any) -> Domain:

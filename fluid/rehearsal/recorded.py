@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fluid.directions import direction_of, open_text
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.planning.runtime_model import FloatArray
 from fluid.rehearsal.benchmark import Benchmark, Curve, ValueRange
@@ -20,7 +21,7 @@ from fluid.rehearsal.overheads import Overheads
 from fluid.rehearsal.recorded_space import space_of
 from fluid.rehearsal.replayable import ReplayedIteration
 from fluid.rehearsal.run_records import RecordedIteration, RecordedTrial, RunRecords, read_records, texts_of
-from fluid.results.metrics import Goal, less_is_better
+from fluid.results.metrics import Goal
 
 #: Curves of configs that are kept.
 _MOST_KEPT = 4096
@@ -59,12 +60,14 @@ def recorded(
     Args:
         run_dir: a run folder, or several, of sessions that have ended, were killed or still run; rehearsed ones too.
         metric: what is optimized; ``None``, the default, for what the search of the run says.
-        mode: ``"min"`` or ``"max"``; ``None``, the default, for what the search says, else by the metric's name.
+        mode: ``"min"`` or ``"max"``; ``None``, the default, for what the search says, else for what the metric's name
+            does.
         noise: a seed by which what is guessed is drawn, for each config once, so that rehearsals with several seeds
             differ as much as the guess is uncertain; ``None``, the default, for the median.
 
     Raises:
-        InvalidFieldError: a path is not a run folder, holds no finished iteration, or is of a newer Fluid.
+        InvalidFieldError: a path is not a run folder, holds no finished iteration, or is of a newer Fluid; or nothing
+            says the mode of a metric that may mean either.
     """
     folders = [run_dir] if isinstance(run_dir, (str, Path)) else run_dir
     if not isinstance(folders, Sequence) or not folders:
@@ -107,7 +110,11 @@ class ReplayedRun(Benchmark):
         self._is_goal_known = goal is not None
         if goal is None:
             metric = "/".join(self._table.metrics[0].path) if self._table.metrics else "loss"
-            goal = Goal(metric, less_is_better(metric))
+            mode = direction_of(metric)
+            if mode is None:
+                reason = open_text(metric, f"metric={metric!r} and mode='min' or mode='max'")
+                raise InvalidFieldError("mode", None, reason)
+            goal = Goal(metric, mode == "min")
         self._goal = goal
         super().__init__(
             name=" and ".join(run.name for run in records),

@@ -97,8 +97,12 @@ def by_metric(run: RecordedRun, known: Importances | None = None) -> dict[str, S
     found: dict[str, Sequence[tuple[str, float]] | str] = {}
     for metric in metrics:
         one = known
+        mode = run.mode_of(metric)
         if one is None or one.metric != metric:
-            one = importances(run.trials, Goal(metric, run.less_is_better(metric)))
+            if mode is None:
+                one = Importances(metric, note="it may mean either, so that the best values of trials are unknown")
+            else:
+                one = importances(run.trials, Goal(metric, mode == "min"))
         found[metric] = list(one.shares.items()) or one.note
     return {**dict.fromkeys(run.metrics, "not computed for this metric"), **found}
 

@@ -19,13 +19,14 @@ const best = (() => {
     for (const run of data.runs) for (const note of run.notes) html(notes, "p", single ? note : `${run.name}: ${note}`, "note");
     const top = clear(byId("top"));
     if (single) { drawBest(html(top, "section", null, "card hero"), now.best); drawTiles(html(top, "div", null, "tiles"), single); for (const line of single.forecasts) html(top, "p", line, "session forecast"); }
-    else { drawRuns(html(top, "section", null, "card")); if (now.best) drawBest(html(top, "section", null, "card hero"), now.best); }
+    else { drawRuns(html(top, "section", null, "card")); if (now.best || !now.mode) drawBest(html(top, "section", null, "card hero"), now.best); }
   }
 
   function drawBest(card, trial) {
     if (!trial) {
       html(card, "h2", "Best trial");
-      html(card, "p", now.data.metrics.length ? "No trial has reported a value of this metric." : "The trials reported no numeric metrics.", "muted");
+      const missing = now.mode ? "No trial has reported a value of this metric." : `${model.metricName()} may mean either: choose below whether the least or the greatest value is best.`;
+      html(card, "p", now.data.metrics.length ? missing : "The trials reported no numeric metrics.", "muted");
       return;
     }
     card.id = "best";
@@ -35,6 +36,7 @@ const best = (() => {
     const figure = html(left, "p", null, "figure");
     html(figure, "span", model.metricName() + " ");
     html(figure, "b", format.figure(model.valueOf(trial)));
+    html(figure, "small", now.less ? " less is better" : " more is better", "muted");
     const when = `iteration ${model.iterationOf(trial)}${trial.budget ? " of " + trial.budget : ""}, after ${format.duration(model.timeOf(trial))} of the makespan`;
     html(left, "p", when, "muted");
     const kept = model.keptOf(trial);
@@ -88,7 +90,7 @@ const best = (() => {
     const table = html(html(card, "div", null, "scroll"), "table");
     table.id = "runs";
     const name = model.metricName();
-    const heads = ["run", name ? `${now.less ? "least" : "greatest"} ${name}` : "best", "by trial", "reached after", "trials", "states", "makespan", "wall time", "devices busy", "cost", "devices", "best config"];
+    const heads = ["run", name && now.mode ? `${now.less ? "least" : "greatest"} ${name}` : "best", "by trial", "reached after", "trials", "states", "makespan", "wall time", "devices busy", "cost", "devices", "best config"];
     const numbers = new Set([1, 3, 4, 6, 7, 8, 9]);
     const head = html(html(table, "thead"), "tr");
     heads.forEach((title, k) => { const cell = html(head, "th", title, numbers.has(k) ? "num" : ""); cell.scope = "col"; });
@@ -123,7 +125,7 @@ const best = (() => {
   function drawProgress() {
     const canvas = byId("progress"), { pen, width, height } = draw.begin(canvas, 300);
     marks = [];
-    const steps = now.metric < 0 ? [] : now.runs.map((run) => run.progress[now.metric] && run.progress[now.metric][now.less ? "min" : "max"]);
+    const steps = now.metric < 0 || !now.mode ? [] : now.runs.map((run) => run.progress[now.metric] && run.progress[now.metric][now.less ? "min" : "max"]);
     const drawn = steps.map((each, run) => [run, each]).filter(([, each]) => each && each[0].length);
     canvas.setAttribute("aria-label", `The best ${model.metricName()} so far over the makespan`);
     if (!drawn.length) { draw.text(pen, "No values to draw.", 60, 40); return; }

@@ -29,7 +29,7 @@ const curves = (() => {
       return;
     }
     // One trial that diverged must not flatten the others: the axis leaves out the worst fiftieth if that doubles its scale.
-    if (!now.log && all.length > 50) {
+    if (now.mode && !now.log && all.length > 50) {
       all.sort((a, b) => a - b);
       const [bottom, top] = [all[Math.floor(all.length * 0.02)], all[Math.ceil(all.length * 0.98) - 1]];
       if (now.less && high - low > 2 * (top - low)) high = top;

@@ -15,7 +15,8 @@ const page = (() => {
     for (const metric of data.metrics) html(metricBox, "option", metric.name).value = metric.name;
     byId("metric-label").hidden = !data.metrics.length;
     if (now.metric >= 0) metricBox.value = state.metric;
-    byId("mode").value = now.less ? "min" : "max";
+    byId("mode").value = now.mode || "";
+    byId("mode").options[0].hidden = !!now.mode;
     byId("log").checked = now.log;
     byId("leaders").checked = model.leadersOnly();
     byId("leaders").parentNode.hidden = now.trials.length <= model.LEADERS;

@@ -77,7 +77,7 @@ const model = (() => {
 
   // --- The metric
 
-  const valueOf = (trial) => { const best = now.metric < 0 ? null : trial.best[now.metric]; return best ? best[now.less ? 0 : 3] : null; };
+  const valueOf = (trial) => { const best = now.metric < 0 || !now.mode ? null : trial.best[now.metric]; return best ? best[now.less ? 0 : 3] : null; };
   const iterationOf = (trial) => { const best = now.metric < 0 ? null : trial.best[now.metric]; return best ? best[now.less ? 1 : 4] : null; };
   const timeOf = (trial) => { const best = now.metric < 0 ? null : trial.best[now.metric]; return best ? best[now.less ? 2 : 5] : null; };
   // The checkpoint of the best iteration; if that one was not kept, the newest: with its path and what it is of.
@@ -95,7 +95,9 @@ const model = (() => {
   function rank() {
     now.metric = now.data.metrics.findIndex((metric) => metric.name === state.metric);
     const metric = now.data.metrics[now.metric];
-    now.less = !metric || (state.mode[metric.name] ? state.mode[metric.name] === "min" : metric.less);
+    // Of some metrics nobody has said which values are best: then none is, until the reader chooses.
+    now.mode = metric ? state.mode[metric.name] || metric.mode : "min";
+    now.less = now.mode === "min";
     const sign = now.less ? 1 : -1;
     const class_ = (trial) => (trial.state === "failed" ? 2 : 0) + (valueOf(trial) === null ? 1 : 0);
     now.order = now.trials.slice().sort((a, b) => class_(a) - class_(b) || sign * (valueOf(a) - valueOf(b)) || a.row - b.row);
@@ -145,9 +147,11 @@ const model = (() => {
     }
     list.push({ key: "state", title: "state", names: names("state"), value: (trial) => trial.state });
     if (metric) {
-      const word = now.less ? "least" : "greatest";
-      list.push({ key: "rank", title: `${word} ${metric.name}`, names: names(metric.name, "metrics/" + metric.name, "best"), numeric: true, value: valueOf, metric: true });
-      list.push({ key: "at", title: "at iteration", names: names("at"), numeric: true, value: iterationOf });
+      if (now.mode) {
+        const word = now.less ? "least" : "greatest";
+        list.push({ key: "rank", title: `${word} ${metric.name}`, names: names(metric.name, "metrics/" + metric.name, "best"), numeric: true, value: valueOf, metric: true });
+        list.push({ key: "at", title: "at iteration", names: names("at"), numeric: true, value: iterationOf });
+      }
       list.push({ key: "last", title: `last ${metric.name}`, names: names("last", "last/" + metric.name), value: lastOf, numeric: true });
     }
     now.parameters.forEach((each) => {
@@ -155,9 +159,9 @@ const model = (() => {
     });
     data.metrics.forEach((other, k) => {
       if (k === now.metric) return;
-      const low = state.mode[other.name] ? state.mode[other.name] === "min" : other.less;
-      const value = (trial) => (trial.best[k] ? trial.best[k][low ? 0 : 3] : null);
-      list.push({ key: "metrics/" + other.name, title: other.name, names: names(other.name, "metrics/" + other.name), numeric: true, value, off: other.counts || (!other.goal && k > 2), hint: `${low ? "least" : "greatest"} ${other.name}` });
+      const mode = state.mode[other.name] || other.mode, word = { min: "least", max: "greatest" }[mode] || "last";
+      const value = (trial) => (mode ? (trial.best[k] ? trial.best[k][mode === "min" ? 0 : 3] : null) : trial.last[k]);
+      list.push({ key: "metrics/" + other.name, title: other.name, names: names(other.name, "metrics/" + other.name), numeric: true, value, off: other.counts || (!other.goal && k > 2), hint: `${word} ${other.name}` });
     });
     list.push({ key: "iterations", title: "iterations", names: names("iterations", "iteration"), numeric: true, value: (trial) => trial.iterations, text: (trial) => (trial.budget === null ? String(trial.iterations) : `${trial.iterations}/${trial.budget}`) });
     list.push({ key: "seconds", title: "time", names: names("time", "seconds"), numeric: true, value: (trial) => trial.seconds, text: (trial) => format.duration(trial.seconds) });

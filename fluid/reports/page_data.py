@@ -67,21 +67,22 @@ def metrics_of(runs: Sequence[RecordedRun], goal: Goal | None = None) -> list[di
     """The metrics of all runs: the given goal first, then those of the searches, each run's order otherwise."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     goals = {goal.metric for run in runs for goal in run.goals}
+    searched = {name for run in runs for name in run.searched}
     return [
         {
             "name": name,
-            "less": _less_is_better(runs, name, goal),
+            "mode": _mode_of(runs, name, goal),
             "goal": name in goals,
             "counts": is_bookkeeping(name),
         }
-        for name in sorted(names, key=lambda name: (goal is None or name != goal.metric, name not in goals))
+        for name in sorted(names, key=lambda name: (goal is None or name != goal.metric, name not in searched))
     ]
 
 
-def _less_is_better(runs: Sequence[RecordedRun], metric: str, goal: Goal | None) -> bool:
+def _mode_of(runs: Sequence[RecordedRun], metric: str, goal: Goal | None) -> str | None:
     if goal is not None and metric == goal.metric:
-        return goal.less
-    return next(run.less_is_better(metric) for run in runs if metric in run.metrics)
+        return goal.mode
+    return next((mode for run in runs if metric in run.metrics and (mode := run.mode_of(metric)) is not None), None)
 
 
 def _run_data(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fluid.directions import require_mode
 from fluid.errors import InvalidFieldError, require_one_of
 from fluid.reports.run import RecordedRun, TrialRun
 from fluid.results import best
@@ -41,22 +42,33 @@ def goal_of(run: RecordedRun, metric: str | None = None, mode: str | None = None
         run: the run.
         metric: the name of a metric; ``None`` for the one that the run's search optimises, else the first reported.
             Without any, the result is ``None``.
-        mode: ``"min"`` or ``"max"``; ``None`` for the search's, else by the metric's name.
+        mode: ``"min"`` or ``"max"``; ``None`` for the search's, else for what the metric's name says. If that leaves it
+            open, the result is ``None`` unless the metric is given.
 
     Raises:
-        InvalidFieldError: no trial reported a number under that name, or the mode is neither.
+        InvalidFieldError: no trial reported a number under that name, the mode is neither, or the given metric has none
+            and may mean either.
     """
     if mode is not None:
         require_one_of("mode", mode, ("min", "max"))
     if metric is None:
-        goals = {goal.metric for goal in run.goals}
-        metric = next((name for name in run.metrics if name in goals or not is_bookkeeping(name)), None)
-        if metric is None:
-            return None
-    elif metric not in run.metrics:
+        metric = _first_metric(run)
+        said = None if metric is None else mode or run.mode_of(metric)
+        return None if metric is None or said is None else Goal(metric, said == "min")
+    if metric not in run.metrics:
         known = ", ".join(run.metrics) or "none"
         raise InvalidFieldError("metric", metric, f"is not a metric of {run.path}; its numeric metrics: {known}")
-    return Goal(metric, run.less_is_better(metric) if mode is None else mode == "min")
+    return Goal(metric, require_mode(metric, mode or run.mode_of(metric)) == "min")
+
+
+def open_metric(run: RecordedRun) -> str | None:
+    """The metric by which a run would be judged if its mode were known; ``None`` if that is known."""
+    metric = _first_metric(run)
+    return metric if metric is not None and run.mode_of(metric) is None else None
+
+
+def _first_metric(run: RecordedRun) -> str | None:
+    return next((name for name in run.metrics if name in run.searched or not is_bookkeeping(name)), None)
 
 
 def value_of(trial: TrialRun, goal: Goal) -> float | None:

@@ -131,10 +131,12 @@ def _draw_curves(axes: Axes, rows: Sequence[RehearsedFigures], label: str, *, is
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     else:
         axes.set_xlim(left=0.0)
-    metric = rows[0].scale.goal.metric if rows[0].scale is not None else "value"
+    goal = None if rows[0].scale is None else rows[0].scale.goal
     seeds = max(len(row.outcomes) for row in rows)
     band = "" if seeds < 2 else f", {'quartiles' if seeds >= _QUARTILES_FROM else 'range'} over {seeds} seeds"
-    what = "regret" if is_regret else f"best {metric} so far"
+    what = "regret" if is_regret else "best value so far"
+    if goal is not None and not is_regret:
+        what = f"best {goal.metric} so far, {goal.direction}"
     axes.set_title(printable(f"{what}{band}"), fontsize=10, loc="left", parse_math=False)
     axes.set_xlabel(f"time ({unit})", fontsize=9, color=GREY)
     plain_axes(axes)

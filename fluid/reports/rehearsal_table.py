@@ -98,7 +98,7 @@ def _note(rows: Sequence[RehearsedFigures], *, with_range: bool) -> str:
     parts = [] if seeds < 2 else [f"medians over {seeds} seeds{', with the least and the most' if with_range else ''}"]
     scale = rows[0].scale if rows else None
     if scale is not None:
-        metric, best = scale.goal.metric, number_of(scale.best)
+        metric, best = scale.goal.metric, f"{number_of(scale.best)} ({scale.goal.direction})"
         if scale.is_regret:
             parts.append(f"regret: 0 at the best known {metric}, {best}, and 1 at the worst; to 5 %: until it is 0.05")
         else:

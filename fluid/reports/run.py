@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fluid.directions import known_mode
 from fluid.display.format import count, duration
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.random_state import Seeds
@@ -28,7 +29,7 @@ from fluid.reports.story_words import StoryLine
 from fluid.reports.timeline import Timeline
 from fluid.resources import Requires
 from fluid.results.iterations import FinishedIteration
-from fluid.results.metrics import Goal, goals_of, is_bookkeeping, is_number, less_is_better
+from fluid.results.metrics import Goal, is_bookkeeping, is_number, known_goals
 from fluid.results.records import TrialFiles
 from fluid.results.submitted import UNFINISHED
 from fluid.trialgroup import PAUSED_BY_USER, Search
@@ -327,19 +328,24 @@ class RecordedRun:
     def metrics(self) -> tuple[str, ...]:
         """Names of the numeric metrics: those that searches optimise, then the trials' others, then bookkeeping."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.ranges)
-        goals = {goal.metric for goal in self.goals}
-        return tuple(sorted(names, key=lambda name: (name not in goals, is_bookkeeping(name))))
+        return tuple(sorted(names, key=lambda name: (name not in self.searched, is_bookkeeping(name))))
+
+    @cached_property
+    def searched(self) -> tuple[str, ...]:
+        """The metrics that searches optimise, also those without a mode whose names leave it open."""
+        searches = (group.search for group in self.groups if group.search is not None)
+        return tuple(dict.fromkeys(search.metric for search in searches if search.metric))
 
     @cached_property
     def goals(self) -> tuple[Goal, ...]:
-        """What searches optimise, each metric once."""
+        """What searches optimise, each metric once; none without a mode whose name leaves it open."""
         searches = (group.search for group in self.groups if group.search is not None and group.search.metric)
-        found = (goal for search in searches for goal in goals_of(search.metric, search.mode))
+        found = (goal for search in searches for goal in known_goals(search.metric, search.mode))
         return tuple({goal.metric: goal for goal in reversed(tuple(found))}.values())[::-1]
 
-    def less_is_better(self, metric: str) -> bool:
-        """Whether less of a metric is better: by the mode of its search, else by its name."""
-        return next((goal.less for goal in self.goals if goal.metric == metric), less_is_better(metric))
+    def mode_of(self, metric: str) -> str | None:
+        """``"min"`` or ``"max"``: the mode of the metric's search, else what its name says, or ``None``."""
+        return next((goal.mode for goal in self.goals if goal.metric == metric), None) or known_mode(metric)
 
     @cached_property
     def resizes(self) -> int:

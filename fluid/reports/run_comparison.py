@@ -15,10 +15,10 @@ from fluid.display.format import count, dollar_column, durations, percent, print
 from fluid.display.palette import mark
 from fluid.errors import InvalidFieldError
 from fluid.reports.hyperparameters import differing, value_text
-from fluid.reports.ranking import RankedTrial, best_of, goal_of
+from fluid.reports.ranking import RankedTrial, best_of, goal_of, open_metric
 from fluid.reports.run import RecordedRun, run_names
 from fluid.reports.run_table import best_json
-from fluid.reports.trials_table import metric_text
+from fluid.reports.trials_table import metric_text, no_best_line
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 
@@ -75,10 +75,11 @@ def compare(runs: Sequence[RecordedRun], metric: str | None = None, mode: str | 
     Args:
         runs: two or more.
         metric: what they are judged by; ``None`` for the first run's own metric that most of the runs have.
-        mode: ``"min"`` or ``"max"``; ``None`` for the search's, else by the metric's name.
+        mode: ``"min"`` or ``"max"``; ``None`` for the search's, else for what the metric's name says.
 
     Raises:
-        InvalidFieldError: a run is given twice, the metric is in none of them, or the mode is neither.
+        InvalidFieldError: a run is given twice, the metric is in none of them, the mode is neither, or the given metric
+            has none and may mean either.
     """
     folders = [run.path.resolve() for run in runs]
     for place, folder in enumerate(folders):
@@ -105,8 +106,11 @@ def comparison_tables(comparison: RunComparison, *, width: int = 80) -> Renderab
     goal = comparison.goal
     title = f"{len(comparison.runs)} runs"
     if goal is not None:
-        title += f" by {printable(goal.metric)}, {'less' if goal.less else 'more'} is better"
+        title += f" by {printable(goal.metric)}, {goal.direction}"
     parts: list[RenderableType] = [Text(title, style="bold")]
+    unknown = next((metric for one in comparison.runs if (metric := open_metric(one.run)) is not None), None)
+    if goal is None and unknown is not None:
+        parts.append(no_best_line(unknown))
     parts += [Text(f"Note on {letter}: {note}", style="yellow") for letter, note in _notes(comparison)]
     columns = _columns(comparison)
     console = Console(width=100_000)
@@ -152,13 +156,14 @@ def as_json(comparison: RunComparison) -> dict[str, Any]:
 
 def _goal(runs: Sequence[RecordedRun], metric: str | None, mode: str | None) -> Goal | None:
     if metric is None:
-        numbers = [own.metric for run in runs if (own := goal_of(run)) is not None]
+        numbers = [own.metric for run in runs if (own := goal_of(run, mode=mode)) is not None]
         shared = [name for name in numbers if all(name in run.metrics for run in runs if run.metrics)]
         metric = next(iter(shared or numbers), None)
         if metric is None:
             return None
-    # The first run that has the metric tells the mode.
-    having = next((run for run in runs if metric in run.metrics), runs[0])
+    # The first run that has the metric, and knows its mode, tells it.
+    known = [run for run in runs if metric in run.metrics]
+    having = next((run for run in known if run.mode_of(metric) is not None), known[0] if known else runs[0])
     return goal_of(having, metric, mode)
 
 

@@ -19,7 +19,7 @@ from fluid.reports.cohorts import KeyCohorts
 from fluid.reports.idle import WAITED, IdleTime
 from fluid.reports.importance import Importances
 from fluid.reports.key_measurements import KeyMeasurements
-from fluid.reports.ranking import best_of, goal_of
+from fluid.reports.ranking import best_of, goal_of, open_metric
 from fluid.reports.run import RecordedRun, TrialRun
 from fluid.reports.story_words import bytes_name
 from fluid.reports.trials_table import (
@@ -28,6 +28,7 @@ from fluid.reports.trials_table import (
     best_lines,
     failure_lines,
     importance_line,
+    no_best_line,
     trials_table,
 )
 from fluid.results.metrics import Goal
@@ -70,6 +71,8 @@ def run_tables(
         parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {states_text(run.groups[0].states)}"))
     for each in run.goals if goal in run.goals else (goal,):  # A search may have several.
         parts += best_lines(run, each)
+    if goal is None and (metric := open_metric(run)) is not None:
+        parts.append(no_best_line(metric))
     parts += [] if importances is None else [importance_line(importances)]
     if not run.is_one_search:
         parts.append(_groups_table(run, rows, compact=width < _ROOM_FOR_STATES))

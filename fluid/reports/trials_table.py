@@ -12,18 +12,21 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fluid.directions import open_text
 from fluid.display.format import count, dollar_column, durations, number, percent, printable, shortened, widths_name
 from fluid.display.palette import colour
 from fluid.display.states import state_style
 from fluid.errors import InvalidFieldError
 from fluid.reports.hyperparameters import differing, value_text
 from fluid.reports.importance import Importances
-from fluid.reports.ranking import best_of, ranked
+from fluid.reports.ranking import best_of, open_metric, ranked
 from fluid.reports.run import RecordedRun, TrialRun
 from fluid.results.iterations import flat
-from fluid.results.metrics import Goal
+from fluid.results.metrics import Goal, is_number
 from fluid.trialgroup import TrialState
 
+#: How the mode of a metric is named where a run is read.
+WAYS = "--mode min or --mode max"
 #: Most rows of a table, unless the user asks for more.
 DEFAULT_TABLE_ROWS = 20
 #: Most characters of a value in the table, of one of the best trial's, and of a failure's message.
@@ -81,7 +84,8 @@ def best_lines(run: RecordedRun, goal: Goal | None) -> list[RenderableType]:
         return []
     of_budget = "" if best.trial.budget is None else f" of {best.trial.budget}"
     line = Text().append(f"best {printable(goal.metric)} {metric_text(best.value)}", style="bold")
-    line.append(f": {printable(best.trial.trial_id)}, at iteration {best.iteration.number}{of_budget}; ")
+    line.append(f" ({goal.direction}): {printable(best.trial.trial_id)}")
+    line.append(f", at iteration {best.iteration.number}{of_budget}; ")
     line.append(best.trial.state.lower(), style=state_style(best.trial.state))
     config = flat(best.trial.config)
     changing = set(differing(flat(trial.config) for trial in run.trials))
@@ -92,6 +96,11 @@ def best_lines(run: RecordedRun, goal: Goal | None) -> list[RenderableType]:
         entries.append(f"+{len(names) - _MOST_PARAMETERS} more in --json")
     shown = Padding(Text(printable(", ".join(entries)), overflow="fold"), (0, 0, 0, 2))
     return [line, shown] if entries else [line]
+
+
+def no_best_line(metric: str) -> Text:
+    """Why no best trial is shown, and how to say what is best."""
+    return Text(printable(f"no best: {open_text(metric, WAYS)}"), style="yellow")
 
 
 def importance_line(found: Importances) -> RenderableType:
@@ -124,7 +133,8 @@ def trials_table(run: RecordedRun, goal: Goal | None, style: TableStyle) -> list
     if style.columns is not None:
         chosen = [_chosen(run, configs, name, rows) for name in style.columns]
         return [_table(rows, trials, chosen)]
-    metric = [] if goal is None else [_metric_column(run, goal.metric, trials, less=goal.less)]
+    first_metric = open_metric(run) if goal is None else goal.metric
+    metric = [] if first_metric is None else [_metric_column(first_metric, trials, None if goal is None else goal.mode)]
     done = [_fact_column(run, "iterations", trials)]
     first = [*done[: _fitting(style.width, rows, trials, metric, done)], *metric]
     names = differing(configs)
@@ -237,10 +247,14 @@ def _costs(run: RecordedRun, trials: Sequence[TrialRun]) -> list[str]:
     return dollar_column(found) or ["" for _ in trials]
 
 
-def _metric_column(run: RecordedRun, metric: str, trials: Sequence[TrialRun], *, less: bool) -> _TrialColumn:
-    values = [trial.best(metric, less=less) for trial in trials]
+def _metric_column(metric: str, trials: Sequence[TrialRun], mode: str | None) -> _TrialColumn:
+    """The best values of a metric; the last ones if it is unknown which are best."""
+    if mode is None:
+        values = [value if is_number(value := trial.last.get(metric)) else None for trial in trials]
+    else:
+        values = [trial.best(metric, less=mode == "min") for trial in trials]
     texts = ["" if value is None else metric_text(value) for value in values]
-    return _TrialColumn(f"best {metric}", texts, is_figure=True)
+    return _TrialColumn(f"{'last' if mode is None else 'best'} {metric}", texts, is_figure=True)
 
 
 def _chosen(run: RecordedRun, configs: Sequence[Mapping[str, Any]], name: str, rows: Sequence[int]) -> _TrialColumn:
@@ -251,7 +265,7 @@ def _chosen(run: RecordedRun, configs: Sequence[Mapping[str, Any]], name: str, r
             if candidate in known and (candidate == name or name.startswith(prefix)):
                 if prefix == "config/":
                     return _parameter_column(candidate, [configs[row] for row in rows])
-                return _metric_column(run, candidate, trials, less=run.less_is_better(candidate))
+                return _metric_column(candidate, trials, run.mode_of(candidate))
     if name in _FACTS:
         return _fact_column(run, name, trials)
     names = [*dict.fromkeys([*(key for config in configs for key in config), *run.metrics, *_FACTS])]

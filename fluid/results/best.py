@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fluid.directions import direction_text
 from fluid.errors import FluidError
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult, short_text
@@ -32,6 +33,7 @@ class BestTrial:
     Attributes:
         trial: the trial.
         metric: what it is best at; several for an element of :attr:`SweepResult.pareto`.
+        mode: ``"min"`` if less of the metric is better, or ``"max"``; several for several metrics.
         value: the value of the metric; several for several metrics.
         iteration: the iteration with this value.
         metrics: what that iteration reported.
@@ -39,6 +41,7 @@ class BestTrial:
 
     trial: TrialResult
     metric: str | tuple[str, ...]
+    mode: str | tuple[str, ...]
     value: float | tuple[float, ...]
     iteration: int
     metrics: Mapping[str, Any]
@@ -50,8 +53,10 @@ class BestTrial:
     def text(self) -> str:
         """Value, iteration, trial and config in one line."""
         names = self.metric if isinstance(self.metric, tuple) else (self.metric,)
+        modes = self.mode if isinstance(self.mode, tuple) else (self.mode,)
         values = self.value if isinstance(self.value, tuple) else (self.value,)
-        shown = ", ".join(f"{name}={value:.6g}" for name, value in zip(names, values, strict=True))
+        each = zip(names, values, modes, strict=True)
+        shown = ", ".join(f"{name}={value:.6g} ({direction_text(mode)})" for name, value, mode in each)
         failed = ", which failed" if has_failed(self.trial) else ""
         where = f"at iteration {self.iteration} of trial {self.trial_id!r}{failed}"
         return f"{shown} {where}, config={short_text(self.config)}"
@@ -159,7 +164,14 @@ def best_of(trials: Iterable[TrialResult], goal: Goal) -> BestTrial | None:
     if best is None or best[1] is None:
         return None
     trial, (value, result) = best[0], best[1]
-    return BestTrial(trial=trial, metric=goal.metric, value=value, iteration=result.iteration, metrics=result.metrics)
+    return BestTrial(
+        trial=trial,
+        metric=goal.metric,
+        mode=goal.mode,
+        value=value,
+        iteration=result.iteration,
+        metrics=result.metrics,
+    )
 
 
 def merit_of(trial: TrialResult, goal: Goal) -> Merit:

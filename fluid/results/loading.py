@@ -8,7 +8,7 @@ from typing import Any
 
 from fluid.results.folder_files import is_locked
 from fluid.results.iterations import ReportedIteration, reported_lines
-from fluid.results.metrics import Goal, goals_of, less_is_better
+from fluid.results.metrics import goals_of
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedGroup, SubmittedTrial, SubmittedTrials
@@ -41,12 +41,12 @@ def load(
     Args:
         run_dir: the run folder.
         metric: what the sweep optimizes, or several such names; ``None``, the default, for what its search says.
-        mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what its search says, else by the
-            metric's name: less is better for a loss or an error.
+        mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what its search says, else for
+            what the metric's name says (``docs/sweeps.md``).
 
     Raises:
-        InvalidFieldError: the path is not a run folder, cannot be read, or is of a newer Fluid; or metric or mode
-            cannot be used.
+        InvalidFieldError: the path is not a run folder, cannot be read, or is of a newer Fluid; metric or mode
+            cannot be used; or a metric without a mode is named that may mean either.
     """
     files = RunFiles(run_dir, "run_dir")
     session, journal, reported = files.session(), files.journal(), reported_lines(files)
@@ -55,9 +55,12 @@ def load(
         group_of.setdefault(one.trial_id, one.group_id)
     groups = SubmittedTrials(files.trials(), journal, group_of).groups()
     trials = tuple(_trials(files.path, groups, reported))
+    wanted = completed(metric, mode, [group.search for group in groups])
+    if metric is not None:
+        goals_of(*wanted)  # Raises.
     return SweepResult.make(
         trials,
-        goals_of(*completed(metric, mode, [group.search for group in groups])),
+        *wanted,
         run_dir=files.path,
         name=_name(files.path, session, groups),
         state="RUNNING" if is_locked(files.path) else _state(trials),
@@ -78,7 +81,7 @@ def completed(metric: Any, mode: Any, searches: Iterable[Search | None]) -> tupl
         ((first, besides),) = goals
         if besides:
             names, modes = zip(*besides, strict=True)
-            return (first, *names), (known[first] or Goal(str(first), less_is_better(str(first))).mode, *modes)
+            return (first, *names), (known[first], *modes)
     if metric is None and len(known) == 1:
         (metric,) = known
     if mode is None and isinstance(metric, str):

@@ -1,18 +1,14 @@
-"""What metrics mean: which are numbers, and whether less of one is better."""
+"""What metrics mean: which are numbers, and what is optimized."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeGuard
 
-from fluid.errors import InvalidFieldError, require_one_of, require_text
+from fluid.directions import direction_text, known_mode, require_mode
+from fluid.errors import InvalidFieldError, require_text
 from fluid.keeping import finite_number, value_of
 
-#: Words in the names of metrics for which less is better.
-_LESS_IS_BETTER = frozenset(
-    {"loss", "err", "error", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "cost", "regret", "latency"}
-    | {"distance", "divergence", "deviance", "brier", "wer", "cer"}
-)
 #: Bookkeeping entries that Ray Tune or the trainable adds to every result.
 _BOOKKEEPING = frozenset(
     {"pid", "timestamp", "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore"}
@@ -24,12 +20,6 @@ _BOOKKEEPING = frozenset(
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a metric's value can be compared and drawn: a finite number that is not a bool."""
     return isinstance(value, (int, float)) and finite_number(value) is not None
-
-
-def less_is_better(metric: str) -> bool:
-    """Whether less of a metric is better, judged by its name."""
-    words = metric.lower().replace("/", "_").replace("-", "_").replace(".", "_").split("_")
-    return any(word in _LESS_IS_BETTER or word.endswith("loss") for word in words)
 
 
 def is_bookkeeping(metric: str) -> bool:
@@ -57,6 +47,11 @@ class Goal(NamedTuple):
         """``"min"`` or ``"max"``."""
         return "min" if self.less else "max"
 
+    @property
+    def direction(self) -> str:
+        """``"less is better"`` or ``"more is better"``."""
+        return direction_text(self.mode)
+
     def value_in(self, metrics: object) -> float | None:
         """The metric's value in what a trial reported; ``None`` if that is no finite number."""
         return finite_number(value_of(metrics, self.metric))
@@ -71,11 +66,27 @@ class Goal(NamedTuple):
 
 
 def goals_of(metric: object, mode: object) -> tuple[Goal, ...]:
-    """Returns the goals that a caller names; where it says no mode, the metric's name decides.
+    """Returns the goals that a caller names; where it says no mode, the direction of the metric counts.
 
     Args:
         metric: a name, several, or ``None`` for no goal.
         mode: ``"min"``, ``"max"``, one of these per metric, or ``None``.
+
+    Raises:
+        InvalidFieldError: one of them is of another kind, or a metric without a mode has a name that leaves its
+            direction open.
+    """
+    return tuple(Goal(name, require_mode(name, said) == "min") for name, said in modes_of(metric, mode))
+
+
+def known_goals(metric: object, mode: object) -> tuple[Goal, ...]:
+    """The same where nobody can be asked: none if the name of one of the metrics leaves its direction open."""
+    known = modes_of(metric, mode)
+    return tuple(Goal(name, said == "min") for name, said in known) if all(said for _, said in known) else ()
+
+
+def modes_of(metric: object, mode: object) -> tuple[tuple[str, str | None], ...]:
+    """The metrics of :func:`goals_of`, each with its mode, which is ``None`` where its name leaves it open.
 
     Raises:
         InvalidFieldError: one of them is of another kind.
@@ -92,13 +103,7 @@ def goals_of(metric: object, mode: object) -> tuple[Goal, ...]:
         require_text("metric", name)
     if len(set(names)) < len(names):
         raise InvalidFieldError("metric", metric, "names a metric twice")
-    for each in modes:
-        if each is not None:
-            require_one_of("mode", each, ("min", "max"))
-    return tuple(
-        Goal(str(name), less_is_better(str(name)) if each is None else each == "min")
-        for name, each in zip(names, modes, strict=True)
-    )
+    return tuple((str(name), known_mode(str(name), said)) for name, said in zip(names, modes, strict=True))
 
 
 def _several(field: str, value: object) -> list[object]:

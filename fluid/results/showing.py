@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from fluid.directions import open_text
 from fluid.results.best import BestTrial, best_result, merit_of, ranked
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
@@ -16,11 +17,26 @@ from fluid.results.records import TrialResult, short_text
 _ROWS, _COLUMNS = 10, 12
 
 
-def sweep_text(name: str, where: str, trials: Sequence[TrialResult], best: BestTrial | None) -> str:
-    """A sweep in two or three lines."""
+def sweep_text(
+    name: str,
+    where: str,
+    trials: Sequence[TrialResult],
+    best: BestTrial | None,
+    openly: Sequence[str] = (),
+) -> str:
+    """A sweep in two or three lines.
+
+    Args:
+        name: its name.
+        where: its state and its folder.
+        trials: its trials.
+        best: the best of them; ``None`` if there is none.
+        openly: metrics without a mode whose names leave it open.
+    """
     lines = [f"SweepResult {name!r}: {states_text(trials)}; {where}"]
     if best is not None:
         lines.append(f"  best: {best.text}")
+    lines += [f"  no best: {open_text(metric)}" for metric in openly[:1]]
     failed = next((trial for trial in trials if trial.failure is not None), None)
     if failed is not None and failed.failure is not None:
         lines.append(f"  failed first: trial {failed.trial_id!r}, {failed.failure.message}")

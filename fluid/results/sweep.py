@@ -14,7 +14,7 @@ from fluid.keeping import value_of
 from fluid.results.best import BestTrial, best_of, eligible, has_failed
 from fluid.results.folder_files import price_in, read_facts
 from fluid.results.iterations import flat
-from fluid.results.metrics import Goal, goals_of, is_number, pareto_front
+from fluid.results.metrics import Goal, goals_of, is_number, known_goals, modes_of, pareto_front
 from fluid.results.records import Result, TrialResult
 from fluid.results.showing import sweep_html, sweep_text
 from fluid.results.tables import dataframe
@@ -43,7 +43,8 @@ class SweepResult:
     Attributes:
         trials: the trials, in order of submission.
         metric: what the sweep optimizes; several names for several metrics; ``None`` if unknown.
-        mode: ``"min"`` or ``"max"``; one per metric; ``None`` if the metric is unknown.
+        mode: ``"min"`` or ``"max"``; one per metric; ``None`` if the metric is unknown, or no search says its mode and
+            its name may mean either.
         run_dir: the run folder.
         name: the name of the sweep or session.
         state: ``"RUNNING"``; ``"DONE"`` if all trials have ended; ``"UNFINISHED"`` if the session ended before.
@@ -52,26 +53,28 @@ class SweepResult:
 
     trials: tuple[TrialResult, ...]
     metric: str | tuple[str, ...] | None = None
-    mode: str | tuple[str, ...] | None = None
+    mode: str | tuple[str | None, ...] | None = None
     run_dir: Path
     name: str = ""
     state: str = "DONE"
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def make(cls, trials: Sequence[TrialResult], goals: Sequence[Goal], **facts: Any) -> SweepResult:
-        """Makes a sweep that optimizes some goals.
+    def make(cls, trials: Sequence[TrialResult], metric: object, mode: object, **facts: Any) -> SweepResult:
+        """Makes a sweep.
 
         Args:
             trials: the trials.
-            goals: none if unknown.
+            metric: what it optimizes: a name, several, or ``None`` if unknown.
+            mode: as for :func:`fluid.results.metrics.modes_of`.
             facts: the other fields.
         """
-        metrics, modes = tuple(goal.metric for goal in goals), tuple(goal.mode for goal in goals)
+        known = modes_of(metric, mode)
+        metrics, modes = tuple(name for name, _ in known), tuple(said for _, said in known)
         return cls(
             trials=tuple(trials),
-            metric=metrics if len(goals) > 1 else metrics[0] if goals else None,
-            mode=modes if len(goals) > 1 else modes[0] if goals else None,
+            metric=metrics if len(known) > 1 else metrics[0] if known else None,
+            mode=modes if len(known) > 1 else modes[0] if known else None,
             **facts,
         )
 
@@ -82,11 +85,12 @@ class SweepResult:
         return sweep_html(self._text(), self.trials, self._best()[1])
 
     def _text(self) -> str:
-        return sweep_text(self.name, f"{self.state}, in {self.run_dir}", self.trials, self._best()[0])
+        openly = [name for name, said in modes_of(self.metric, self.mode) if said is None]
+        return sweep_text(self.name, f"{self.state}, in {self.run_dir}", self.trials, self._best()[0], openly)
 
     def _best(self) -> tuple[BestTrial | None, Goal | None]:
         """The best trial, and the goal, of one metric; ``None`` where there is none."""
-        goals = goals_of(self.metric, self.mode)
+        goals = known_goals(self.metric, self.mode)
         goal = goals[0] if len(goals) == 1 else None
         return None if goal is None else best_of(self.trials, goal), goal
 
@@ -98,7 +102,7 @@ class SweepResult:
         that is not a finite number does not count. Of trials with equal values, the first one submitted is the best.
 
         Raises:
-            InvalidFieldError: the metric is unknown, or there are several.
+            InvalidFieldError: the metric is unknown, its mode is, or there are several.
             FluidError: no trial has reported the metric.
         """
         return self.best_by(self.metric, self.mode)
@@ -108,18 +112,23 @@ class SweepResult:
 
         Args:
             metric: its name; nested names are joined by ``/``.
-            mode: ``"min"`` or ``"max"``; ``None``, the default, to judge by the name: less is better for a loss or an
-                error.
+            mode: ``"min"`` or ``"max"``; ``None``, the default, for what the metric's name says.
 
         Raises:
-            InvalidFieldError: the metric or the mode is no string of this kind.
+            InvalidFieldError: the metric or the mode is no string of this kind; or there is no mode, and the name may
+                mean either.
             FluidError: no trial has reported the metric.
         """
         if metric is None:
             raise InvalidFieldError("metric", None, f"name one, as no search does{_known(self.trials)}")
-        goals = goals_of(metric, mode)
-        if len(goals) != 1:
+        wanted = modes_of(metric, mode)
+        if len(wanted) != 1:
             raise InvalidFieldError("metric", metric, "must be one; for several, see pareto")
+        ((name, said),) = wanted
+        either = [Goal(name, less=True)]
+        if said is None and next(_points(self.trials, either), None) is None:  # The name may be mistyped.
+            raise _nothing_reported(self.trials, either)
+        goals = goals_of(metric, mode)
         found = best_of(self.trials, goals[0])
         if found is None:
             raise _nothing_reported(self.trials, goals)
@@ -132,7 +141,7 @@ class SweepResult:
         A trial may be there with several of its iterations. Failed trials count only if all have failed.
 
         Raises:
-            InvalidFieldError: the metric is unknown.
+            InvalidFieldError: a metric or its mode is unknown.
             FluidError: no trial has reported all metrics.
         """
         goals = goals_of(self.metric, self.mode)
@@ -141,9 +150,16 @@ class SweepResult:
         points = list(_points(eligible(self.trials, has_failed), goals))
         if not points:
             raise _nothing_reported(self.trials, goals)
-        names = tuple(goal.metric for goal in goals)
+        names, modes = tuple(goal.metric for goal in goals), tuple(goal.mode for goal in goals)
         return tuple(
-            BestTrial(trial=trial, metric=names, value=values, iteration=result.iteration, metrics=result.metrics)
+            BestTrial(
+                trial=trial,
+                metric=names,
+                mode=modes,
+                value=values,
+                iteration=result.iteration,
+                metrics=result.metrics,
+            )
             for trial, result, values in (points[i] for i in pareto_front([values for _, _, values in points], goals))
         )
 
@@ -169,7 +185,7 @@ class SweepResult:
             InvalidFieldError: ``every`` is neither.
             MissingDependencyError: pandas is not installed.
         """
-        goals = goals_of(self.metric, self.mode)
+        goals = known_goals(self.metric, self.mode)
         price = price_in(read_facts(self.run_dir))
         return dataframe(self.trials, every, goals[0] if len(goals) == 1 else None, price)
 

@@ -68,6 +68,9 @@ class SearchOutcome:
 class Searcher(Protocol):
     """Suggests configs, and is told what came of them. It is used by one thread: the one that called ``fluid.run``.
 
+    One of a library that knows by itself what it optimizes may have a method ``mode_of(metric)``, too, which returns
+    ``"min"``, ``"max"`` or ``None``: it counts where ``fluid.run`` is given no mode.
+
     Example:
         >>> from fluid.search import AskTell, Searcher
         >>> configs = iter([{"x": 1}, {"x": 2}])

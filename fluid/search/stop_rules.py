@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fluid.directions import direction_of
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_text
 
 
@@ -139,9 +140,10 @@ class StopRules:
     """
 
     def __init__(self, stop: StopArgument, less_is_better: Mapping[str, bool]) -> None:
-        self._less_is_better = less_is_better
         self._sign = 1.0 if next(iter(less_is_better.values())) else -1.0
         self._values: dict[str, float] = {}
+        #: Metrics of :attr:`_values` that reach theirs from above.
+        self._fall: set[str] = set()
         #: Metrics of :attr:`_values` that no iteration has had so far.
         self._unreported: set[str] = set()
         rules: Sequence[Any] = ()
@@ -149,6 +151,8 @@ class StopRules:
             for name, value in stop.items():
                 field = f"stop[{require_text('stop', name)!r}]"
                 self._values[name] = require_number(field, value, at_least=-math.inf)
+                if less_is_better.get(name, direction_of(name) == "min"):
+                    self._fall.add(name)
         elif isinstance(stop, list | tuple):
             rules = stop
         elif stop is not None:
@@ -189,7 +193,7 @@ class StopRules:
             if value is None:
                 continue
             self._unreported.discard(name)
-            sign = 1.0 if self._less_is_better.get(name) else -1.0
+            sign = 1.0 if name in self._fall else -1.0
             if sign * value <= sign * bound:
                 stop = TrialStop(is_success=True)
         for number, rule in enumerate(self._rules):

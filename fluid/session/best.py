@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fluid.directions import direction_text, known_mode
 from fluid.results.best import Merit
-from fluid.results.metrics import is_bookkeeping, less_is_better
+from fluid.results.metrics import is_bookkeeping
 from fluid.results.submitted import SubmittedTrial
 from fluid.trialgroup import Search, Trial, TrialState
 
@@ -34,6 +35,16 @@ class BestSoFar:
     config: Mapping[str, Any] = field(repr=False)
     besides: Mapping[str, float] = field(default_factory=dict)
     failed: bool = False
+
+    @property
+    def direction(self) -> str:
+        """``"less is better"`` or ``"more is better"``."""
+        return direction_text(self.mode)
+
+    @property
+    def less_note(self) -> str:
+        """``" (less is better)"`` where that is so; else empty, for where there is little room."""
+        return f" ({self.direction})" if self.mode == "min" else ""
 
     @property
     def fate(self) -> str:
@@ -96,20 +107,22 @@ class _TrackedTrial:
 class BestTracker:
     """Tracks the best result of a group: see :class:`fluid.results.best.Merit` for what that is.
 
-    Without a metric of the search, the first numeric metric that is no bookkeeping counts, and its name says whether
-    less is better.
+    Without a metric of the search, the first numeric metric that is no bookkeeping counts. Where the search says no
+    mode and the metric's name leaves it open, there is no best.
 
     Args:
         search: names the metric and the mode; may be ``None``.
     """
 
-    __slots__ = ("_besides", "_best", "_entered", "_less", "_metric", "_mode", "_of", "_past", "_standings")
+    __slots__ = ("_besides", "_best", "_entered", "_is_unnamed", "_metric", "_mode", "_of", "_past", "_standings")
 
     def __init__(self, search: Search | None) -> None:
         self._metric = None if search is None else search.metric
+        self._is_unnamed = search is not None and not search.metric
+        #: ``None`` as long as it is unknown whether less or more is better.
         self._mode = None if search is None else search.mode
         self._besides = () if search is None else tuple(metric for metric, _ in search.besides)
-        self._less = self._is_less()
+        self._find_mode()
         #: By the id under which trials are shown.
         self._standings: dict[str, _TrackedTrial] = {}
         #: By the id of a submitted trial, with its own place in order of submission.
@@ -157,8 +170,8 @@ class BestTracker:
         inner = "" if entry is None else f"{entry}/"
         if self._metric is None:
             self._metric = next((name for each in numbers if (name := _metric_name(each, inner, numbers))), None)
-            self._less = self._is_less()
-        value = None if self._metric is None else numbers.get(inner + self._metric)
+            self._find_mode()
+        value = None if self._metric is None or self._mode is None else numbers.get(inner + self._metric)
         if value is None or not math.isfinite(value):
             return
         if trial_id not in self._of:
@@ -215,12 +228,12 @@ class BestTracker:
         if self._best is None:
             self._best = min((*self._standings.values(), *self._past.values()), key=self._rank, default=None)
         standing = self._best
-        if standing is None or standing.entry is None or self._metric is None:
+        if standing is None or standing.entry is None or self._metric is None or self._mode is None:
             return None
         part, iteration, value, besides = standing.entry
         return BestSoFar(
             metric=self._metric,
-            mode="min" if self._less else "max",
+            mode=self._mode,
             value=value,
             trial_id=part.shown_id,
             iteration=iteration,
@@ -240,8 +253,21 @@ class BestTracker:
         elif self._best is not None and self._rank(standing) < self._rank(self._best):
             self._best = standing
 
-    def _is_less(self) -> bool:
-        return self._mode == "min" if self._mode is not None else self._metric is None or less_is_better(self._metric)
+    @property
+    def _less(self) -> bool:
+        return self._mode == "min"
+
+    @property
+    def open_metric(self) -> str | None:
+        """The metric of which nothing says whether less or more is better; ``None`` if there is none.
+
+        A search that names no metric says that its trials are not compared by one.
+        """
+        return self._metric if self._mode is None and not self._is_unnamed else None
+
+    def _find_mode(self) -> None:
+        if self._metric is not None:
+            self._mode = known_mode(self._metric, self._mode)
 
 
 def _metric_name(name: str, inner: str, numbers: Mapping[str, float]) -> str | None:

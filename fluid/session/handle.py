@@ -204,11 +204,12 @@ class TrialGroupHandle:
 
         Args:
             metric: its name; nested names are joined by ``/``. ``None``, the default, for that of the group's search.
-            mode: ``"min"`` or ``"max"``; ``None``, the default, for that of the group's search, else by the name: less
-                is better for a loss or an error.
+            mode: ``"min"`` or ``"max"``; ``None``, the default, for that of the group's search, else for what the
+                metric's name says (``docs/sweeps.md``).
 
         Raises:
-            InvalidFieldError: neither the call nor the group's search names a metric, or the mode is neither.
+            InvalidFieldError: neither the call nor the group's search names a metric, the mode is neither, or nothing
+                says the mode of a metric that may mean either.
             FluidError: no trial has reported the metric, or the run folder was deleted.
         """
         return self._live.best(metric, mode)

@@ -188,6 +188,7 @@ class GroupInbox:
             name=self.group.name,
             search=self.group.search,
             best=self._tracker.best(),
+            open_metric=self._tracker.open_metric,
             first_start=self._began_at,
             results=self._ended,
             result_seconds=self._ended_seconds,

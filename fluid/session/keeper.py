@@ -13,13 +13,13 @@ from typing import Any
 from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.backends.retention import KeepingBackend
+from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
 from fluid.engine.events import Event, GroupRecovered, LaneLost, TrialFailed, TrialReleased, TrialSaved
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError
 from fluid.keeping import QUOTA_USED_UP, KeepRule, Retention, WorstKept
-from fluid.results.metrics import less_is_better
 from fluid.session.kept_files import KeptFiles, kept_by_earlier_session
 from fluid.session.kept_registry import KeptEntry, KeptRegistry
 from fluid.trainables.class_resident import says_it_reports_states
@@ -76,10 +76,12 @@ class Keeper:
         """Refuses a group whose best trials cannot be told; from any thread.
 
         Raises:
-            InvalidFieldError: it names no metric.
+            InvalidFieldError: it names no metric where the best are kept, or one without a mode that may mean either.
         """
+        if search is not None and search.metric:
+            require_mode(search.metric, search.mode)
         if self.retention.how == "best" and (search is None or not search.metric):
-            reason = f"keep={str(self.retention)!r} needs a metric, as in TrialGroup(search=Search('loss', 'min'))"
+            reason = f"keep={str(self.retention)!r} needs a metric and its mode, as in search=Search('loss', 'min')"
             raise InvalidFieldError("search", search, reason)
 
     def admit(self, group_id: str, search: Search | None, trial: Trial, *, recover: bool = False) -> KeepRule | None:
@@ -100,8 +102,8 @@ class Keeper:
             return None
         rule = KeepRule(retention.how, group_id, place=self._admitted[group_id], k=retention.k)
         self._admitted[group_id] += 1
-        if rule.how == "best" and search is not None and search.metric:
-            mode = search.mode or ("min" if less_is_better(search.metric) else "max")
+        mode = known_mode(search.metric, search.mode) if search is not None and search.metric else None
+        if rule.how == "best" and search is not None and search.metric and mode is not None:
             entry = None if trial.shown is None else trial.shown.metrics
             rule = rule._replace(metric=search.metric, mode=mode, entry=entry)
         if recover:

@@ -13,7 +13,7 @@ from fluid.errors import FluidError
 from fluid.results.best import BestTrial, best_result
 from fluid.results.following import ResultsFollower
 from fluid.results.loading import completed
-from fluid.results.metrics import Goal, goals_of
+from fluid.results.metrics import Goal, goals_of, known_goals
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedTrial, SubmittedTrials, shown_state, submitted_trial
@@ -22,7 +22,7 @@ from fluid.results.trial_results import files_of, result_of, trial_result
 from fluid.session.inbox import GroupInbox
 from fluid.session.session import Session
 from fluid.session.standing import Standing
-from fluid.trialgroup import Trial, TrialState
+from fluid.trialgroup import Search, Trial, TrialState
 
 #: The submitted trials by the group and the name that they are shown as.
 Parts = dict[tuple[str, str], list[SubmittedTrial]]
@@ -106,14 +106,15 @@ class LiveTrials:
             InvalidFieldError: metric or mode cannot be used.
             FluidError: no trial has reported the metric, or the run folder was deleted.
         """
-        return self._own._followed(metric, mode) or self.sweep(metric, mode).best
+        found = self._own._followed(metric, mode)
+        return found or self.sweep().best_by(*completed(metric, mode, self._searches))
 
     def _followed(self, metric: Any, mode: Any) -> BestTrial | None:
         """The best trial that the one group follows; ``None`` if it follows another metric, or shows other names."""
         if len(self._inboxes) != 1:
             return None
         (inbox,) = self._inboxes.values()
-        goals, best = goals_of(*completed(metric, mode, [inbox.group.search])), self._session.best_so_far(inbox)
+        goals, best = known_goals(*completed(metric, mode, [inbox.group.search])), self._session.best_so_far(inbox)
         if best is None or goals != (Goal(best.metric, best.mode == "min"),) or best.trial_id in inbox.failures:
             return None
         if best.trial_id not in inbox.group or any(trial.shown is not None for trial in inbox.group):
@@ -129,7 +130,12 @@ class LiveTrials:
         value, result = found
         metrics = result.lent().metrics
         return BestTrial(
-            trial=trial.lent(), metric=best.metric, value=value, iteration=result.iteration, metrics=metrics
+            trial=trial.lent(),
+            metric=best.metric,
+            mode=best.mode,
+            value=value,
+            iteration=result.iteration,
+            metrics=metrics,
         )
 
     def sweep(self, metric: Any = None, mode: Any = None) -> SweepResult:
@@ -140,16 +146,22 @@ class LiveTrials:
             FluidError: the run folder was deleted.
         """
         groups = [inbox.group for inbox in self._inboxes.values()]
-        goals = goals_of(*completed(metric, mode, [group.search for group in groups]))
+        wanted = completed(metric, mode, self._searches)
+        if metric is not None:
+            goals_of(*wanted)  # Raises.
         trials = self.read()
         ended = all(inbox.done for inbox in self._inboxes.values())
         return SweepResult.make(
             trials,
-            goals,
+            *wanted,
             run_dir=self._session.run_dir,
             name=groups[0].name if len(groups) == 1 else self._session.run_dir.name,
             state="DONE" if ended else UNFINISHED if self._session.has_ended else "RUNNING",
         )
+
+    @property
+    def _searches(self) -> list[Search | None]:
+        return [inbox.group.search for inbox in self._inboxes.values()]
 
     # -- under the lock ------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from fluid.directions import search_text
 from fluid.errors import FluidError
 from fluid.resources import Device
 from fluid.session.best import BestSoFar
@@ -22,7 +23,8 @@ _MOST_NAMES = 8
 def group_text(group: GroupStatus, run_dir: Path) -> str:
     """A group in one line: trials by state, the best result so far, and the run folder."""
     parts = [f"{group.name!r}", _trials(group.trials)]
-    parts += [] if group.best is None else [f"best {_value(group.best)} ({_place(group.best)})"]
+    parts += [] if group.best is None else [f"best {_value(group.best)}, {_place(group.best)}"]
+    parts += [] if group.open_metric is None else [f"no best: {search_text(group.open_metric)}"]
     return f"<TrialGroupHandle {'; '.join([*parts, f'run folder {run_dir}'])}>"
 
 
@@ -34,6 +36,8 @@ def group_html(group: GroupStatus, run_dir: Path) -> str:
         config = repr(dict(group.best.config))
         config = config if len(config) <= _MOST_CONFIG else f"{config[: _MOST_CONFIG - 1]}…"
         rows |= {"best": f"{_value(group.best)}, {_place(group.best)}", "its config": config}
+    if group.open_metric is not None:
+        rows["best"] = search_text(group.open_metric)
     return table_html({**rows, "run folder": str(run_dir)})
 
 
@@ -78,7 +82,7 @@ def _trials(trials: Mapping[str, int]) -> str:
 
 
 def _value(best: BestSoFar) -> str:
-    return f"{best.metric} {best.value:.4g}"
+    return f"{best.metric} {best.value:.4g} ({best.direction})"
 
 
 def _place(best: BestSoFar) -> str:

@@ -21,6 +21,7 @@ class GroupFacts:
         name: the group's name.
         search: what its search algorithm said of it; ``None`` if none submits its trials.
         best: its best result so far; ``None`` if it has none.
+        open_metric: the metric of which it shows no best, as nothing says its mode; ``None`` if there is none.
         first_start: when its first iteration began, seconds on the clock of the events; ``None`` before one has ended.
         results, result_seconds: iterations that have ended in this session, and the sum of their seconds.
     """
@@ -28,6 +29,7 @@ class GroupFacts:
     name: str
     search: Search | None = None
     best: BestSoFar | None = None
+    open_metric: str | None = None
     first_start: float | None = None
     results: int = 0
     result_seconds: float = 0.0
@@ -47,6 +49,7 @@ class GroupStatus:
         expected: how many trials there will be; ``None`` unless a search algorithm has said so.
         is_search: whether a search algorithm submits its trials.
         best: the best result so far; ``None`` if there is none.
+        open_metric: the metric of which no best is shown, as nothing says its mode; ``None`` if there is none.
         forecast: when all its trials have ended, with odds; ``None`` if too little was measured.
         owner: whose it is; ``None`` if it did not say.
         priority: its trials start before those of groups of a lower priority; 1 unless it said otherwise.
@@ -64,6 +67,7 @@ class GroupStatus:
     expected: int | None = None
     is_search: bool = False
     best: BestSoFar | None = None
+    open_metric: str | None = None
     forecast: Forecast | None = None
     owner: str | None = None
     priority: float = PLAIN_TERMS.priority

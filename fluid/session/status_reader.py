@@ -133,6 +133,7 @@ class StatusReader:
             expected=None if facts.search is None else facts.search.trials,
             is_search=facts.search is not None,
             best=facts.best,
+            open_metric=facts.open_metric,
             forecast=None if hangs or has_ended else forecast(group_id),
             owner=group.terms.owner,
             priority=group.terms.priority,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fluid._given_executor import closes_executor
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.directions import require_mode
+from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.hpbandster.loop import OptimizerLoop
 from fluid.integrations.hpbandster.optimizers import SeededRandom, Worker, make, quiet
@@ -27,7 +28,7 @@ def run(
     eta: float = 3,
     n_iterations: int = 1,
     metric: str = "loss",
-    mode: str = "min",
+    mode: str | None = None,
     synchronous: bool = False,
     resume: bool = True,
     executor: FluidExecutor | None = None,
@@ -51,7 +52,8 @@ def run(
         eta: 1 in ``eta`` configurations continues, to a budget ``eta`` times as large; at least 2.
         n_iterations: how many times Successive Halving is run.
         metric: the metric to optimize, among those that a trainable reports; a worker's is ``"loss"``.
-        mode: ``"min"`` or ``"max"``. The losses in the result are always to be minimized.
+        mode: ``"min"`` or ``"max"``; ``None``, the default, for what the metric's name says. The losses in the result
+            are always to be minimized.
         synchronous: whether an iteration begins only when the one before it is complete. If not, it begins when fewer
             trials are under way than there are devices.
         resume: whether a configuration continues to a larger budget from where it is, instead of from the beginning.
@@ -91,7 +93,7 @@ def run(
             kind_of(trainable)
     elif metric != "loss":
         raise InvalidFieldError("metric", metric, "must be loss for a worker")
-    elif mode != "min":
+    elif mode not in (None, "min"):
         raise InvalidFieldError("mode", mode, "must be min for a worker")
     require_number("min_budget", min_budget, at_least=0.0 if is_worker else 1.0)
     if min_budget == 0:
@@ -99,7 +101,7 @@ def run(
     require_number("max_budget", max_budget, at_least=min_budget)
     require_number("eta", eta, at_least=2.0)
     brackets = require_integer("n_iterations", n_iterations, at_least=1)
-    require_one_of("mode", mode, ("min", "max"))
+    mode = require_mode(metric, mode)
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     random = SeededRandom(seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +15,8 @@ from fluid.errors import InvalidFieldError
 
 #: What a ``Dataset`` is made of besides its reference.
 _PARTS = ("data", "label", "weight", "group", "init_score", "position", "feature_name", "categorical_feature", "params")
+#: Names of the number of classes.
+_CLASSES = ("num_class", "num_classes")
 #: Most sets of different binning that a lane keeps.
 _KEPT = 4
 
@@ -54,6 +58,30 @@ class DatasetSources:
         if len(self._made) > _KEPT:
             self._made.popitem(last=False)
         return self._made[key]
+
+    def modes_said(self, feval: Any, params: Any) -> dict[str, str]:
+        """What functions for further metrics say of their direction, by the names of the metrics.
+
+        Each is called once, with constant predictions for the first set to evaluate. One that fails with these says
+        nothing.
+        """
+        parts = next((each for each in self._valid if each is not None), self._train)
+        if parts["label"] is None:
+            return {}
+        rows = len(parts["label"])
+        known = {name: parts[name] for name in ("label", "weight", "group", "position")}
+        shown = lightgbm.Dataset(np.zeros((rows, 1)), **known, params={"verbosity": -1}, free_raw_data=False)
+        given = params if isinstance(params, Mapping) else {}
+        classes = next((given[name] for name in _CLASSES if isinstance(given.get(name), int)), 1)
+        values = np.full(rows if classes == 1 else (rows, classes), 1.0 / max(2, classes))
+        found: dict[str, str] = {}
+        for each in feval if isinstance(feval, (list, tuple)) else [feval]:
+            with warnings.catch_warnings(), np.errstate(all="ignore"), contextlib.suppress(Exception):
+                warnings.simplefilter("ignore")
+                told = each(values.copy(), shown.construct())
+                for name, _, more in told if isinstance(told, list) else [told]:
+                    found[name] = "max" if more else "min"
+        return found
 
 
 def _parts_of(field: str, dataset: Any) -> dict[str, Any]:

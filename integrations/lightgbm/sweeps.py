@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import lightgbm
@@ -12,9 +13,9 @@ from lightgbm.basic import _ConfigAliases
 
 from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
-from fluid.integrations.boosting import rounds_of, space_of, sweep
+from fluid.integrations.boosting import goals_among, rounds_of, space_of, sweep
 from fluid.integrations.lightgbm.datasets import DatasetSources
-from fluid.integrations.lightgbm.training import is_more, train_rounds
+from fluid.integrations.lightgbm.training import direction, train_rounds
 from fluid.results.sweep import SweepResult
 
 #: Parameters whose value is a list or a tuple.
@@ -77,8 +78,9 @@ def train(
         feval: function for further metrics, or several.
         init_model: model to begin with: a ``Booster`` or a path.
         metric: which value to optimize, such as ``"valid_0-auc"``.
-        mode: ``"min"`` or ``"max"``; ``None``, the default, for ``"max"`` with LightGBM's ``auc``,
-            ``average_precision``, ``ndcg``, ``map`` and ``r2``.
+        mode: ``"min"`` or ``"max"``; ``None``, the default, for what ``feval`` says of its metrics, for
+            which it is called once here with constant predictions; else for the direction of LightGBM's own metric,
+            else for what the name says (``docs/sweeps.md``).
         rounds_per_iteration: boosting rounds of an iteration, between which a trial can be stopped or saved; sets are
             evaluated at its end. ``None``, the default, for one, or as many as make 100 iterations of more rounds.
         options: further arguments of :func:`fluid.run`: ``samples``, ``algorithm``, ``seed``, ``executor``, ...
@@ -111,20 +113,25 @@ def train(
         feval=feval,
         begin=None if model is None else model.model_to_string(),
     )
-    return run_sweep(trainable, space, metric, mode, options)
+    said = {} if feval is None or mode is not None else trainable.keywords["sources"].modes_said(feval, space)
+    return run_sweep(trainable, space, metric, mode, options, said)
 
 
 def run_sweep(
-    trainable: functools.partial[Any], params: Any, metric: Any, mode: Any, options: Mapping[str, Any]
+    trainable: functools.partial[Any],
+    params: Any,
+    metric: Any,
+    mode: Any,
+    options: Mapping[str, Any],
+    said: Mapping[str, str] = MappingProxyType({}),
 ) -> SweepResult:
-    """Runs the sweep of a trainable that takes ``rounds``."""
+    """Runs the sweep of a trainable that takes ``rounds`` and ``names``; ``said`` has modes by the user's metrics."""
+    names = trainable.keywords["names"]
     return sweep(
         trainable,
         space_of(params, _LISTS),
         rounds=trainable.keywords["rounds"],
-        metric=metric,
-        mode=mode,
-        is_more=is_more,
+        goals=goals_among(metric, mode, names, lambda name: said.get(name) or direction(name)),
         options={"name": f"lightgbm-{options.get('algorithm', 'asha')}", **options},
     )
 

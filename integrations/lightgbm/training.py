@@ -13,8 +13,13 @@ from fluid.integrations.lightgbm.datasets import DatasetSources
 
 #: The number of threads is the first of these that params have.
 _THREADS = ("num_threads", "num_thread", "nthread", "nthreads", "n_jobs")
-#: Metrics of which more is better, by the start of their names.
-_MORE = ("auc", "average_precision", "ndcg", "map@", "r2")
+#: LightGBM's own metrics, as it reports them, without ``@k``.
+_MORE = frozenset({"auc", "auc_mu", "average_precision", "ndcg", "map", "r2"})
+_LESS = frozenset(
+    {"l1", "l2", "rmse", "quantile", "mape", "huber", "fair", "poisson", "gamma", "gamma_deviance", "tweedie"}
+    | {"binary_logloss", "binary_error", "multi_logloss", "multi_error", "cross_entropy", "cross_entropy_lambda"}
+    | {"kullback_leibler"}
+)
 #: With these, every run gives the same trees.
 _DETERMINISTIC = {"deterministic": True, "force_col_wise": True}
 _BOOSTING = ("boosting", "boosting_type", "boost")
@@ -151,6 +156,12 @@ def _draws(params: Mapping[str, str]) -> bool:
     )
 
 
+def direction(name: str) -> str | None:
+    """``"min"`` or ``"max"`` for a metric of LightGBM, whose name may follow that of a set; ``None`` for others."""
+    metric = name.rpartition("-")[2].partition("@")[0]
+    return "max" if metric in _MORE else "min" if metric in _LESS else None
+
+
 def is_more(name: str) -> bool:
-    """Whether more of a metric is better, by its name, which may follow that of a set."""
-    return name.rpartition("-")[2].startswith(_MORE)
+    """Whether more of a metric of LightGBM is better."""
+    return direction(name) == "max"

@@ -206,16 +206,17 @@ class OptimizeLoop(TrialListener):
                 self._fail([trial], error)
 
     def _search(self, trials: int | None) -> Search:
-        """What reports and the live view say of a group: its number of trials, and a single objective's metric."""
+        """What reports and the live view say of a group: its number of trials, and the metrics of the objectives."""
         directions, work = self._study.directions, self._arguments.work
         room = self._arguments.batch_size or self._arguments.n_jobs or max(1, self._executor.max_devices)
         single = len(directions) == 1
         pruner = self._study.pruner if single else None  # Optuna prunes for one objective only.
         shape = shape_of(pruner, work.budget, room, is_asked=work.configures)
-        if not single:
+        if len(work.metrics) != len(directions):  # An objective returns several values, which have no names.
             return Search(trials=trials, extends=False, shape=shape)
-        mode = "max" if directions[0] == StudyDirection.MAXIMIZE else "min"
-        return Search(work.metrics[0], mode, trials, extends=False, shape=shape)
+        modes = ["max" if direction == StudyDirection.MAXIMIZE else "min" for direction in directions]
+        besides = tuple(zip(work.metrics[1:], modes[1:], strict=True))
+        return Search(work.metrics[0], modes[0], trials, extends=False, besides=besides, shape=shape)
 
     def _fail(self, trials: list[Trial], error: FluidError) -> None:
         """Finishes trials that the executor refused."""

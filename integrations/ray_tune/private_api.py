@@ -50,6 +50,7 @@ from ray.tune.stopper import FunctionStopper, MaximumIterationStopper, NoopStopp
 from ray.tune.trainable import Trainable
 from ray.tune.trainable.function_trainable import FunctionTrainable
 
+from fluid.directions import known_mode
 from fluid.errors import FluidError
 from fluid.trialgroup import Search
 
@@ -367,12 +368,13 @@ def search_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
         scheduler: the user's.
         mode: the mode that Tune passed to the scheduler; ``None`` if the scheduler was made with one, or has none.
     """
-    mode = mode or getattr(scheduler, "_mode", None)
+    said = mode or getattr(scheduler, "_mode", None)
+    mode = said if said in ("min", "max") else known_mode(scheduler.metric) if scheduler.metric else None
     total = 0 if is_endless(controller.search_alg) else controller.search_alg.total_samples
     left = total - sum(trial.is_finished() for trial in controller.get_trials()) if total else 0
     return Search(
-        metric=scheduler.metric,
-        mode=mode if mode in ("min", "max") else None,
+        metric=None if mode is None else scheduler.metric,  # Nobody has said which of its values are best.
+        mode=mode,
         trials=int(left) if 0 < left < math.inf else None,
         extends=True,
     )

@@ -13,6 +13,7 @@ from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.executor import FluidExecutor, executor_in_force, executor_scope
+from fluid.integrations.transformers.direction import direction_said
 from fluid.integrations.transformers.trial import Objective, PackedTrainer, set_hyperparameters, train_trial
 from fluid.results.sweep import SweepResult
 from fluid.search import loguniform, make_sampler, make_space, randint
@@ -34,7 +35,7 @@ def hyperparameter_search(
     hp_space: Callable[[Any], Mapping[str, Any]] | Mapping[str, Any] | None = None,
     compute_objective: Callable[[dict[str, float]], float | Sequence[float]] | None = None,
     n_trials: int = 20,
-    direction: str | Sequence[str] = "minimize",
+    direction: str | Sequence[str] | None = None,
     *,
     algorithm: str | None = None,
     budget: int | None = None,
@@ -57,7 +58,8 @@ def hyperparameter_search(
         compute_objective: what to optimize, from the metrics of an evaluation; several numbers for several directions.
             ``None``, the default, for the loss, or the sum of what ``compute_metrics`` returns.
         n_trials: number of trials; 20 by default.
-        direction: ``"minimize"``, the default, or ``"maximize"``; one for each objective.
+        direction: ``"minimize"`` or ``"maximize"``; one for each objective. ``None``, the default, for what the
+            trainer's ``greater_is_better`` says of the objective's metric, else for what the metric's name does.
         algorithm: as for :func:`fluid.run`; ``None``, the default, for ``"asha"``, or ``"random"`` for several
             objectives.
         budget: most evaluations of a trial; ``None``, the default, for as many as the longest trial makes.
@@ -101,6 +103,8 @@ def hyperparameter_search(
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     trials = require_integer("n_trials", n_trials, at_least=1)
+    if direction is None:
+        direction = direction_said(trainer, compute_objective)
     directions = [direction] if isinstance(direction, str) else list(direction)
     modes = [_MODES[require_one_of("direction", one, _MODES)] for one in directions]
     names = ("objective",) if len(modes) == 1 else tuple(f"objective_{number}" for number in range(len(modes)))

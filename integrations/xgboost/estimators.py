@@ -11,10 +11,10 @@ import xgboost
 
 from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
-from fluid.integrations.boosting import Rounds, rounds_of
+from fluid.integrations.boosting import Rounds, goals_among, rounds_of
 from fluid.integrations.xgboost.matrices import Sets
 from fluid.integrations.xgboost.sweeps import run_sweep
-from fluid.integrations.xgboost.training import raw, train_rounds
+from fluid.integrations.xgboost.training import direction, raw, train_rounds
 from fluid.results.sweep import SweepResult
 
 
@@ -86,7 +86,8 @@ def fit(
         sets=Sets(matrix(x, y, sample_weight), evals),
         rounds=rounds_of(estimator.get_num_boosting_rounds(), rounds_per_iteration, estimator.early_stopping_rounds),
     )
-    return run_sweep(trainable, params, metric, mode, options)
+    goals = goals_among(metric, mode, [name for _, name in evals], direction)
+    return run_sweep(trainable, params, goals, options)
 
 
 def _params_of(estimator: Any, y: Any) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _fit(
 ) -> Iterator[tuple[dict[str, float], Any]]:
     """As :func:`_train`, with the fitted estimator as the state."""
     booster = None if state is None else state.get_booster()
-    options = {"obj": None, "custom_metric": None, "maximize": None, "begin": None}
+    options: dict[str, Any] = {"obj": None, "custom_metric": None, "maximize": None, "begin": None}
     for metrics, trained in train_rounds(config, booster, sets=sets, rounds=rounds, **options):
         yield metrics, _Fitted(estimator, config, trained)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import xgboost
 
 from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
-from fluid.integrations.boosting import rounds_of, space_of, sweep
+from fluid.integrations.boosting import goals_among, rounds_of, space_of, sweep, without_set
 from fluid.integrations.xgboost.matrices import Sets
-from fluid.integrations.xgboost.training import is_more, raw, train_rounds
+from fluid.integrations.xgboost.training import direction, raw, train_rounds
+from fluid.results.metrics import Goal
 from fluid.results.sweep import SweepResult
 
 #: Parameters whose value is a list or a tuple.
@@ -63,11 +65,12 @@ def train(
         num_boost_round: most boosting rounds of a trial; 10 by default.
         evals: sets to evaluate, with their names, as ``xgboost.train`` takes them; a function may stand for a set.
         metric: which value to optimize, such as ``"valid-logloss"``.
-        mode: ``"min"`` or ``"max"``; ``None``, the default, for ``"max"`` with XGBoost's ``auc``, ``aucpr``, ``pre``,
-            ``map`` and ``ndcg``.
+        mode: ``"min"`` or ``"max"``; ``None``, the default, for what ``maximize`` says of it, else for the direction of
+            XGBoost's own metric, else for what the name says (``docs/sweeps.md``).
         obj: objective function.
         custom_metric: function for a further metric.
-        maximize: whether early stopping maximizes; ``None``, the default, to judge by the metric's name.
+        maximize: whether more is better of the metric that early stopping looks at: of ``custom_metric``, else of the
+            last ``eval_metric``. ``None``, the default, for what ``mode`` or XGBoost's own metric says.
         early_stopping_rounds: a trial ends if the last metric of the last set has not improved for so many rounds.
         xgb_model: model to begin with: a ``Booster``, a path or its bytes.
         verbose_eval: accepted for a call's sake; Fluid's live view shows how the sweep stands.
@@ -84,7 +87,9 @@ def train(
     """
     if not evals:
         raise InvalidFieldError("evals", evals, "must name a set: a trial reports its metrics after each iteration")
-    sets = Sets(dtrain, evals)
+    sets, names = Sets(dtrain, evals), [name for _, name in evals]
+    said = _Said(params, custom_metric, maximize)
+    goals = goals_among(metric, mode, names, said.mode_of)
     trainable = functools.partial(
         train_rounds,
         sets=sets,
@@ -93,17 +98,45 @@ def train(
         custom_metric=custom_metric,
         maximize=maximize,
         begin=None if xgb_model is None else raw(xgboost.Booster(model_file=xgb_model)),
+        modes={without_set(goal.metric, names): goal.mode for goal in goals},
     )
-    return run_sweep(trainable, params, metric, mode, options)
+    return run_sweep(trainable, params, goals, options)
 
 
-def run_sweep(trainable: Any, params: Any, metric: Any, mode: Any, options: Mapping[str, Any]) -> SweepResult:
+@dataclass(frozen=True)
+class _Said:
+    """What the call and XGBoost say of the direction of metrics.
+
+    Attributes:
+        params, custom_metric, maximize: as :func:`train` takes them.
+    """
+
+    params: Any = None
+    custom_metric: Any = None
+    maximize: bool | None = None
+
+    def mode_of(self, name: str) -> str | None:
+        """``"min"`` or ``"max"`` of a metric, by its name without a set; ``None`` if neither says it."""
+        if self.maximize is not None and self._is_stopped_by(name):
+            return "max" if self.maximize else "min"
+        return direction(name)
+
+    def _is_stopped_by(self, name: str) -> bool:
+        """Whether early stopping looks at a metric: the custom one, else the last of those in params."""
+        params = self.params if isinstance(self.params, Mapping) else {}
+        listed = params.get("eval_metric") or ()
+        listed = [listed] if isinstance(listed, str) else list(listed)
+        if self.custom_metric is None:
+            return not listed or name == listed[-1]
+        return direction(name) is None or (bool(params.get("disable_default_eval_metric")) and name not in listed)
+
+
+def run_sweep(trainable: Any, params: Any, goals: Sequence[Goal], options: Mapping[str, Any]) -> SweepResult:
+    """Runs the sweep of a trainable that takes ``rounds``."""
     return sweep(
         trainable,
         space_of(params, _LISTS),
         rounds=trainable.keywords["rounds"],
-        metric=metric,
-        mode=mode,
-        is_more=is_more,
+        goals=goals,
         options={"name": f"xgboost-{options.get('algorithm', 'asha')}", **options},
     )

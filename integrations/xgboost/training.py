@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import xgboost
 
-from fluid.integrations.boosting import BoosterProgress, Rounds, Score, iterations, with_threads
+from fluid.integrations.boosting import BoosterProgress, Rounds, Score, iterations, with_threads, without_set
 from fluid.integrations.xgboost.matrices import Sets
 
 #: The number of threads is the first of these that params have.
 _THREADS = ("nthread", "n_jobs")
-#: Metrics of which more is better, by the start of their names, as XGBoost's early stopping has them.
-_MORE = ("auc", "pre", "map", "ndcg")
+#: XGBoost's own metrics, without ``@n`` and the ``-`` behind.
+_MORE = frozenset({"auc", "aucpr", "pre", "map", "ndcg", "ams", "interval-regression-accuracy"})
+_LESS = frozenset(
+    {"rmse", "rmsle", "mae", "mape", "mphe", "logloss", "error", "merror", "mlogloss", "quantile", "expectile"}
+    | {"poisson-nloglik", "gamma-nloglik", "cox-nloglik", "aft-nloglik", "tweedie-nloglik", "gamma-deviance"}
+)
 #: Parameters with which rows or columns are drawn at random unless they are 1.
 _SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
 
@@ -28,9 +33,10 @@ def train_rounds(
     custom_metric: Any,
     maximize: bool | None,
     begin: bytes | None,
+    modes: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[dict[str, float], Any]]:
-    """What a lane runs for a trial; ``state`` is the booster."""
-    training = _XGBoostTraining(config, sets, obj, custom_metric, maximize, begin)
+    """What a lane runs for a trial; ``state`` is the booster, and ``modes`` are those of the sweep's metrics."""
+    training = _XGBoostTraining(config, sets, obj, custom_metric, maximize, begin, modes)
     progress = training.resume(state) if state is not None else BoosterProgress(0, {})
     yield from iterations(training, rounds, progress)
 
@@ -44,11 +50,19 @@ class _XGBoostTraining:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], sets: Sets, obj: Any, custom_metric: Any, maximize: bool | None, begin: Any
+        self,
+        config: Mapping[str, Any],
+        sets: Sets,
+        obj: Any,
+        custom_metric: Any,
+        maximize: bool | None,
+        begin: Any,
+        modes: Mapping[str, str],
     ) -> None:
         self._params = with_threads({"seed_per_iteration": True, **config}, _THREADS)
-        self._obj, self._custom_metric, self._maximize = obj, custom_metric, maximize
+        self._obj, self._custom_metric, self._maximize, self._modes = obj, custom_metric, maximize, modes
         self._matrix, self._evals = sets.matrices()
+        self._names = [name for _, name in self._evals]
         self._threads = int(next(self._params[name] for name in _THREADS if name in self._params))
         method = self._params.get("tree_method", "auto")
         #: Two methods in turn, so that XGBoost makes new updaters; none if no draw depends on the old ones.
@@ -88,8 +102,9 @@ class _XGBoostTraining:
         parts = [part.rpartition(":") for part in text.split()[1:]]
         scores = []
         for number, (name, _, value) in enumerate(parts, start=1):
-            more = is_more(name) if self._maximize is None else self._maximize
-            scores.append(Score(name, float(value), more, counts=number == len(parts)))
+            said = None if self._maximize is None else "max" if self._maximize else "min"
+            mode = said or self._modes.get(without_set(name, self._names)) or direction(name)
+            scores.append(Score(name, float(value), mode == "max", counts=number == len(parts)))
         return scores
 
     def note(self, progress: BoosterProgress, best_round: int | None) -> None:
@@ -107,10 +122,16 @@ def _has_to_repeat(params: Mapping[str, Any]) -> bool:
     return "updater" in params or params.get("booster") == "gblinear"
 
 
+def direction(name: str) -> str | None:
+    """``"min"`` or ``"max"`` for a metric of XGBoost, whose name may follow that of a set; ``None`` for others."""
+    words = name.partition("@")[0].rstrip("-").split("-")
+    endings = {"-".join(words[first:]) for first in range(len(words))}
+    return "max" if endings & _MORE else "min" if endings & _LESS else None
+
+
 def is_more(name: str) -> bool:
-    """Whether more of a metric is better, as XGBoost judges; its name may follow that of a set."""
-    metric = name.rpartition("-")[2]
-    return metric != "mape" and metric.startswith(_MORE)
+    """Whether more of a metric of XGBoost is better."""
+    return direction(name) == "max"
 
 
 def raw(booster: Any) -> bytes:

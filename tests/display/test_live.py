@@ -173,7 +173,7 @@ def test_the_best_result_stands_below_its_group() -> None:
     group = replace(SWEEP, best=best_of(lr=0.1, layers={"n": 2}, activation="gelu"))
     found = lines(status(groups=[group]), 80, 23)
     (position,) = [at for at, line in enumerate(found) if line.startswith("sweep")]
-    assert found[position + 1] == "  best loss 0.03125  trial-7, iteration 12  lr=0.1, layers/n=2, activation=gelu"
+    assert found[position + 1] == "  best loss 0.03125 (less is better)  trial-7, iteration 12  lr=0.1, +2"
 
 
 def test_a_config_is_shown_as_far_as_there_is_room() -> None:
@@ -190,7 +190,7 @@ def test_a_config_is_shown_as_far_as_there_is_room() -> None:
 def test_with_many_groups_the_best_value_is_a_column() -> None:
     groups = [group_status(f"g{k}", {"RUNNING": 1}, 1, 3, None, best=best_of(k)) for k in range(4)]
     found = [line for line in lines(status(groups=groups), 100, 23) if line.startswith("g")]
-    assert [line.split("  ")[-2:] for line in found] == [[f"loss {k}", "ETA ?"] for k in range(4)]
+    assert [line.split("  ")[-2:] for line in found] == [[f"loss {k} (less is better)", "ETA ?"] for k in range(4)]
     assert not any("best" in line for line in lines(status(groups=groups), 100, 23))
 
 
@@ -375,11 +375,11 @@ def test_the_best_results_stay() -> None:
     groups = [replace(ENDED, best=best_of()), replace(SWEEP, best=best_of(12345.678))]
     found = [line.plain for line in summary_lines(status(groups=groups), {0: 12.0, 1: 61.0}, width=120)]
     assert found == [
-        "rung-0  9 trials: 8 done, 1 failed; best loss 0.03125; 9/9 iterations; 0:12",
-        "sweep   11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; best loss 12,346; 40 iterations; 1:01",
+        "rung-0  9 trials: 8 done, 1 failed; best loss 0.03125 (less is better); 9/9 iterations; 0:12",
+        "sweep   11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; best loss 12,346 (less is better); 40 iterations; 1:01",
     ]
     alone = [line.plain for line in summary_lines(status(groups=[replace(ENDED, best=best_of(lr=0.1))]), {0: 12.0})]
-    assert alone[1] == "best  loss 0.03125  trial-7, iteration 12  lr=0.1"
+    assert alone[1] == "best  loss 0.03125 (less is better)  trial-7, iteration 12  lr=0.1"
 
 
 @pytest.mark.parametrize("width", range(20, 130, 7))

@@ -66,7 +66,7 @@ def test_a_sweep_is_one_display_that_is_updated(environment: Path) -> None:
     html, text = forms_of(displays[0])
     lines = text.splitlines()
     assert lines[0].startswith("sweep <1>  3 trials: 3 done; 300 iterations; ")
-    assert lines[1].startswith("best  loss 0.001  trial-") and lines[1].endswith("iteration 100  lr=0.1")
+    assert lines[1].startswith("best  loss 0.001 (less is better)  trial-") and lines[1].endswith("iteration 100  lr=0.1")
     assert lines[2:] == [
         "results in first",
         "  fluid report first  tables and a page",
@@ -88,7 +88,7 @@ def test_a_sweep_is_one_display_that_is_updated(environment: Path) -> None:
     assert "submitted" in printed and printed.count("a trial prints") >= 1
 
     html, text = forms_of(handle[0])
-    assert text.startswith("<TrialGroupHandle 'sweep <1>'; 3 trials: 3 done; best loss 0.001 (trial-")
+    assert text.startswith("<TrialGroupHandle 'sweep <1>'; 3 trials: 3 done; best loss 0.001 (less is better), trial-")
     assert "<table>" in html and "sweep &lt;1&gt;" in html and "{&#x27;lr&#x27;: 0.1}" in html
     html, text = forms_of(executor[0])
     assert text.startswith("<FluidExecutor devices: closed; groups: sweep <1>; run folder: ")

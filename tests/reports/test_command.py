@@ -51,7 +51,7 @@ def test_the_tables_tell_of_groups_trials_and_what_was_measured(small_run: Path,
     assert ranked[1] == "a done 3/3 0.4 0.1 5.50 s 1/2, x2"
     assert lines[1:4] == [
         "30 device-seconds; 77 % of it ran iterations",
-        "best loss 0.3: d, at iteration 1 of 4; unfinished",
+        "best loss 0.3 (less is better): d, at iteration 1 of 4; unfinished",
         "lr=0.2, act=relu",
     ]
     assert "c failed: ValueError: too <small>" in lines

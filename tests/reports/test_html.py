@@ -119,7 +119,7 @@ def test_the_data_is_what_the_drawings_need(small_run: Path) -> None:
     times, shares = run["busy"]
     assert len(times) == len(shares) + 1
     assert [metric["name"] for metric in data["metrics"]] == ["loss", "eval/f1", "epoch"]
-    assert [metric["less"] for metric in data["metrics"]] == [True, False, False]
+    assert [metric["mode"] for metric in data["metrics"]] == ["min", "max", None]
     assert data["parameters"] == ["lr", "act"]
     a, b = data["trials"][:2]
     assert a["config"] == [0.1, "relu"]
@@ -211,7 +211,7 @@ def test_the_pareto_set_of_several_goals(session: Sessions) -> None:
 
 def test_a_given_goal_comes_first_in_its_own_mode(small_run: Path) -> None:
     data = page_data([load_run(small_run)], goal=Goal("eval/f1", less=True))
-    assert [(metric["name"], metric["less"]) for metric in data["metrics"]][:2] == [("eval/f1", True), ("loss", True)]
+    assert [(metric["name"], metric["mode"]) for metric in data["metrics"]][:2] == [("eval/f1", "min"), ("loss", "min")]
 
 
 def test_importances_are_passed_on(small_run: Path) -> None:

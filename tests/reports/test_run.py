@@ -21,7 +21,6 @@ from fluid.reports.page_data import page_data
 from fluid.reports.run import RecordedRun, TrialRun
 from fluid.reports.run_table import as_json, run_tables
 from fluid.resources import Device
-from fluid.results.metrics import less_is_better
 from fluid.trialgroup import Search, Shown, Trial
 
 Sessions = Callable[..., Any]
@@ -337,7 +336,7 @@ def test_a_sweep_is_told_by_its_own_name_and_metric(session: Sessions) -> None:
     )
     run = load_run(made.close())
     assert (run.name, run.is_one_search, run.metrics) == ("sweep", True, ("margin", "score"))
-    assert run.less_is_better("margin") and not run.less_is_better("score")
+    assert run.mode_of("margin") == "min" and run.mode_of("score") is None
     a, b = run.trials
     assert (a.config, a.budget, a.last) == ({"lr": 0.1}, None, {"score": 7.0, "margin": 2.0})
     assert b.last == {"score": 9.0, "margin": 3.0}
@@ -358,7 +357,7 @@ def test_what_a_search_says_came_of_a_trial_is_its_state(session: Sessions) -> N
 
 
 def test_a_trial_that_came_back_is_one_trial(session: Sessions) -> None:
-    made = sweep(session, part("a", "a", x=1), part("b", "b"), part("a.1", "a", 2, x=5), metric="score")
+    made = sweep(session, part("a", "a", x=1), part("b", "b"), part("a.1", "a", 2, x=5), metric="score", mode="max")
     made.results(
         ("a", 1, 0.0, 1.0, 1.0, (0,), {"result": {"score": 1.0}}),
         ("a", 2, 1.0, 2.0, 1.0, (0,), {"result": {"score": 2.0}}),
@@ -498,23 +497,6 @@ def test_bookkeeping_comes_last(session: Sessions) -> None:
     made = session({"g": [trial("a")]})
     made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {"training_iteration": 1, "pid": 7, "reward": 2.0}))
     assert load_run(made.close()).metrics == ("reward", "training_iteration", "pid")
-
-
-@pytest.mark.parametrize(
-    ("metric", "less"),
-    [
-        ("loss", True),
-        ("val_loss", True),
-        ("eval/cross-entropy-loss", True),
-        ("valloss", True),
-        ("RMSE", True),
-        ("accuracy", False),
-        ("reward", False),
-        ("glossary", False),
-    ],
-)
-def test_less_is_better(metric: str, less: bool) -> None:
-    assert less_is_better(metric) is less
 
 
 def test_lines_are_in_the_documented_format(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_what_is_no_run_folder_is_refused(killed: Path, tmp_path: Path) -> None:
 
 def test_the_choice_of_a_metric_is_checked_before_it_is_used(killed: Path) -> None:
     assert fluid.load(killed, mode="max").mode == "max"
-    both = fluid.load(killed, ["loss", "real"])
+    both = fluid.load(killed, ["loss", "real"], ["min", "max"])
     assert (both.metric, both.mode) == (("loss", "real"), ("min", "max"))
     with pytest.raises(InvalidFieldError, match="must be one; for several, see pareto"):
         _ = both.best

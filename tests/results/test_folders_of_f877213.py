@@ -147,7 +147,7 @@ def test_it_is_shown(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     trials, best = expected["trials"], expected["best"]
     text = said("report", str(folder), "--html", str(tmp_path / "page.html"))
     assert f"{len(trials)} trials" in text and all(name in text for name in trials)
-    assert f"best loss {best['value']:.5g}: {best['trial']}, at iteration {best['iteration']}" in text
+    assert f"best loss {best['value']:.5g} (less is better): {best['trial']}, at iteration {best['iteration']}" in text
     report = json.loads(said("report", str(folder), "--json"))
     assert report["best"]["value"] == best["value"]
     shown = {

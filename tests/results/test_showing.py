@@ -45,10 +45,10 @@ def test_a_sweep_says_what_is_best() -> None:
     shown = sweep(trial("a", 0.5, 0.25, 0.75, lr=0.1), trial("bad", 0.0, state="FAILED"))
     assert repr(shown).splitlines() == [
         "SweepResult 's': 2 trials (1 DONE, 1 FAILED); DONE, in runs/x",
-        "  best: loss=0.25 at iteration 2 of trial 'a', config={'lr': 0.1}",
+        "  best: loss=0.25 (less is better) at iteration 2 of trial 'a', config={'lr': 0.1}",
         "  failed first: trial 'bad', ValueError: <no>",
     ]
-    assert repr(shown.best) == "BestTrial(loss=0.25 at iteration 2 of trial 'a', config={'lr': 0.1})"
+    assert repr(shown.best) == "BestTrial(loss=0.25 (less is better) at iteration 2 of trial 'a', config={'lr': 0.1})"
     assert repr(shown.trials[0]).startswith("TrialResult('a', DONE, iteration=3, metrics={'loss': 0.75")
     assert repr(sweep(metric=None, mode=None)) == "SweepResult 's': 0 trials; DONE, in runs/x"
     assert len(repr(trial("a", blob="x" * 10_000))) < 500
@@ -97,5 +97,5 @@ def test_several_metrics_have_a_front() -> None:
         ("a", 1, (1.0, 5.0)),
         ("b", 2, (3.0, 1.0)),
     ]
-    assert repr(found.pareto[0]) == "BestTrial(loss=0.5, cost=6 at iteration 2 of trial 'a', config={})"
+    assert repr(found.pareto[0]) == "BestTrial(loss=0.5 (less is better), cost=6 (less is better) at iteration 2 of trial 'a', config={})"
     assert "best" not in repr(found)

@@ -21,13 +21,13 @@ def test_a_handle_shows_its_group(tmp_path: Path) -> None:
         group = TrialGroup(trials, name="<sweep>", search=Search("loss", "min", extends=False))
         handle = executor.submit_trialgroup(group)
         handle.wait()
-        facts = f"2 trials: 2 done; best loss 0.1 (t0.2, iteration 2); run folder {tmp_path}/run"
+        facts = f"2 trials: 2 done; best loss 0.1 (less is better), t0.2, iteration 2; run folder {tmp_path}/run"
         shown = f"<TrialGroupHandle '<sweep>'; {facts}>"
         assert repr(handle) == shown
         assert repr(executor) == f"<FluidExecutor devices: cpu 0; groups: <sweep>; run folder: {tmp_path}/run>"
         html = handle._repr_html_()
         assert "&lt;sweep&gt;" in html and "<sweep>" not in html
-        assert "{&#x27;lr&#x27;: 0.2}" in html and "loss 0.1, t0.2, iteration 2" in html
+        assert "{&#x27;lr&#x27;: 0.2}" in html and "loss 0.1 (less is better), t0.2, iteration 2" in html
         assert ">4<" in html, "iterations; those of a search are known at its end only"
     assert repr(handle) == shown, "also once the executor is closed"
     assert repr(executor) == f"<FluidExecutor devices: closed; groups: <sweep>; run folder: {tmp_path}/run>"
