@@ -13,7 +13,6 @@ import cloudpickle
 
 from fluid.errors import FluidError
 from fluid.trainables.json_form import message_of
-from fluid.trainables.pickling import dump_exception
 from fluid.trainables.trial_code import DriverLink, current_trial
 
 _ATOMS = frozenset({float, int, str, bool, type(None), bytes})
@@ -52,11 +51,6 @@ def dump_message(value: Any) -> bytes:
         return pickle.dumps(value) if _is_plain(value) else bytes(cloudpickle.dumps(value))
     except BaseException as error:  # A __reduce__ may raise anything.
         raise TypeError(f"{value!r:.200} cannot be pickled: {message_of(error)}") from error
-
-
-def dump_refusal(error: BaseException) -> bytes:
-    """Pickles an exception that is to be raised in the trial in place of an answer."""
-    return dump_exception(error) or pickle.dumps(FluidError(f"{type(error).__name__}: {message_of(error)}"))
 
 
 def _is_plain(value: Any) -> bool:

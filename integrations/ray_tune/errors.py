@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import traceback
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -10,19 +9,12 @@ from ray.exceptions import RayActorError, RayTaskError
 from fluid.engine.events import Failure
 from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
 from fluid.integrations.ray_tune.private_api import Trial
-from fluid.session.results import CallFailedError, TrialFailedError
+from fluid.session.results import CallFailedError, TrialFailedError, exception_of
 
 
 def cause_of(failure: Failure) -> BaseException:
-    """Returns the trial's own exception; where there is none, or it cannot be pickled, one with the message."""
-    if failure.exception is not None:
-        try:
-            cause = pickle.loads(failure.exception)
-        except Exception:  # An exception class that this process does not have may raise anything.
-            cause = None
-        if isinstance(cause, BaseException):
-            return cause
-    return (TimeoutError if failure.kind == "timeout" else RuntimeError)(failure.message)
+    """Returns the trial's own exception; where there is none, or this process lacks its class, one with the message."""
+    return exception_of(failure) or RuntimeError(failure.message)
 
 
 def task_error(failure: Failure, trial: Trial, task: str) -> RayTaskError:
