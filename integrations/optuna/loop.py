@@ -21,7 +21,7 @@ from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.optuna import private_api
-from fluid.integrations.optuna.moving import with_study
+from fluid.integrations.optuna.moving import moving
 from fluid.integrations.optuna.running import RunningTrial
 from fluid.integrations.optuna.shapes import shape_of
 from fluid.integrations.optuna.stale_trials import StudyRun, retry_stale_trials
@@ -195,14 +195,14 @@ class OptimizeLoop(TrialListener):
                 self._submission = Submission(self._live[trials[0].id].trial.number)
             group = TrialGroup(trials, batch_name, search=search, owner=owner, submission=self._submission)
             try:
-                with with_study(self._study):
+                with moving(self._study, is_objective=not self._arguments.work.configures):
                     self._handle = self._executor.submit_trialgroup(group, self._inbox)
             except FluidError as error:
                 self._fail(trials, error)
             return
         for trial in trials:
             try:
-                with with_study(self._study):
+                with moving(self._study, is_objective=not self._arguments.work.configures):
                     self._handle.add(trial)
             except FluidError as error:
                 self._fail([trial], error)

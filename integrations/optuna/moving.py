@@ -24,10 +24,15 @@ _CONTAINERS = (list, dict, set, bytearray)
 
 
 @contextmanager
-def with_study(study: Study) -> Iterator[None]:
+def moving(study: Study, *, is_objective: bool) -> Iterator[None]:
     """Has what is pickled for trials in this thread refer to this very study, and not to a copy of it.
 
-    An objective may find the study by name, in its closure or its globals, or the storage that keeps it in memory.
+    An objective or a trainable may find the study by name, in its closure or its globals, or the storage that keeps it
+    in memory. The functions and instances in an objective can be named in its requests.
+
+    Args:
+        study: whose trials they are.
+        is_objective: whether they run a plain objective, rather than a trainable, whose lanes need no Optuna.
     """
     from fluid.integrations.optuna.objective_trial import ObjectiveStorage, ObjectiveStudy
 
@@ -38,7 +43,7 @@ def with_study(study: Study) -> Iterator[None]:
             return ObjectiveStudy, ()
         if obj is storage and storage is not None:
             return ObjectiveStorage, ()
-        return reduce_with_name(obj, reduced)
+        return reduce_with_name(obj, reduced) if is_objective else reduced
 
     with pickling_by(reduce):
         yield

@@ -12,7 +12,7 @@ from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.optuna.loop import OptimizeArguments, OptimizeLoop
-from fluid.integrations.optuna.moving import shared_with_callbacks, with_study
+from fluid.integrations.optuna.moving import moving, shared_with_callbacks
 from fluid.integrations.optuna.objective import as_trainable
 from fluid.integrations.optuna.rehearsed_objective import rehearsed
 from fluid.integrations.optuna.work import ObjectiveWork, Space, TrainableWork, Work
@@ -125,7 +125,7 @@ def optimize(
         work = ObjectiveWork(trainable=_checked_objective(trainable, gc_after_trial))
     else:
         work = _trainable_work(study, trainable, space, metric, budget)
-    with with_study(study):
+    with moving(study, is_objective=space is None):
         dump_trainable(trainable)  # Raises here, before the study has a trial that could only fail.
     arguments = OptimizeArguments(
         work=work,
