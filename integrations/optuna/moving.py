@@ -34,15 +34,15 @@ def moving(study: Study, *, is_objective: bool) -> Iterator[None]:
         study: whose trials they are.
         is_objective: whether they run a plain objective, rather than a trainable, whose lanes need no Optuna.
     """
-    from fluid.integrations.optuna.objective_trial import ObjectiveStorage, ObjectiveStudy
+    from fluid.integrations.optuna.objective_trial import lane_storage, lane_study
 
     storage = study._storage if isinstance(study._storage, InMemoryStorage) else None
 
     def reduce(obj: Any, reduced: Any) -> Any:
         if obj is study:
-            return ObjectiveStudy, ()
+            return lane_study, ()
         if obj is storage and storage is not None:
-            return ObjectiveStorage, ()
+            return lane_storage, ()
         return reduce_with_name(obj, reduced) if is_objective else reduced
 
     with pickling_by(reduce):

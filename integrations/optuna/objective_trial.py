@@ -65,6 +65,9 @@ class ObjectiveStorage:
     def _ask(self, name: str, call: Any = None) -> Any:
         return _ask(driver_link(), "storage", name, call)
 
+    def __reduce__(self) -> Any:
+        return lane_storage, ()
+
 
 @_remote_members(Study, _OF_STUDY, ("ask", "optimize", "tell"))
 class ObjectiveStudy(Study):  # type: ignore[misc]
@@ -74,7 +77,7 @@ class ObjectiveStudy(Study):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        self._storage = ObjectiveStorage()
+        self._storage = lane_storage()
 
     def optimize(self, *_: object, **__: object) -> None:
         """As in ``study.optimize``, which refuses to be called within an objective."""
@@ -96,10 +99,22 @@ class ObjectiveStudy(Study):  # type: ignore[misc]
         )
 
     def __reduce__(self) -> Any:
-        return ObjectiveStudy, ()
+        return lane_study, ()
 
     def _ask(self, name: str, call: Any = None) -> Any:
         return _ask(driver_link(), "study", name, call)
+
+
+@functools.cache
+def lane_study() -> ObjectiveStudy:
+    """Returns the study of this lane's trials; there is one object, as in the driver."""
+    return ObjectiveStudy()
+
+
+@functools.cache
+def lane_storage() -> ObjectiveStorage:
+    """Returns the storage of this lane's trials."""
+    return ObjectiveStorage()
 
 
 @_remote_members(Trial, _OF_TRIAL, ("number", "suggest_categorical"))
@@ -120,8 +135,8 @@ class ObjectiveTrial(Trial):  # type: ignore[misc]
         self._link = link
         self._number = number
         self._trial_id = storage_id
-        self.study = ObjectiveStudy()
-        self.storage = self.study._storage
+        self.study = lane_study()
+        self.storage = lane_storage()
 
     @property
     def number(self) -> int:

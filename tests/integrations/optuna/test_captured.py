@@ -59,7 +59,7 @@ def test_the_study_in_a_lane_is_a_study_as_optunas_functions_take_it() -> None:
     study = random_study(storage=storage, study_name="known")
 
     def objective(trial: Any) -> float:
-        assert isinstance(study, optuna.Study)
+        assert isinstance(study, optuna.Study) and study is trial.study and storage is trial.storage
         for one in (study, trial.study, copy.deepcopy(study), pickle.loads(pickle.dumps(study))):
             assert one.get_trials(states=(optuna.trial.TrialState.RUNNING,))[0].number == trial.number
         assert len(optuna.load_study(study_name="known", storage=storage).trials) == trial.number + 1
