@@ -60,15 +60,24 @@ class InvalidFieldError(FluidError, ValueError):
         try:
             pickle.dumps(value)
         except Exception:  # It may be what was refused as it cannot be pickled. The error must cross all the same.
-            value = _ValueText(_shown(value))
+            value = TextOfValue.of(value)
         return type(self), (self.field, value, self.reason)
 
 
-class _ValueText:
-    """Stands for a value of another process, of which only the text came here."""
+class TextOfValue:
+    """Stands for a value of another process, of which only the text came here.
+
+    Args:
+        text: the value's ``repr``.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
+
+    @classmethod
+    def of(cls, value: object) -> TextOfValue:
+        """Takes the text of a value; cuts a long one."""
+        return cls(_shown(value))
 
     def __repr__(self) -> str:
         return self._text

@@ -44,7 +44,7 @@ class Failure:
             ``"not_saved"`` (no space to save it as it left a lane), ``"no_device"`` (none is left that could run it),
             ``"device"`` (it raised, its device answers no more), ``"metric"`` (it reported none), or ``"stopped"``.
         message, traceback: one line for people, and the traceback as text; empty if there is none.
-        exception: the pickled exception; ``None`` if there is none, or it cannot be pickled.
+        exception: the pickled exception; ``None`` if there is none.
     """
 
     kind: str

@@ -13,6 +13,7 @@ from fluid._clock import Clock
 from fluid.errors import FluidError
 from fluid.lane.messages import AnswerResident, ReleaseResident, ResidentAsked, Shutdown
 from fluid.trainables.driver_link import RequestRefusedError, dump_message
+from fluid.trainables.exception_pickle import load_any_exception
 
 
 class _Waiter:
@@ -101,10 +102,9 @@ class DriverRequests:
                     self._waited += self._clock.now() - self._waiting_since
         if waiter.answer is None or waiter.answer.payload is None:
             raise RequestRefusedError(f"trial {link.trial_id!r} has ended")
-        answer = pickle.loads(waiter.answer.payload)
         if waiter.answer.failed:
-            raise answer
-        return answer
+            raise load_any_exception(waiter.answer.payload)
+        return pickle.loads(waiter.answer.payload)
 
     def preview(self, message: Any) -> None:
         """Looks at a message of the driver as soon as it has arrived, in the thread that reads ahead."""

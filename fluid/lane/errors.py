@@ -8,8 +8,8 @@ import traceback
 from types import TracebackType
 
 from fluid.lane.messages import Raised
+from fluid.trainables.exception_pickle import dump_exception
 from fluid.trainables.json_form import message_of
-from fluid.trainables.pickling import dump_exception
 
 #: Parts of the messages that libraries raise as plain RuntimeError.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")

@@ -330,7 +330,7 @@ class Raised(NamedTuple):
             be saved for want of space, or ``"device"`` for an exception after which the device answers no more.
         message: one line for people.
         traceback: as text.
-        exception: pickled; ``None`` if it cannot be pickled or is too large.
+        exception: pickled.
     """
 
     kind: str

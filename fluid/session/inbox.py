@@ -14,7 +14,7 @@ from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, Tr
 from fluid.engine.events import Failure
 from fluid.engine.savability import ReportUnsavable
 from fluid.engine.set_back import ReportSetBack
-from fluid.errors import FluidError, InvalidFieldError, set_cause
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.random_state import Seeds
 from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
@@ -25,6 +25,7 @@ from fluid.session.results import CallFailedError, TrialListener, TrialRequest, 
 from fluid.session.status import GroupFacts
 from fluid.session.waits import ChangeWaits, SessionFuture, SessionWaits
 from fluid.trainables.driver_link import RequestRefusedError
+from fluid.trainables.exception_pickle import with_lane_cause
 from fluid.trainables.json_form import message_of
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial, TrialGroup, TrialState
@@ -357,8 +358,7 @@ class GroupInbox:
             if raised is None:
                 future.set_exception(lost)
             else:
-                set_cause(raised, lost)
-                future.set_exception(raised)
+                future.set_exception(with_lane_cause(raised, lost))
             return
         try:
             result = None if answer.result is None else pickle.loads(answer.result)

@@ -12,13 +12,14 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.results.records import Result
 from fluid.session.limit_reached import ended_early
-from fluid.trainables.driver_link import RequestRefusedError, dump_message, dump_refusal
+from fluid.trainables.driver_link import RequestRefusedError, dump_message
+from fluid.trainables.exception_pickle import dump_exception, load_exception
 
 _log = logger_of("fluid.session")
 
 
 class TrialFailedError(FluidError):
-    """A trial failed for good. Its cause is the trial's own exception, where the driver can unpickle that.
+    """A trial failed for good. Its cause is the trial's own exception, where the driver has the class of that.
 
     Example:
         >>> from fluid import FluidExecutor, Trial, TrialFailedError, TrialGroup
@@ -50,10 +51,10 @@ class TrialFailedError(FluidError):
 
 
 class CallFailedError(FluidError):
-    """A method of a trial could not be called, or raised what the driver cannot unpickle.
+    """A method of a trial could not be called, or raised an exception whose class the driver lacks.
 
-    Where the driver can unpickle the exception, that is raised with this error as its cause: this one's text has the
-    traceback in the lane.
+    Where the driver has the class, the exception itself is raised, and this error is the first of its causes: this
+    one's text has the traceback in the lane.
 
     Example:
         >>> from fluid import CallFailedError, FluidExecutor, Trial, TrialGroup
@@ -131,7 +132,7 @@ class TrialRequest:
 
     def refuse(self, error: BaseException) -> None:
         """Raises an exception in the trial in place of an answer."""
-        self._send(dump_refusal(error), True)
+        self._send(dump_exception(error), True)
 
     def _send(self, payload: bytes, failed: bool) -> None:
         if not self._answered:
@@ -203,16 +204,10 @@ def require_listener(listener: object, field: str = "listener") -> None:
 
 
 def exception_of(failure: Failure) -> BaseException | None:
-    """The exception of a failure; ``None`` where there is none, or this process cannot unpickle it."""
+    """The exception of a failure; ``None`` where there is none, or this process lacks its class."""
     if failure.kind == "timeout":
         return TimeoutError(failure.message)
-    if failure.exception is None:
-        return None
-    try:
-        exception = pickle.loads(failure.exception)
-    except BaseException:  # Its class may be known to the lane only, or its __reduce__ may raise SystemExit.
-        return None
-    return exception if isinstance(exception, BaseException) else None
+    return None if failure.exception is None else load_exception(failure.exception)
 
 
 def broken_off(group: str, error: BaseException) -> FluidError:

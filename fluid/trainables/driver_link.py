@@ -13,10 +13,10 @@ import cloudpickle
 
 from fluid.errors import FluidError
 from fluid.trainables.json_form import message_of
-from fluid.trainables.pickling import dump_exception
 from fluid.trainables.trial_code import DriverLink, current_trial
 
-_ATOMS = frozenset({float, int, str, bool, type(None), bytes})
+#: Types whose values are the same in every process.
+ATOMS = frozenset({float, int, str, bool, type(None), bytes})
 
 
 class RequestRefusedError(FluidError):
@@ -49,20 +49,16 @@ def dump_message(value: Any) -> bytes:
     """
     try:
         # cloudpickle takes ten times as long; it is needed for what one of the processes cannot import.
-        return pickle.dumps(value) if _is_plain(value) else bytes(cloudpickle.dumps(value))
+        return pickle.dumps(value) if is_plain(value) else bytes(cloudpickle.dumps(value))
     except BaseException as error:  # A __reduce__ may raise anything.
         raise TypeError(f"{value!r:.200} cannot be pickled: {message_of(error)}") from error
 
 
-def dump_refusal(error: BaseException) -> bytes:
-    """Pickles an exception that is to be raised in the trial in place of an answer."""
-    return dump_exception(error) or pickle.dumps(FluidError(f"{type(error).__name__}: {message_of(error)}"))
-
-
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value is made of atoms, lists, tuples and dicts only."""
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return True
     if kind is tuple or kind is list:
-        return all(map(_is_plain, value))
-    return kind is dict and all(_is_plain(name) and _is_plain(part) for name, part in value.items())
+        return all(map(is_plain, value))
+    return kind is dict and all(is_plain(name) and is_plain(part) for name, part in value.items())

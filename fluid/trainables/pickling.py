@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -21,13 +20,10 @@ from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError
 from fluid.trainables.import_scan import ImportScan, can_be_imported
 from fluid.trainables.json_form import message_of
-from fluid.trainables.script_names import BoundedFile
 from fluid.trainables.script_names import dumps as dump_value
 
 _log = logger_of(__name__)
 
-#: Most bytes of an exception that is sent to the driver; of a larger one only the traceback is sent.
-_LARGEST_EXCEPTION = 1 << 20
 #: Names at most of the part of a value that cannot be pickled, from the outside in.
 _DEEPEST_PART = 5
 #: Held while modules are registered for pickling by value, which concerns the whole process.
@@ -94,17 +90,6 @@ def dump_result(result: Any) -> bytes:
         return bytes(cloudpickle.dumps(result))
     except BaseException as error:
         raise TypeError(f"what the method returned cannot be pickled: {message_of(error)}") from error
-
-
-def dump_exception(error: BaseException) -> bytes | None:
-    """Pickles an exception; ``None`` if it is too large, or cannot be pickled or unpickled."""
-    buffer = BoundedFile(_LARGEST_EXCEPTION)
-    try:
-        cloudpickle.dump(error, buffer)
-        read = pickle.loads(buffer.data)
-    except BaseException:  # The exception's __reduce__ and __init__ may raise anything.
-        return None
-    return bytes(buffer.data) if isinstance(read, BaseException) else None
 
 
 def _dump(field: str, value: Any, dumps: Callable[[Any], bytes] = dump_value) -> bytes:

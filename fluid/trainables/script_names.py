@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -19,6 +22,9 @@ MAIN = "__main__"
 _LARGEST_MENTIONED = 1 << 20
 #: The module that takes what is unpickled; ``None`` in processes that have a script of their own.
 _receiver: ModuleType | None = None
+Rule = Callable[[Any, Any], Any]
+#: The rule of each thread, if it has one.
+_pickling = threading.local()
 
 
 class ByValue:
@@ -28,12 +34,28 @@ class ByValue:
         reduced = super().reducer_override(obj)  # type: ignore[misc]
         if type(reduced) is tuple and len(reduced) == 6 and callable(reduced[5]) and is_of_script(obj):
             make, arguments, state, items, pairs, setter = reduced
-            return make, arguments, (setter, state), items, pairs, _settle
-        return reduced
+            reduced = make, arguments, (setter, state), items, pairs, _settle
+        rule: Rule | None = getattr(_pickling, "rule", None)
+        return reduced if rule is None else rule(obj, reduced)
 
 
 class ScriptPickler(ByValue, cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles what users give."""
+
+
+@contextmanager
+def pickling_by(rule: Rule) -> Iterator[None]:
+    """Has a rule say how objects are pickled that users give in this thread.
+
+    Args:
+        rule: takes each object and its reduction, ``NotImplemented`` for that of pickle; returns its reduction.
+    """
+    before = getattr(_pickling, "rule", None)
+    _pickling.rule = rule
+    try:
+        yield
+    finally:
+        _pickling.rule = before
 
 
 def dumps(value: Any) -> bytes:

@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluid._imports import try_import
-from fluid.errors import FluidError
 from fluid.trainables.driver_link import driver_link
-from fluid.trainables.json_form import message_of
+from fluid.trainables.exception_pickle import dump_exception
 from fluid.trainables.script_names import names_of_script
+from fluid.trainables.trial_code import DriverLink
 
 with try_import("Hydra", extra="hydra") as _imports:
     from hydra.core.singleton import Singleton
@@ -24,6 +24,18 @@ with try_import("Hydra", extra="hydra") as _imports:
 
 #: Metrics of a job: how it ended, and what its function returned, if that is a number.
 STATUS, RETURN_VALUE = "status", "return_value"
+
+
+class JobFailure(NamedTuple):
+    """What a job raised.
+
+    Attributes:
+        exception: pickled.
+        traceback: its traceback in the lane.
+    """
+
+    exception: bytes
+    traceback: str
 
 
 @dataclass(frozen=True)
@@ -80,19 +92,25 @@ def _run(shared: SharedByJobs, overrides: list[str], number: int) -> dict[str, A
             job_subdir_key="hydra.sweep.subdir",
         )
     value = done._return_value
-    text = "".join(traceback.format_exception(value)) if done.status == JobStatus.FAILED else ""
+    if done.status == JobStatus.FAILED:
+        _tell_failure(link, done, value)
+        return {STATUS: done.status.name}
+    try:
+        link.ask((done, None))
+    except Exception as error:  # One of the two processes cannot pickle what it returned.
+        done.status = JobStatus.FAILED
+        _tell_failure(link, done, error)
+        return {STATUS: done.status.name}
     metrics: dict[str, Any] = {STATUS: done.status.name}
     if isinstance(value, (int, float)):
         metrics[RETURN_VALUE] = value
-    try:
-        link.ask((done, text))
-    except Exception as error:  # One of the two processes cannot pickle it.
-        why = value if isinstance(value, BaseException) else error
-        done.return_value = FluidError(f"{type(why).__name__}: {message_of(why)}")
-        done.status = JobStatus.FAILED
-        link.ask((done, text or "".join(traceback.format_exception(error))))
-        metrics = {STATUS: done.status.name}
     return metrics
+
+
+def _tell_failure(link: DriverLink, done: Any, error: BaseException) -> None:
+    """Tells the driver how a job failed: with the exception, which the driver puts into Hydra's object itself."""
+    done.return_value = None
+    link.ask((done, JobFailure(dump_exception(error), "".join(traceback.format_exception(error)))))
 
 
 @contextmanager

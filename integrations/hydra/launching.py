@@ -13,7 +13,7 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.engine.events import Failure
-from fluid.errors import FluidError, InvalidFieldError, set_cause
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.integrations.executor_source import ExecutorSource
 from fluid.integrations.hydra.job import SharedByJobs, as_trainable
@@ -23,6 +23,7 @@ from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
+from fluid.trainables.exception_pickle import load_any_exception, with_lane_cause
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 with try_import("Hydra", extra="hydra"):
@@ -144,12 +145,13 @@ class _JobBatch(TrialListener):
 
     def on_request(self, request: TrialRequest) -> None:
         try:
-            done, text = request.read()
+            done, failure = request.read()
         except Exception as error:
             request.refuse(error)
             return
-        if text:
-            set_cause(done._return_value, LaneTraceback(text))
+        if failure is not None:
+            raised = load_any_exception(failure.exception)
+            done.return_value = with_lane_cause(raised, LaneTraceback(failure.traceback))
         self._take(request.trial_id, done)
         request.answer(None)
 

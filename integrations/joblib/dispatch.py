@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from fluid._clock import MonotonicClock
 from fluid.engine.events import Failure
 from fluid.engine.state import DEFAULT_MAX_FAILURES
-from fluid.errors import FluidError, set_cause
+from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.joblib.task_pickler import TaskPickler, modules_of
 from fluid.integrations.joblib.worker import TaskError, work
@@ -25,6 +25,7 @@ from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.limit_reached import ended_early
 from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
+from fluid.trainables.exception_pickle import load_any_exception, with_lane_cause
 from fluid.trialgroup import Trial, TrialGroup
 
 _log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Batch:
         assert outcome is not None
         value = pickle.loads(outcome)
         if isinstance(value, TaskError):
-            raise _exception_of(value)
+            raise with_lane_cause(load_any_exception(value.exception), LaneTraceback(value.traceback))
         return list(value)
 
 
@@ -322,14 +323,3 @@ class Workers(TrialListener):
                     batch.callback(batch)
             except Exception:
                 _log.exception("joblib failed as it took results")
-
-
-def _exception_of(raised: TaskError) -> BaseException:
-    """Returns what a task raised, with its traceback as the cause."""
-    error: BaseException | None = None
-    if raised.exception is not None:
-        with suppress(Exception):  # Its class may be known in the lane only.
-            error = pickle.loads(raised.exception)
-    error = error or FluidError(raised.message)
-    set_cause(error, LaneTraceback(raised.traceback))
-    return error

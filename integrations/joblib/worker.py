@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
 from fluid.trainables.driver_link import driver_link
-from fluid.trainables.json_form import message_of
-from fluid.trainables.pickling import dump_exception
+from fluid.trainables.exception_pickle import dump_exception
 
 with try_import("joblib", extra="joblib") as _imports:
     from joblib._memmapping_reducer import get_memmapping_reducers
@@ -27,13 +26,11 @@ class TaskError(NamedTuple):
     """Why a batch has no results.
 
     Attributes:
-        exception: what a task raised, pickled; ``None`` if it cannot be.
-        message: its type and its text.
+        exception: what a task raised, pickled.
         traceback: its traceback in the lane.
     """
 
-    exception: bytes | None
-    message: str
+    exception: bytes
     traceback: str
 
 
@@ -64,7 +61,7 @@ def _run(batch: bytes, reducers: dict[type, Any]) -> bytes:
         return bytes(dumps(pickle.loads(batch)(), reducers=reducers))
     except BaseException as error:  # As with joblib's other backends, SystemExit too reaches the caller.
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return pickle.dumps(TaskError(dump_exception(error), f"{type(error).__name__}: {message_of(error)}", text))
+        return pickle.dumps(TaskError(dump_exception(error), text))
 
 
 @contextlib.contextmanager

@@ -21,9 +21,10 @@ from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.inbox import EventInbox
 from fluid.integrations.optuna import private_api
+from fluid.integrations.optuna.moving import moving
 from fluid.integrations.optuna.running import RunningTrial
 from fluid.integrations.optuna.shapes import shape_of
-from fluid.integrations.optuna.stale_trials import record_run, retry_stale_trials, this_run
+from fluid.integrations.optuna.stale_trials import StudyRun, retry_stale_trials
 from fluid.integrations.optuna.study_time import study_time
 from fluid.integrations.optuna.work import Work
 from fluid.integrations.search_owner import new_owner
@@ -84,8 +85,7 @@ class OptimizeLoop(TrialListener):
         self._name = f"optuna-{next(_loops)}"
         self._clock = executor.session.clock
         self._started_at = self._clock.now()
-        #: What identifies this run in the study's storage.
-        self._run: dict[str, Any] = {}
+        self._run: Any = None
         self._progress_bar: Any = None
         self._asked = 0
         self._batches = 0
@@ -110,7 +110,7 @@ class OptimizeLoop(TrialListener):
         with (
             study_time(SessionTime(self._executor)),
             private_api.optimizing(self._study),
-            this_run() as self._run,
+            StudyRun(self._study) as self._run,
             bar as self._progress_bar,
         ):
             for number in retry_stale_trials(self._study):
@@ -162,7 +162,7 @@ class OptimizeLoop(TrialListener):
         trial_id = f"{self._name}-{asked.number:04d}"
         running = self._live[trial_id] = RunningTrial(study, asked, work.outcome())
         try:
-            record_run(study, asked, self._run)
+            self._run.under_way(running.trial.number for running in self._live.values())
             trial = Trial(
                 work.trainable,
                 work.config(asked),
@@ -195,13 +195,15 @@ class OptimizeLoop(TrialListener):
                 self._submission = Submission(self._live[trials[0].id].trial.number)
             group = TrialGroup(trials, batch_name, search=search, owner=owner, submission=self._submission)
             try:
-                self._handle = self._executor.submit_trialgroup(group, self._inbox)
+                with moving(self._study, is_objective=not self._arguments.work.configures):
+                    self._handle = self._executor.submit_trialgroup(group, self._inbox)
             except FluidError as error:
                 self._fail(trials, error)
             return
         for trial in trials:
             try:
-                self._handle.add(trial)
+                with moving(self._study, is_objective=not self._arguments.work.configures):
+                    self._handle.add(trial)
             except FluidError as error:
                 self._fail([trial], error)
 

@@ -79,6 +79,19 @@ def heartbeat(study: Study, trial: Trial) -> Any:
     return get_heartbeat_thread(trial._trial_id, study._storage)
 
 
-def set_system_attr(study: Study, trial: Trial, key: str, value: Any) -> None:
-    """Sets an attribute of a trial apart from the user's attributes."""
-    study._storage.set_trial_system_attr(trial._trial_id, key, value)
+def index_of_choice(trial: Trial, name: str, choices: Sequence[Any]) -> int:
+    """Returns which of the choices a trial suggests."""
+    value = trial.suggest_categorical(name, choices)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of the types of the choices; Optuna has just warned.
+        return int(optuna.distributions.CategoricalDistribution(choices).to_internal_repr(value))
+
+
+def system_attrs(study: Study) -> dict[str, Any]:
+    """Returns the attributes of a study apart from the user's attributes."""
+    return dict(study._storage.get_study_system_attrs(study._study_id))
+
+
+def set_system_attr(study: Study, key: str, value: Any) -> None:
+    """Sets an attribute of a study apart from the user's attributes."""
+    study._storage.set_study_system_attr(study._study_id, key, value)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-Target = Literal["trial", "study", "storage"]
+Target = Literal["trial", "study", "storage", "choice"]
 
 
 class Request(NamedTuple):
     """A member of the driver's trial, of its study, or of the study's storage, to read or to call.
 
     Attributes:
-        target: whose member it is.
-        name: of the member.
+        target: whose member it is; ``"choice"`` for the index of the choice that the trial suggests.
+        name: of the member; of the parameter, for a choice.
         call: its arguments; ``None`` to read a property.
     """
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fluid._imports import try_import
 from fluid.engine.events import Failure
-from fluid.errors import InvalidFieldError, set_cause
+from fluid.errors import InvalidFieldError
 from fluid.integrations.optuna import private_api
 from fluid.results.records import Result
 from fluid.session.results import TrialFailedError
+from fluid.trainables.exception_pickle import with_lane_cause
 from fluid.trialgroup import TrialState as FluidTrialState
 
 with try_import("Optuna", extra="optuna"):
@@ -131,10 +132,9 @@ class RunningTrial:
 
 
 def _raised(failed: TrialFailedError) -> BaseException:
-    """Returns the trial's own exception if it could be pickled: ``study.optimize`` raises it unwrapped."""
+    """Returns the trial's own exception if this process has its class: ``study.optimize`` raises it unwrapped."""
     own = failed.__cause__
     if not isinstance(own, Exception):
         return failed
     failed.__cause__ = None
-    set_cause(own, failed)  # Its text has the traceback, which pickling has removed.
-    return own
+    return with_lane_cause(own, failed)

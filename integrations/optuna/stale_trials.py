@@ -1,17 +1,17 @@
 """Stale trials: those that a killed run has left ``RUNNING`` in the study's storage.
 
-A storage with heartbeats handles them itself. For other storages, each trial records the process that asked for it. If
-that process has ended, its trials are told ``FAIL`` and queued again. Trials of a process on another machine, or in
-another container, are left alone: it may still be optimizing the same study.
+A storage with heartbeats handles them itself. In other storages, each run records on the study which process it is and
+which trials it has under way. If that process has ended, its trials are told ``FAIL`` and queued again. Trials of a
+process on another machine, or in another container, are left alone: it may still be optimizing the same study.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,31 +24,47 @@ with try_import("Optuna", extra="optuna"):
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import Trial
 
 #: How many times a trial is queued again: the trial itself may have crashed the machine.
 MAX_RETRY = 3
+#: Begins the names of the study's attributes that hold runs.
 _KEY = "fluid:run"
+_lock = threading.Lock()
 _run_numbers = itertools.count()
-#: Runs of this process that have not ended.
-_active_runs: set[int] = set()
+#: Runs of this process that have not ended, by their places in it.
+_active_runs: dict[int, int] = {}
 
 
-@contextmanager
-def this_run() -> Iterator[dict[str, Any]]:
-    """Yields what identifies this run on its trials: machine, process and number of the run."""
-    number = next(_run_numbers)
-    _active_runs.add(number)
-    try:
-        yield {**_machine(), "pid": os.getpid(), "started": _start_time(os.getpid()), "run": number}
-    finally:
-        _active_runs.discard(number)
+class StudyRun:
+    """One run on a study, as other processes see it: a context manager, in which it has not ended.
 
+    Attributes:
+        record: identifies it: machine, process and number of the run.
+    """
 
-def record_run(study: Study, trial: Trial, run: Mapping[str, Any]) -> None:
-    """Records on a trial the run that asked for it; not needed where the storage has heartbeats."""
-    if not private_api.has_heartbeat(study):
-        private_api.set_system_attr(study, trial, _KEY, dict(run))
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._is_recorded = not private_api.has_heartbeat(study)
+        with _lock:
+            number = next(_run_numbers)
+            self._place = next(place for place in itertools.count() if place not in _active_runs)
+            _active_runs[self._place] = number
+        process = {**_machine(), "pid": os.getpid()}
+        self.record: dict[str, Any] = {**process, "started": _start_time(os.getpid()), "run": number}
+        #: A process has one attribute for each of the runs that it has at a time, however many follow one another.
+        self._key = ":".join([_KEY, *map(str, process.values()), str(self._place)])
+
+    def __enter__(self) -> StudyRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            del _active_runs[self._place]
+
+    def under_way(self, trials: Iterable[int]) -> None:
+        """Records the numbers of the trials that this run has under way; trials that were told may be among them."""
+        if self._is_recorded:
+            private_api.set_system_attr(self._study, self._key, {**self.record, "trials": sorted(trials)})
 
 
 def retry_stale_trials(study: Study) -> list[int]:
@@ -60,11 +76,14 @@ def retry_stale_trials(study: Study) -> list[int]:
     if private_api.has_heartbeat(study):
         private_api.fail_stale_trials(study)
         return []
+    runs = [run for key, run in private_api.system_attrs(study).items() if key.startswith(f"{_KEY}:")]
+    left = {number for run in runs if has_ended(run) for number in run["trials"]}
+    if not left:
+        return []
     retry = _retry_callback()
     numbers = []
     for stale in study.get_trials(deepcopy=True, states=(TrialState.RUNNING,)):
-        run = stale.system_attrs.pop(_KEY, None)
-        if run is None or not has_ended(run):
+        if stale.number not in left:
             continue
         try:
             study.tell(stale.number, state=TrialState.FAIL)
@@ -81,7 +100,7 @@ def has_ended(run: Mapping[str, Any]) -> bool:
         return False
     if _start_time(run["pid"]) != run["started"]:
         return True
-    return bool(run["pid"] == os.getpid() and run["run"] not in _active_runs)
+    return bool(run["pid"] == os.getpid() and run["run"] not in _active_runs.values())
 
 
 def _retry_callback() -> Any:

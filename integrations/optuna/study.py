@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.optuna.loop import OptimizeArguments, OptimizeLoop
+from fluid.integrations.optuna.moving import moving, shared_with_callbacks
 from fluid.integrations.optuna.objective import as_trainable
 from fluid.integrations.optuna.rehearsed_objective import rehearsed
 from fluid.integrations.optuna.work import ObjectiveWork, Space, TrainableWork, Work
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 
 #: The default of ``n_jobs``, as for ``study.optimize``: here one per device, there one per core.
 _ALL = -1
+
+
+class NoExceptionClassError(InvalidFieldError, TypeError):
+    """``catch`` holds something else than classes of exceptions; ``study.optimize`` raises a ``TypeError``, too."""
 
 
 @closes_executor
@@ -122,7 +128,8 @@ def optimize(
         work = ObjectiveWork(trainable=_checked_objective(trainable, gc_after_trial))
     else:
         work = _trainable_work(study, trainable, space, metric, budget)
-    dump_trainable(work.trainable)  # Raises here, before the study has a trial that could only fail.
+    with moving(study, is_objective=space is None):
+        dump_trainable(trainable)  # Raises here, before the study has a trial that could only fail.
     arguments = OptimizeArguments(
         work=work,
         n_trials=None if n_trials is None else require_integer("n_trials", n_trials, at_least=0),
@@ -135,6 +142,12 @@ def optimize(
         gc_after_trial=bool(gc_after_trial),
         show_progress_bar=bool(show_progress_bar),
     )
+    if shared := shared_with_callbacks(study, trainable, arguments.callbacks):
+        warnings.warn(
+            f"the objective and a callback share {shared}: trials run in other processes, each with a copy of its own,"
+            " so the callback does not see what the objective changes; pass results on by trial.set_user_attr",
+            stacklevel=2,
+        )
     with executor_scope(executor) as chosen:
         if (rehearsal := rehearsal_of(chosen)) is not None:
             arguments = replace(arguments, work=rehearsed(work, trainable, study, rehearsal))
@@ -226,7 +239,7 @@ def _checked_catch(catch: Any) -> tuple[type[Exception], ...]:
     errors = tuple(catch) if isinstance(catch, Iterable) else (catch,)
     for error in errors:
         if not isinstance(error, type) or not issubclass(error, Exception):
-            raise InvalidFieldError("catch", catch, "must be a class of exceptions, or several")
+            raise NoExceptionClassError("catch", catch, "must be a class of exceptions, or several")
     return errors
 
 

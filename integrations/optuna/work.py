@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fluid._imports import try_import
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import InvalidFieldError
 from fluid.integrations.optuna.answering import answer
 from fluid.integrations.optuna.objective import PRUNED, VALUE, VALUES
 from fluid.integrations.optuna.running import Outcome
@@ -92,8 +92,8 @@ class TrainableWork:
         return ReportedMetrics(self.metrics, self.budget)
 
     def answer(self, request: TrialRequest, study: Study, trial: Trial) -> None:
-        """Refuses: a trainable has no trial of Optuna."""
-        request.refuse(FluidError("a trainable on Optuna's trials asks nothing; an objective may"))
+        """Answers a trainable that refers to the study."""
+        answer(request, study, trial)
 
 
 @dataclass(kw_only=True)

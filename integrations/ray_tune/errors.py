@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import traceback
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -10,19 +9,13 @@ from ray.exceptions import RayActorError, RayTaskError
 from fluid.engine.events import Failure
 from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
 from fluid.integrations.ray_tune.private_api import Trial
-from fluid.session.results import CallFailedError, TrialFailedError
+from fluid.lane.errors import causes
+from fluid.session.results import CallFailedError, TrialFailedError, exception_of
 
 
 def cause_of(failure: Failure) -> BaseException:
-    """Returns the trial's own exception; where there is none, or it cannot be pickled, one with the message."""
-    if failure.exception is not None:
-        try:
-            cause = pickle.loads(failure.exception)
-        except Exception:  # An exception class that this process does not have may raise anything.
-            cause = None
-        if isinstance(cause, BaseException):
-            return cause
-    return (TimeoutError if failure.kind == "timeout" else RuntimeError)(failure.message)
+    """Returns the trial's own exception; where there is none, or this process lacks its class, one with the message."""
+    return exception_of(failure) or RuntimeError(failure.message)
 
 
 def task_error(failure: Failure, trial: Trial, task: str) -> RayTaskError:
@@ -35,8 +28,9 @@ def task_error(failure: Failure, trial: Trial, task: str) -> RayTaskError:
 
 def as_task_error(error: BaseException, trial: Trial, task: str) -> RayTaskError:
     """Returns an exception in the form in which Tune sees it when a method of a trial's trainable has raised."""
-    if isinstance(error.__cause__, CallFailedError):
-        return _task_error(trial, task, error.__cause__.failure.traceback, error)
+    failed = next((one for one in causes(error) if isinstance(one, CallFailedError)), None)
+    if failed is not None:
+        return _task_error(trial, task, failed.failure.traceback, error)
     cause = error.__cause__ if isinstance(error, TrialFailedError) and error.__cause__ is not None else error
     return _task_error(trial, task, "".join(traceback.format_exception(error)), cause)
 

@@ -35,6 +35,7 @@ from fluid.integrations.ray_tune.private_api import (
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
 from fluid.trainables.driver_link import driver_link
+from fluid.trainables.exception_pickle import dump_exception, load_any_exception
 from fluid.trainables.ray import ReportedCheckpoint, SessionSlot
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 
@@ -54,7 +55,7 @@ class RestoreError(Exception):
 
     Attributes:
         traceback: of the trainable's own error, as text.
-        error: that error; another with its message if it cannot be pickled.
+        error: that error.
     """
 
     def __init__(self, traceback: str, error: Exception) -> None:
@@ -67,15 +68,18 @@ class FailedSave(NamedTuple):
 
     Attributes:
         traceback: of the error, as text.
-        error: the error; another with its message if it cannot be pickled.
+        error: the error.
         checkpoint: none.
         metrics: none.
     """
 
     traceback: str
-    error: Exception
+    error: BaseException
     checkpoint: None = None
     metrics: Mapping[str, Any] = {}
+
+    def __reduce__(self) -> Any:
+        return _failed_save, (self.traceback, dump_exception(self.error))
 
 
 class LaneTrialSpec(NamedTuple):
@@ -116,7 +120,7 @@ class LaneTrial:
                 with self._in_place():
                     restore(self._trainable.restore, spec.restore_from)
             except Exception as error:
-                raise RestoreError(traceback.format_exc(), _sendable(error)) from error
+                raise RestoreError(traceback.format_exc(), error) from error
 
     def _unpickle(self, config: Mapping[str, PickledArguments]) -> LaneTrialSpec:
         spec: LaneTrialSpec = self.shipped_trainable.unpickle(config[SPEC])
@@ -215,7 +219,7 @@ class LaneTrial:
         try:
             return self._save()
         except Exception as error:
-            return FailedSave(traceback.format_exc(), _sendable(error))
+            return FailedSave(traceback.format_exc(), error)
 
     def _save(self) -> Any:
         begun = self._clock.now()
@@ -343,10 +347,5 @@ class FunctionLaneTrial(LaneTrial):
             super().cleanup()
 
 
-def _sendable(error: Exception) -> Exception:
-    """The error, or one with its message if it would not arrive in the driver."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+def _failed_save(text: str, pickled: bytes) -> FailedSave:
+    return FailedSave(text, load_any_exception(pickled))

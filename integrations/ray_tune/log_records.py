@@ -154,11 +154,11 @@ class LoggerFailed(NamedTuple):
     """A logger has raised.
 
     Attributes:
-        exception: what it raised, pickled; ``None`` if that cannot be.
+        exception: what it raised, pickled.
         traceback: its text.
     """
 
-    exception: bytes | None
+    exception: bytes
     traceback: str
 
 

@@ -30,6 +30,7 @@ from fluid.integrations.ray_tune.log_records import (
     SentTrial,
 )
 from fluid.processes.children import set_process_name
+from fluid.trainables.exception_pickle import dump_exception
 
 #: Bytes that precede each record: its length.
 HEADER_BYTES = 8
@@ -184,12 +185,7 @@ class _FileLoggers:
         try:
             yield
         except Exception as error:
-            text = traceback.format_exc()
-            try:
-                pickled: bytes | None = pickle.dumps(error)
-            except Exception:
-                pickled = None
-            self._channel.send(LoggerFailed(pickled, text))
+            self._channel.send(LoggerFailed(dump_exception(error), traceback.format_exc()))
 
     def flush(self) -> None:
         """Flushes TensorBoard's files to disk."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import pickle
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +36,7 @@ from fluid.integrations.ray_tune.log_records import (
 )
 from fluid.integrations.ray_tune.logger_process import framed, take_records
 from fluid.integrations.ray_tune.private_api import Trial
+from fluid.trainables.exception_pickle import load_exception, with_lane_cause
 
 #: Set to ``driver``, Tune's loggers stay in the driver.
 LOGGERS_VARIABLE = "FLUID_TUNE_LOGGERS"
@@ -143,13 +143,8 @@ class LoggerConnection:
         if failure is None:
             return
         cause = FluidError(f"a logger of Tune raised:\n{failure.traceback}")
-        if failure.exception is not None:
-            try:
-                raised = pickle.loads(failure.exception)
-            except Exception:
-                raise cause from None
-            raise raised from cause
-        raise cause
+        raised = load_exception(failure.exception)
+        raise cause if raised is None else with_lane_cause(raised, cause)
 
     def send(self, record: Any) -> None:
         """Sends a record; waits where the process is far behind.

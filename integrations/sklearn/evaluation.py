@@ -14,7 +14,7 @@ from sklearn.base import clone
 from fluid._clock import MonotonicClock
 from fluid.integrations.sklearn import private_api
 from fluid.integrations.sklearn.resources import Ladder, SteppedFit
-from fluid.trainables.pickling import dump_exception
+from fluid.trainables.exception_pickle import dump_exception
 
 #: The metric of a trial: the mean test score of its folds. A trial that leaves it out ends the search.
 SCORE = "score"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 from sklearn.base import BaseEstimator
 
 from fluid.engine.events import Failure
-from fluid.errors import FluidError, InvalidFieldError, set_cause
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, executor_in_force
 from fluid.integrations.sklearn import private_api
 from fluid.integrations.sklearn.evaluation import (
@@ -39,6 +38,7 @@ from fluid.search.stop_rules import StopRules
 from fluid.session.results import TrialFailedError, TrialListener
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.plan import SweepPlan
+from fluid.trainables.exception_pickle import load_any_exception, with_lane_cause
 
 
 @dataclass(kw_only=True)
@@ -202,13 +202,7 @@ def _fits(task: SearchTask, trial: TrialResult) -> list[dict[str, Any]]:
 
 
 def _exception_of(metrics: Mapping[str, Any]) -> BaseException:
-    cause = SearchFitError(metrics[TRACEBACK])
-    try:
-        error: BaseException = pickle.loads(metrics[ERROR])
-    except Exception:  # It cannot be pickled, or the driver does not have its class.
-        return cause
-    set_cause(error, cause)
-    return error
+    return with_lane_cause(load_any_exception(metrics[ERROR]), SearchFitError(metrics[TRACEBACK]))
 
 
 def _uses(*classes: type) -> None:

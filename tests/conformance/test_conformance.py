@@ -62,6 +62,7 @@ from fluid.lane.checkpoint_seal import damage_of
 from fluid.planners.by_name import make_planner
 from fluid.resources import Device
 from fluid.trainables.driver_link import driver_link, dump_message
+from fluid.trainables.exception_pickle import load_exception
 from fluid.trainables.payload import payload_of
 from fluid.trainables.pickling import dump_arguments
 from fluid.trainables.trainable import can_save
@@ -603,7 +604,7 @@ def test_methods_are_called_while_a_trial_runs_and_after(session: Session) -> No
     first, failed, second = (answers[number] for number in running)
     assert first.result is not None and second.result is not None and failed.failure is not None
     assert (failed.failure.kind, failed.failure.message) == ("error", "ValueError: no")
-    assert failed.failure.exception is not None and pickle.loads(failed.failure.exception).args == ("no",)
+    assert failed.failure.exception is not None and load_exception(failed.failure.exception).args == ("no",)
     (steps, value), (later, other) = pickle.loads(first.result), pickle.loads(second.result)
     assert 2 <= steps <= later and (value, other) == (1, 2)
     assert answers[done].result is not None

@@ -21,7 +21,8 @@ from fluid.lane.messages import (
     RunResident,
     Shutdown,
 )
-from fluid.trainables.driver_link import RequestRefusedError, driver_link, dump_message, dump_refusal
+from fluid.trainables.driver_link import RequestRefusedError, driver_link, dump_message
+from fluid.trainables.exception_pickle import dump_exception
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_an_answer_reaches_the_iteration_that_asked(lane: Any) -> None:
 def test_an_exception_in_place_of_an_answer_is_raised(lane: Any) -> None:
     lane.start("a", ask_each_time, {"name": "x"}, 2)
     asked = lane.receive(ResidentAsked)
-    lane.send(AnswerResident("a", asked.request_id, dump_refusal(KeyError("why")), True))
+    lane.send(AnswerResident("a", asked.request_id, dump_exception(KeyError("why")), True))
     assert lane.receive(ResidentIterated).metrics == {"raised": "KeyError('why')"}
     asked = lane.receive(ResidentAsked)
     answer(lane, asked._replace(request_id=99), "to another request")
@@ -144,4 +145,3 @@ def test_only_a_trials_code_has_a_link() -> None:
 def test_what_cannot_be_pickled_is_named() -> None:
     with pytest.raises(TypeError, match=r"lock.*cannot be pickled"):
         dump_message(threading.Lock())
-    assert str(pickle.loads(dump_refusal(RuntimeError(threading.Lock())))).startswith("RuntimeError: <unlocked")

@@ -81,7 +81,7 @@ def test_keep_going_false_ends_a_batch_at_its_first_failure(tmp_path: Path) -> N
     arguments = (*FLUID, "hydra.launcher.keep_going=False", "fails_at=1", "rate=1,0.9,0.8", "hydra.launcher.devices=1")
     done = run(APP / "app.py", tmp_path / "fluid", *arguments, path=APP)
     assert done.returncode == 1
-    assert "LookupError: no rate 1.0" in done.stderr
+    assert "NoRateError: no rate 1.0" in done.stderr
     assert "in main" in done.stderr
 
 

@@ -27,7 +27,7 @@ def fail_at(number: int, bad: int) -> int:
 
 
 class UnpicklableError(Exception):
-    """Can be raised, but not sent."""
+    """Can be raised, but not pickled."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__("two arguments are needed")
@@ -36,6 +36,10 @@ class UnpicklableError(Exception):
 
 def fail_unpicklably(number: int) -> None:
     raise UnpicklableError(number, number)
+
+
+def recurse(number: int) -> int:
+    return recurse(number)
 
 
 def return_lock(number: int) -> Any:

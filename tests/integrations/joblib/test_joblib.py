@@ -120,10 +120,12 @@ def test_an_exception_comes_with_its_traceback_and_ends_the_others(on_lanes: Non
     assert parallel(abs, range(6)) == list(range(6))
 
 
-def test_an_exception_that_cannot_be_pickled_is_told(on_lanes: None) -> None:
-    with pytest.raises(FluidError, match="UnpicklableError: two arguments are needed") as caught:
+def test_an_exception_that_pickle_cannot_make_again_arrives(on_lanes: None) -> None:
+    with pytest.raises(tasks.UnpicklableError, match=r"^two arguments are needed$") as caught:
         parallel(tasks.fail_unpicklably, range(2))
     assert "in fail_unpicklably" in str(caught.value.__cause__)
+    with pytest.raises(RecursionError):
+        parallel(tasks.recurse, range(2))
 
 
 def test_a_result_that_cannot_be_pickled_is_told(on_lanes: None) -> None:

@@ -9,7 +9,7 @@ from fluid.integrations.optuna import optimize
 
 
 def everything(study: Any) -> list[Any]:
-    """What a study knows of its trials, but for times and Fluid's own note of the process."""
+    """What a study knows of its trials, but for times."""
     return [
         (
             trial.number,
@@ -19,7 +19,7 @@ def everything(study: Any) -> list[Any]:
             trial.distributions,
             trial.intermediate_values,
             trial.user_attrs,
-            {name: value for name, value in trial.system_attrs.items() if name != "fluid:run"},
+            trial.system_attrs,
         )
         for trial in study.trials
     ]

@@ -225,8 +225,8 @@ def test_the_study_of_a_trial() -> None:
             assert [one.state.name for one in study.trials] == ["COMPLETE"] * trial.number + ["RUNNING"]
         assert study.user_attrs == {"data": "digits"}
         assert study.direction.name == "MINIMIZE" and study.study_name == "seen"
-        for name in ("optimize", "ask", "tell", "sampler", "pruner", "no_such_thing"):
-            with pytest.raises(AttributeError, match=rf"trial\.study\.{name} is not supported"):
+        for name in ("ask", "tell", "sampler", "pruner", "no_such_thing"):
+            with pytest.raises(AttributeError, match=rf"^study\.{name} is not supported"):
                 getattr(study, name)
         with pytest.raises(AttributeError, match=r"trial\.no_such_thing is not supported"):
             trial.no_such_thing  # noqa: B018

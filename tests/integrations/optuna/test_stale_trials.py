@@ -114,31 +114,41 @@ def test_a_trial_of_a_live_run_is_left_alone(executor: FluidExecutor) -> None:
     study = optuna.create_study()
     unknown = study.ask()
     parents = study.ask()
-    with stale_trials.this_run() as run:
-        started = stale_trials._start_time(os.getppid())
-        stale_trials.record_run(study, parents, {**run, "pid": os.getppid(), "started": started})
+    with stale_trials.StudyRun(study) as run, stale_trials.StudyRun(study) as of_parent:
+        of_parent.record.update(pid=os.getppid(), started=stale_trials._start_time(os.getppid()))
+        of_parent.under_way([parents.number])
         own = study.ask()
-        stale_trials.record_run(study, own, run)
+        run.under_way([own.number])
         assert stale_trials.retry_stale_trials(study) == []
     assert stale_trials.retry_stale_trials(study) == [own.number]
     numbers = [trial.number for trial in study.get_trials(states=(TrialState.RUNNING,))]
     assert numbers == [unknown.number, parents.number]
 
 
+def test_a_process_has_one_attribute_of_a_study_and_its_trials_have_none(executor: FluidExecutor) -> None:
+    study, stock = optuna.create_study(), optuna.create_study()
+    for _ in range(2):
+        optimize(study, lambda trial: trial.suggest_float("x", 0.0, 1.0), 2, executor=executor)
+    stock.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), 4)
+    assert len(study._storage.get_study_system_attrs(study._study_id)) == 1
+    assert list(study.trials_dataframe().columns) == list(stock.trials_dataframe().columns)
+
+
 def test_a_trial_is_not_queued_again_for_ever() -> None:
     study = optuna.create_study()
     study.enqueue_trial({"x": 3.0})
     for _ in range(stale_trials.MAX_RETRY + 1):
-        with stale_trials.this_run() as run:
+        with stale_trials.StudyRun(study) as run:
             trial = study.ask({"x": FloatDistribution(0.0, 10.0)})
             assert trial.params == {"x": 3.0}
-            stale_trials.record_run(study, trial, run)
+            run.under_way([trial.number])
         assert stale_trials.retry_stale_trials(study) == [trial.number]
     assert study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING)) == []
 
 
 def test_what_can_be_seen_of_a_run() -> None:
-    with stale_trials.this_run() as run:
+    with stale_trials.StudyRun(optuna.create_study()) as study_run:
+        run = study_run.record
         assert json.loads(json.dumps(run)) == run  # Storages keep it as JSON.
         assert not stale_trials.has_ended(run)
         assert stale_trials.has_ended({**run, "started": run["started"] - 1})

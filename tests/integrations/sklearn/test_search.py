@@ -145,6 +145,14 @@ def test_weights_and_groups_reach_estimator_scorer_and_splitter(executor: FluidE
         )
 
 
+class UnfitError(ZeroDivisionError):
+    """Pickle cannot make it again."""
+
+    def __init__(self, value: int, lock: Any) -> None:
+        super().__init__(f"value {value}")
+        self.lock = lock
+
+
 class Fussy(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Fails with some parameters."""
 
@@ -153,7 +161,7 @@ class Fussy(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, x: Any, y: Any) -> Fussy:
         if self.value > 1:
-            raise ZeroDivisionError(f"value {self.value}")
+            raise UnfitError(self.value, threading.Lock())
         self.classes_ = np.unique(y)
         return self
 
@@ -175,9 +183,9 @@ def test_failed_fits_get_the_error_score(error_score: float, executor: FluidExec
 
 
 def test_failures_of_all_fits_and_error_score_raise_end_the_search(executor: FluidExecutor) -> None:
-    with pytest.raises(ValueError, match=r"(?s)All the 4 fits failed.*ZeroDivisionError: value 3"):
+    with pytest.raises(ValueError, match=r"(?s)All the 4 fits failed.*UnfitError: value 3"):
         FluidSearchCV(Fussy(), {"value": [2, 3]}, algorithm="grid", cv=2).fit(X, Y)
-    with pytest.raises(ZeroDivisionError, match="value 2") as caught:
+    with pytest.raises(UnfitError, match="value 2") as caught:
         FluidSearchCV(Fussy(), {"value": [0, 2]}, algorithm="grid", cv=2, error_score="raise").fit(X, Y)
     assert "in fit" in str(caught.value.__cause__)  # The traceback in the lane.
     # The executor is not harmed.

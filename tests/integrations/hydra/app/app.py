@@ -24,6 +24,14 @@ class Config:
     colour: str = "red"
 
 
+class NoRateError(LookupError):
+    """Pickle cannot make it again."""
+
+    def __init__(self, rate: float, lock: Any) -> None:
+        super().__init__(f"no rate {rate}")
+        self.lock = lock
+
+
 ConfigStore.instance().store(name="config", node=Config)
 
 
@@ -34,7 +42,7 @@ def main(config: Any) -> Any:
     if config.rate == config.dies_at:
         os.kill(os.getpid(), signal.SIGKILL)
     if config.rate == config.fails_at:
-        raise LookupError(f"no rate {config.rate}")
+        raise NoRateError(config.rate, threading.Lock())
     return threading.Lock() if config.rate == config.locks_at else (config.rate - 0.3) ** 2
 
 
