@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any
 import fluid
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer
+from fluid.integrations.run_options import require_run_options
 from fluid.random_state import read_random_state, write_random_state
 from fluid.trainables.trial_code import TrialEnded
 
 if TYPE_CHECKING:
     from fluid.results.sweep import SweepResult
 
-#: Arguments for the Trainer of a trial, with which it leaves no files but Fluid's checkpoints, prints nothing, and trains
-#: on the device of its lane. :func:`sweep` uses them but for what it is given: others, and callbacks that need others.
+#: Arguments for the Trainer of a trial, with which it leaves no files but Fluid's checkpoints, prints nothing, and
+#: trains on the device of its lane. :func:`sweep` uses them but for what it is given, and what callbacks need.
 TRAINER_DEFAULTS: Mapping[str, Any] = {
     "devices": 1,
     "enable_checkpointing": False,
@@ -119,6 +120,7 @@ def sweep(
         raise InvalidFieldError("module", f"a {type(module).__name__}", "must be a class, or a function of a config")
     data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
     _check(module, space, data, trainer)
+    require_run_options(options, {})
     if budget is None:
         budget = _epochs_of(trainer)
     if isinstance(trainer, Mapping) and (every := trainer.get("check_val_every_n_epoch")):
@@ -349,9 +351,7 @@ class _LightningTrial:
         trainer.callbacks.insert(0, callback)
         fit(trainer, model, **data)
 
-    def _make_trainer(
-        self, config: dict[str, Any], model: Any, taken: set[str], callback: LightningCallback
-    ) -> Any:
+    def _make_trainer(self, config: dict[str, Any], model: Any, taken: set[str], callback: LightningCallback) -> Any:
         made = self._trainer
         # Arguments may hold callbacks, which have a state.
         made = _made(made, config, taken) if callable(made) else copy.deepcopy(dict(made))
@@ -473,7 +473,9 @@ def _move_folders(trainer: Any, home: str, *, subfolders: bool) -> None:
             if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
                 continue
             path = os.path.realpath(os.path.join(home, path))
-            if path == home or (subfolders and home != os.sep and _is_below(path, home) and not _is_below(path, folder)):
+            if path == home or (
+                subfolders and home != os.sep and _is_below(path, home) and not _is_below(path, folder)
+            ):
                 setattr(owner, name, os.path.normpath(os.path.join(folder, os.path.relpath(path, home))))
 
 

@@ -58,7 +58,9 @@ def written(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("options", [("--editable",), ()], ids=["editable", "wheel"])
-def test_an_installed_launcher_is_found(tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_launcher_is_found(
+    tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With nothing on PYTHONPATH; all other packages are those of this environment."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     checkout, environment = tmp_path / "checkout", tmp_path / "environment"
