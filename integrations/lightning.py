@@ -204,7 +204,11 @@ class LightningCallback:
 
     def __new__(cls) -> LightningCallback:
         """Makes an object of a subclass that is Lightning's, too."""
-        return object.__new__(_mixed(cls, *_loaded_types("Callback")) if cls is LightningCallback else cls)
+        kind: Any = cls  # Classes are hashable, which mypy does not see.
+        if cls is LightningCallback:
+            kind = _mixed(kind, *_loaded_types("Callback"))
+        made: LightningCallback = object.__new__(kind)
+        return made
 
     def __init__(self) -> None:
         folder = fluid.get_checkpoint()

@@ -138,7 +138,8 @@ def set_hyperparameters(args: TrainingArguments, config: Mapping[str, Any]) -> N
     Raises:
         InvalidFieldError: a value would be another one in its argument's type.
     """
-    kinds = _kinds_of_arguments(type(args))
+    kind: Any = type(args)
+    kinds = _kinds_of_arguments(kind)
     for name, value in config.items():
         if hasattr(args, name):
             setattr(args, name, _of_kinds(name, value, kinds.get(name, ()), getattr(args, name)))
