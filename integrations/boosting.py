@@ -10,9 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from fluid.directions import direction_of
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import executor_in_force
+from fluid.integrations.run_options import require_run_options
 from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.sweep import SweepResult
 from fluid.session.specs import ISOLATING
@@ -185,8 +188,7 @@ def sweep(
         goals: what it optimizes.
         options: further arguments of :func:`fluid.run`.
     """
-    if "budget" in options:
-        raise InvalidFieldError("budget", options["budget"], "follows from num_boost_round, the rounds of a trial")
+    require_run_options(options, {"budget": "follows from num_boost_round, the rounds of a trial"})
     own, executor = options.get("trial_options"), options.get("executor") or executor_in_force()
     if own is None or isinstance(own, Mapping):
         # A lane makes the data once for all its trials, and what runs there leaves nothing behind.
@@ -240,3 +242,35 @@ def rounds_of(num_boost_round: Any, rounds_per_iteration: Any, patience: Any, mi
         patience=None if not patience else require_integer("early_stopping_rounds", patience, at_least=1),
         min_delta=float(min_delta),
     )
+
+
+def eval_sets_of(eval_set: Any, weights: Any, weights_name: str) -> list[tuple[Any, Any, Any]]:
+    """Returns data, labels and weights of each set that an estimator's ``fit`` is to evaluate.
+
+    Args:
+        eval_set: pairs of data and labels, or one pair, a tuple.
+        weights: of each set; ``None`` for none.
+        weights_name: the argument's.
+
+    Raises:
+        InvalidFieldError: they are no such pairs, or there are not as many weights.
+    """
+    is_pair = isinstance(eval_set, tuple) and not all(isinstance(each, tuple) for each in eval_set)
+    pairs = [eval_set] if is_pair else eval_set
+    if not isinstance(pairs, (list, tuple)) or not pairs or any(not _is_pair(each) for each in pairs):
+        raise InvalidFieldError(
+            "eval_set", eval_set, "must be a list of pairs, each of data and labels, or one such pair"
+        )
+    weights = [None] * len(pairs) if weights is None else list(weights)
+    if len(weights) != len(pairs):
+        raise InvalidFieldError(weights_name, weights, f"must have the weights of each of the {len(pairs)} sets")
+    return [(as_rows(data), labels, weight) for (data, labels), weight in zip(pairs, weights, strict=True)]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2
+
+
+def as_rows(data: Any) -> Any:
+    """Returns data as a library and a selection of rows take it: an array in place of lists."""
+    return np.asarray(data) if isinstance(data, (list, tuple)) else data

@@ -12,10 +12,12 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +25,16 @@ import fluid
 from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.directions import direction_of
-from fluid.errors import InvalidFieldError
+from fluid.errors import InvalidFieldError, require_integer
+from fluid.integrations.run_options import require_run_options
 from fluid.random_state import read_random_state, write_random_state
 from fluid.trainables.trial_code import TrialEnded
 
 if TYPE_CHECKING:
     from fluid.results.sweep import SweepResult
 
-#: Arguments of the Trainers that :func:`sweep` makes, unless it is given others: a trial leaves no files but its
-#: checkpoints, prints nothing, and trains on the device of its lane.
+#: Arguments for the Trainer of a trial, with which it leaves no files but Fluid's checkpoints, prints nothing, and
+#: trains on the device of its lane. :func:`sweep` uses them but for what it is given, and what callbacks need.
 TRAINER_DEFAULTS: Mapping[str, Any] = {
     "devices": 1,
     "enable_checkpointing": False,
@@ -46,7 +49,8 @@ CHECKPOINT_FILE = "lightning.ckpt"
 _STATE_FILE = "fluid.pkl"
 #: Lightning's two packages, each with classes of its own, and what they stand on.
 _FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
-_BUDGET = 27
+#: Where a Trainer, its callbacks, loggers and profiler keep the folders they write to.
+_FOLDERS = ("_default_root_dir", "_root_dir", "_save_dir", "dirpath")
 
 
 @closes_executor
@@ -97,11 +101,13 @@ def sweep(
         datamodule: a LightningDataModule, of which each trial gets a copy; its class, or a function that makes one of a
             config.
         trainer: arguments of each trial's Trainer besides :data:`TRAINER_DEFAULTS`; or a function that makes these
-            arguments, or the Trainer itself, of a config.
+            arguments, or the Trainer itself, of a config. What the Trainer would write at or below the working
+            directory is below the trial's folder (:func:`fluid.trial_dir`). It has a logger that hands what is logged
+            to Fluid, unless one is given.
         metric: name, in ``trainer.callback_metrics``, of what the module logs and trials are compared by. Its ``mode``,
             if ``options`` have none, is that of a callback in ``trainer`` that monitors it, else what its name says.
-        budget: most epochs of a trial, and ``max_epochs`` of its Trainer; ``None``, the default, for the ``max_epochs``
-            in ``trainer``, or else 27.
+        budget: most epochs of a trial, and ``max_epochs`` of its Trainer, unless ``trainer`` has another one; ``None``,
+            the default, for the ``max_epochs`` in ``trainer``, which must say a number then.
         seed: of the configs, and of the random numbers in each trial; ``None`` for others in each call.
         name: of the sweep, as reports show it; ``None``, the default, for one of the module and the algorithm.
         options: further arguments of :func:`fluid.run`, such as ``samples`` and ``algorithm``.
@@ -118,8 +124,11 @@ def sweep(
         raise InvalidFieldError("module", f"a {type(module).__name__}", "must be a class, or a function of a config")
     data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
     _check(module, space, data, trainer)
+    require_run_options(options, {})
     if budget is None:
-        budget = (trainer if isinstance(trainer, Mapping) else {}).get("max_epochs", _BUDGET)
+        budget = _epochs_of(trainer)
+    if isinstance(trainer, Mapping) and (every := trainer.get("check_val_every_n_epoch")):
+        options.setdefault("min_budget", min(every, budget))  # Before, what is validated has no value.
     trial = _LightningTrial(
         module=module,
         data=data,
@@ -160,7 +169,8 @@ def _modes_said(metric: Any, trainer: Any) -> list[str | None] | None:
 def fit(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> None:
     """Calls ``trainer.fit`` in the function of a trial: each epoch is reported, and a trial goes on where it was saved.
 
-    Outside a trial it is ``trainer.fit``.
+    A Trainer without a ``default_root_dir`` of its own has the trial's folder (:func:`fluid.trial_dir`), so that
+    Lightning's own loggers and checkpoints of two trials do not mix. Outside a trial it is ``trainer.fit``.
 
     Example:
         >>> import lightning as L
@@ -190,6 +200,7 @@ def fit(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if "weights_only" in inspect.signature(trainer.fit).parameters:
             kwargs["weights_only"] = False  # The checkpoint is the trial's own, and holds all that callbacks keep.
     callback.raises_in_fit = False
+    _move_folders(trainer, os.getcwd(), subfolders=False)
     trainer.fit(model, *args, **kwargs)
     if callback.ended is not None:
         raise callback.ended
@@ -222,7 +233,11 @@ class LightningCallback:
 
     def __new__(cls) -> LightningCallback:
         """Makes an object of a subclass that is Lightning's, too."""
-        return object.__new__(_callback_of(_loaded_types("Callback")) if cls is LightningCallback else cls)
+        kind: Any = cls  # Classes are hashable, which mypy does not see.
+        if cls is LightningCallback:
+            kind = _mixed(kind, *_loaded_types("Callback"))
+        made: LightningCallback = object.__new__(kind)
+        return made
 
     def __init__(self) -> None:
         folder = fluid.get_checkpoint()
@@ -231,7 +246,7 @@ class LightningCallback:
         self.ended: TrialEnded | None = None
         #: Until the first epoch begins: the states of the generators to go on with.
         self._resumed: Mapping[str, Any] | None = None
-        #: The newest of each.
+        #: The newest of each; a :class:`_FluidLogger` adds to them.
         self._metrics: dict[str, float] = {}
         #: Whether an epoch has ended that was not reported.
         self._has_news = False
@@ -313,6 +328,32 @@ class LightningCallback:
             iter(trainer.fit_loop._data_fetcher)
 
 
+class _FluidLogger:
+    """The logger of a trial that is given none: what is logged is reported, and any other call does nothing.
+
+    An object is a ``DummyLogger`` of Lightning's, too.
+
+    Args:
+        metrics: to add to.
+    """
+
+    def __init__(self, metrics: dict[str, float]) -> None:
+        super().__init__()
+        self._metrics = metrics
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Keeps the newest of each number."""
+        for name, value in metrics.items():
+            if name != "epoch":  # Lightning adds it.
+                with suppress(TypeError, ValueError, RuntimeError):
+                    self._metrics[name] = float(value)
+
+    @property
+    def save_dir(self) -> str:
+        """Where callbacks write that write beside the logger."""
+        return str(fluid.trial_dir())
+
+
 class _LightningTrial:
     """The trainable of :func:`sweep`."""
 
@@ -327,7 +368,7 @@ class _LightningTrial:
     ) -> None:
         self.__name__ = getattr(module, "__name__", type(module).__name__)
         self._module, self._data, self._trainer = module, data, trainer
-        self._max_epochs, self._seed = max_epochs, seed
+        self._max_epochs, self._seed, self._home = max_epochs, seed, os.getcwd()
 
     def __call__(self, config: dict[str, Any]) -> None:
         _silence()
@@ -337,13 +378,13 @@ class _LightningTrial:
         taken: set[str] = set()
         data = {name: _made(maker, config, taken) for name, maker in self._data.items() if maker is not None}
         model = _made(self._module, config, taken)
-        trainer = self._make_trainer(config, model, taken)
+        trainer = self._make_trainer(config, model, taken, callback)
         if unused := sorted(config.keys() - taken):
             raise TypeError(f"neither the module nor the data take {', '.join(unused)}: pass a function of a config")
         trainer.callbacks.insert(0, callback)
         fit(trainer, model, **data)
 
-    def _make_trainer(self, config: dict[str, Any], model: Any, taken: set[str]) -> Any:
+    def _make_trainer(self, config: dict[str, Any], model: Any, taken: set[str], callback: LightningCallback) -> Any:
         made = self._trainer
         # Arguments may hold callbacks, which have a state.
         made = _made(made, config, taken) if callable(made) else copy.deepcopy(dict(made))
@@ -351,8 +392,18 @@ class _LightningTrial:
             return made
         package = next(package for package in _loaded() if isinstance(model, package.LightningModule))
         environments = importlib.import_module(f"{_FABRICS[package.__name__]}.plugins.environments")
-        own = {"max_epochs": self._max_epochs, "plugins": [environments.LightningEnvironment()]}
-        return package.Trainer(**{**TRAINER_DEFAULTS, **own, **made})
+        callbacks = made.get("callbacks") or ()
+        callbacks = [callbacks] if isinstance(callbacks, package.Callback) else callbacks
+        own = {
+            "max_epochs": self._max_epochs,
+            "plugins": [environments.LightningEnvironment()],
+            "logger": _mixed(_FluidLogger, package.loggers.logger.DummyLogger)(callback._metrics),
+            "enable_checkpointing": any(isinstance(one, package.callbacks.Checkpoint) for one in callbacks),
+            "enable_progress_bar": any(isinstance(one, package.callbacks.ProgressBar) for one in callbacks),
+        }
+        trainer = package.Trainer(**{**TRAINER_DEFAULTS, **own, **made})
+        _move_folders(trainer, self._home, subfolders=True)
+        return trainer
 
 
 def _made(maker: Any, config: dict[str, Any], taken: set[str]) -> Any:
@@ -375,6 +426,18 @@ def _names_for(maker: Any, names: Iterable[str]) -> list[str]:
     return [name for name in names if takes_all or name in parameters]
 
 
+def _epochs_of(trainer: Any) -> int:
+    """Returns how many epochs a trial has at most, as the arguments of its Trainer say."""
+    arguments = trainer if isinstance(trainer, Mapping) else {}
+    if (epochs := arguments.get("max_epochs")) is not None and epochs != -1:
+        return require_integer("trainer['max_epochs']", epochs, at_least=1)
+    others = [f"trainer[{name!r}]" for name in ("max_epochs", "max_steps", "max_time") if name in arguments]
+    reason = "must be given, or max_epochs in trainer=: the most epochs of a trial"
+    if others:
+        reason += f", which {' and '.join(others)} {'does' if len(others) == 1 else 'do'} not say"
+    raise InvalidFieldError("budget", None, reason)
+
+
 def _check(module: Any, space: Any, data: Mapping[str, Any], trainer: Any) -> None:
     """Refuses what would fail in each trial."""
     if trainer is not None and not callable(trainer) and not isinstance(trainer, Mapping):
@@ -382,9 +445,14 @@ def _check(module: Any, space: Any, data: Mapping[str, Any], trainer: Any) -> No
         raise InvalidFieldError("trainer", trainer, reason)
     if data["datamodule"] is not None and (data["train_dataloaders"], data["val_dataloaders"]) != (None, None):
         raise InvalidFieldError("datamodule", data["datamodule"], "cannot be given besides loaders")
-    known = {name for package in _loaded() for name in inspect.signature(package.Trainer).parameters}
-    for name in trainer.keys() - known if isinstance(trainer, Mapping) else ():
-        raise InvalidFieldError(f"trainer[{name!r}]", trainer[name], "is no argument of a Trainer")
+    if isinstance(trainer, Mapping):
+        known = {name for package in _loaded() for name in inspect.signature(package.Trainer).parameters}
+        for name in trainer.keys() - known:
+            raise InvalidFieldError(f"trainer[{name!r}]", trainer[name], "is no argument of a Trainer")
+        for name in ("devices", "num_nodes"):
+            if isinstance(number := trainer.get(name), int) and number > 1:
+                reason = "must be 1, or be left out: a trial trains in one process, on the device of its lane"
+                raise InvalidFieldError(f"trainer[{name!r}]", number, reason)
     if isinstance(space, Mapping):
         taken = [name for maker in (module, trainer, *data.values()) for name in _names_for(maker, space)]
         for name in sorted(space.keys() - set(taken)):
@@ -397,6 +465,7 @@ def _silence() -> None:
     for name in (*_FABRICS, *_FABRICS.values()):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # Of Lightning's own code.
 
 
@@ -414,8 +483,37 @@ def _loaded_types(name: str) -> tuple[type, ...]:
 
 
 @functools.cache
-def _callback_of(packages: tuple[type, ...]) -> type[LightningCallback]:
-    return type("LightningCallback", (LightningCallback, *packages), {"__module__": __name__})
+def _mixed(own: type, *theirs: type) -> Any:
+    """Returns the subclass of a class of this module and of Lightning's classes."""
+    return type(own.__name__, (own, *theirs), {"__module__": __name__})
+
+
+def _move_folders(trainer: Any, home: str, *, subfolders: bool) -> None:
+    """Lets a Trainer write into the trial's folder what it would write into the program's working directory.
+
+    Args:
+        trainer: with its callbacks, loggers and profiler.
+        home: the working directory.
+        subfolders: whether folders below it are moved, too. Where it is the root of the file system, they are not:
+            every folder is below it.
+    """
+    folder, home = os.path.realpath(fluid.trial_dir()), os.path.realpath(home)
+    if folder == home:
+        return
+    for owner in (trainer, *trainer.callbacks, *trainer.loggers, trainer.profiler):
+        for name in _FOLDERS:
+            path = getattr(owner, "__dict__", {}).get(name)
+            if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
+                continue
+            path = os.path.realpath(os.path.join(home, path))
+            if path == home or (
+                subfolders and home != os.sep and _is_below(path, home) and not _is_below(path, folder)
+            ):
+                setattr(owner, name, os.path.normpath(os.path.join(folder, os.path.relpath(path, home))))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder
 
 
 def _generators(trainer: Any) -> list[Any]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+from lightgbm.basic import _choose_param_value
 
 from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
-from fluid.integrations.boosting import Rounds, rounds_of
+from fluid.integrations.boosting import Rounds, as_rows, eval_sets_of, rounds_of
 from fluid.integrations.lightgbm.datasets import DatasetSources
 from fluid.integrations.lightgbm.sweeps import run_sweep
 from fluid.integrations.lightgbm.training import train_rounds
@@ -28,7 +29,7 @@ def fit(
     x: Any,
     y: Any,
     *,
-    eval_set: Sequence[tuple[Any, Any]],
+    eval_set: Sequence[tuple[Any, Any]] | tuple[Any, Any],
     metric: str | Sequence[str],
     mode: str | Sequence[str] | None = None,
     sample_weight: Any = None,
@@ -60,12 +61,12 @@ def fit(
         estimator: ``LGBMClassifier`` or ``LGBMRegressor``. Its ``n_estimators`` are the rounds of a trial.
         x: the data.
         y: the labels.
-        eval_set: pairs of data and labels, evaluated as ``valid_0``, ``valid_1``, ...
+        eval_set: pairs of data and labels, or one pair, evaluated as ``valid_0``, ``valid_1``, ...
         metric: which value to optimize, such as ``"valid_0-multi_logloss"``.
         mode: as for :func:`train`.
         sample_weight: as the estimator's ``fit`` takes it.
         eval_sample_weight: as the estimator's ``fit`` takes it.
-        eval_metric: further metrics, by their names.
+        eval_metric: further metrics, by their names, besides the estimator's own ``metric`` or that of its objective.
         early_stopping_rounds: a trial ends if a metric has not improved for so many rounds.
         rounds_per_iteration: as for :func:`train`.
         options: further arguments of :func:`fluid.run`.
@@ -84,17 +85,19 @@ def fit(
     classes = np.unique(y) if isinstance(estimator, lightgbm.LGBMClassifier) else None
     params = _params_of(estimator, classes)
     if eval_metric is not None:
-        params["metric"] = eval_metric
+        params = _with_metrics(params, eval_metric)
+    x = as_rows(x)
+    sets = eval_sets_of(eval_set, eval_sample_weight, "eval_sample_weight")
 
     def dataset(data: Any, labels: Any, weight: Any, *, is_train: bool = False) -> Any:
         if is_train and classes is not None and estimator.class_weight is not None:
             from sklearn.utils.class_weight import compute_sample_weight
 
-            weight = compute_sample_weight(estimator.class_weight, labels) * (1.0 if weight is None else weight)
+            balance = compute_sample_weight(estimator.class_weight, labels)
+            weight = balance if weight is None else balance * np.asarray(weight)
         return lightgbm.Dataset(data, labels if classes is None else np.searchsorted(classes, labels), weight=weight)
 
-    weights = eval_sample_weight or [None] * len(eval_set)
-    valid = [dataset(*pair, weight) for pair, weight in zip(eval_set, weights, strict=True)]
+    valid = [dataset(*each) for each in sets]
     first = _first_rows(y, classes)
     trainable = functools.partial(
         _fit,
@@ -118,6 +121,25 @@ def _params_of(estimator: Any, classes: Any) -> dict[str, Any]:
     if len(classes) <= 2:
         return {"objective": "binary", **params}
     return {"objective": "multiclass", **params, "num_class": len(classes)}
+
+
+def _with_metrics(params: Mapping[str, Any], further: Any) -> dict[str, Any]:
+    """Adds metrics to those that the parameters stand for, as the estimator's own ``fit`` does."""
+    names = [further] if isinstance(further, str) or callable(further) else list(further)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidFieldError(
+                "eval_metric", name, "must be the name of a metric; train() takes functions, as feval="
+            )
+    params = _choose_param_value("metric", dict(params), params["objective"])
+    own = params["metric"]
+    own = [own] if isinstance(own, str) else own
+    if not isinstance(own, (list, tuple)) or not all(isinstance(name, str) for name in own):
+        reason = (
+            "cannot be given besides an objective or a metric that is tuned: name all metrics in the estimator's metric"
+        )
+        raise InvalidFieldError("eval_metric", further, reason)
+    return {**params, "metric": list(dict.fromkeys([*names, *own]))}
 
 
 def _first_rows(y: Any, classes: Any) -> Any:

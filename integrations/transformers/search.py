@@ -13,6 +13,7 @@ from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.executor import FluidExecutor, executor_in_force, executor_scope
+from fluid.integrations.run_options import require_run_options
 from fluid.integrations.transformers.direction import direction_said
 from fluid.integrations.transformers.trial import Objective, PackedTrainer, set_hyperparameters, train_trial
 from fluid.results.sweep import SweepResult
@@ -25,6 +26,14 @@ with try_import("transformers", extra="transformers") as _imports:
     from transformers.trainer_utils import BestRun, default_compute_objective, number_of_arguments
 
 _MODES = {"minimize": "min", "maximize": "max"}
+#: Arguments of the Trainer's own search, and of ``fluid.run``, that cannot be given, and why.
+_NOT_HERE = {
+    "backend": "belongs to the search of the Trainer itself; here trials run on Fluid: leave it out",
+    "hp_name": "names the trials of the Trainer's own search; here name= names the search, and Fluid its trials",
+    "metric": "follows from compute_objective",
+    "mode": "follows from direction",
+    "samples": "follows from n_trials",
+}
 #: Configs that are drawn to see how long trials may get, where those that will be tried are not known before.
 _DRAWS = 1000
 
@@ -94,12 +103,7 @@ def hyperparameter_search(
     """
     _imports.check()
     _require_trainer(trainer)
-    if "backend" in options:
-        raise InvalidFieldError(
-            "backend",
-            options["backend"],
-            "belongs to the search of the Trainer itself; here trials run on Fluid: leave it out",
-        )
+    require_run_options(options, _NOT_HERE)
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     trials = require_integer("n_trials", n_trials, at_least=1)
@@ -111,7 +115,7 @@ def hyperparameter_search(
     space, suggests = _read_space(hp_space)
     algorithm = algorithm or ("asha" if len(modes) == 1 else "random")
     configs = _likely_configs(space, algorithm, seed, trials, options.get("points", ()))
-    _require_known_names(trainer, configs)
+    _require_usable(trainer, configs)
     packed = PackedTrainer(trainer, Objective(compute_objective or default_compute_objective, names), suggests=suggests)
     trainable = functools.partial(train_trial, packed)
     arguments = {
@@ -207,12 +211,13 @@ def _likely_configs(space: Any, algorithm: str, seed: Any, trials: int, points: 
     return [suggestion.config for suggestion in drawn if suggestion is not None]
 
 
-def _require_known_names(trainer: Trainer, configs: Sequence[Mapping[str, Any]]) -> None:
-    if number_of_arguments(trainer.model_init):
-        return  # It may look up any name.
+def _require_usable(trainer: Trainer, configs: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses hyperparameters that a trial cannot train with."""
     for config in configs:
+        set_hyperparameters(copy.copy(trainer.args), config)
         for name, value in config.items():
-            if not hasattr(trainer.args, name):
+            # A model_init with an argument may look up any name.
+            if not hasattr(trainer.args, name) and not number_of_arguments(trainer.model_init):
                 reason = f"is no field of {type(trainer.args).__name__}, and model_init takes no trial to find it in"
                 raise InvalidFieldError(f"hp_space[{name!r}]", value, reason)
 

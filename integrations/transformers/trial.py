@@ -7,7 +7,10 @@ import functools
 import os
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from enum import Enum
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import cloudpickle
 
@@ -124,16 +127,56 @@ def train_trial(packed: PackedTrainer, config: dict[str, Any]) -> None:
 
 
 def set_hyperparameters(args: TrainingArguments, config: Mapping[str, Any]) -> None:
-    """Sets training arguments, in the types that they have, as the Trainer's own search does.
+    """Sets training arguments, in the type of the value that is there if it is the same value in it, else as declared.
+
+    The Trainer's own search knows the former only, by which 0.1 becomes 0 where a 0 was.
 
     Args:
         args: the arguments.
         config: the hyperparameters; those that are no training arguments are left out.
+
+    Raises:
+        InvalidFieldError: a value would be another one in its argument's type.
     """
+    kind: Any = type(args)
+    kinds = _kinds_of_arguments(kind)
     for name, value in config.items():
         if hasattr(args, name):
-            before = getattr(args, name)
-            setattr(args, name, value if before is None else type(before)(value))
+            setattr(args, name, _of_kinds(name, value, kinds.get(name, ()), getattr(args, name)))
+
+
+@functools.cache
+def _kinds_of_arguments(kind: type) -> dict[str, tuple[Any, ...]]:
+    """The classes of which a value of each argument may be; none if that is not known."""
+    hints: dict[str, Any] = {}
+    for one in reversed(kind.__mro__):
+        with suppress(NameError, TypeError):  # Of names that only a function of the user's knows.
+            hints |= get_type_hints(one)
+    found = {}
+    for name, hint in hints.items():
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds = tuple(get_origin(part) or part for part in parts)
+        found[name] = kinds if all(isinstance(each, type) for each in kinds) else ()
+    return found
+
+
+def _of_kinds(name: str, value: Any, kinds: tuple[Any, ...], before: Any) -> Any:
+    if not kinds:
+        return value
+    choices = next((kind for kind in kinds if issubclass(kind, Enum)), None)
+    for kind in (choices,) if choices else (type(before), *kinds):
+        if isinstance(value, kind):
+            return value
+        with suppress(TypeError, ValueError):
+            cast = kind(value)
+            if choices or cast == value or (isinstance(value, str) and kind in (int, float)):
+                return cast
+    if choices:
+        reason = f"must be one of {', '.join(repr(each.value) for each in choices)}"
+    else:
+        known = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        reason = f"must be of type {known}: no other number or text is as TrainingArguments declare {name}"
+    raise InvalidFieldError(f"hp_space[{name!r}]", value, reason)
 
 
 def _what_lanes_need(trainer: Trainer) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import xgboost
 
 from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
-from fluid.integrations.boosting import Rounds, goals_among, rounds_of
+from fluid.integrations.boosting import Rounds, as_rows, eval_sets_of, goals_among, rounds_of
+from fluid.integrations.run_options import require_run_options
 from fluid.integrations.xgboost.matrices import Sets
 from fluid.integrations.xgboost.sweeps import run_sweep
 from fluid.integrations.xgboost.training import direction, raw, train_rounds
@@ -24,7 +25,7 @@ def fit(
     x: Any,
     y: Any,
     *,
-    eval_set: Sequence[tuple[Any, Any]],
+    eval_set: Sequence[tuple[Any, Any]] | tuple[Any, Any],
     metric: str | Sequence[str],
     mode: str | Sequence[str] | None = None,
     sample_weight: Any = None,
@@ -54,7 +55,7 @@ def fit(
             of a trial; its ``early_stopping_rounds`` apply.
         x: the data.
         y: the labels. Classes are 0, 1, ... as XGBoost has them.
-        eval_set: pairs of data and labels, evaluated as ``validation_0``, ``validation_1``, ...
+        eval_set: pairs of data and labels, or one pair, evaluated as ``validation_0``, ``validation_1``, ...
         metric: which value to optimize, such as ``"validation_0-logloss"``.
         mode: as for :func:`train`.
         sample_weight: weights, as the estimator's ``fit`` takes them.
@@ -70,20 +71,19 @@ def fit(
         SweepFailedError, SweepInterrupted, FluidError: as :func:`fluid.run`.
     """
     params = _params_of(estimator, y)
+    parameter = "is a parameter of the estimator: give it to its class"
+    require_run_options(options, dict.fromkeys(estimator.get_params(), parameter))
 
     def matrix(data: Any, label: Any, weight: Any) -> Any:
         kinds = {"enable_categorical": estimator.enable_categorical, "feature_types": estimator.feature_types}
         return xgboost.DMatrix(data, label=label, weight=weight, missing=estimator.missing, **kinds)
 
-    weights = sample_weight_eval_set or [None] * len(eval_set)
-    evals = [
-        (matrix(*pair, weight), f"validation_{number}")
-        for number, (pair, weight) in enumerate(zip(eval_set, weights, strict=True))
-    ]
+    given = eval_sets_of(eval_set, sample_weight_eval_set, "sample_weight_eval_set")
+    evals = [(matrix(*each), f"validation_{number}") for number, each in enumerate(given)]
     trainable = functools.partial(
         _fit,
         estimator=estimator,
-        sets=Sets(matrix(x, y, sample_weight), evals),
+        sets=Sets(matrix(as_rows(x), y, sample_weight), evals),
         rounds=rounds_of(estimator.get_num_boosting_rounds(), rounds_per_iteration, estimator.early_stopping_rounds),
     )
     goals = goals_among(metric, mode, [name for _, name in evals], direction)

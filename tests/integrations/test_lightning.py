@@ -275,8 +275,96 @@ def test_each_trial_has_data_and_a_trainer_of_its_own(executor: FluidExecutor) -
         trainer=trainer,
         metric="val_loss",
         algorithm="grid",
+        budget=9,
     )
     assert [trial.iteration for trial in result.trials] == [1, 2]
+
+
+def files_of(trial: Any) -> list[str]:
+    return sorted(path.relative_to(trial.folder).as_posix() for path in trial.folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_callbacks_and_loggers_work_as_in_a_trainer(
+    package: str, executor: FluidExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fluid.integrations.lightning import sweep
+
+    monkeypatch.chdir(tmp_path)
+    lightning = importlib.import_module(package)
+    callbacks, loggers = lightning.callbacks, importlib.import_module(f"{package}.loggers")
+
+    class Logging(module_of(package)):  # type: ignore[misc]
+        def on_train_epoch_start(self) -> None:
+            self.logger.log_metrics({"begun": self.current_epoch, "name": "net"})
+            self.logger.experiment.add_scalar("unknown", 1.0)
+
+    def run(trainer: Any, module: Any = Logging) -> Any:
+        if isinstance(trainer, dict):
+            trainer = {"accelerator": "cpu", "max_epochs": 2, **trainer}
+        space = {"lr": [0.01, 0.1]}
+        data = data_of(package)
+        found = sweep(module, space, datamodule=data, trainer=trainer, metric="val_loss", algorithm="grid", budget=2)
+        assert [trial.state for trial in found.trials] == ["DONE", "DONE"], found.failures
+        return found.trials
+
+    used = [callbacks.LearningRateMonitor(), callbacks.TQDMProgressBar()]
+    for trial in run({"callbacks": [*used, callbacks.ModelCheckpoint("weights", monitor="val_loss")]}):
+        assert re.fullmatch(r"\['weights/epoch=\d-step=\d\.ckpt'\]", str(files_of(trial)))
+        assert trial.metrics["begun"] == 1.0 and trial.metrics["lr-Adam"] == pytest.approx(trial.config["lr"])
+    csv = loggers.CSVLogger("logs")
+    csv_files = [f"logs/lightning_logs/version_0/{name}" for name in ("hparams.yaml", "metrics.csv")]
+    made_once: dict[str, Any] = {"enable_checkpointing": True, "logger": csv, "default_root_dir": "unused"}
+    for trial in run(made_once, module_of(package)):
+        assert files_of(trial) == ["logs/lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt", *csv_files]
+    for trial in run({"logger": True}, module_of(package)):
+        assert {Path(name).parent.as_posix() for name in files_of(trial)} == {"lightning_logs/version_0"}
+
+    def trainer(config: dict[str, Any]) -> Any:
+        return lightning.Trainer(max_epochs=2, accelerator="cpu", logger=loggers.CSVLogger("."))
+
+    for trial in run(trainer, module_of(package)):
+        version = "lightning_logs/version_0"
+        names = "checkpoints/epoch=1-step=8.ckpt", "hparams.yaml", "metrics.csv"
+        assert files_of(trial) == [f"{version}/{name}" for name in names]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_trainer_is_given_comes_before_the_defaults(executor: FluidExecutor, tmp_path: Path) -> None:
+    from fluid.integrations.lightning import sweep
+
+    def has_logger(config: dict[str, Any]) -> Any:
+        class Asking(module_of(BOTH[0])):  # type: ignore[misc]
+            def on_train_epoch_end(self) -> None:
+                self.log("loggers", float(len(self.trainer.loggers)))
+
+        return Asking()
+
+    elsewhere = tmp_path / "elsewhere"
+    trainer = {
+        "accelerator": "cpu",
+        "max_epochs": 2,
+        "logger": False,
+        "callbacks": importlib.import_module(BOTH[0]).callbacks.ModelCheckpoint(elsewhere),
+    }
+    result = sweep(has_logger, {}, datamodule=data_of(BOTH[0])(), trainer=trainer, metric="loggers", samples=1)
+    assert result.best.metrics["loggers"] == 0.0
+    assert [path.name for path in elsewhere.iterdir()] == ["epoch=1-step=8.ckpt"]
+
+
+def test_rungs_wait_for_the_first_validation(executor: FluidExecutor) -> None:
+    from fluid.integrations.lightning import sweep
+
+    result = sweep(
+        module_of(BOTH[0]),
+        {"lr": [0.01, 0.05, 0.1], "scheduler": "cycle"},
+        datamodule=data_of(BOTH[0]),
+        trainer={"accelerator": "cpu", "max_epochs": 5, "check_val_every_n_epoch": 2},
+        metric="val_loss",
+        samples=3,
+    )
+    assert not result.failures
+    assert min(trial.iteration for trial in result.trials) >= 2
 
 
 def test_what_a_sweep_refuses(executor: FluidExecutor) -> None:
@@ -284,18 +372,29 @@ def test_what_a_sweep_refuses(executor: FluidExecutor) -> None:
 
     net, numbers = module_of(BOTH[0]), data_of(BOTH[0])
     with pytest.raises(InvalidFieldError, match="module='a Net': must be a class, or a function of a config"):
-        sweep(net(), {}, metric="val_loss")
+        sweep(net(), {}, metric="val_loss", budget=3)
     with pytest.raises(InvalidFieldError, match="trainer=3: must be a dict of a Trainer's arguments"):
         sweep(net, {}, trainer=3, metric="val_loss")  # type: ignore[arg-type]
     with pytest.raises(InvalidFieldError, match=r"space\['depth'\]=3: is taken neither by the module nor by the data"):
         sweep(net, {"depth": 3}, datamodule=numbers, metric="val_loss", samples=1)
     with pytest.raises(InvalidFieldError, match=r"trainer\['max_epoch'\]=3: is no argument of a Trainer"):
         sweep(net, {}, datamodule=numbers, trainer={"max_epoch": 3}, metric="val_loss")
+    with pytest.raises(InvalidFieldError, match=r"trainer\['devices'\]=2: must be 1"):
+        sweep(net, {}, datamodule=numbers, trainer={"devices": 2}, metric="val_loss")
+    with pytest.raises(InvalidFieldError, match=r"trainer\['max_epochs'\]=0: must be at least 1"):
+        sweep(net, {}, datamodule=numbers, trainer={"max_epochs": 0}, metric="val_loss")
+    # A Trainer trains 1,000 epochs, or without an end: too many to compare trials by.
+    for trainer in ({"max_steps": 400}, {"max_epochs": -1, "max_steps": 400}):
+        with pytest.raises(InvalidFieldError, match=r"budget=None: must be given.*trainer\['max_steps'\]"):
+            sweep(net, {}, datamodule=numbers, trainer=trainer, metric="val_loss")
+    for trainer in ({}, None, lambda config: {"max_epochs": 3}):
+        with pytest.raises(InvalidFieldError, match="budget=None: must be given, or max_epochs in trainer="):
+            sweep(net, {}, datamodule=numbers, trainer=trainer, metric="val_loss")
     with pytest.raises(InvalidFieldError, match=r"datamodule=.*: cannot be given besides loaders"):
         sweep(net, {}, [1], datamodule=numbers, metric="val_loss")
     # What a function suggests is known only in the trial.
     with pytest.raises(SweepFailedError, match="neither the module nor the data take depth"):
-        sweep(net, lambda trial: {"depth": 3}, datamodule=numbers, metric="val_loss", samples=1)
+        sweep(net, lambda trial: {"depth": 3}, datamodule=numbers, metric="val_loss", samples=1, budget=3)
 
 
 def test_a_trial_whose_process_and_session_end_has_the_same_losses(

@@ -205,6 +205,49 @@ def test_estimators(executor: Any) -> None:
     assert log_loss(y_valid, best.predict_proba(x_valid)) == pytest.approx(found.best.value)
 
 
+@pytest.mark.filterwarnings("ignore:The argument 'eval_set' is deprecated")
+def test_data_and_metrics_are_those_that_the_estimator_takes(executor: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    y = (x.sum(axis=1) > 0).astype(int)
+    model = lightgbm.LGBMClassifier(n_estimators=3, learning_rate=[0.1, 0.3], verbosity=-1)
+
+    def metrics_of(estimator: Any, x: Any, y: Any, **arguments: Any) -> dict[str, float]:
+        result = fit(estimator, x, y, metric="valid_0-auc", mode="max", algorithm="grid", **arguments)
+        return dict(result.best.metrics)
+
+    expected = metrics_of(model, x, y, eval_set=[(x[:60], y[:60])], eval_metric="auc")
+    alone = lightgbm.LGBMClassifier(n_estimators=3, learning_rate=0.3, verbosity=-1, num_threads=1)
+    alone.fit(x, y, eval_set=[(x[:60], y[:60])], eval_metric="auc")
+    assert expected == {f"valid_0-{name}": values[-1] for name, values in alone.evals_result_["valid_0"].items()}
+    assert expected.keys() == {"valid_0-auc", "valid_0-binary_logloss"}
+    assert metrics_of(model, x, y, eval_set=(x[:60], y[:60]), eval_metric=["auc"]) == expected
+    rows, labels, weights = x.tolist(), y.tolist(), [1.0] * len(y)
+    lists = {"eval_set": [(rows[:60], labels[:60])], "sample_weight": weights, "eval_sample_weight": [weights[:60]]}
+    assert metrics_of(model, rows, labels, eval_metric="auc", **lists) == expected
+    model.set_params(metric="binary_error")
+    names = metrics_of(model, x, y, eval_set=[(x[:60], y[:60])], eval_metric="auc").keys()
+    assert names == {"valid_0-auc", "valid_0-binary_error"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"eval_metric": max}, "eval_metric=.*: must be the name of a metric; train\\(\\) takes functions, as feval="),
+        ({"eval_metric": ["auc", max]}, "eval_metric=<built-in"),
+        ({"eval_set": []}, "eval_set=.*: must be a list of pairs"),
+        ({"eval_set": [[1.0, 2.0, 3.0]]}, "eval_set=.*: must be a list of pairs"),
+        ({"eval_sample_weight": [None, None]}, "eval_sample_weight=.*: must have the weights of each of the 1 sets"),
+        ({"feature_name": ["a"]}, "feature_name=.*: is an argument neither of this function nor of fluid.run"),
+    ],
+)
+def test_an_argument_that_an_estimator_s_fit_cannot_use_is_named(arguments: dict[str, Any], message: str) -> None:
+    x, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 1])
+    model = lightgbm.LGBMClassifier(n_estimators=3)
+    with pytest.raises(InvalidFieldError, match=message):
+        fit(model, x, y, **{"eval_set": [(x, y)], "metric": "valid_0-binary_logloss", **arguments})
+
+
 def test_an_estimator_that_goes_on_is_the_undisturbed_one() -> None:
     x, y, x_valid, y_valid = parts(load_diabetes)
     model = lightgbm.LGBMRegressor()

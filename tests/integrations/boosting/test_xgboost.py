@@ -228,6 +228,38 @@ def test_estimators(executor: Any) -> None:
     assert (best.predict_proba(x_valid).shape, best.n_classes_) == ((len(x_valid), 10), 10)
 
 
+def test_an_estimator_takes_lists_and_one_pair(executor: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(120, 3))
+    y = (x.sum(axis=1) > 0).astype(int)
+    rows, labels, weights = x.tolist(), y.tolist(), [1.0] * len(y)
+    model = xgboost.XGBClassifier(n_estimators=3, max_depth=[2, 4])
+
+    def metrics_of(x: Any, y: Any, **arguments: Any) -> Any:
+        return fit(model, x, y, metric="validation_0-logloss", algorithm="grid", **arguments).best.metrics
+
+    expected = metrics_of(x, y, eval_set=[(x, y)])
+    assert metrics_of(x, y, eval_set=(x, y)) == expected
+    lists = {"eval_set": [(rows, labels)], "sample_weight": weights, "sample_weight_eval_set": [weights]}
+    assert metrics_of(rows, labels, **lists) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"eval_metric": "auc"}, "eval_metric='auc': is a parameter of the estimator"),
+        ({"early_stopping_rounds": 3}, "early_stopping_rounds=3: is a parameter of the estimator"),
+        ({"eval_set": 3}, "eval_set=3: must be a list of pairs"),
+        ({"sample_weight_eval_set": []}, "sample_weight_eval_set=.*: must have the weights of each of the 1 sets"),
+        ({"verbose": False}, "verbose=False: is an argument neither of this function nor of fluid.run"),
+    ],
+)
+def test_an_argument_that_an_estimator_s_fit_cannot_use_is_named(arguments: dict[str, Any], message: str) -> None:
+    x, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 1])
+    model = xgboost.XGBClassifier(n_estimators=3)
+    with pytest.raises(InvalidFieldError, match=message):
+        fit(model, x, y, **{"eval_set": [(x, y)], "metric": "validation_0-logloss", **arguments})
+
+
 def test_an_estimator_that_goes_on_is_the_undisturbed_one() -> None:
     x, y, x_valid, y_valid = parts()
     model = xgboost.XGBRegressor(n_estimators=8, subsample=0.7, n_jobs=1, early_stopping_rounds=5)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,32 @@ def written(folder: Path) -> dict[str, str]:
             text = re.sub(r"\[\d{4}-[^]]*\]", "", path.read_text()).replace(str(folder), "")
             files[path.relative_to(folder).as_posix()] = "" if path.name == "hydra.yaml" else text
     return files
+
+
+@pytest.mark.parametrize("options", [("--editable",), ()], ids=["editable", "wheel"])
+def test_an_installed_launcher_is_found(
+    tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing on PYTHONPATH; all other packages are those of this environment."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    checkout, environment = tmp_path / "checkout", tmp_path / "environment"
+    for name in ("fluid", "integrations", "hydra_plugins"):
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    (packages,) = environment.glob("lib/python*/site-packages")
+    packages.joinpath("others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*install, *options, checkout], cwd=tmp_path, check=True)
+    monkeypatch.setenv("FLUID_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("FOUND", str(tmp_path))
+    command = [python, Path(__file__).parent / "names_app.py", "--multirun", "model=wide", "model.width=3,4", *FLUID]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "Launching 2 jobs on Fluid" in done.stdout
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["3.json", "4.json"]
 
 
 @pytest.mark.parametrize("chdir", ["True", "False"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -112,6 +113,47 @@ def test_the_budget_is_as_many_evaluations_as_the_trainer_makes(
     assert len(tasks.losses_alone(trainer)) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "value", "expected"),
+    [
+        ("weight_decay", 0, 0.25, 0.25),
+        ("warmup_steps", 0, 3, 3),
+        ("weight_decay", 0.0, "1e-4", 1e-4),
+        ("num_train_epochs", 3, 1.5, 1.5),
+        ("per_device_train_batch_size", 8, 16.0, 16),
+        ("eval_steps", None, 0.5, 0.5),
+        ("max_grad_norm", 1.0, 2, 2.0),
+        ("bf16", False, 1, True),
+        ("lr_scheduler_kwargs", None, {"num_cycles": 2}, {"num_cycles": 2}),
+    ],
+)
+def test_a_hyperparameter_keeps_its_value(tasks: Any, name: str, before: Any, value: Any, expected: Any) -> None:
+    from transformers import TrainingArguments
+
+    from fluid.integrations.transformers.trial import set_hyperparameters
+
+    args = TrainingArguments("out", use_cpu=True)
+    setattr(args, name, before)
+    set_hyperparameters(args, {name: value})
+    assert getattr(args, name) == expected and type(getattr(args, name)) is type(expected)
+
+
+def test_a_hyperparameter_with_choices_is_one_of_them(tasks: Any) -> None:
+    from transformers import TrainingArguments
+    from transformers.trainer_utils import SchedulerType
+
+    from fluid.integrations.transformers.trial import set_hyperparameters
+
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        extra: Unknown = 0  # type: ignore[name-defined] # noqa: F821
+
+    args = Own("out", use_cpu=True)
+    set_hyperparameters(args, {"lr_scheduler_type": "cosine", "extra": 0.5})
+    assert args.lr_scheduler_type is SchedulerType.COSINE
+    assert args.extra == 0.5
+
+
 def without(name: str) -> Callable[[Any], None]:
     return lambda trainer: setattr(trainer, name, None)
 
@@ -148,6 +190,12 @@ def with_endless_data(trainer: Any) -> None:
         (None, {"algorithm": "asha", "direction": ["minimize", "maximize"]}, "metric"),
         (None, {"executor": 2}, "executor"),
         (None, {"backend": "ray"}, "backend"),
+        (None, {"hp_name": str}, "hp_name"),
+        (None, {"sampler": None}, "sampler"),
+        (None, {"metric": "eval_loss"}, "metric"),
+        (None, {"hp_space": {"seed": [0.5]}}, "hp_space['seed']"),
+        (None, {"hp_space": {"bf16": ["False"]}}, "hp_space['bf16']"),
+        (None, {"hp_space": {"lr_scheduler_type": ["cosin"]}}, "hp_space['lr_scheduler_type']"),
     ],
 )
 def test_an_error_names_the_field(
