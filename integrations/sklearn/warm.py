@@ -30,7 +30,7 @@ class _LentExecutor:
     Attributes:
         executor: the executor.
         folder: its run folder.
-        key: where its lanes can import from, how many there are, and whether they are shown.
+        key: where its lanes can import from, and how many there are.
         fits: that it has run.
     """
 
@@ -54,32 +54,28 @@ class WarmExecutor:
         self._timer: threading.Timer | None = None
 
     @contextlib.contextmanager
-    def lend(self, devices: int, *, is_shown: bool) -> Iterator[FluidExecutor]:
+    def lend(self, devices: int) -> Iterator[FluidExecutor]:
         """Lends the executor that is kept, or a new one if it is lent or another one is needed.
 
         Args:
             devices: number of CPU cores.
-            is_shown: whether it shows progress and what trials print.
         """
-        key = (devices, is_shown, os.getpid(), os.getcwd(), *sys.path)
-        kept = self._take(key) or _make(devices, is_shown, key)
+        key = (devices, os.getpid(), os.getcwd(), *sys.path)
+        kept = self._take(key) or _make(devices, key)
         try:
             yield kept.executor
         except BaseException:
             kept.close()
             raise
         kept.fits += 1
-        if is_shown:
-            kept.close()  # It says how the search ended.
-        else:
-            self._give_back(kept)
+        self._give_back(kept)
 
     def _take(self, key: tuple[Any, ...]) -> _LentExecutor | None:
         with self._lock:
             kept, self._idle = self._idle, None
             if self._timer is not None:
                 self._timer.cancel()
-        if kept is None or kept.key[2] != os.getpid():  # A forked process leaves its parent's alone.
+        if kept is None or kept.key[1] != os.getpid():  # A forked process leaves its parent's alone.
             return None
         if kept.key == key and kept.fits < _MOST_FITS and not kept.executor.closed:
             return kept
@@ -104,11 +100,11 @@ class WarmExecutor:
         kept.close()
 
 
-def _make(devices: int, is_shown: bool, key: tuple[Any, ...]) -> _LentExecutor:
+def _make(devices: int, key: tuple[Any, ...]) -> _LentExecutor:
     folder = tempfile.TemporaryDirectory(prefix="fluid-search-", ignore_cleanup_errors=True)
     try:
         cores = [Device(index) for index in range(devices)]
-        executor = FluidExecutor("local", cores, packing="off", run_dir=folder.name, verbose=int(is_shown))
+        executor = FluidExecutor("local", cores, packing="off", run_dir=folder.name, verbose=0)
     except BaseException:
         folder.cleanup()
         raise

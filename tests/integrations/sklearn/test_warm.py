@@ -34,6 +34,6 @@ def test_the_executor_of_a_fit_stays_warm_for_a_while(monkeypatch: pytest.Monkey
 
 
 def test_an_executor_whose_search_was_broken_off_is_closed() -> None:
-    with pytest.raises(ZeroDivisionError), WARM.lend(1, is_shown=False) as executor:
+    with pytest.raises(ZeroDivisionError), WARM.lend(1) as executor:
         1 / 0  # noqa: B018
     assert executor.closed and WARM._idle is None
