@@ -20,7 +20,7 @@ from fluid.integrations.sklearn.resources import Ladder, SteppedFit
 from fluid.trainables.driver_link import driver_link
 from fluid.trainables.pickling import dump_exception
 
-#: The metric of a trial: the mean test score of its candidate's folds. A trial that leaves it out ends the search.
+#: The metric of a trial: the mean test score of its candidate's folds.
 #: Of a candidate whose folds are trials of their own, the last one to end reports it, and the others NaN.
 SCORE = "score"
 #: Further entries of its metrics: the fits, as scikit-learn's ``_fit_and_score`` returns them; the resource used.

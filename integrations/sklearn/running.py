@@ -7,7 +7,7 @@ import itertools
 import math
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,15 +81,19 @@ class SearchFitError(FluidError):
 
 
 class _Fits(TrialListener):
-    """Follows the fits: notes the first exception that is to end the search, and warnings; knows the folds' scores.
+    """Follows the fits: ends the search at the first exception that is to, notes warnings, and knows the folds' scores.
 
     Args:
         task: the search.
+        end: ends the search with an exception.
     """
 
-    def __init__(self, task: SearchTask) -> None:
-        self.found: BaseException | None = None
+    #: The search warns of them itself, or raises.
+    tells_failures = True
+
+    def __init__(self, task: SearchTask, end: Callable[[BaseException], None]) -> None:
         self._task = task
+        self._end = end
         #: Of candidates whose folds are trials of their own.
         self._scores: dict[int, dict[int, float]] = {}
         self._warnings: list[tuple[str, FitWarning]] = []
@@ -111,8 +115,8 @@ class _Fits(TrialListener):
 
     def on_result(self, result: Result) -> None:
         self._warnings += [(result.trial_id, warning) for warning in result.metrics.get(WARNINGS, ())]
-        if self.found is None and TRACEBACK in result.metrics:
-            self.found = _exception_of(result.metrics)
+        if TRACEBACK in result.metrics:
+            self._end(_exception_of(result.metrics))
 
     def on_request(self, request: TrialRequest) -> None:
         """A fold of a candidate has its score: the answer is the candidate's, once all folds have theirs."""
@@ -153,7 +157,7 @@ class SearchRun:
         isolation: Literal["lane"] | None,
     ) -> None:
         self._task = task
-        self._fits = _Fits(task)
+        self._fits = _Fits(task, lambda error: self.loop.fail(error))
         rungs = (1,) if task.ladder is None else task.ladder.rungs
         #: Hears of the trials.
         self.loop = SweepLoop(
@@ -192,15 +196,10 @@ class SearchRun:
             self._fits.recall(earlier)
         try:
             self.loop.run(executor, earlier)
-        except InvalidFieldError:
-            if self._fits.found is None:
-                raise
         finally:
             # Trials are left if the search is broken off; others may use the executor further.
             self.loop.trials.abandon()
             issue(self._fits.warnings)
-        if self._fits.found is not None:
-            raise self._fits.found
         return _candidates(self._task, self.loop.trials.results)
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fluid.executor import FluidExecutor
@@ -23,26 +25,40 @@ IDLE_S = 60.0
 _MOST_FITS = 100
 
 
-@dataclass(eq=False)
 class _LentExecutor:
     """An executor, and what another fit must have in common to use it.
+
+    Args:
+        devices: number of CPU cores.
+        key: where its lanes can import from, and how many there are.
 
     Attributes:
         executor: the executor.
         folder: its run folder.
-        key: where its lanes can import from, and how many there are.
+        key: as given.
         fits: that it has run.
     """
 
-    executor: FluidExecutor
-    folder: tempfile.TemporaryDirectory[str]
-    key: tuple[Any, ...]
-    fits: int = 0
+    def __init__(self, devices: int, key: tuple[Any, ...]) -> None:
+        self.key = key
+        self.fits = 0
+        self.folder = Path(tempfile.mkdtemp(prefix="fluid-search-"))
+        try:
+            cores = [Device(index) for index in range(devices)]
+            self.executor = FluidExecutor("local", cores, packing="off", run_dir=self.folder, verbose=0)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        #: Ends its processes, and deletes its files; at the end of the program at the latest.
+        self.close = weakref.finalize(self, _close, self.executor, self.folder, os.getpid())
 
-    def close(self) -> None:
-        """Ends its processes, and deletes its files."""
-        self.executor.close()
-        self.folder.cleanup()
+
+def _close(executor: FluidExecutor, folder: Path, process: int) -> None:
+    if os.getpid() != process:  # A forked process leaves its parent's alone.
+        return
+    executor.close()
+    if not executor.session.names_files:  # Else the user may want to read them.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class WarmExecutor:
@@ -61,7 +77,7 @@ class WarmExecutor:
             devices: number of CPU cores.
         """
         key = (devices, os.getpid(), os.getcwd(), *sys.path)
-        kept = self._take(key) or _make(devices, key)
+        kept = self._take(key) or _LentExecutor(devices, key)
         try:
             yield kept.executor
         except BaseException:
@@ -75,7 +91,7 @@ class WarmExecutor:
             kept, self._idle = self._idle, None
             if self._timer is not None:
                 self._timer.cancel()
-        if kept is None or kept.key[1] != os.getpid():  # A forked process leaves its parent's alone.
+        if kept is None:
             return None
         if kept.key == key and kept.fits < _MOST_FITS and not kept.executor.closed:
             return kept
@@ -98,17 +114,6 @@ class WarmExecutor:
                 return
             self._idle = None
         kept.close()
-
-
-def _make(devices: int, key: tuple[Any, ...]) -> _LentExecutor:
-    folder = tempfile.TemporaryDirectory(prefix="fluid-search-", ignore_cleanup_errors=True)
-    try:
-        cores = [Device(index) for index in range(devices)]
-        executor = FluidExecutor("local", cores, packing="off", run_dir=folder.name, verbose=0)
-    except BaseException:
-        folder.cleanup()
-        raise
-    return _LentExecutor(executor, folder, key)
 
 
 WARM = WarmExecutor()

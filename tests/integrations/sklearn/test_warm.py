@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.frameworks("sklearn")
@@ -29,7 +27,7 @@ def test_the_executor_of_a_fit_stays_warm_for_a_while(monkeypatch: pytest.Monkey
     monkeypatch.setattr("fluid.integrations.sklearn.warm.IDLE_S", 0.01)
     search.fit(X, Y)
     assert kept.fits == 2
-    eventually(lambda: not Path(kept.folder.name).exists())
+    eventually(lambda: not kept.folder.exists())
     assert kept.executor.closed and WARM._idle is None
 
 
