@@ -81,10 +81,12 @@ class FluidBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
     # -- as of joblib 1.3 ------------------------------------------------------------------------------------
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Returns the number of workers for what a caller asks for: -1 stands for all devices."""
+        """Returns the number of workers for what a caller asks for: -1 stands for all devices, as ``None`` does."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
-        if n_jobs is None or in_trial():
+        if n_jobs is None:
+            n_jobs = self.default_n_jobs
+        if in_trial():
             return 1
         if multiprocessing.current_process().daemon:
             if n_jobs != 1:

@@ -157,7 +157,7 @@ class SearchRun:
         isolation: Literal["lane"] | None,
     ) -> None:
         self._task = task
-        self._fits = _Fits(task, lambda error: self.loop.fail(error))
+        self._fits = _Fits(task, self._end)
         rungs = (1,) if task.ladder is None else task.ladder.rungs
         #: Hears of the trials.
         self.loop = SweepLoop(
@@ -181,6 +181,14 @@ class SearchRun:
                 shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=sampler.size),
             )
         )
+
+    def _end(self, error: BaseException) -> None:
+        """Ends the search with an exception of a fit; fits that run are ended, too."""
+        trials = self.loop.trials
+        self.loop.fail(error)
+        for trial_id in trials.unfinished:
+            if trials.handle is not None:
+                trials.handle.stop(trial_id, now=True)
 
     def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> list[Evaluated]:
         """Evaluates the candidates; returns them in the order in which they were suggested.

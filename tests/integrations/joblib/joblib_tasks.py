@@ -122,3 +122,7 @@ def fail_to_begin() -> None:
 def warn_of(number: int) -> int:
     warnings.warn(f"number {number}", RuntimeWarning, stacklevel=1)
     return number
+
+
+def put(shared: Any, key: Any) -> None:
+    shared[key] = key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Iterator
@@ -75,3 +76,12 @@ def test_filters_of_warnings_hold_in_tasks(executor: FluidExecutor) -> None:
             warnings.simplefilter("error", RuntimeWarning)
             with pytest.raises(RuntimeWarning, match="number"):
                 joblib.Parallel()(calls)
+
+
+def test_proxies_of_a_manager_of_this_process_work_in_lanes(executor: FluidExecutor) -> None:
+    with multiprocessing.Manager() as manager:
+        shared = manager.dict()
+        options = {"initializer": tasks.put, "initargs": (shared, "begun")}
+        with joblib.parallel_config("fluid", n_jobs=2, executor=executor, **options):
+            joblib.Parallel()(joblib.delayed(tasks.put)(shared, number) for number in range(4))
+        assert dict(shared) == {number: number for number in ("begun", *range(4))}
