@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -186,6 +187,7 @@ class FluidExecutor(SessionDoor):
             chosen = options.make_backend(self.run_dir)
             undo.pop_all()
         self.metrics_address = self._attached.metrics_address
+        self._process = os.getpid()
         self._closing, self._close_lock = False, threading.RLock()  # Held while the session is closed.
         self._scopes = 0  # Sweeps that use it now: see executor_scope.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
@@ -358,7 +360,8 @@ class FluidExecutor(SessionDoor):
 
 # -- the executor in force ----------------------------------------------------------------------------------
 
-IN_FORCE: InForce[FluidExecutor] = InForce(lambda executor: executor._closing)
+#: In a process that was forked, none of its parent's are.
+IN_FORCE: InForce[FluidExecutor] = InForce(lambda executor: executor._closing or executor._process != os.getpid())
 
 
 def submit_trialgroup(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ class ExecutorSource:
         self._given = given
         self._options = dict(options)
         self._made: FluidExecutor | None = None
+        self._process = os.getpid()
 
     def get(self) -> FluidExecutor:
         """Returns the executor.
@@ -28,6 +30,9 @@ class ExecutorSource:
         Raises:
             InvalidFieldError: the options cannot be used.
         """
+        if self._process != os.getpid():  # It was forked: an executor of its parent runs nothing for it.
+            self._given = self._made = None
+            self._process = os.getpid()
         found = self._given or (None if self._options else executor_in_force())
         if found is not None:
             return found

@@ -89,7 +89,7 @@ LAYERS = (
     layer(17, "integrations.boosting"),
     layer(18, "integrations.xgboost", "xgboost numpy"),
     layer(18, "integrations.lightgbm", "lightgbm numpy sklearn"),
-    layer(17, "integrations.sklearn", "sklearn numpy"),
+    layer(17, "integrations.sklearn", "sklearn joblib numpy"),
     layer(17, "integrations.joblib", "joblib"),
     layer(17, "integrations.hydra", "hydra omegaconf"),
     layer(17, "integrations.comparing"),

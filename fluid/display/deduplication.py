@@ -10,6 +10,8 @@ from fluid.display.printed_lines import PrintedLine
 
 #: Words with numbers do not count where lines are compared: processes differ in them.
 _NUMBERS = re.compile(r"\d+|0x[0-9a-fA-F]+")
+#: Lines that tell of one piece of work each, such as scikit-learn's of a fit: they differ in numbers only.
+_OF_ONE_EACH = re.compile(r"\[CV\b")
 _WINDOW_S = 5.0
 _HINT = " (Equal lines of several trials are shown once, as by Ray; RAY_DEDUP_LOGS=0 shows all.)"
 
@@ -55,6 +57,8 @@ class Deduplicator:
             return True
         if self._skipped is not None and self._skipped.search(line.text):
             return False
+        if _OF_ONE_EACH.match(line.text):
+            return True
         words = " ".join(word for word in line.text.split() if not _NUMBERS.search(word))
         if not words:
             return True

@@ -48,6 +48,7 @@ class LaneOptions(NamedTuple):
         echo: whether the lane's own output receives what trials print, too, for the driver to show.
         launched_at: when its host launched it, on the machine's clock, seconds.
         reserved_bytes: of host memory, which another program may take, as Ray's object store.
+        authkey: the host's key of ``multiprocessing``, by which proxies of a manager of its process authenticate.
     """
 
     lane_id: int
@@ -73,6 +74,7 @@ class LaneOptions(NamedTuple):
     echo: bool = False
     launched_at: float = -math.inf
     reserved_bytes: float = 0.0
+    authkey: bytes = b""
 
 
 class Membership(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+from multiprocessing import current_process
 from typing import NoReturn
 
 from fluid.lane.channel import Connection
@@ -21,6 +22,8 @@ def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
     faulthandler.enable()
     dump_stacks_at_signal(options.run_folder, options.lane_id)
     set_shared_place(SharedPlace(options.payload_folders, options.reserved_bytes))
+    if options.authkey:
+        current_process().authkey = options.authkey
     inherit_trials()
     serve(connection, options, _end_with_group, ProcessExit())
     os._exit(0)

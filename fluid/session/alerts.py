@@ -39,6 +39,11 @@ class Alerts:
         #: (group, kind, class of the exception) of the failures that were told.
         self._told: set[tuple[str, str, str]] = set()
 
+    @property
+    def names_files(self) -> bool:
+        """Whether a warning has told where the log of a trial is."""
+        return bool(self._told)
+
     def look(self, commands: Iterable[Command]) -> None:
         """Warns of the first failure of each kind in a group, of trials that hang or end without a result, and of
         devices that are given up."""

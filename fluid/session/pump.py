@@ -143,6 +143,11 @@ class Pump:
         return None if trial is None else trial.group_id
 
     @property
+    def names_files(self) -> bool:
+        """Whether a warning has told where the log of a trial is."""
+        return self._alerts.names_files
+
+    @property
     def has_ended(self) -> bool:
         """Whether the pump was closed, or an error has ended it."""
         return self._closing or self._broken is not None

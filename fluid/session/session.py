@@ -311,6 +311,11 @@ class Session:
         """Whether the session was closed, or broke."""
         return self._pump.has_ended
 
+    @property
+    def names_files(self) -> bool:
+        """Whether a warning has told where the log of a trial is."""
+        return self._pump.names_files
+
     def require_open(self, what: str) -> None:
         """Refuses what would wait for trials that never end.
 

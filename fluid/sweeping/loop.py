@@ -103,6 +103,10 @@ class SweepLoop(TrialListener):
             self._asking.run_all()
         self._is_over = True
 
+    def fail(self, error: BaseException) -> None:
+        """Ends the sweep at once: :meth:`run` raises the error. Callbacks may call it."""
+        self._take(partial(self._fail, error))
+
     def _tell_open(self) -> None:
         self._asking.close()
         for trial in self.trials.by_number.values():

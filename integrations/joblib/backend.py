@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +41,12 @@ class FluidBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
             block of ``parallel_config`` is left.
         inner_max_num_threads: most threads of a worker; ``None``, the default, for those of a lane, one on a CPU.
         nesting_level: joblib's.
+        initializer: called in each process before its first task; ``None``, the default, for nothing.
+        initargs: its arguments.
         options: of the new executor, as for :class:`fluid.FluidExecutor`.
 
     Raises:
-        InvalidFieldError: ``executor`` is none, or comes with options of a new one.
+        InvalidFieldError: ``executor`` is none, or comes with options of a new one; or ``initializer`` is no function.
     """
 
     supports_retrieve_callback = True
@@ -56,9 +60,12 @@ class FluidBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
         *,
         inner_max_num_threads: int | None = None,
         nesting_level: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
         **options: Any,
     ) -> None:
         super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
+        _require_function(initializer)
         if executor is not None and not isinstance(executor, FluidExecutor):
             raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
         if executor is not None and options:
@@ -66,6 +73,7 @@ class FluidBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
             raise InvalidFieldError(name, value, "is an option of a new executor, and executor is given")
         self.parallel: Any = None
         self._executors = ExecutorSource(executor, options)
+        self._first = {"initializer": initializer, "initargs": initargs}
         self._settings: dict[str, Any] = {}
         #: Those of the call of ``Parallel`` that goes on; ``None`` until it submits.
         self._workers: Workers | None = None
@@ -73,10 +81,17 @@ class FluidBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
     # -- as of joblib 1.3 ------------------------------------------------------------------------------------
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Returns the number of workers for what a caller asks for: -1 stands for all devices."""
+        """Returns the number of workers for what a caller asks for: -1 stands for all devices, as ``None`` does."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
-        if n_jobs is None or in_trial():
+        if n_jobs is None:
+            n_jobs = self.default_n_jobs
+        if in_trial():
+            return 1
+        if multiprocessing.current_process().daemon:
+            if n_jobs != 1:
+                text = "Fluid-backed parallel loops cannot run in a process of multiprocessing, setting n_jobs=1"
+                warnings.warn(text, stacklevel=3)
             return 1
         return n_jobs if n_jobs > 0 else max(1, self._executors.get().max_devices + 1 + n_jobs)
 
@@ -87,7 +102,8 @@ class FluidBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
         workers = self.effective_n_jobs(n_jobs)
         if workers == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
-        self._settings = {"n_jobs": workers, **settings}
+        self._settings = {"n_jobs": workers, **self._first, **settings}
+        _require_function(self._settings["initializer"])
         self.parallel = parallel
         return workers
 
@@ -126,13 +142,23 @@ class FluidBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
             settings.get("max_nbytes", 1e6) if is_shared else None,
             settings.get("mmap_mode", "r"),
         )
-        return Workers(executor, settings["n_jobs"], self.inner_max_num_threads, pickler)
+        config: dict[str, Any] = {} if self.inner_max_num_threads is None else {"threads": self.inner_max_num_threads}
+        if settings["initializer"] is not None:
+            config["initializer"] = pickler.dumps((settings["initializer"], tuple(settings["initargs"])))
+        return Workers(executor, settings["n_jobs"], config, pickler)
 
     def _sibling(self) -> FluidBackend:
         """Another backend on the same executor, for a call while one goes on."""
-        sibling = FluidBackend(inner_max_num_threads=self.inner_max_num_threads, nesting_level=self.nesting_level)
+        sibling = FluidBackend(
+            inner_max_num_threads=self.inner_max_num_threads, nesting_level=self.nesting_level, **self._first
+        )
         sibling._executors = self._executors
         return sibling
+
+
+def _require_function(initializer: Any) -> None:
+    if initializer is not None and not callable(initializer):
+        raise InvalidFieldError("initializer", initializer, "must be a function")
 
 
 def register() -> None:

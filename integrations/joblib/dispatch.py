@@ -8,7 +8,7 @@ import pickle
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -99,17 +99,17 @@ class Workers(TrialListener):
     Args:
         executor: runs the workers.
         number: most workers at a time.
-        threads: most CPU threads of a worker; ``None`` for those of a lane.
+        config: of each worker; see :func:`fluid.integrations.joblib.worker.work`.
         pickler: pickles the batches; closed with the workers.
     """
 
     #: The caller gets them as exceptions.
     tells_failures = True
 
-    def __init__(self, executor: FluidExecutor, number: int, threads: int | None, pickler: TaskPickler) -> None:
+    def __init__(self, executor: FluidExecutor, number: int, config: Mapping[str, Any], pickler: TaskPickler) -> None:
         self._executor = executor
         self._number = number
-        self._threads = threads
+        self._config = config
         self._pickler = pickler
         self._name = f"joblib-{next(_calls)}"
         self._numbers = itertools.count(1)
@@ -204,14 +204,13 @@ class Workers(TrialListener):
         return trial_id
 
     def _worker(self, trial_id: str) -> Trial:
-        config = {} if self._threads is None else {"threads": self._threads}
         return Trial(
             work,
-            config,
+            self._config,
             trial_id=trial_id,
             profile_key=self._name,
             iteration_timeout_s=None,
-            threads=self._threads,
+            threads=self._config.get("threads"),
             isolation=self._executor.isolating.of_sharing_sweep,  # As joblib's processes, which run several tasks.
         )
 

@@ -22,6 +22,10 @@ with try_import("joblib", extra="joblib") as _imports:
     from joblib.externals.loky.backend.reduction import dumps
 
 
+#: The initializer that this process has called last, pickled with its arguments.
+_initialized = b""
+
+
 class TaskError(NamedTuple):
     """Why a batch has no results.
 
@@ -38,9 +42,14 @@ def work(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Runs batches until the driver has no more; the metrics say how many tasks those were.
 
     Args:
-        config: ``threads``: most threads of BLAS and OpenMP; without it, those of the lane.
+        config: ``threads``: most threads of BLAS and OpenMP; without it, those of the lane. ``initializer``: a
+            function and its arguments, pickled; without it, none.
+
+    Raises:
+        Exception: what the initializer raised.
     """
     _imports.check()
+    _initialize(config.get("initializer", b""))
     link, clock = driver_link(), MonotonicClock()
     _, reducers = get_memmapping_reducers()
     batches, seconds = 0, 0.0
@@ -53,6 +62,15 @@ def work(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
             batch = None  # Its arrays are freed while the driver is asked.
             batch = link.ask(outcome)
     yield {"batches": batches, "seconds": seconds}
+
+
+def _initialize(pickled: bytes) -> None:
+    """Calls an initializer, unless it is the one that this process has called last."""
+    global _initialized
+    if pickled and pickled != _initialized:
+        function, arguments = pickle.loads(pickled)
+        function(*arguments)
+        _initialized = pickled
 
 
 def _run(batch: bytes, reducers: dict[type, Any]) -> bytes:

@@ -98,14 +98,22 @@ def sample_of(space: Any, samples: int | None, default: int, random_state: Any) 
     return list(ParameterSampler(parts, number, random_state=random_state))
 
 
-def tpe_sampler(space: Any, random_state: Any) -> Sampler:
-    """Returns the sampler of ``algorithm="tpe"``; distributions of SciPy become those of Fluid."""
+def tpe_sampler(space: Any, random_state: Any, points: Sequence[Mapping[str, Any]] = ()) -> Sampler:
+    """Returns the sampler of ``algorithm="tpe"``; distributions of SciPy become those of Fluid.
+
+    Args:
+        space: the space.
+        random_state: of scikit-learn.
+        points: candidates that it suggests first.
+    """
+    if callable(space) and points:
+        raise InvalidFieldError("resume", True, "cannot be with TPE on a function of an Optuna trial")
     if not callable(space):
         parts = _dicts(space)
         if len(parts) > 1:
             raise InvalidFieldError("space", space, "is a list of dicts; TPE needs one dict, or a function of a trial")
         space = {name: _domain(name, value) for name, value in parts[0].items()}
-    return make_sampler("tpe", make_space(space), modes=("max",), seed=seed_of(random_state))
+    return make_sampler("tpe", make_space(space), modes=("max",), seed=seed_of(random_state), points=points)
 
 
 def seed_of(random_state: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +14,25 @@ from sklearn.base import clone
 
 from fluid._clock import MonotonicClock
 from fluid.integrations.sklearn import private_api
+from fluid.integrations.sklearn.fit_callbacks import LaneCallbacks
+from fluid.integrations.sklearn.fit_warnings import FitWarning, recorded
 from fluid.integrations.sklearn.resources import Ladder, SteppedFit
+from fluid.trainables.driver_link import driver_link
 from fluid.trainables.exception_pickle import dump_exception
 
-#: The metric of a trial: the mean test score of its folds. A trial that leaves it out ends the search.
+#: The metric of a trial: the mean test score of its candidate's folds.
+#: Of a candidate whose folds are trials of their own, the last one to end reports it, and the others NaN.
 SCORE = "score"
 #: Further entries of its metrics: the fits, as scikit-learn's ``_fit_and_score`` returns them; the resource used.
 FITS, AMOUNT = "fits", "n_resources"
+#: The warnings of an iteration, if there are any: :class:`~fluid.integrations.sklearn.fit_warnings.FitWarning` each.
+WARNINGS = "warnings"
 #: An exception that ends the search: pickled, or ``None`` where that is not possible, and its traceback.
 ERROR, TRACEBACK = "error", "traceback"
 #: Entries of a config besides the parameters; no parameter has a name with a space.
 ROW, FOLD = "cv_results_ row", "cv fold"
+#: An entry of the config of a search that can be resumed: which data and folds it is on.
+DATA = "data and folds"
 _CLOCK = MonotonicClock()
 
 
@@ -45,6 +54,7 @@ class SearchTask:
         verbose: how much is printed.
         settings: scikit-learn's, as in the driver.
         ladder: how candidates train step by step; ``None`` to fit them at once.
+        callbacks: scikit-learn's, called as candidates are fitted at once; ``None`` for none.
     """
 
     estimator: Any
@@ -60,6 +70,7 @@ class SearchTask:
     verbose: int
     settings: Mapping[str, Any] = field(repr=False)
     ladder: Ladder | None
+    callbacks: LaneCallbacks | None = field(repr=False, default=None)
 
 
 def evaluate(task: SearchTask, _uses: Any, config: dict[str, Any]) -> dict[str, Any]:
@@ -71,12 +82,16 @@ def evaluate(task: SearchTask, _uses: Any, config: dict[str, Any]) -> dict[str, 
         config: of the trial: all folds, or that one which it names.
     """
     params, folds = _parts(task, config)
+    found: list[FitWarning] = []
     try:
-        with config_context(**task.settings):
-            fits = [_fit(task, params, fold) for fold in folds]
+        with _as_in_driver(task, found):
+            fits = [_fit(task, params, fold, config[ROW]) for fold in folds]
     except Exception as error:
-        return _report(error)
-    return {SCORE: _mean(task, fits), FITS: fits}
+        return _report(error, found)
+    score = mean_score(task, fits)
+    if FOLD in config:
+        score = driver_link().ask((config[ROW], config[FOLD], score))
+    return {SCORE: score, FITS: fits, **_told(found)}
 
 
 def train(task: SearchTask, _uses: Any, config: dict[str, Any], state: Any) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -92,13 +107,15 @@ def train(task: SearchTask, _uses: Any, config: dict[str, Any], state: Any) -> I
     params, numbers = _parts(task, config)
     done, folds = state or (0, [Fold(task, params, number) for number in numbers])
     for iteration in range(done, len(task.ladder.shares)):
+        found: list[FitWarning] = []
         try:
-            with config_context(**task.settings):
+            with _as_in_driver(task, found):
                 fits = [fold.advance(task, iteration) for fold in folds]
         except Exception as error:
-            yield _report(error), (iteration, folds)
+            yield _report(error, found), (iteration, folds)
             return
-        metrics = {SCORE: _mean(task, fits), FITS: fits, AMOUNT: max(fold.amount for fold in folds)}
+        amount = max(fold.amount for fold in folds)
+        metrics = {SCORE: mean_score(task, fits), FITS: fits, AMOUNT: amount, **_told(found)}
         failed = any(fit["fit_error"] is not None for fit in fits)
         yield {**metrics, "done": True} if failed else metrics, (iteration + 1, folds)
 
@@ -172,14 +189,26 @@ class Fold:
         return private_api.score(estimator, X, y, task.scorer, params, task.error_score)
 
 
+@contextlib.contextmanager
+def _as_in_driver(task: SearchTask, found: list[FitWarning]) -> Iterator[None]:
+    """Code of a block has the driver's settings of scikit-learn; its warnings are added to a list."""
+    with config_context(**task.settings), recorded(found):
+        yield
+
+
+def parameters_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of the estimator in a trial's config."""
+    return {name: value for name, value in config.items() if name not in (ROW, FOLD, DATA)}
+
+
 def _parts(task: SearchTask, config: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
     """Returns the parameters of a trial, and its folds."""
-    params = {name: value for name, value in config.items() if name not in (ROW, FOLD)}
-    return params, [config[FOLD]] if FOLD in config else range(len(task.splits))
+    return parameters_of(config), [config[FOLD]] if FOLD in config else range(len(task.splits))
 
 
-def _fit(task: SearchTask, params: dict[str, Any], fold: int) -> dict[str, Any]:
+def _fit(task: SearchTask, params: dict[str, Any], fold: int, row: int) -> dict[str, Any]:
     train, test = task.splits[fold]
+    callbacks = task.callbacks
     return private_api.fit_and_score(
         clone(task.estimator),
         task.X,
@@ -194,10 +223,12 @@ def _fit(task: SearchTask, params: dict[str, Any], fold: int) -> dict[str, Any]:
         error_score=task.error_score,
         verbose=task.verbose,
         split_progress=(fold, len(task.splits)),
+        **({} if callbacks is None else callbacks.of_fit(row * len(task.splits) + fold)),
     )
 
 
-def _mean(task: SearchTask, fits: Sequence[Mapping[str, Any]]) -> float:
+def mean_score(task: SearchTask, fits: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the mean test score of fits, of the metric that candidates are compared by."""
     return float(np.mean([_value(task, fit["test_scores"]) for fit in fits]))
 
 
@@ -207,5 +238,9 @@ def _value(task: SearchTask, scores: Any) -> float:
     return float(scores[task.metric] if task.metric in scores else next(iter(scores.values())))
 
 
-def _report(error: Exception) -> dict[str, Any]:
-    return {ERROR: dump_exception(error), TRACEBACK: traceback.format_exc(), "done": True}
+def _told(found: list[FitWarning]) -> dict[str, Any]:
+    return {WARNINGS: found} if found else {}
+
+
+def _report(error: Exception, found: list[FitWarning]) -> dict[str, Any]:
+    return {ERROR: dump_exception(error), TRACEBACK: traceback.format_exc(), **_told(found), "done": True}

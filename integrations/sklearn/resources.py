@@ -7,16 +7,17 @@ as much as its trees are many.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import numbers
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn import get_config
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.pipeline import Pipeline
 
@@ -42,7 +43,7 @@ class Ladder:
         shares: of the whole resource after each iteration; the last one is 1.
         rungs: iterations at which candidates are compared; the last one is ``len(shares)``.
         epochs: passes over the data in all, with ``partial_fit``.
-        seed: of the order in which samples are added.
+        seed: of the order in which samples are added; see :func:`sample_order`.
     """
 
     resource: str
@@ -57,25 +58,45 @@ def last_step(estimator: Any) -> Any:
     return estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
 
 
-def resource_of(estimator: Any, resource: Any) -> str:
+def estimators_of(template: Any, candidates: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Returns the estimators that candidates make of one: it, or others where they replace it or steps of it."""
+    found: dict[Any, Any] = {}
+    for params in candidates:
+        replaced = {name: value for name, value in params.items() if hasattr(value, "fit")}
+        key = tuple((name, id(value)) for name, value in replaced.items())
+        if key not in found:
+            with contextlib.suppress(Exception):  # The fits of this candidate fail, and say so.
+                found[key] = clone(template).set_params(**replaced)
+    return list(found.values()) or [template]
+
+
+def resource_of(estimators: Sequence[Any], resource: Any) -> str:
     """Returns the resource that ``"auto"`` stands for, or the one that was given.
 
+    Args:
+        estimators: of the candidates; all get the same resource.
+        resource: as given.
+
     Raises:
-        InvalidFieldError: the estimator does not have it.
+        InvalidFieldError: one of the estimators does not have it.
     """
-    last = last_step(estimator)
-    parameters = last.get_params(deep=False) if hasattr(last, "get_params") else {}
+    last_steps = [last_step(estimator) for estimator in estimators]
     if resource == "auto":
-        if hasattr(last, "partial_fit"):
-            return PARTIAL_FIT
-        warm = [name for name in _PARAMETERS if name in parameters and "warm_start" in parameters]
-        return warm[0] if warm else SAMPLES
-    kind = type(last).__name__
-    if resource == PARTIAL_FIT and not hasattr(last, "partial_fit"):
-        raise InvalidFieldError("resource", resource, f"{kind} has no partial_fit")
-    if resource not in (PARTIAL_FIT, SAMPLES) and not {resource, "warm_start"} <= set(parameters):
-        raise InvalidFieldError("resource", resource, f"{kind} has no such parameter that a warm start could raise")
+        return next(
+            (name for name in (PARTIAL_FIT, *_PARAMETERS) if all(_has(step, name) for step in last_steps)), SAMPLES
+        )
+    for step in last_steps:
+        if resource != SAMPLES and not _has(step, resource):
+            lacks = "no partial_fit" if resource == PARTIAL_FIT else "no such parameter that a warm start could raise"
+            raise InvalidFieldError("resource", resource, f"{type(step).__name__} has {lacks}")
     return str(resource)
+
+
+def _has(estimator: Any, resource: str) -> bool:
+    if resource == PARTIAL_FIT:
+        return hasattr(estimator, "partial_fit")
+    parameters = estimator.get_params(deep=False) if hasattr(estimator, "get_params") else {}
+    return {resource, "warm_start"} <= set(parameters)
 
 
 def make_ladder(resource: str, *, budget: int, eta: int, min_budget: int, least_share: float, seed: int) -> Ladder:
@@ -132,7 +153,7 @@ class SteppedFit:
         """
         ladder, share = self._ladder, self._ladder.shares[iteration]
         if ladder.resource == SAMPLES:
-            self._fit_on(share, *read())
+            self._fit_on_samples(ladder.shares[iteration:], *read())
             return
         data = self._prepared or self._prepare(read())
         if ladder.resource == PARTIAL_FIT:
@@ -165,17 +186,55 @@ class SteppedFit:
         adds = name == "max_iter" and type(last).__name__ not in _TOTAL_ITERATIONS
         last.set_params(**{name: amount - self.amount if adds else amount, "warm_start": True})
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # It may be trained further.
+            if share < 1:  # It may be trained further.
+                warnings.simplefilter("ignore", ConvergenceWarning)
             _call(last.fit, X, y, params)
         self.amount = amount
 
-    def _fit_on(self, share: float, X: Any, y: Any, params: dict[str, Any]) -> None:
+    def _fit_on_samples(self, shares: Sequence[float], X: Any, y: Any, params: dict[str, Any]) -> None:
+        """Fits on the first share of the samples, or on the next one that the estimator can be fitted on."""
         rows = _rows(X)
-        self.amount = max(1, round(share * rows))
-        chosen = np.sort(np.random.default_rng(self._ladder.seed).permutation(rows)[: self.amount])
-        self.estimator = clone(self.estimator)
-        part_x, part_y = private_api.split(self.estimator, X, y, chosen)
-        _call(self.estimator.fit, part_x, part_y, private_api.method_params(X, params, chosen))
+        order, least = sample_order(y if is_classifier(self.estimator) else None, rows, self._ladder.seed)
+        for share in shares:
+            amount = max(least, round(share * rows))
+            if amount <= self.amount:  # It was needed for an earlier share.
+                return
+            chosen = np.sort(order[:amount])
+            estimator = clone(self.estimator)
+            part_x, part_y = private_api.split(estimator, X, y, chosen)
+            try:
+                _call(estimator.fit, part_x, part_y, private_api.method_params(X, params, chosen))
+            except Exception:
+                if share == shares[-1]:
+                    raise
+            else:
+                self.estimator, self.amount = estimator, amount
+                return
+
+
+def sample_order(labels: Any, rows: int, seed: int) -> tuple[Any, int]:
+    """Returns the order in which samples are added, and how many of them are the fewest to fit on.
+
+    Args:
+        labels: of the samples, one or several each: the fewest have each label, and further ones come in proportion to
+            the rows of labels; ``None`` for a random order.
+        rows: number of samples.
+        seed: of the order.
+    """
+    order = np.random.default_rng(seed).permutation(rows)
+    if labels is None:
+        return order, 1
+    table = np.asarray(labels.toarray() if hasattr(labels, "toarray") else labels).reshape(rows, -1)[order]
+    if table.dtype == object:
+        table = table.astype(str)
+    codes = [np.unique(column, return_inverse=True)[1] for column in table.T]
+    first = np.unique(np.concatenate([np.unique(column, return_index=True)[1] for column in codes]))
+    _, kinds, sizes = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True, return_counts=True)
+    by_kind = np.argsort(kinds.ravel(), kind="stable")
+    places = np.empty(rows)
+    places[by_kind] = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    places[first] = -1.0
+    return order[np.argsort(places, kind="stable")], len(first)
 
 
 def fit_on_all(estimator: Any, X: Any, y: Any, params: dict[str, Any], ladder: Ladder | None, iterations: int) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import numbers
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from sklearn.utils import indexable
 
 from fluid._clock import MonotonicClock
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.executor import FluidExecutor
+from fluid.executor import FluidExecutor, executor_in_force
 from fluid.integrations.sklearn import private_api
 from fluid.integrations.sklearn.candidates import (
     ListedCandidates,
@@ -25,15 +28,33 @@ from fluid.integrations.sklearn.candidates import (
     seed_of,
     tpe_sampler,
 )
-from fluid.integrations.sklearn.evaluation import SearchTask
-from fluid.integrations.sklearn.resources import PARTIAL_FIT, Ladder, fit_on_all, make_ladder, resource_of
-from fluid.integrations.sklearn.running import Evaluated, executor_for, run_search
+from fluid.integrations.sklearn.evaluation import DATA, FOLD, SearchTask, parameters_of
+from fluid.integrations.sklearn.fit_callbacks import FitCallbacks
+from fluid.integrations.sklearn.resources import (
+    PARTIAL_FIT,
+    Ladder,
+    estimators_of,
+    fit_on_all,
+    make_ladder,
+    resource_of,
+)
+from fluid.integrations.sklearn.running import (
+    Evaluated,
+    SearchRun,
+    earlier_search,
+    executor_for,
+    identity_of,
+    new_name,
+    resumed_executor,
+)
 from fluid.search.rungs import hyperband_shapes
+from fluid.sweeping.resuming import EarlierSweep
 from fluid.trial_fields import IterationTimeout
 
 #: Candidates where ``samples`` is not given: as many as RandomizedSearchCV tries, and more where most end early.
 _SAMPLES = {"random": 10, "tpe": 10, "asha": 64, "sha": 64}
 _HALVING = ("asha", "hyperband", "sha")
+_NO_FITS = "No fits were performed. Was the CV iterator empty? Were there no candidates?"
 #: Candidates for each device from which on a trial is a candidate, not a fold of one.
 _CANDIDATES_PER_DEVICE = 8
 
@@ -90,6 +111,10 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
             for all, -2 for all but one.
         executor: runs the trials, and stays open; ``None``, the default, for the one in force, or else one made for
             the fit. Clones share it, and pickles leave it out.
+        run_dir: folder of the executor that is made: it keeps the fits, for ``fluid report`` and for ``resume``.
+            ``None``, the default: one that is deleted; with ``verbose``, one in ``~/fluid_runs``.
+        resume: whether to go on with the search in ``run_dir``, if it has one, with the same arguments and data. The
+            ``random_state`` must be a number then, where candidates are drawn. ``False`` by default.
         random_state: of the candidates.
         error_score: as for ``RandomizedSearchCV``.
         return_train_score: as for ``RandomizedSearchCV``.
@@ -118,6 +143,8 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
             None,
         ],
         "executor": [FluidExecutor, None],
+        "run_dir": [str, Path, None],
+        "resume": ["boolean"],
         "random_state": ["random_state"],
         "iteration_timeout_s": [
             private_api.Interval(numbers.Real, 0, None, closed="neither"),
@@ -142,6 +169,8 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         refit: Any = True,
         n_jobs: int | None = None,
         executor: FluidExecutor | None = None,
+        run_dir: str | Path | None = None,
+        resume: bool = False,
         random_state: Any = None,
         error_score: Any = np.nan,
         return_train_score: bool = False,
@@ -161,6 +190,8 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         self.refit = refit
         self.n_jobs = n_jobs
         self.executor = executor
+        self.run_dir = run_dir
+        self.resume = resume
         self.random_state = random_state
         self.error_score = error_score
         self.return_train_score = return_train_score
@@ -193,17 +224,22 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
             ValueError: all fits failed.
             Exception: what a fit raised, with ``error_score="raise"``.
         """
+        self._check_folder()
         scorers, refit_metric = self._get_scorers()
         X, y = indexable(X, y)
-        routed = self._get_routed_params_for_fit(private_api.method_params(X, params))
-        with executor_for(self.executor, self.n_jobs, is_shown=self.verbose > 0) as executor:
-            cv = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-            self.n_splits_ = cv.get_n_splits(X, y, **routed.splitter.split)
-            task = self._task(X, y, _splits(cv, X, y, routed.splitter.split, self.n_splits_), scorers, routed)
-            found = self._search(task, executor)
+        params = private_api.method_params(X, params)
+        routed = self._get_routed_params_for_fit(params)
+        callbacks = FitCallbacks(self, X, y, params)
+        cv = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
+        self.n_splits_ = cv.get_n_splits(X, y, **routed.splitter.split)
+        splits = _splits(cv, X, y, routed.splitter.split, self.n_splits_)
+        if not splits:
+            raise ValueError(_NO_FITS)
+        task = self._task(X, y, splits, scorers, routed)
+        candidates = self._candidates(task)
+        task = replace(task, ladder=self._ladder(task, candidates or ()))
+        found = self._search(task, candidates, callbacks)
         fits = [fit for candidate in found for fit in candidate.fits]
-        if not fits:
-            raise ValueError("No fits were performed. Was the CV iterator empty? Were there no candidates?")
         private_api.complete_fits(fits, self.scoring, self.error_score)
         more = {} if task.ladder is None else {"n_resources": [candidate.amount for candidate in found]}
         results = self._format_results([dict(candidate.params) for candidate in found], self.n_splits_, fits, more)
@@ -217,9 +253,10 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
                 self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
             self.best_params_ = results["params"][self.best_index_]
         if self.refit:
-            self._refit(X, y, dict(routed.estimator.fit), task.ladder, found[self.best_index_])
+            self._refit(X, y, dict(routed.estimator.fit), task.ladder, callbacks, found[self.best_index_])
         self.scorer_ = scorers._scorers if isinstance(scorers, private_api.MultimetricScorer) else scorers
         self.cv_results_ = results
+        callbacks.end()
         return self
 
     def _task(self, X: Any, y: Any, splits: Sequence[tuple[Any, Any]], scorers: Any, routed: Any) -> SearchTask:
@@ -241,19 +278,20 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
             error_score=self.error_score,
             verbose=self.verbose,
             settings=get_config(),
-            ladder=self._ladder(y, min(len(train) for train, _ in splits)),
+            ladder=None,
         )
 
-    def _ladder(self, y: Any, rows: int) -> Ladder | None:
-        """Returns how candidates train step by step, on at least so many rows; ``None`` if they do not."""
+    def _ladder(self, task: SearchTask, candidates: Sequence[Mapping[str, Any]]) -> Ladder | None:
+        """Returns how candidates train step by step; ``None`` if they do not."""
         budget = require_integer("budget", self.budget, at_least=1)
         require_integer("min_budget", self.min_budget, at_least=1, at_most=budget)
         halves = self.algorithm in _HALVING
         if self.resource is None or (self.resource == "auto" and not halves):
             return None
-        resource = resource_of(self.estimator, self.resource)
+        resource = resource_of(estimators_of(self.estimator, candidates), self.resource)
+        rows = min(len(train) for train, _ in task.splits)
         # As HalvingRandomSearchCV has it.
-        least = self.n_splits_ * 2 * (len(np.unique(y)) if is_classifier(self.estimator) else 1)
+        least = self.n_splits_ * 2 * (len(np.unique(task.y)) if is_classifier(self.estimator) else 1)
         return make_ladder(
             resource,
             budget=budget,
@@ -263,36 +301,73 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
             seed=seed_of(self.random_state),
         )
 
-    def _search(self, task: SearchTask, executor: FluidExecutor) -> list[Evaluated]:
+    def _candidates(self, task: SearchTask) -> list[dict[str, Any]] | None:
+        """Returns all candidates; ``None`` if they are suggested one after another."""
         if self.algorithm == "tpe":
-            size = self.samples or _SAMPLES["tpe"]
-            sampler: Any = SampledCandidates(tpe_sampler(self.space, self.random_state), size)
-        else:
-            if self.algorithm == "grid":
-                candidates = grid_of(self.space)[: self.samples]
-            else:
-                candidates = sample_of(self.space, self.samples, self._default_samples(task), self.random_state)
-            is_whole = task.ladder is not None or len(candidates) >= _CANDIDATES_PER_DEVICE * executor.max_devices
-            size = len(candidates)
-            sampler = ListedCandidates(candidates, None if is_whole else self.n_splits_)
+            return None
+        if self.algorithm == "grid":
+            return grid_of(self.space)[: self.samples]
+        number = _SAMPLES.get(self.algorithm)
+        if number is None:
+            ladder = self._ladder(task, ())
+            rungs = (1,) if ladder is None else ladder.rungs
+            number = sum(shape.sizes[0] for shape in hyperband_shapes(rungs, self.eta))
+        return sample_of(self.space, self.samples, number, self.random_state)
+
+    def _search(
+        self, task: SearchTask, candidates: list[dict[str, Any]] | None, callbacks: FitCallbacks
+    ) -> list[Evaluated]:
+        size = (self.samples or _SAMPLES["tpe"]) if candidates is None else len(candidates)
         if self.verbose > 0:
             fits = f"totalling {size * self.n_splits_} fits"
             print(f"Fitting {self.n_splits_} folds for each of {size} candidates, {fits}")
-        if not sampler.size:
+        if not size:
             return []
-        name = type(self.estimator).__name__
-        limit, is_auto = self.iteration_timeout_s, self.iteration_timeout_s == "auto"
-        grows = task.ladder is not None and task.ladder.resource != PARTIAL_FIT  # From one iteration to the next.
-        options = {"iteration_timeout_s": None if grows and is_auto else limit}
-        return run_search(
-            task, sampler, algorithm=self.algorithm, eta=self.eta, executor=executor, name=name, trial_options=options
-        )
+        name = f"{type(self.estimator).__name__}-{self.algorithm}"
+        folder = self.run_dir
+        constants = {} if folder is None else {DATA: identity_of(task)}
+        earlier = earlier_search(folder, name, constants) if folder is not None and self.resume else None
+        with callbacks.fits(size * self.n_splits_) as in_lanes:
+            if task.ladder is None:
+                task = replace(task, callbacks=in_lanes)
+            make = partial(SearchRun, task, algorithm=self.algorithm, eta=self.eta, constants=constants)
+            if folder is not None and earlier is not None:
+                is_whole = FOLD not in earlier.trials[0].config
+                options = self._trial_options(task, "lane")
+                search = make(self._sampler(candidates, is_whole, earlier), name=name, trial_options=options)
+                with resumed_executor(folder, self.n_jobs, search, is_shown=self.verbose > 0) as executor:
+                    return search.run(executor, earlier)
+            with executor_for(self.executor, self.n_jobs, folder, is_shown=self.verbose > 0) as executor:
+                is_whole = task.ladder is not None or size >= _CANDIDATES_PER_DEVICE * executor.max_devices
+                options = self._trial_options(task, executor.isolating.of_sharing_sweep)
+                sampler = self._sampler(candidates, is_whole, None)
+                return make(sampler, name=new_name(name, executor), trial_options=options).run(executor)
 
-    def _default_samples(self, task: SearchTask) -> int:
-        if self.algorithm != "hyperband":
-            return _SAMPLES[self.algorithm]
-        rungs = (1,) if task.ladder is None else task.ladder.rungs
-        return sum(shape.sizes[0] for shape in hyperband_shapes(rungs, self.eta))
+    def _trial_options(self, task: SearchTask, isolation: str | None) -> dict[str, Any]:
+        """Fields of the trials: they share processes as joblib's tasks do, and whole fits have no limit of others."""
+        grows = task.ladder is not None and task.ladder.resource != PARTIAL_FIT  # From one iteration to the next.
+        limit = None if grows and self.iteration_timeout_s == "auto" else self.iteration_timeout_s
+        return {"isolation": isolation, "iteration_timeout_s": limit}
+
+    def _sampler(self, candidates: list[dict[str, Any]] | None, is_whole: bool, earlier: EarlierSweep | None) -> Any:
+        if candidates is not None:
+            return ListedCandidates(candidates, None if is_whole else self.n_splits_)
+        points = () if earlier is None else [parameters_of(trial.config) for trial in earlier.trials]
+        return SampledCandidates(tpe_sampler(self.space, self.random_state, points), self.samples or _SAMPLES["tpe"])
+
+    def _check_folder(self) -> None:
+        """Checks the arguments that say where the fits are kept, and whether a search goes on."""
+        if self.run_dir is not None and (self.executor or executor_in_force()) is not None:
+            raise InvalidFieldError(
+                "run_dir", self.run_dir, "is that of a new executor: pass it to the executor instead"
+            )
+        if not self.resume:
+            return
+        if self.run_dir is None:
+            raise InvalidFieldError("resume", True, "needs run_dir, the folder of the search")
+        if self.algorithm != "grid" and not isinstance(self.random_state, numbers.Integral):
+            reason = "must be a number with resume=True, so that the same candidates are drawn again"
+            raise InvalidFieldError("random_state", self.random_state, reason)
 
     def _best_index(self, results: Mapping[str, Any], refit_metric: Any, iterations: Sequence[int]) -> int:
         if callable(self.refit):
@@ -301,12 +376,15 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         furthest = np.flatnonzero(np.asarray(iterations) == max(iterations))
         return int(furthest[results[f"rank_test_{refit_metric}"][furthest].argmin()])
 
-    def _refit(self, X: Any, y: Any, params: dict[str, Any], ladder: Ladder | None, best: Evaluated) -> None:
+    def _refit(
+        self, X: Any, y: Any, params: dict[str, Any], ladder: Ladder | None, callbacks: FitCallbacks, best: Evaluated
+    ) -> None:
         self.best_estimator_ = clone(self.estimator).set_params(**clone(self.best_params_, safe=False))
         clock = MonotonicClock()
-        began = clock.now()
-        self.best_estimator_ = fit_on_all(self.best_estimator_, X, y, params, ladder, best.iterations)
-        self.refit_time_ = clock.now() - began
+        with callbacks.refit(self.best_estimator_):
+            began = clock.now()
+            self.best_estimator_ = fit_on_all(self.best_estimator_, X, y, params, ladder, best.iterations)
+            self.refit_time_ = clock.now() - began
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
 

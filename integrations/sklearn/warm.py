@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fluid.executor import FluidExecutor
@@ -23,26 +25,40 @@ IDLE_S = 60.0
 _MOST_FITS = 100
 
 
-@dataclass(eq=False)
 class _LentExecutor:
     """An executor, and what another fit must have in common to use it.
+
+    Args:
+        devices: number of CPU cores.
+        key: where its lanes can import from, and how many there are.
 
     Attributes:
         executor: the executor.
         folder: its run folder.
-        key: where its lanes can import from, how many there are, and whether they are shown.
+        key: as given.
         fits: that it has run.
     """
 
-    executor: FluidExecutor
-    folder: tempfile.TemporaryDirectory[str]
-    key: tuple[Any, ...]
-    fits: int = 0
+    def __init__(self, devices: int, key: tuple[Any, ...]) -> None:
+        self.key = key
+        self.fits = 0
+        self.folder = Path(tempfile.mkdtemp(prefix="fluid-search-"))
+        try:
+            cores = [Device(index) for index in range(devices)]
+            self.executor = FluidExecutor("local", cores, packing="off", run_dir=self.folder, verbose=0)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        #: Ends its processes, and deletes its files; at the end of the program at the latest.
+        self.close = weakref.finalize(self, _close, self.executor, self.folder, os.getpid())
 
-    def close(self) -> None:
-        """Ends its processes, and deletes its files."""
-        self.executor.close()
-        self.folder.cleanup()
+
+def _close(executor: FluidExecutor, folder: Path, process: int) -> None:
+    if os.getpid() != process:  # A forked process leaves its parent's alone.
+        return
+    executor.close()
+    if not executor.session.names_files:  # Else the user may want to read them.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class WarmExecutor:
@@ -54,32 +70,28 @@ class WarmExecutor:
         self._timer: threading.Timer | None = None
 
     @contextlib.contextmanager
-    def lend(self, devices: int, *, is_shown: bool) -> Iterator[FluidExecutor]:
+    def lend(self, devices: int) -> Iterator[FluidExecutor]:
         """Lends the executor that is kept, or a new one if it is lent or another one is needed.
 
         Args:
             devices: number of CPU cores.
-            is_shown: whether it shows progress and what trials print.
         """
-        key = (devices, is_shown, os.getpid(), os.getcwd(), *sys.path)
-        kept = self._take(key) or _make(devices, is_shown, key)
+        key = (devices, os.getpid(), os.getcwd(), *sys.path)
+        kept = self._take(key) or _LentExecutor(devices, key)
         try:
             yield kept.executor
         except BaseException:
             kept.close()
             raise
         kept.fits += 1
-        if is_shown:
-            kept.close()  # It says how the search ended.
-        else:
-            self._give_back(kept)
+        self._give_back(kept)
 
     def _take(self, key: tuple[Any, ...]) -> _LentExecutor | None:
         with self._lock:
             kept, self._idle = self._idle, None
             if self._timer is not None:
                 self._timer.cancel()
-        if kept is None or kept.key[2] != os.getpid():  # A forked process leaves its parent's alone.
+        if kept is None:
             return None
         if kept.key == key and kept.fits < _MOST_FITS and not kept.executor.closed:
             return kept
@@ -102,17 +114,6 @@ class WarmExecutor:
                 return
             self._idle = None
         kept.close()
-
-
-def _make(devices: int, is_shown: bool, key: tuple[Any, ...]) -> _LentExecutor:
-    folder = tempfile.TemporaryDirectory(prefix="fluid-search-", ignore_cleanup_errors=True)
-    try:
-        cores = [Device(index) for index in range(devices)]
-        executor = FluidExecutor("local", cores, packing="off", run_dir=folder.name, verbose=int(is_shown))
-    except BaseException:
-        folder.cleanup()
-        raise
-    return _LentExecutor(executor, folder, key)
 
 
 WARM = WarmExecutor()

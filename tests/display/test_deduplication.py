@@ -66,6 +66,13 @@ def test_the_environment() -> None:
     assert Deduplicator({"RAY_DEDUP_LOGS_AGG_WINDOW_S": "x", "RAY_DEDUP_LOGS_SKIP_REGEX": "("}).shows(line("a"), 0.0)
 
 
+def test_lines_of_fits_are_each_shown() -> None:
+    lines = Deduplicator({})
+    for pid, score in ((1, 0.25), (2, 0.5), (3, 0.75)):
+        assert lines.shows(line(f"[CV {pid}/3] END ..........C=1, score={score} total time= 0.1s", pid), 0.0)
+    assert lines.flush() == []
+
+
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(5))

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from multiprocessing import current_process
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
@@ -366,6 +367,7 @@ class Host:
             echo=self._output is not None,
             launched_at=self._clock.now(),
             reserved_bytes=self._settings.reserved_bytes,
+            authkey=bytes(current_process().authkey),
         )
         if self._output is not None:
             self._output.follow(lane_id)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,29 @@ def touch_and_wait(number: int, folder: str) -> None:
 
 def threads_of(number: int) -> str | None:
     return os.environ.get("OMP_NUM_THREADS")
+
+
+#: What initializers were called with in this process.
+begun: list[Any] = []
+
+
+def begin(value: Any, *more: Any) -> None:
+    begun.append(value)
+
+
+def begun_here(number: int) -> tuple[int, list[Any]]:
+    """This process, and what initializers were called with in it."""
+    return os.getpid(), list(begun)
+
+
+def fail_to_begin() -> None:
+    raise LookupError("no licence")
+
+
+def warn_of(number: int) -> int:
+    warnings.warn(f"number {number}", RuntimeWarning, stacklevel=1)
+    return number
+
+
+def put(shared: Any, key: Any) -> None:
+    shared[key] = key

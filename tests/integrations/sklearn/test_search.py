@@ -277,6 +277,47 @@ def test_an_argument_that_cannot_be_pickled_is_named(executor: FluidExecutor) ->
     assert "array(" not in str(refused.value)
 
 
+class NoFolds(GroupKFold):  # type: ignore[misc]
+    def get_n_splits(self, *data: Any, **params: Any) -> int:
+        return 0
+
+    def split(self, *data: Any, **params: Any) -> Any:
+        return iter(())
+
+
+@pytest.mark.parametrize("cv", [[], NoFolds(2)])
+@pytest.mark.parametrize("algorithm", ["grid", "asha", "tpe"])
+def test_a_splitter_without_folds_is_refused_as_by_grid_search_cv(algorithm: str, cv: Any) -> None:
+    space = {"max_depth": [1, 2]}
+    with pytest.raises(ValueError, match="No fits were performed. Was the CV iterator empty") as theirs:
+        GridSearchCV(TREE, space, cv=iter(cv) if cv == [] else cv).fit(X, Y)
+    with pytest.raises(ValueError, match="No fits were performed. Was the CV iterator empty") as ours:
+        FluidSearchCV(TREE, space, algorithm=algorithm, cv=iter(cv) if cv == [] else cv).fit(X, Y)
+    assert str(ours.value) == str(theirs.value)
+
+
+class Waits(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Fails with one value, and takes long with others."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def fit(self, x: Any, y: Any) -> Waits:
+        if self.value == 1:
+            raise ZeroDivisionError("one")
+        time.sleep(60)
+        return self
+
+
+def test_a_fit_that_is_to_end_the_search_ends_it_at_once(executor: FluidExecutor) -> None:
+    began = time.monotonic()
+    search = FluidSearchCV(Waits(), {"value": [1, 2, 3]}, algorithm="grid", cv=2, error_score="raise")
+    with pytest.raises(ZeroDivisionError, match="one"):
+        search.fit(X, Y)
+    assert FluidSearchCV(TREE, GRID, algorithm="grid", cv=2).fit(X, Y).best_score_ > 0.9  # Fits that ran were ended.
+    assert time.monotonic() - began < 50
+
+
 def test_bad_arguments_are_refused_at_fit() -> None:
     bad = {"algorithm": "anneal", "samples": 0, "budget": 0, "eta": 1, "space": 3, "executor": 3, "n_jobs": 0}
     for name, value in bad.items():

@@ -57,7 +57,7 @@ def passes(estimator: Any, x: Any, y: Any, number: int) -> Any:
     ],
 )
 def test_the_resource_follows_from_the_estimator(estimator: Any, resource: str) -> None:
-    assert resource_of(estimator, "auto") == resource
+    assert resource_of([estimator], "auto") == resource
 
 
 @pytest.mark.parametrize("resource", ["partial_fit", "n_estimators", "max_leaf_nodes"])
@@ -106,7 +106,7 @@ def test_those_that_fall_behind_stop_and_the_best_one_has_the_whole_budget(
 def test_a_candidate_that_was_raised_to_the_end_is_that_of_a_fit_at_once(
     estimator: Any, executor: FluidExecutor
 ) -> None:
-    name = resource_of(estimator, "auto")
+    name = resource_of([estimator], "auto")
     space = {"max_leaf_nodes": [2, 8]}
     search = FluidSearchCV(estimator, space, algorithm="sha", budget=9, cv=2).fit(X, Y)
     theirs = GridSearchCV(estimator, space, cv=2).fit(X, Y)

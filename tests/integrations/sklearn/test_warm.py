@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.frameworks("sklearn")
@@ -29,11 +27,11 @@ def test_the_executor_of_a_fit_stays_warm_for_a_while(monkeypatch: pytest.Monkey
     monkeypatch.setattr("fluid.integrations.sklearn.warm.IDLE_S", 0.01)
     search.fit(X, Y)
     assert kept.fits == 2
-    eventually(lambda: not Path(kept.folder.name).exists())
+    eventually(lambda: not kept.folder.exists())
     assert kept.executor.closed and WARM._idle is None
 
 
 def test_an_executor_whose_search_was_broken_off_is_closed() -> None:
-    with pytest.raises(ZeroDivisionError), WARM.lend(1, is_shown=False) as executor:
+    with pytest.raises(ZeroDivisionError), WARM.lend(1) as executor:
         1 / 0  # noqa: B018
     assert executor.closed and WARM._idle is None
