@@ -87,7 +87,6 @@ __all__ = [
     "labels_of",
     "make_quietly",
     "newest_checkpoint_index",
-    "read_configuration",
     "saves_when_asked",
     "search_of",
     "session_module",
@@ -395,10 +394,3 @@ def watches_every_result(controller: Any) -> bool:
     """Whether one result may end the experiment, so that the controller must be given one result per step."""
     harmless = (FunctionStopper, MaximumIterationStopper, NoopStopper, TimeoutStopper)
     return type(controller._stopper) not in harmless
-
-
-def read_configuration() -> None:
-    """Has Ray read its settings anew from the environment, which it did when it was imported."""
-    config = getattr(ray._raylet, "Config", None)
-    if config is not None:
-        config.initialize("")
