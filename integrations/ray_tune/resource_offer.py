@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 
+from typing import Any
+
 import ray
 
 from fluid.backends.hosts.folders import HERE
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.elastic_lane_trial import runs_elastic
-from fluid.integrations.ray_tune.private_api import Trial, environment_of_job, labels_of, threads_are_of_ray
+from fluid.integrations.ray_tune.private_api import (
+    Trial,
+    cluster_may_grow,
+    environment_of_job,
+    labels_of,
+    threads_are_of_ray,
+)
 from fluid.integrations.ray_tune.resource_requests import (
     CPU,
+    PRECISION,
     Offer,
     OfferedNode,
     TrialNeeds,
     needs_of,
     omp_threads,
+    refusal,
     stays_with_ray,
     trials_at_once,
     with_labels,
@@ -76,6 +86,25 @@ def offer_of(executor: FluidExecutor) -> Offer:
         omp_threads=omp_threads(environment_of_job(), {} if threads_are_of_ray() else os.environ),
         may_grow=executor.max_devices > len(devices),
     )
+
+
+def require_in_cluster(request: Any) -> None:
+    """Checks that Ray's cluster can give all bundles of a request at a time, as Ray would wait for them for ever.
+
+    Raises:
+        InvalidFieldError: it never can, and nothing says that it may grow.
+    """
+    if cluster_may_grow():
+        return
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name, wanted in request.required_resources.items():
+        there = sum(node.get(name, 0.0) for node in nodes)
+        if wanted > there + PRECISION:
+            reason = f"its {len(request.bundles)} bundles need {wanted:g} {name} in all, and Ray's cluster has {there:g}"
+            raise refusal(request.required_resources, reason)
+    for bundle in request.bundles:
+        if not any(all(node.get(name, 0.0) + PRECISION >= bundle[name] for name in bundle) for node in nodes):
+            raise refusal(request.required_resources, f"no node of Ray's cluster has all of its bundle {bundle}")
 
 
 def _nodes() -> list[OfferedNode]:

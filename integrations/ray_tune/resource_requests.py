@@ -26,7 +26,7 @@ _DEFAULT = {CPU: 1.0}
 #: Begins the names of resources that are models of GPUs.
 _MODEL = "accelerator_type:"
 #: Amounts are compared up to the precision of Ray's.
-_PRECISION = 1e-4
+PRECISION = 1e-4
 
 
 class TrialNeeds(NamedTuple):
@@ -150,7 +150,7 @@ def trials_at_once(needs: TrialNeeds, devices: int) -> int:
     if needs.devices is None:
         return devices
     if needs.devices < 1.0:
-        return devices * math.floor(1.0 / needs.devices + _PRECISION)
+        return devices * math.floor(1.0 / needs.devices + PRECISION)
     return max(1, devices // int(needs.devices))
 
 
@@ -178,7 +178,7 @@ def _requires(request: Mapping[str, float], offer: Offer) -> Requires | None:
             fields["model"] = model
         elif any(name in device.tags for device in offer.devices):
             tags.append(name)
-        elif having := {node.host for node in offer.nodes if node.resources.get(name, 0.0) + _PRECISION >= amount}:
+        elif having := {node.host for node in offer.nodes if node.resources.get(name, 0.0) + PRECISION >= amount}:
             hosts = hosts & having
         elif not offer.may_grow:
             raise refusal(request, offer.shortage(name))
