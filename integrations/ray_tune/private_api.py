@@ -87,6 +87,7 @@ __all__ = [
     "labels_of",
     "make_quietly",
     "newest_checkpoint_index",
+    "requested_for_sweep",
     "saves_when_asked",
     "search_of",
     "session_module",
@@ -310,6 +311,11 @@ def labels_of(request: Any) -> dict[str, str]:
     """Returns the labels that the node of a request's only bundle must have; in older releases there are none."""
     selectors = request._bound.arguments.get("bundle_label_selector") or [{}]
     return dict(selectors[0])
+
+
+def requested_for_sweep(trial: Trial) -> bool:
+    """Whether the sweep of a trial was given its resources, as ``resources_per_trial``."""
+    return trial._default_placement_group_factory is not None
 
 
 def environment_of_job() -> dict[str, str]:

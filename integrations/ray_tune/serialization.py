@@ -1,7 +1,7 @@
 """Pickles Tune's trainables and their arguments for lanes, which are no workers of Ray.
 
 A pickle may hold references to Ray's object store: ``tune.with_parameters`` makes them, and users may; and users may
-give handles of actors. A lane joins the driver's cluster when it unpickles the first of them, or when its code uses Ray;
+give handles of actors. A lane joins the driver's cluster when it unpickles the first of them, or its code uses Ray;
 other lanes never do.
 
 All processes of a node map the NumPy arrays and Arrow tables of the object store, but each trial gets a copy of its

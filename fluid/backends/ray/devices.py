@@ -208,7 +208,7 @@ class RayDevices:
                 self._pending.ask(total, len(self._slots))
 
     def give_back(self, index: int) -> None:
-        """Gives Ray a device back, by a call to Ray, as soon as all of its group are given back. Its lanes must have ended.
+        """Gives Ray a device back, by a call to Ray, once all of its group are given back. Its lanes must have ended.
 
         Raises:
             InvalidFieldError: there is no such device.

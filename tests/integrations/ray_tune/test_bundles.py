@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import eventually
 
 pytest.importorskip("ray")
 import ray
@@ -43,6 +42,11 @@ def train(config: dict[str, Any]) -> None:
     tune.report({"n": ray.get(square.remote(x)) if config["bundles"] > 1 else x * x})
 
 
+def train_by_config(config: dict[str, Any]) -> None:
+    """The same; requests are kept with a function."""
+    train(config)
+
+
 def by_config(config: dict[str, Any]) -> tune.PlacementGroupFactory:
     return TWO if config["bundles"] > 1 else tune.PlacementGroupFactory([{"CPU": 1}])
 
@@ -58,13 +62,15 @@ def test_trials_of_several_bundles_have_the_devices_of_the_session_meanwhile(run
     assert run.executor.max_devices == 2
     group = TrialGroup([Trial(count, {}, budget=3) for _ in range(2)])
     assert len(list(run.executor.submit_trialgroup(group).results())) == 6
+    from waiting import eventually  # Ray's workers import this module, and do not find that one.
+
     eventually(lambda: len(run.executor.devices) == 2)
 
 
 def test_they_take_turns_with_other_trials(run: Any) -> None:
     other = run.executor.submit_trialgroup(TrialGroup([Trial(count, {}, budget=3) for _ in range(4)]))
     config = {"x": tune.grid_search([2, 3]), "bundles": tune.grid_search([1, 2])}
-    done = run(tune.with_resources(train, by_config), config=config)
+    done = run(tune.with_resources(train_by_config, by_config), config=config)
     assert [trial.status for trial in done.trials] == ["TERMINATED"] * 4
     assert sorted(trial.last_result["n"] for trial in done.trials) == [4, 4, 9, 9]
     assert len(list(other.results())) == 12

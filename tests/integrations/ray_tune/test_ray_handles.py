@@ -1,4 +1,4 @@
-"""Handles of Ray's actors and references to its objects in configs and closures, in processes that have not used Ray."""
+"""Handles of Ray's actors and references to its objects in configs and closures, in processes new to Ray."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def adds(handle: Any, how: str) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize("how", ["config", "closure", "pool", "queue", "name"])
-def test_each_trial_of_a_sweep_reaches_the_actor(
-    how: str, counter: Any, fresh: FluidExecutor, tmp_path: Path
-) -> None:
+def test_each_trial_of_a_sweep_reaches_the_actor(how: str, counter: Any, fresh: FluidExecutor, tmp_path: Path) -> None:
     given: Any = counter
     if how == "queue":
         given = Queue(actor_options={"num_cpus": 0})
