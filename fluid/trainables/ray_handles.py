@@ -62,7 +62,7 @@ class RayCluster(NamedTuple):
 
     def be_default(self) -> None:
         """Makes it the cluster that this process joins where its code uses Ray first, or calls ``ray.init()``."""
-        ray = importlib.import_module("ray")
+        ray: Any = importlib.import_module("ray")
         os.environ["RAY_ADDRESS"] = self.address
         init = getattr(ray.init, _ORIGINAL, ray.init)
 
