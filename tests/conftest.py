@@ -271,7 +271,7 @@ def lean_lanes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """The address of a Ray cluster of two cores, which a module connects to and disconnects from.
+    """The address of a Ray cluster of two cores and one ``seat``, which a module connects to and disconnects from.
 
     Its start takes seconds of both cores, so all modules that run in one process share it.
     """
@@ -284,7 +284,9 @@ def ray_cluster() -> Iterator[str]:
         # Ray's workers are no children of this process: they inherit from the cluster's processes.
         patch.setenv("PYTHONPATH", os.pathsep.join(str(folder) for folder in folders if folder))
         patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"seat": 1}, "include_dashboard": False}
+        )
     yield cluster.address
     cluster.shutdown()
 

@@ -188,6 +188,16 @@ class ScalableBackend(Backend, Protocol):
 
 
 @runtime_checkable
+class LendingBackend(ScalableBackend, Protocol):
+    """A scalable backend whose devices are those of a cluster, which others can use once all are given back."""
+
+    @property
+    def can_lend(self) -> bool:
+        """Whether :meth:`give_back` takes any device, so that all can be given back."""
+        ...
+
+
+@runtime_checkable
 class MeasuredBackend(Backend, Protocol):
     """A backend whose lanes all run on the driver's machine."""
 

@@ -53,7 +53,7 @@ class DeviceScaling:
     @property
     def most(self) -> int:
         """Most devices that the session may come to hold."""
-        if self.sizing.rules:
+        if self.sizing.rules or self.sizing.held.are_missing:
             return self.sizing.held.most
         return len(self._state.occupancy) if self._autoscaler is None else self._autoscaler.most
 
@@ -72,6 +72,6 @@ class DeviceScaling:
     def act(self, now: float) -> float | None:
         """Asks for devices and gives some back; returns when to be called again at the latest, if ever."""
         at = self.sizing.act(now)
-        if self._autoscaler is None or self.sizing.rules:
+        if self._autoscaler is None or self.sizing.rules or self.sizing.held.are_lent:
             return at
         return earlier(at, self._autoscaler.act(now))

@@ -6,15 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from statistics import median_low
 
-from fluid.backends.base import Backend, ScalableBackend
+from fluid._logs import logger_of
+from fluid.backends.base import Backend, LendingBackend, ScalableBackend
 from fluid.engine.commands import Command, NoteDeviceLost
-from fluid.engine.events import DeviceAdded, Event
+from fluid.engine.events import DeviceAdded, DeviceDraining, Event
 from fluid.engine.records import TrialRecord
 from fluid.engine.retiring import DeviceRetained, DeviceRetiring
 from fluid.engine.state import EngineState
 
 #: Latest provisions of devices of which the median is expected of the next one.
 _PROVISIONS = 9
+#: Seconds for trials to leave devices that are lent. Those that cannot be saved end there.
+_LEAVE_S = 86_400.0
+_log = logger_of(__name__)
 
 
 class HeldDevices:
@@ -27,10 +31,12 @@ class HeldDevices:
 
     Attributes:
         asked: devices that were asked for here and have not come.
+        are_lent: whether all devices are given back, or about to be, so that others can use them for a while.
     """
 
     def __init__(self, state: EngineState, backend: Backend, handle: Callable[[Event], None]) -> None:
         self.asked = 0
+        self.are_lent = False
         self._state = state
         self._backend = backend
         self._scales: ScalableBackend | None = backend if isinstance(backend, ScalableBackend) else None
@@ -59,6 +65,11 @@ class HeldDevices:
         autoscale = 0 if self._scales is None else self._scales.scaling_limits.autoscale or 0
         known = len(self._state.occupancy.devices) + self._given_back
         return max(1, autoscale, known or self._first)
+
+    @property
+    def are_missing(self) -> bool:
+        """Whether devices were given back that can be had again, or are about to be."""
+        return self.are_lent or self._given_back > 0
 
     @property
     def provision_s(self) -> float:
@@ -98,6 +109,8 @@ class HeldDevices:
             wanted: how many.
             interrupts: whether devices that run trials may retire, too, rather than idle ones only.
         """
+        if self.are_lent:
+            return
         if self._given_back and self._state.retirements.some_wait_for_others():
             wanted = self.most  # A trial waits for devices of a kind that may be among those given back.
         held = len(self._state.occupancy)
@@ -113,6 +126,32 @@ class HeldDevices:
     def restore(self) -> None:
         """Holds as many devices again as the session began with."""
         self.hold(max(self._first, len(self._state.occupancy)))
+
+    def lend(self) -> bool:
+        """Gives all devices back until :meth:`reclaim`; their trials are saved, and wait.
+
+        Returns:
+            Whether others can use what this backend gives back.
+        """
+        if not (isinstance(self._backend, LendingBackend) and self._backend.can_lend):
+            return False
+        if not self.are_lent:
+            self._ask(0)
+            self.are_lent = True
+            devices = [device.index for device in self._state.occupancy.devices]
+            self._state.set_most_devices(max(self._state.most_devices, self.most))
+            self._retiring.update(devices)
+            for device in devices:
+                now = self._backend.now()
+                self._handle(DeviceDraining(now, device, now + _LEAVE_S))
+            _log.info("all %d devices are given back for a while, for others in the cluster", len(devices))
+        return True
+
+    def reclaim(self) -> None:
+        """Takes as many devices again as there were before :meth:`lend`."""
+        if self.are_lent:
+            self.are_lent = False
+            self.hold(self.most)
 
     def withdraw(self) -> None:
         """Asks for no device any more."""

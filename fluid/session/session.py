@@ -196,6 +196,18 @@ class Session:
 
         self._pump.act(remove)
 
+    def lend_devices(self) -> bool:
+        """Gives all devices back to the cluster until they are reclaimed; trials wait meanwhile.
+
+        Returns:
+            Whether the backend has its devices from a cluster.
+        """
+        return self._pump.act(lambda: self._pump.scaling.sizing.held.lend())
+
+    def reclaim_devices(self) -> None:
+        """Asks for the devices again that were lent; each takes trials as it comes."""
+        self._pump.act(lambda: self._pump.scaling.sizing.held.reclaim())
+
     def drain(self, device_id: int | None, deadline_s: float) -> tuple[str, ...]:
         """Drains a device, or the whole session where that is ``None``; returns ids of trials that were not saved."""
         with self.waits.waiting("a drain"):

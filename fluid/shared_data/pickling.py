@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from fluid.trainables.ray_handles import reduce_handle
+
 
 class Pickled(NamedTuple):
     """A pickled value.
@@ -28,16 +30,11 @@ class Pickled(NamedTuple):
     is_writable: tuple[bool, ...]
 
 
-def dump_shared(value: Any, pickler_class: type[SharedPickler] | None = None) -> Pickled:
-    """Pickles a value; the buffers are views of its memory, not copies, wherever that is contiguous.
-
-    Args:
-        value: the value.
-        pickler_class: does it; ``None`` for :class:`SharedPickler`.
-    """
+def dump_shared(value: Any) -> Pickled:
+    """Pickles a value; the buffers are views of its memory, not copies, wherever that is contiguous."""
     file = BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    pickler = (pickler_class or SharedPickler)(file, buffers)
+    pickler = SharedPickler(file, buffers)
     pickler.dump(value)
     writable = tuple(id(buffer) in pickler.writable for buffer in buffers)
     return Pickled(file.getbuffer(), tuple(buffer.raw() for buffer in buffers), writable)
@@ -59,7 +56,7 @@ class SharedPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         numpy: Any = sys.modules.get("numpy")
         torch: Any = sys.modules.get("torch")
-        reduced: Any = NotImplemented
+        reduced = reduce_handle(obj)
         if numpy is not None and type(obj) in (numpy.ndarray, getattr(numpy, "memmap", None)):
             reduced = _reduce_array(numpy, obj)
         elif hasattr(torch, "UntypedStorage"):  # Not in a module that is being imported.

@@ -17,6 +17,8 @@ from typing import Any
 
 import cloudpickle
 
+from fluid.trainables.ray_handles import reduce_handle
+
 MAIN = "__main__"
 #: Most bytes of a pickled function or class that the trainable does not refer to, but names in a text.
 _LARGEST_MENTIONED = 1 << 20
@@ -28,9 +30,14 @@ _pickling = threading.local()
 
 
 class ByValue:
-    """Mixed into a class of cloudpickle's: what it pickles of the script is put into the receiver's ``__main__``."""
+    """Mixed into a class of cloudpickle's: what it pickles of the script is put into the receiver's ``__main__``.
+
+    Handles of Ray are pickled so that the receiver can use them.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        if (handle := reduce_handle(obj)) is not NotImplemented:
+            return handle
         reduced = super().reducer_override(obj)  # type: ignore[misc]
         if type(reduced) is tuple and len(reduced) == 6 and callable(reduced[5]) and is_of_script(obj):
             make, arguments, state, items, pairs, setter = reduced

@@ -167,7 +167,7 @@ def _rehearsed_course(cls: type[LaneTrial], config: Mapping[str, PickledArgument
     from fluid.integrations.ray_tune.rehearsed_trial import rehearsed_trial  # Lanes need none of it.
 
     shipped = cls.shipped_trainable
-    return rehearsed_trial(shipped.trainable_here(), shipped.unpickle(config[SPEC]), source)
+    return rehearsed_trial(shipped.trainable_here(), config[SPEC].unpickle(), source)
 
 
 def _require_rehearsed_course(cls: type[LaneTrial], source: Any) -> None:

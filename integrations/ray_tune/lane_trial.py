@@ -123,7 +123,7 @@ class LaneTrial:
                 raise RestoreError(traceback.format_exc(), error) from error
 
     def _unpickle(self, config: Mapping[str, PickledArguments]) -> LaneTrialSpec:
-        spec: LaneTrialSpec = self.shipped_trainable.unpickle(config[SPEC])
+        spec: LaneTrialSpec = config[SPEC].unpickle()
         return spec
 
     def _make(self, spec: LaneTrialSpec, arguments: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ class LaneTrial:
 
     def run_method(self, name: str, arguments: PickledArguments) -> Any:
         """Calls a method of the trainable."""
-        positional, named = self.shipped_trainable.unpickle(arguments)
+        positional, named = arguments.unpickle()
         with self._in_place():
             return getattr(self._trainable, name)(*positional, **named)
 

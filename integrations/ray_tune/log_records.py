@@ -101,7 +101,7 @@ class LoggedResult(NamedTuple):
         whole = None
         with suppress(Exception):
             pickled = pickle_arguments(result)
-            whole = None if pickled.has_object_refs else pickled.content
+            whole = None if pickled.has_handles else pickled.content
         return cls(whole, pickle.dumps(_portable(result), pickle.HIGHEST_PROTOCOL), has_own_config)
 
     def unpickle(self, trial: SentTrial) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
 
+from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.actor_handle import LocalActorHandle
 from fluid.integrations.ray_tune.controller_bridge import ControllerBridge
@@ -19,6 +21,7 @@ from fluid.integrations.ray_tune.errors import as_task_error
 from fluid.integrations.ray_tune.loggers import flush_loggers
 from fluid.integrations.ray_tune.logs import save_logs
 from fluid.integrations.ray_tune.private_api import TRIAL_INFO, RayActorManager, TrackedActor, Trial
+from fluid.integrations.ray_tune.resource_offer import require_in_cluster
 from fluid.integrations.ray_tune.resource_requests import refusal, stays_with_ray
 from fluid.integrations.ray_tune.tune_trial import Task, TuneTrial, notify
 from fluid.integrations.ray_tune.virtual_time import is_rehearsed
@@ -30,7 +33,8 @@ _SHARED_WAIT_S = 0.01
 class FluidActorManager(RayActorManager):  # type: ignore[misc]
     """Drives Tune's trials on Fluid's lanes.
 
-    A trial that requests several bundles of resources is a distributed program of its own and stays with Ray.
+    A trial that requests several bundles of resources is a distributed program of its own and stays with Ray. Where the
+    session has its devices from Ray, they go back to Ray for as long as there are such trials.
 
     Args:
         resource_manager: Tune's, for trials that stay with Ray.
@@ -48,6 +52,8 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
                 controller=controller, on_started=self._on_trial_started, on_died=self._on_trial_died, **options
             )
             self._trials: dict[str, Trial] = {}
+            #: Whether the session's devices are back with Ray, for trials that stay with it.
+            self._lends = False
 
     def register(self, trial: Trial) -> None:
         """Registers a trial that the controller knows, before it is added as an actor."""
@@ -68,13 +74,15 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
         """Adds a trial; ``on_start`` is called once it runs.
 
         Raises:
-            InvalidFieldError: it would run on Ray, for real, in a rehearsal.
+            InvalidFieldError: it would run on Ray, for real, in a rehearsal; or Ray can never give what it requests.
         """
         callbacks: dict[str, Any] = {"on_start": on_start, "on_stop": on_stop, "on_error": on_error}
         if stays_with_ray(resource_request):
             if self._is_rehearsed:
                 reason = "are several bundles, whose trials run on Ray and cannot be rehearsed: request one bundle"
                 raise refusal(resource_request.required_resources, reason)
+            require_in_cluster(resource_request)
+            self._lends = self._executor.session.lend_devices()
             return super().add_actor(cls, kwargs, resource_request, **callbacks)
         actor = TrackedActor(uuid.uuid4().int, **callbacks)
         self._bridge.add(actor, self._trials[kwargs["config"][TRIAL_INFO].trial_id], kwargs)
@@ -146,6 +154,8 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
     def next(self, timeout: float | None = None) -> bool:
         """Calls the controller back with what there is, or waits up to ``timeout`` seconds for an event."""
         if not self._has_ray_work:
+            if self._lends and self._executor.session.unfinished:
+                self._reclaim()
             return self._bridge.turn(timeout)
         handed = self._bridge.turn(min(_SHARED_WAIT_S, timeout or _SHARED_WAIT_S))
         return bool(super().next(timeout=_SHARED_WAIT_S)) or handed
@@ -156,6 +166,14 @@ class FluidActorManager(RayActorManager):  # type: ignore[misc]
             self._live_actors_to_ray_actors_resources.pop(tune_trial.actor, None)
         self._bridge.close()
         super().cleanup()
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Takes the devices again that Ray had for trials that stay with it; none is left."""
+        if self._lends:
+            self._lends = False
+            with suppress(FluidError):  # The executor is closed.
+                self._executor.session.reclaim_devices()
 
     # -- what the controller asks about its actors ---------------------------------------------------------
 

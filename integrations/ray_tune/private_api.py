@@ -88,7 +88,7 @@ __all__ = [
     "labels_of",
     "make_quietly",
     "newest_checkpoint_index",
-    "read_configuration",
+    "requested_for_sweep",
     "saves_when_asked",
     "search_of",
     "session_module",
@@ -314,6 +314,11 @@ def labels_of(request: Any) -> dict[str, str]:
     return dict(selectors[0])
 
 
+def requested_for_sweep(trial: Trial) -> bool:
+    """Whether the sweep of a trial was given its resources, as ``resources_per_trial``."""
+    return trial._default_placement_group_factory is not None
+
+
 def environment_of_job() -> dict[str, str]:
     """Returns the environment variables that the job's runtime environment gives to all of its processes."""
     return dict(ray.get_runtime_context().runtime_env.env_vars())
@@ -397,10 +402,3 @@ def watches_every_result(controller: Any) -> bool:
     """Whether one result may end the experiment, so that the controller must be given one result per step."""
     harmless = (FunctionStopper, MaximumIterationStopper, NoopStopper, TimeoutStopper)
     return type(controller._stopper) not in harmless
-
-
-def read_configuration() -> None:
-    """Has Ray read its settings anew from the environment, which it did when it was imported."""
-    config = getattr(ray._raylet, "Config", None)
-    if config is not None:
-        config.initialize("")

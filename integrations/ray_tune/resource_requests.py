@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
@@ -22,11 +22,11 @@ _OF_RAY = (CPU, GPU, MEMORY, "object_store_memory", "node:")
 #: What selects labels by more than one value.
 _OPERATOR = re.compile(r"=(?:!|in\()")
 #: What Tune requests for a trial if the user requests nothing.
-_DEFAULT = {CPU: 1.0}
+DEFAULT = {CPU: 1.0}
 #: Begins the names of resources that are models of GPUs.
 _MODEL = "accelerator_type:"
 #: Amounts are compared up to the precision of Ray's.
-_PRECISION = 1e-4
+PRECISION = 1e-4
 
 
 class TrialNeeds(NamedTuple):
@@ -51,10 +51,12 @@ class OfferedNode(NamedTuple):
     Attributes:
         host: its name on Fluid's devices.
         resources: what it has in all, by name.
+        counted: what Ray counts of it.
     """
 
     host: str
     resources: Mapping[str, float]
+    counted: Mapping[str, float] = {}
 
 
 class Offer(NamedTuple):
@@ -116,7 +118,7 @@ def needs_of(request: Mapping[str, float], offer: Offer, *, is_elastic: bool) ->
     Raises:
         InvalidFieldError: an amount is invalid, or more than there is.
     """
-    if request == _DEFAULT:
+    if request == DEFAULT:
         return TrialNeeds(threads=offer.omp_threads)
     for name in request:
         if _OPERATOR.search(name):
@@ -138,6 +140,29 @@ def needs_of(request: Mapping[str, float], offer: Offer, *, is_elastic: bool) ->
     )
 
 
+def has_room(
+    request: Mapping[str, float], others: Sequence[Mapping[str, float]], nodes: Iterable[Mapping[str, float]]
+) -> bool:
+    """Whether Ray would run a trial beside others, by all that they request but GPUs, of which Fluid decides.
+
+    Args:
+        request: that of the trial; empty if the user requested nothing.
+        others: those of the trials beside which it would run. Without any, it runs.
+        nodes: what Ray counts of each node. What no node has is not counted.
+    """
+    left = [dict(node) for node in nodes]
+    counted = {name for node in left for name in node} - {GPU}
+    fits = True
+    for wanted in [*others, request]:
+        amounts = {name: amount for name, amount in wanted.items() if name in counted}
+        room = (node for node in left if all(node.get(name, 0.0) + PRECISION >= amounts[name] for name in amounts))
+        node = next(room, None)
+        fits = node is not None
+        if node is not None:
+            node |= {name: node[name] - amounts[name] for name in amounts}
+    return fits or not others
+
+
 def omp_threads(*environments: Mapping[str, str]) -> int | None:
     """Returns the threads that OMP_NUM_THREADS gives, in the first environment that has it; ``None`` for none."""
     value = next((found for variables in environments if (found := variables.get(THREADS_VARIABLE)) is not None), "")
@@ -150,7 +175,7 @@ def trials_at_once(needs: TrialNeeds, devices: int) -> int:
     if needs.devices is None:
         return devices
     if needs.devices < 1.0:
-        return devices * math.floor(1.0 / needs.devices + _PRECISION)
+        return devices * math.floor(1.0 / needs.devices + PRECISION)
     return max(1, devices // int(needs.devices))
 
 
@@ -178,7 +203,7 @@ def _requires(request: Mapping[str, float], offer: Offer) -> Requires | None:
             fields["model"] = model
         elif any(name in device.tags for device in offer.devices):
             tags.append(name)
-        elif having := {node.host for node in offer.nodes if node.resources.get(name, 0.0) + _PRECISION >= amount}:
+        elif having := {node.host for node in offer.nodes if node.resources.get(name, 0.0) + PRECISION >= amount}:
             hosts = hosts & having
         elif not offer.may_grow:
             raise refusal(request, offer.shortage(name))

@@ -1,7 +1,8 @@
 """Pickles Tune's trainables and their arguments for lanes, which are no workers of Ray.
 
-A pickle may hold references to Ray's object store: ``tune.with_parameters`` makes them, and users may. A lane connects
-to the driver's cluster when it unpickles the first such reference; other lanes never connect.
+A pickle may hold references to Ray's object store: ``tune.with_parameters`` makes them, and users may; and users may
+give handles of actors. A lane joins the driver's cluster when it unpickles the first of them, or its code uses Ray;
+other lanes never do.
 
 All processes of a node map the NumPy arrays and Arrow tables of the object store, but each trial gets a copy of its
 PyTorch tensors. So tensors of ``tune.with_parameters`` are sent beside the trainable, as all large parameters are of
@@ -26,21 +27,16 @@ from fluid.integrations.ray_tune.private_api import (
     ENV_VARS_TO_PROPAGATE,
     ParameterRegistry,
     environment_of_job,
-    read_configuration,
 )
 from fluid.integrations.ray_tune.resource_requests import THREADS_VARIABLE
 from fluid.shared_data.parameters import LARGE_PARAMETERS, KeptValue, TrialParameters
-from fluid.shared_data.pickling import SharedPickler, dump_shared
+from fluid.shared_data.pickling import dump_shared
 from fluid.trainables.pickling import dump_trainable
+from fluid.trainables.ray_handles import RayCluster, is_handle
 from fluid.trainables.script_names import ByValue
 
 #: Refers to an environment variable.
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
-
-#: Variables by which Ray finds its token. The token itself is not sent: a payload is also written to the run folder.
-_AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
-#: Most ids that a process draws ahead of connecting to Ray, about 1 microsecond each.
-_MOST_IDS = 9973
 
 
 class PickledArguments(NamedTuple):
@@ -48,21 +44,25 @@ class PickledArguments(NamedTuple):
 
     Attributes:
         content: the pickle.
-        has_object_refs: whether it holds references to Ray's object store.
+        has_handles: whether it holds handles of Ray's actors, or references to its objects.
         kept: values that are not in it, but that it refers to by their positions here.
     """
 
     content: bytes
-    has_object_refs: bool
+    has_handles: bool
     kept: tuple[KeptValue, ...] = ()
+
+    def unpickle(self) -> Any:
+        """Returns the value. If it has handles of Ray, this process joins their cluster."""
+        return _ArgumentUnpickler(self).load()
 
 
 class _Pickler(ByValue, ray.cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Records whether it pickled a reference to Ray's object store, and leaves out large tensors of parameters."""
+    """Records whether it pickled handles of Ray, and leaves out large tensors of parameters."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.has_object_refs = False
+        self.has_handles = False
         self.kept: list[KeptValue] = []
 
     def persistent_id(self, obj: Any) -> int | None:
@@ -72,8 +72,8 @@ class _Pickler(ByValue, ray.cloudpickle.CloudPickler):  # type: ignore[misc]
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, ray.ObjectRef):
-            self.has_object_refs = True
+        if is_handle(obj):
+            self.has_handles = True
         if type(obj) is ParameterRegistry and "torch" in sys.modules and ray.is_initialized():
             return _reduce_registry(obj)
         return super().reducer_override(obj)
@@ -90,19 +90,6 @@ class _ArgumentUnpickler(pickle.Unpickler):
         return self._kept[pid]
 
 
-class _HoldsReferencesError(Exception):
-    """A value holds references to Ray's object store."""
-
-
-class _TensorPickler(SharedPickler):
-    """Pickles values without references."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, ray.ObjectRef):
-            raise _HoldsReferencesError
-        return super().reducer_override(obj)
-
-
 def _reduce_registry(registry: Any) -> Any:
     kept = {name: _kept_tensors(reference) for name, reference in registry.references.items()}
     if not any(kept.values()):
@@ -113,7 +100,7 @@ def _reduce_registry(registry: Any) -> Any:
 def _kept_tensors(reference: Any) -> KeptValue | None:
     """Returns a value of the object store that has large tensors; ``None`` if it has none."""
     try:
-        pickled = dump_shared(ray.get(reference), _TensorPickler)
+        pickled = dump_shared(ray.get(reference))
     except Exception:  # A __reduce__ may raise anything. Ray has pickled it, in its way.
         return None
     tensor_bytes = sum(
@@ -127,7 +114,7 @@ def pickle_arguments(value: Any) -> PickledArguments:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    return PickledArguments(file.getvalue(), pickler.has_object_refs, tuple(pickler.kept))
+    return PickledArguments(file.getvalue(), pickler.has_handles, tuple(pickler.kept))
 
 
 def pickle_trainable(trainable: type) -> PickledArguments:
@@ -146,68 +133,30 @@ def pickle_trainable(trainable: type) -> PickledArguments:
     return attempts[-1]
 
 
-def draw_ids_apart() -> None:
-    """Has this process draw other random ids than its siblings; to be called by the thread that connects to Ray.
-
-    Processes forked from one that has imported Ray Tune draw the same ids. A process that connects to Ray puts an
-    object under such an id; if another one does so at that moment, Ray ends the process.
-    """
-    for _ in range(os.getpid() % _MOST_IDS):
-        ray.ObjectRef.from_random()
-
-
 class ActorEnvironment(NamedTuple):
     """What Tune sets up in the processes of its actors, to be set up in lanes likewise.
 
     Attributes:
-        address: of the cluster, for code that uses Ray.
-        namespace: of the driver's job.
-        environment: environment variables.
+        cluster: for code that uses Ray.
+        variables: environment variables.
     """
 
-    address: str
-    namespace: str
-    environment: Mapping[str, str]
+    cluster: RayCluster
+    variables: Mapping[str, str]
 
     @classmethod
     def of_driver(cls) -> ActorEnvironment:
         """Returns what this driver's actors would have."""
-        context = ray.get_runtime_context()
         # Threads are set per trial.
         wanted = {name: value for name, value in environment_of_job().items() if name != THREADS_VARIABLE}
-        passed = {name: os.environ[name] for name in (*ENV_VARS_TO_PROPAGATE, *_AUTHENTICATION) if name in os.environ}
-        return cls(
-            address=context.gcs_address,
-            namespace=context.namespace,
-            environment={**wanted, **DEFAULT_ENV_VARS, **passed, "RAY_ADDRESS": context.gcs_address},
-        )
+        passed = {name: os.environ[name] for name in ENV_VARS_TO_PROPAGATE if name in os.environ}
+        return cls(RayCluster.of_driver(), {**wanted, **DEFAULT_ENV_VARS, **passed})
 
     def apply(self) -> None:
-        """Sets the environment variables of this process. They may refer to others, as in Ray's workers."""
-        for name, value in self.environment.items():
+        """Sets up this process. Its environment variables may refer to others, as in Ray's workers."""
+        for name, value in self.variables.items():
             os.environ[name] = _REFERENCE.sub(lambda found: os.environ.get(found[1], ""), value)
-
-    def unpickle(self, arguments: PickledArguments) -> Any:
-        """Unpickles a value in a lane; connects to the cluster first if it holds references."""
-        if arguments.has_object_refs and not ray.is_initialized():
-            draw_ids_apart()
-            self._authenticate()
-            # The lane's log shows the trial's output, so Ray must neither log to it nor configure logging.
-            ray.init(
-                address=self.address,
-                namespace=self.namespace,
-                log_to_driver=False,
-                configure_logging=False,
-                ignore_reinit_error=True,
-            )
-        return _ArgumentUnpickler(arguments).load()
-
-    def _authenticate(self) -> None:
-        """Has Ray use its token if the cluster asks for it: lanes may be older than the cluster, which says so."""
-        found = {name: self.environment[name] for name in _AUTHENTICATION if name in self.environment}
-        if found:
-            os.environ.update(found)
-            read_configuration()
+        self.cluster.be_default()
 
 
 class ShippedTrainable:
@@ -225,14 +174,10 @@ class ShippedTrainable:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _receive, (self._pickled, self._environment)
 
-    def unpickle(self, arguments: PickledArguments) -> Any:
-        """Unpickles a value that was sent to the lane."""
-        return self._environment.unpickle(arguments)
-
     def trainable_here(self) -> type:
         """The class, in a process whose environment stays as it is."""
         if self.__wrapped__ is None:
-            self.__wrapped__ = self._environment.unpickle(self._pickled)
+            self.__wrapped__ = self._pickled.unpickle()
         return self.__wrapped__
 
     @property
@@ -240,7 +185,7 @@ class ShippedTrainable:
         """The class."""
         if self.__wrapped__ is None:
             self._environment.apply()
-            self.__wrapped__ = self._environment.unpickle(self._pickled)
+            self.__wrapped__ = self._pickled.unpickle()
         return self.__wrapped__
 
 

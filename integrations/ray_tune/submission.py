@@ -6,7 +6,8 @@ All of it runs in the controller's thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fluid.engine.events import Failure
@@ -153,7 +154,7 @@ class TrialSubmission:
     def _submit(self) -> None:
         """Submits the added trials up to the limit on trials under way."""
         batch: list[TuneTrial] = []
-        while self._new and ((limit := self._limit()) is None or self._under_way + len(batch) < limit):
+        while self._new and self._has_room(batch):
             tune_trial = self._new.popleft()
             if tune_trial.stage is ActorStage.NEW:
                 batch.append(tune_trial)
@@ -163,6 +164,16 @@ class TrialSubmission:
         fresh = [tune_trial for tune_trial in batch if not (tune_trial.is_submitted and self._resume(tune_trial))]
         if fresh:
             self._submit_fresh(fresh)
+
+    def _has_room(self, batch: Sequence[TuneTrial]) -> bool:
+        """Whether the next trial may be under way beside those that are, and those of a batch."""
+        limit = self._limit()
+        if limit is not None and self._under_way + len(batch) >= limit:
+            return False
+        if self._concurrency.is_given:  # Which the user means, whatever the trials request.
+            return True
+        others = chain((other for other in self._by_id.values() if other.is_counted), batch)
+        return self._requests.has_room(self._new[0].trial, (other.trial for other in others))
 
     def _limit(self) -> int | None:
         """Most trials under way at once; ``None`` for no limit."""
@@ -378,7 +389,7 @@ class TrialSubmission:
         if tune_trial.is_counted:
             tune_trial.is_counted = False
             self._under_way -= 1
-            if self._new and self._limit() is not None:
+            if self._new and (self._limit() is not None or self._requests.limits(self._new[0].trial)):
                 self._submit()
 
     def _drop(self, tune_trial: TuneTrial) -> None:

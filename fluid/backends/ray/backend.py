@@ -161,6 +161,11 @@ class RayBackend(LaneBackend):
         return self._launcher.run_folder
 
     @property
+    def can_lend(self) -> bool:
+        """Whether all devices can be given back."""
+        return True
+
+    @property
     def sharing(self) -> Sharing:
         """How lanes share a GPU."""
         return self._launcher.sharing
@@ -205,12 +210,8 @@ class RayBackend(LaneBackend):
     def give_back(self, device_id: int) -> None:
         """Gives Ray a device back that the engine no longer uses, once its lanes have ended.
 
-        Raises:
-            InvalidFieldError: it can be given back only with all others.
+        Ray has it when all others of its placement group are given back, too.
         """
-        if not self.can_give_back(device_id):
-            reason = "Ray takes it back only with the others of its placement group"
-            raise InvalidFieldError("device_id", device_id, reason)
         self._launcher.leaving.give_back(device_id)
 
     def execute(self, commands: Sequence[Command]) -> None:

@@ -1,7 +1,8 @@
 """Devices of a Ray cluster: their reservation in placement groups, and what becomes of them as nodes come and go.
 
 The set that is asked for at the start is one group. A group can neither grow nor release a bundle, so every device that
-is taken later is a group of its own, which can be given back alone. Where a deadline sizes the session, all are.
+is taken later is a group of its own, which can be given back alone. Where a deadline sizes the session, all are. The
+first set can be given back as a whole.
 """
 
 from __future__ import annotations
@@ -207,21 +208,21 @@ class RayDevices:
                 self._pending.ask(total, len(self._slots))
 
     def give_back(self, index: int) -> None:
-        """Gives Ray a device back that was taken alone, by a call to Ray. Its lanes must have ended.
+        """Gives Ray a device back, by a call to Ray, once all of its group are given back. Its lanes must have ended.
 
         Raises:
-            InvalidFieldError: there is no such device, or it can be given back only with others.
+            InvalidFieldError: there is no such device.
         """
         with self._lock:
             slot = self._slots.get(index)
-            if slot is None or not slot.alone:
-                problem = "Ray has not given it" if slot is None else "is in one placement group with others"
-                raise InvalidFieldError("index", index, problem)
+            if slot is None:
+                raise InvalidFieldError("index", index, "Ray has not given it")
             self._slots = {number: other for number, other in self._slots.items() if number != index}
             # It is not to be taken again at once.
             self._new_nodes.forget(slot.node)
-            self._groups.remove(slot.group)
-            release(slot.group)
+            if all(other.group is not slot.group for other in self._slots.values()):
+                self._groups.remove(slot.group)
+                release(slot.group)
 
     # -- nodes that come and go ----------------------------------------------------------------------------
 

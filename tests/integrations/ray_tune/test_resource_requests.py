@@ -16,6 +16,7 @@ from fluid.integrations.ray_tune.resource_requests import (
     Offer,
     OfferedNode,
     TrialNeeds,
+    has_room,
     needs_of,
     omp_threads,
     stays_with_ray,
@@ -185,6 +186,34 @@ def test_the_users_omp_num_threads(job: str | None, driver: str | None, threads:
 @pytest.mark.parametrize(("devices", "at_once"), [(None, 4), (0.5, 8), (0.3, 12), (0.7, 4), (2, 2), (3, 1), (8, 1)])
 def test_how_many_trials_run_at_once(devices: float | None, at_once: int) -> None:
     assert trials_at_once(TrialNeeds(devices=devices), 4) == at_once
+
+
+@pytest.mark.parametrize(
+    ("request_", "others", "fits"),
+    [
+        ({"CPU": 2}, [], True),
+        ({"CPU": 9}, [], True),  # Alone, a trial runs whatever Ray was told of the machine.
+        ({"CPU": 2}, [{"CPU": 2}], True),
+        ({"CPU": 2}, [{"CPU": 2}] * 2, False),
+        ({"CPU": 3}, [{"CPU": 1}] * 3, False),  # Two CPUs are left, of which each node has one.
+        ({"CPU": 0.5}, [{"CPU": 0.5}] * 7, True),
+        ({"CPU": 0.5}, [{"CPU": 0.5}] * 8, False),
+        ({"CPU": 1, "licence": 1}, [{"CPU": 1}], True),
+        ({"CPU": 1, "licence": 1}, [{"CPU": 1, "licence": 1}], False),
+        ({"CPU": 1, "tape": 1}, [{"CPU": 1, "tape": 1}], True),  # A tag of devices; Ray knows none.
+        ({"CPU": 1, "GPU": 1}, [{"CPU": 1, "GPU": 1}], True),
+        ({"memory": 2 * GIB}, [{"memory": 3 * GIB}], True),
+        ({"memory": 2 * GIB}, [{"memory": 3 * GIB}] * 2, False),
+    ],
+)
+def test_ray_has_room_for_a_trial_beside_others(
+    request_: dict[str, float], others: list[dict[str, float]], fits: bool
+) -> None:
+    nodes = [
+        {"CPU": 2.0, "GPU": 1.0, "memory": 4 * GIB, "licence": 1.0},
+        {"CPU": 2.0, "memory": 4 * GIB},
+    ]
+    assert has_room(request_, others, nodes) is fits
 
 
 def test_several_bundles_stay_with_ray() -> None:

@@ -17,6 +17,7 @@ import ray.tune
 from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 
 from fluid import Device, FluidExecutor, InvalidFieldError, tune
+from fluid.integrations.ray_tune import FluidScheduler
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
@@ -145,6 +146,48 @@ class Counts(tune.Trainable):
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         pass
+
+
+def together(sweep: Sweep) -> int:
+    assert sweep.statuses == ["TERMINATED"] * len(sweep.trials)
+    return int(max(map(max, column(sweep, "together"))))
+
+
+class Weighs(Counts):
+    """Counts for as many trials as it has CPUs."""
+
+    def step(self) -> dict[str, Any]:
+        further = Path(self.config["folder"]) / f"in-{self.trial_id}-further"
+        if self.config["x"] > 1.0:
+            further.touch()
+        try:
+            return super().step()
+        finally:
+            further.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("request_", "most"), [({"cpu": 2}, 1), ({"cpu": 1, "seat": 1}, 1), ({"cpu": 1}, 2)])
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_as_many_trials_run_at_once_as_ray_has_what_they_request(
+    run: Run, cluster: str, tmp_path: Path, request_: dict[str, float], most: int, backend: str
+) -> None:
+    options: dict[str, Any] = {"config": {"folder": str(tmp_path)}, "num_samples": 5}
+    with FluidExecutor(backend=backend, devices=2, packing="auto", run_dir=tmp_path / "run", verbose=0) as two:
+        assert together(run(Counts, two, **options, resources_per_trial=request_)) <= most
+        assert together(run(tune.with_resources(Counts, request_), two, name="b", **options)) <= most
+
+
+def test_requests_that_change_are_counted_as_they_are(run: Run, tmp_path: Path) -> None:
+    """Two trials of one CPU, or one of two."""
+    config = {"folder": str(tmp_path), "x": tune.grid_search([1.0, 2.0, 1.0, 2.0, 1.0, 1.0])}
+    done = run(tune.with_resources(Weighs, by_config), config=config)
+    assert together(done) <= 2
+
+
+def test_a_concurrency_that_is_given_comes_before_requests(run: Run, executor: FluidExecutor, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"config": {"folder": str(tmp_path)}, "num_samples": 6, "stop": {"training_iteration": 8}}
+    free = FluidScheduler(concurrency=2)
+    assert together(run(Counts, scheduler=free, resources_per_trial={"cpu": 2}, **options)) == 2
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.5, 2), (0.3, 3), (0.9, 1)])

@@ -1,0 +1,93 @@
+"""Handles of Ray's actors and references to its objects in configs and closures, in processes new to Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+import ray
+from ray.util import ActorPool
+from ray.util.queue import Queue
+
+from fluid import FluidExecutor, Trial, TrialGroup, tune
+from fluid.integrations.ray_tune.serialization import pickle_arguments
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    """Counts across trials."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, amount: int) -> int:
+        self.total += amount
+        return self.total
+
+
+@pytest.fixture
+def counter(cluster: str) -> Iterator[Any]:
+    made = Counter.options(name="counter").remote()  # type: ignore[attr-defined]
+    yield made
+    ray.kill(made)
+
+
+@pytest.fixture(params=["local", "ray"])
+def fresh(request: pytest.FixtureRequest, cluster: str, tmp_path: Path) -> Iterator[FluidExecutor]:
+    """Two devices whose processes have run nothing."""
+    with FluidExecutor(backend=request.param, devices=2, run_dir=tmp_path / "run", verbose=0) as executor:
+        yield executor
+
+
+def adds(handle: Any, how: str) -> Callable[[dict[str, Any]], None]:
+    """Adds one to the counter, which it reaches as ``how`` says."""
+
+    def train(config: dict[str, Any]) -> None:
+        if how == "config":
+            ray.get(config["given"].add.remote(1))
+        elif how == "closure":
+            ray.get(handle.add.remote(1))
+        elif how == "pool":
+            assert list(ActorPool.map(handle, lambda actor, amount: actor.add.remote(amount), [1]))
+        elif how == "queue":
+            ray.get(config["given"].get(timeout=60).add.remote(1))
+        elif how == "name":
+            ray.get(ray.get_actor("counter").add.remote(1))
+        tune.report({"done": True})
+
+    return train
+
+
+@pytest.mark.parametrize("how", ["config", "closure", "pool", "queue", "name"])
+def test_each_trial_of_a_sweep_reaches_the_actor(how: str, counter: Any, fresh: FluidExecutor, tmp_path: Path) -> None:
+    given: Any = counter
+    if how == "queue":
+        given = Queue(actor_options={"num_cpus": 0})
+        given.put_nowait_batch([counter, counter])
+    train = adds(ActorPool([counter]) if how == "pool" else counter if how == "closure" else None, how)
+    config = {"x": tune.grid_search([1, 2]), **({"given": given} if how in ("config", "queue") else {})}
+    done = tune.run(train, config=config, executor=fresh, storage_path=str(tmp_path / "tune"), verbose=0)
+    assert [trial.status for trial in done.trials] == ["TERMINATED"] * 2
+    assert ray.get(counter.add.remote(0)) == 2
+
+
+def test_trials_without_tune_reach_actors_and_objects(counter: Any, fresh: FluidExecutor) -> None:
+    amount = ray.put(3)
+
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield {"total": ray.get(config["counter"].add.remote(ray.get(amount)))}
+
+    handle = fresh.submit_trialgroup(TrialGroup([Trial(train, {"counter": counter}, budget=1) for _ in range(2)]))
+    assert sorted(result.metrics["total"] for result in handle.results()) == [3, 6]
+
+
+def test_handles_are_known_where_they_must_not_be_sent(counter: Any) -> None:
+    assert pickle_arguments({"counter": [counter]}).has_handles
+    assert pickle_arguments({"reference": ray.put(1)}).has_handles
+    assert not pickle_arguments({"class": Counter, "number": 1}).has_handles
