@@ -25,6 +25,7 @@ from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.rehearsal.benchmark import Benchmark, Curve, ValueRange
 from fluid.rehearsal.replayable import ReplayedIteration
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
+from fluid.user_values import is_equal_value
 
 with try_import("pyarrow", extra="rehearsal") as _pyarrow:
     import pyarrow.parquet
@@ -306,8 +307,8 @@ def _numeric(domain: Choice) -> bool:
 def _share(name: str, domain: Domain, value: Any) -> float:
     """Where a value lies in its domain, 0 to 1; the number of a category."""
     if isinstance(domain, Choice) and not _numeric(domain):
-        plain = [_plain(one) for one in domain.choices]
-        return float(plain.index(_plain(value))) if _plain(value) in plain else -1.0
+        found = (index for index, one in enumerate(domain.choices) if is_equal_value(_plain(one), _plain(value)))
+        return float(next(found, -1))
     try:
         number = float(value)
     except (TypeError, ValueError) as error:

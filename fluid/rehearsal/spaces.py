@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
+from fluid.user_values import is_equal_value
 
 
 class Condition(NamedTuple):
@@ -22,6 +23,10 @@ class Condition(NamedTuple):
     child: str
     parent: str
     values: tuple[Any, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Whether the child counts with a value of the parent."""
+        return any(is_equal_value(one, value) for one in self.values)
 
 
 def read_configspace(content: Mapping[str, Any]) -> tuple[dict[str, Domain], dict[str, Any], tuple[Condition, ...]]:
@@ -109,7 +114,7 @@ def active(config: Mapping[str, Any], space: Mapping[str, Domain], conditions: S
     """
     idle: set[str] = set()
     for condition in conditions:
-        if condition.parent in idle or config.get(condition.parent) not in condition.values:
+        if condition.parent in idle or not condition.holds(config.get(condition.parent)):
             idle.add(condition.child)
     missing = [name for name in space if name not in idle and name not in config]
     if missing:
@@ -157,7 +162,7 @@ def suggested(trial: Any, space: Mapping[str, Any], conditions: Sequence[Conditi
     found: dict[str, Any] = {}
     domains = flat_domains(space)
     for name in in_order(list(domains), conditions):
-        if any(each.child == name and found.get(each.parent) not in each.values for each in conditions):
+        if any(each.child == name and not each.holds(found.get(each.parent)) for each in conditions):
             continue
         domain = domains[name]
         if isinstance(domain, FloatRange):

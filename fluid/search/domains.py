@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.user_values import is_equal_value, is_same_value
 
 
 class Domain(Protocol):
@@ -206,7 +207,7 @@ class Choice:
         return self.choices[found]
 
     def _find(self, value: object) -> int | None:
-        for same in (_is_same, _is_equal):  # True and 1 are equal: the one of the same type comes first.
+        for same in (is_same_value, is_equal_value):  # True and 1 are equal: the one of the same type comes first.
             for index, known in enumerate(self.choices):
                 if same(known, value):
                     return index
@@ -327,14 +328,3 @@ def _whole(field: str, value: object) -> int:
 def _between(low: float, high: float, share: float) -> float:
     # Not low + share * (high - low): the difference of two large floats may be infinite.
     return low * (1.0 - share) + high * share
-
-
-def _is_same(a: object, b: object) -> bool:
-    return a is b or (type(a) is type(b) and _is_equal(a, b))
-
-
-def _is_equal(a: object, b: object) -> bool:
-    try:
-        return bool(a == b)
-    except Exception:  # The comparison of two arrays has no truth value.
-        return False

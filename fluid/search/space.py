@@ -78,7 +78,7 @@ class Space:
             if name in self.constants:
                 # Every config has its own empty dicts.
                 value = self.constants[name]
-                _set(config, path, {} if value == {} and type(value) is dict else value)
+                _set(config, path, {} if type(value) is dict else value)
             elif name in values:
                 _set(config, path, values[name])
         self._compute(config, [name for name in self.functions if name not in values])

@@ -26,7 +26,10 @@ from fluid.integrations.ray_tune.private_api import (
     DONE,
     RESULT_DUPLICATE,
     SHOULD_CHECKPOINT,
+    STDERR_FILE,
+    STDOUT_FILE,
     TRAINING_ITERATION,
+    TRIAL_INFO,
     FunctionTrainable,
     TrainingResult,
     give_session_path,
@@ -38,6 +41,7 @@ from fluid.trainables.driver_link import driver_link
 from fluid.trainables.exception_pickle import dump_exception, load_any_exception
 from fluid.trainables.ray import ReportedCheckpoint, SessionSlot
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
+from fluid.user_values import is_same_value
 
 #: Keys of what :meth:`LaneTrial.step` reports.
 RESULT, SAVED = "result", "saved"
@@ -47,6 +51,8 @@ _STATE = "tune.pkl"
 _FILES = "state"
 #: What the trainable resets when it is restored, as it does for the controller.
 _LAST = "_last_result"
+#: What the driver puts into a config, and Tune's Trainable takes out before ``setup``.
+_OF_TUNE = (TRIAL_INFO, STDOUT_FILE, STDERR_FILE)
 _COUNTERS = ("_iterations_since_restore", "_time_since_restore", "_restored", _LAST)
 
 
@@ -145,6 +151,11 @@ class LaneTrial:
         if spec.session_path is not None:
             give_session_path(spec.arguments["storage"], spec.session_path)
         driver_link().folder = trial_folder_of(spec.arguments["storage"])
+        #: The config as the driver has it, its containers copied, as the trainable may change them; and its own.
+        self._own_config: Any = None
+        self._config = _containers_copied(
+            {name: value for name, value in spec.arguments["config"].items() if name not in _OF_TUNE}
+        )
         with self._in_place():
             self._trainable: Any = make_quietly(self.shipped_trainable.trainable, arguments)
 
@@ -231,9 +242,13 @@ class LaneTrial:
         return result if in_memory is None else in_memory._replace(result=result)
 
     def _without_config(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Replaces the config, which may be large and which the driver has, by ``None``."""
-        config = self._trainable.config
-        return {name: None if value is config else value for name, value in result.items()}
+        """Replaces the config, which may be large, by ``None``, unless the trainable has made it another."""
+        config = result.get("config")
+        if config is None or not is_same_value(config, self._config):
+            return dict(result)
+        if config is not self._own_config:  # Usually a copy, whose values are compared by identity from now on.
+            self._own_config, self._config = config, _containers_copied(config)
+        return {**result, "config": None}
 
     # -- the state of the process that belongs to this trial -----------------------------------------------
 
@@ -349,3 +364,12 @@ class FunctionLaneTrial(LaneTrial):
 
 def _failed_save(text: str, pickled: bytes) -> FailedSave:
     return FailedSave(text, load_any_exception(pickled))
+
+
+def _containers_copied(value: Any) -> Any:
+    """A value with its dicts, lists and tuples copied, and nothing in them."""
+    if type(value) is dict:
+        return {name: _containers_copied(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_containers_copied, value))
+    return value

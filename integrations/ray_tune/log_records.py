@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import ray.cloudpickle
 from ray.tune.utils.util import SafeFallbackEncoder
 
@@ -60,14 +62,14 @@ class SentTrial:
 
 def shown_params(trial: Trial) -> Any:
     """The parameters that the searcher chose, in a form to be sent."""
-    return _portable(trial.evaluated_params)
+    return _shown(trial.evaluated_params)
 
 
 class ShownValue:
     """Stands for a value that only the driver can unpickle: loggers write it as they write the value."""
 
     def __init__(self, value: Any) -> None:
-        self._text, self._representation = str(value), repr(value)
+        self._text, self._representation = _text_of(str, value), _text_of(repr, value)
 
     def __str__(self) -> str:
         return self._text
@@ -96,13 +98,15 @@ class LoggedResult(NamedTuple):
         has_own_config = own_config is not None and result.get(_CONFIG) is own_config
         if has_own_config:
             result = {**result, _CONFIG: None}
-        if _is_plain(result):
-            return cls(pickle.dumps(result, pickle.HIGHEST_PROTOCOL), None, has_own_config)
+        with suppress(RecursionError):  # Of a value that holds itself.
+            if _is_plain(result):
+                return cls(pickle.dumps(result, pickle.HIGHEST_PROTOCOL), None, has_own_config)
         whole = None
         with suppress(Exception):
             pickled = pickle_arguments(result)
             whole = None if pickled.has_handles else pickled.content
-        return cls(whole, pickle.dumps(_portable(result), pickle.HIGHEST_PROTOCOL), has_own_config)
+        shown = {_shown_name(name): _shown(value) for name, value in result.items()}
+        return cls(whole, pickle.dumps(shown, pickle.HIGHEST_PROTOCOL), has_own_config)
 
     def unpickle(self, trial: SentTrial) -> dict[str, Any]:
         """Returns the result for the loggers."""
@@ -181,15 +185,49 @@ def _is_plain(value: Any) -> bool:
         return all(type(name) in _PLAIN and _is_plain(one) for name, one in value.items())
     if kind is list or kind is tuple:
         return all(map(_is_plain, value))
-    return kind.__module__ == "numpy" and not value.dtype.hasobject
+    is_numpy = kind.__module__ == "numpy" and isinstance(value, np.generic | np.ndarray)
+    return is_numpy and not value.dtype.hasobject
 
 
 def _portable(value: Any) -> Any:
-    """A copy of a value that every process can unpickle."""
+    """A copy of a value that every process can unpickle.
+
+    Of a class derived from text or numbers, such as an enum's, it is the text or the number, as which Tune's loggers
+    take it.
+
+    Raises:
+        RecursionError: the value holds itself.
+    """
     if _is_plain(value):
         return value
     if isinstance(value, dict):
-        return {name if type(name) in _PLAIN else str(name): _portable(one) for name, one in value.items()}
+        return {_shown_name(name): _portable(one) for name, one in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_portable, value))
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     return ShownValue(value)
+
+
+def _shown(value: Any) -> Any:
+    """A copy of any value that every process can unpickle."""
+    try:
+        return _portable(value)
+    except RecursionError:
+        return ShownValue(value)
+
+
+def _shown_name(name: Any) -> Any:
+    return name if type(name) in _PLAIN else _text_of(str, name)
+
+
+def _text_of(function: Callable[[Any], str], value: Any) -> str:
+    """What ``str`` or ``repr`` makes of a value, or what they would without the value's own methods, if these fail."""
+    try:
+        return function(value)
+    except Exception:
+        return object.__repr__(value)

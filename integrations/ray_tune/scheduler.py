@@ -2,7 +2,7 @@
 
 A scheduler is the one part of a sweep that the user passes and that is given the controller. This one delegates every
 decision to the user's scheduler and, before the first trial is added, replaces the controller's actor manager. Nothing
-in Ray is patched.
+in Ray is patched, but for the dates by which sweeps are told apart (``private_api.SweepDates``).
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
             raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
         if concurrency is not None:
             require_integer("concurrency", concurrency, at_least=1)
+        private_api.SweepDates.put_in_place()
         self._base: TrialScheduler = FIFOScheduler() if base is None else base
         self._executor = executor
         self._owns_executor = False
@@ -101,6 +102,7 @@ class FluidScheduler(TrialScheduler):  # type: ignore[misc]
 
     def use(self, executor: FluidExecutor) -> None:
         """Sets the executor before the sweep begins; a restored scheduler has none."""
+        private_api.SweepDates.put_in_place()
         self._executor = executor
 
     def close(self) -> None:

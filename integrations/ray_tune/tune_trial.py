@@ -17,6 +17,7 @@ from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED
 from fluid.integrations.ray_tune.memory_saves import SavedInMemory
 from fluid.integrations.ray_tune.private_api import DONE, TRAINING_ITERATION, TrackedActor, TrainingResult, Trial
 from fluid.lane.own_store import delete_places
+from fluid.user_values import is_same_value
 
 
 class Task(NamedTuple):
@@ -181,7 +182,7 @@ class TuneTrial:
         """Whether it is in exactly the state from which the controller resumes a trial."""
         if not self.can_stay_resident():
             return False
-        if self.config != trial.config or self.resources != trial.placement_group_factory:
+        if self.resources != trial.placement_group_factory or not is_same_value(self.config, trial.config):
             return False
         wanted = checkpoint_path(trial.latest_checkpoint_result)
         if wanted is None:

@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from enum import Enum, IntEnum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,24 @@ def _unpickle(process: int) -> Choice:
     return Choice()
 
 
+class Optimizer(str, Enum):
+    SGD = "sgd"
+
+
+class Depth(IntEnum):
+    DEEP = 3
+
+
+class Rate(float):
+    """A number with a unit."""
+
+
+#: Hyperparameters of classes derived from text and numbers.
+ENUMS = {"optimizer": Optimizer.SGD, "depth": Depth.DEEP, "rate": Rate(0.5)}
+#: What NumPy has beside arrays and numbers.
+NUMPY = {"fit": np.poly1d([1.0, 2.0]), "function": np.tanh, "indices": np.ndindex(2), "type": np.float32}
+
+
 class Additions(tune.Callback):  # type: ignore[misc]
     """Puts values of all kinds into the results, and keeps changing one that the loggers have been given."""
 
@@ -61,6 +80,7 @@ class Additions(tune.Callback):  # type: ignore[misc]
         result.update(values=self.list, nested={"loss": np.float32(count), "deep": {"flag": np.bool_(True)}})
         result.update(missing=float("nan"), image=np.full((3, 4, 4), count, np.uint8), text="%s", none=None)
         result.update(choice=Choice(), shapes=(1, Choice()), array=np.arange(count))
+        result.update(fit=NUMPY["fit"], type=np.float32, optimizer=Optimizer.SGD, depth=Depth.DEEP)
 
 
 def records(folder: Path) -> list[tuple[Any, ...]]:
@@ -102,9 +122,10 @@ def files(path: str) -> dict[str, Any]:
 
 def sweep(executor: FluidExecutor, **options: Any) -> Any:
     """A sweep whose first trial fails once and is tried again from its checkpoint."""
+    choices = {name: tune.choice([value]) for name, value in ENUMS.items()}
     return tune.run(
         Climber,
-        config={"x": tune.grid_search([1.0, 2.0, 3.0]), "ends_at": 4, "shape": (1, 2), "kind": "a"},
+        config={"x": tune.grid_search([1.0, 2.0, 3.0]), "ends_at": 4, "shape": (1, 2), "kind": "a", **choices},
         checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=2),
         callbacks=[Additions()],
         max_concurrent_trials=1,
@@ -205,6 +226,28 @@ def test_a_result_is_sent_as_it_is_at_that_moment() -> None:
     read = sent.unpickle(SimpleNamespace(config={"x": 1.0}))  # type: ignore[arg-type]
     assert read == {"a": [1], "config": config, "z": 2} and list(read) == list(result)
     assert not LoggedResult.of({"config": {"x": 1.0}}, config).has_own_config
+
+
+@pytest.mark.parametrize("value", NUMPY.values(), ids=NUMPY.keys())
+def test_what_numpy_has_beside_arrays_is_shown(value: Any) -> None:
+    shown = LoggedResult.of({"loss": 1.0, "value": value}, None)._replace(pickled=None).unpickle(None)  # type: ignore[arg-type]
+    assert shown["loss"] == 1.0 and (str(shown["value"]), repr(shown["value"])) == (str(value), repr(value))
+
+
+class Mute:
+    """Can be neither shown nor pickled."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+    __reduce__ = __str__ = __repr__  # type: ignore[assignment]
+
+
+def test_any_result_can_be_sent() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    shown = LoggedResult.of({"circle": circle, "mute": Mute(), "loss": 1.0}, None).unpickle(None)  # type: ignore[arg-type]
+    assert shown["loss"] == 1.0 and str(shown["circle"]) == "[[...]]" and "Mute object" in str(shown["mute"])
 
 
 def test_values_that_cannot_be_pickled_are_shown() -> None:
