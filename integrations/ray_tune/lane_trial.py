@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NamedTuple
 
-from ray.tune import Checkpoint
-
 from fluid._clock import MonotonicClock
 from fluid.engine import tuning
 from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
@@ -27,6 +25,7 @@ from fluid.integrations.ray_tune.private_api import (
     RESULT_DUPLICATE,
     SHOULD_CHECKPOINT,
     TRAINING_ITERATION,
+    Checkpoint,
     FunctionTrainable,
     TrainingResult,
     give_session_path,
