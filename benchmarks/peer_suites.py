@@ -170,10 +170,9 @@ SUITES: dict[str, Suite] = {
             )
         ),
         stage=_of_ray,
-        place="`tune.run`, `run_experiments` and `Tuner`, with an executor of two devices for each sweep",
+        place="`tune.run`, `run_experiments` and `Tuner`, with an executor of two devices for each test",
         # Their conftest needs that of Ray's own tests.
         options=("--noconftest",),
-        test_s=150.0,
         # Ray starts its workers as they are needed: with so many tests that start Ray, that saves an hour.
         environment={"RAY_prestart_worker_first_driver": "0", "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0"},
     ),

@@ -12,8 +12,10 @@ from fluid import FluidExecutor
 
 #: How often Fluid has run something in place of the peer's machinery.
 runs = 0
-#: Closed when the tests have ended, and after each test.
-_open, _of_test = ExitStack(), ExitStack()
+#: Closed when the tests have ended.
+_open = ExitStack()
+#: The executor of a test, if it has made one; open for all of its sweeps.
+_of_test: list[FluidExecutor] = []
 
 
 def install(suite: str, side: str) -> None:
@@ -25,8 +27,9 @@ def install(suite: str, side: str) -> None:
 
 
 def end_test() -> None:
-    """Closes the executors that a test has made, where its sweeps have not."""
-    _of_test.close()
+    """Closes the executor of a test, if it has made one."""
+    while _of_test:
+        _of_test.pop().__exit__(None, None, None)
 
 
 def close() -> None:
@@ -152,9 +155,9 @@ def _ray() -> None:
 
     def executor() -> FluidExecutor:
         count()
-        made = FluidExecutor(backend="local", devices=2, verbose=0)
-        _of_test.callback(made.close)
-        return made
+        if not _of_test:
+            _of_test.append(FluidExecutor(backend="local", devices=2, verbose=0).__enter__())
+        return _of_test[0]
 
     @functools.wraps(stock_run)
     def run(run_or_experiment: Any, **options: Any) -> Any:

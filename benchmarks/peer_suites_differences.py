@@ -78,6 +78,69 @@ DIFFERENCES: tuple[Difference, ...] = (
         "`trial.study.optimize` within an objective is refused by an `AttributeError`, not a `RuntimeError`",
     ),
     Difference(
+        "optuna",
+        ("*/test_dataframe.py::*",),
+        DEFECT,
+        "`trials_dataframe` has a column `system_attrs_fluid:run` more",
+    ),
+    Difference(
+        "optuna",
+        ("*::test_optimize_with_progbar_no_constraints*", "*::test_optimize_with_progbar_timeout*"),
+        ON_PURPOSE,
+        "a progress bar and a timeout can be combined here, so nothing warns of it",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_nested_backend_in_sequential*",),
+        ON_PURPOSE,
+        "`Parallel()` without `n_jobs` means all devices where Fluid's backend is the default, not one worker",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_threadpool_limitation_in_child_override*",),
+        OF_THE_TEST,
+        "the variables are set after the executor of all tests was made, whose lanes have those of its start",
+    ),
+    Difference(
+        "joblib",
+        (
+            "*::test_backend_context_manager*",
+            "*::test_backend_hinting_*",
+            "*::test_loky_reuse_workers*",
+            "*::test_nested_backend_context_manager*",
+            "*::test_nested_parallelism_limit*",
+            "*::test_parallel_as_context_manager*",
+            "*::test_initializer_reused*",
+            "*::test_initializer_not_reused*",
+        ),
+        OF_THE_TEST,
+        "the class `LokyBackend`, or when loky uses its processes again",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_multiple_generator_call_separated_gc*",),
+        ON_PURPOSE,
+        "two generators of one `Parallel` may be under way at a time; loky refuses the second one",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_thread_bomb_mitigation*",),
+        DEFECT,
+        "a `RecursionError` of a task arrives as a `FluidError`",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_dispatch_multiprocessing*",),
+        DEFECT,
+        "proxies of `multiprocessing.Manager()` cannot be used in tasks: `AuthenticationError`",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_initializer_context*", "*::test_initializer_parallel*"),
+        DEFECT,
+        "`initializer=` of joblib 1.5 is not supported, and fails with a `TypeError`",
+    ),
+    Difference(
         "ray",
         ("*::test_trial_reuse_*", "*::test_multi_trial_reuse*", "*::test_reuse_enabled_error"),
         ON_PURPOSE,
@@ -89,5 +152,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         ("*::testBuiltInTrainableResources",),
         ON_PURPOSE,
         "a request that cannot be met fails at once; Ray Tune warns and waits ([resources](ray_tune.md#resources))",
+    ),
+    Difference(
+        "ray",
+        ("*::testEarlyStopping",),
+        ON_PURPOSE,
+        "trials of no length: more of them have begun by the time that the stopper sees the results that end the sweep "
+        "([how many at once](ray_tune.md#how-many-trials-at-once))",
     ),
 )
