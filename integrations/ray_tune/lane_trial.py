@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NamedTuple
 
-from ray.tune import Checkpoint
-
 from fluid._clock import MonotonicClock
 from fluid.engine import tuning
 from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
@@ -30,6 +28,7 @@ from fluid.integrations.ray_tune.private_api import (
     STDOUT_FILE,
     TRAINING_ITERATION,
     TRIAL_INFO,
+    Checkpoint,
     FunctionTrainable,
     TrainingResult,
     give_session_path,

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ray.tune.constants import RAY_TUNE_CALLBACKS_ENV_VAR
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
 
 from fluid._waiting import await_descriptor
@@ -42,6 +41,8 @@ from fluid.trainables.exception_pickle import load_exception, with_lane_cause
 LOGGERS_VARIABLE = "FLUID_TUNE_LOGGERS"
 PROGRAM = "fluid.integrations.ray_tune.logger_process:serve"
 _NO_DEFAULTS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
+#: Its name in ``ray.tune.constants``, which older releases lack.
+_CALLBACKS_VARIABLE = "RAY_TUNE_CALLBACKS"
 _CHUNK = 1 << 16
 #: How often the process is replaced within one sweep.
 _MOST_REPLACEMENTS = 3
@@ -322,7 +323,7 @@ def loggers_apart(executor: FluidExecutor, callbacks: Sequence[Any] | None) -> I
     """
     wanted = _with_loggers(callbacks)
     apart = [callback for callback in wanted if isinstance(callback, _ApartMixin)]
-    if not apart or os.environ.get(RAY_TUNE_CALLBACKS_ENV_VAR) or os.environ.get(LOGGERS_VARIABLE) == "driver":
+    if not apart or os.environ.get(_CALLBACKS_VARIABLE) or os.environ.get(LOGGERS_VARIABLE) == "driver":
         yield callbacks
         return
     connection = executor.session.start_program(PROGRAM)

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ray.tune import Checkpoint
-
-from fluid.integrations.ray_tune.private_api import FunctionTrainable, TrainingResult
+from fluid.integrations.ray_tune.private_api import Checkpoint, FunctionTrainable, TrainingResult
 from fluid.lane.checkpoint_files import locked_for_reading
 from fluid.lane.own_store import own_store
 from fluid.trainables.driver_link import driver_link

@@ -69,6 +69,7 @@ __all__ = [
     "TRAINER_MODULE",
     "TRAINING_ITERATION",
     "TRIAL_INFO",
+    "Checkpoint",
     "FunctionTrainable",
     "ParameterRegistry",
     "RayActorManager",
@@ -100,6 +101,11 @@ __all__ = [
     "waits_for_saves",
     "watches_every_result",
 ]
+
+try:
+    from ray.tune import Checkpoint
+except ImportError:  # Before Ray 2.43.
+    from ray.train import Checkpoint
 
 #: First and last release of Ray whose sources were read.
 SUPPORTED = ("2.9", "2.60")

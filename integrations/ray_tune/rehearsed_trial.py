@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ray.util
-from ray.tune import Checkpoint
 
 from fluid._clock import local_time
 from fluid.backends.simulated.steps import PlayedIteration
@@ -32,6 +31,7 @@ from fluid.integrations.ray_tune.private_api import (
     TIME_THIS_ITER_S,
     TRAINING_ITERATION,
     TRIAL_INFO,
+    Checkpoint,
     FunctionTrainable,
     TrainingResult,
 )

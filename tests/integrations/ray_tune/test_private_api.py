@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,3 +130,15 @@ def test_a_missing_name_is_reported_with_the_supported_releases(controller: Any)
 def test_a_wrapper_without_a_controller_is_refused() -> None:
     with pytest.raises(UnsupportedRayError, match="_tune_controller"):
         private_api.controller_of(SimpleNamespace())
+
+
+def test_releases_before_2_43_are_imported() -> None:
+    """Ray 2.9 to 2.42 have neither ``ray.tune.Checkpoint`` nor the name of the variable with callbacks."""
+    program = """
+import ray.train, ray.tune, ray.tune.constants
+del ray.tune.Checkpoint, ray.tune.constants.RAY_TUNE_CALLBACKS_ENV_VAR
+from fluid.integrations.ray_tune import drop_in, private_api
+assert private_api.Checkpoint is ray.train.Checkpoint
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr

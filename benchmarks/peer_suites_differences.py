@@ -1,0 +1,169 @@
+"""Why tests of other projects fail with Fluid in place: the one list, for ``peer_suites.py`` and its page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Documented: Fluid does something else, as its documentation says.
+ON_PURPOSE = "on purpose"
+#: The test looks at something that only the peer's own machinery has.
+OF_THE_TEST = "of the test"
+#: Fluid should pass it.
+DEFECT = "**defect**"
+
+
+class Difference(NamedTuple):
+    """Tests that differ for one reason.
+
+    Attributes:
+        suite: of ``peer_suites.py``.
+        tests: patterns of the ids of the tests, such as ``"*::test_name*"``.
+        kind: :data:`ON_PURPOSE`, :data:`OF_THE_TEST` or :data:`DEFECT`.
+        why: for the page.
+    """
+
+    suite: str
+    tests: tuple[str, ...]
+    kind: str
+    why: str
+
+
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "sklearn",
+        ("*::test_search_callbacks_*",),
+        ON_PURPOSE,
+        "scikit-learn's callbacks of a search are not called ([limits](sklearn.md#limits))",
+    ),
+    Difference(
+        "sklearn",
+        ("*::test_multi_metric_search_forwards_metadata*",),
+        OF_THE_TEST,
+        "the test's scorers note in its own process that they were called; here other processes call them",
+    ),
+    Difference(
+        "sklearn",
+        ("*::test_search_cv_verbose_3*",),
+        ON_PURPOSE,
+        "the executor shows what fits print: equal lines once, and a moment later",
+    ),
+    Difference(
+        "sklearn",
+        ("*::test_grid_search_bad_param_grid",),
+        ON_PURPOSE,
+        "a constant in a grid is accepted: it is a space of one value",
+    ),
+    Difference(
+        "sklearn",
+        ("*::test_empty_cv_iterator_error",),
+        DEFECT,
+        "a splitter without splits: `min() arg is an empty sequence`, in place of a message that says so",
+    ),
+    Difference(
+        "optuna",
+        ("*::test_optimize_parallel*", "*::test_optimize_with_reseeding*"),
+        ON_PURPOSE,
+        "the objective has a `threading.Lock`: it cannot be sent to another process, and is refused with its name",
+    ),
+    Difference(
+        "optuna",
+        ("*::test_optimize_with_catch_invalid_type*",),
+        ON_PURPOSE,
+        "`catch=None` is refused by an `InvalidFieldError`, which is a `ValueError`, not a `TypeError`",
+    ),
+    Difference(
+        "optuna",
+        ("*::test_nested_optimization",),
+        ON_PURPOSE,
+        "`trial.study.optimize` within an objective is refused by an `AttributeError`, not a `RuntimeError`",
+    ),
+    Difference(
+        "optuna",
+        ("*/test_dataframe.py::*",),
+        DEFECT,
+        "`trials_dataframe` has a column `system_attrs_fluid:run` more",
+    ),
+    Difference(
+        "optuna",
+        ("*::test_optimize_with_progbar_parallel_timeout",),
+        ON_PURPOSE,
+        "a progress bar and a timeout can be combined here, so nothing warns of it",
+    ),
+    Difference(
+        "optuna",
+        ("*::test_optimize_with_progbar[[]2]", "*::test_optimize_progbar_n_trials_prioritized[[]2]"),
+        OF_THE_TEST,
+        "of two equal trials at a time, the test wants the first one to end first",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_nested_backend_in_sequential*",),
+        ON_PURPOSE,
+        "`Parallel()` without `n_jobs` means all devices where Fluid's backend is the default, not one worker",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_threadpool_limitation_in_child_override*",),
+        OF_THE_TEST,
+        "the variables are set after the executor of all tests was made, whose lanes have those of its start",
+    ),
+    Difference(
+        "joblib",
+        (
+            "*::test_backend_context_manager*",
+            "*::test_backend_hinting_*",
+            "*::test_loky_reuse_workers*",
+            "*::test_nested_backend_context_manager*",
+            "*::test_nested_parallelism_limit*",
+            "*::test_parallel_as_context_manager*",
+            "*::test_initializer_reused*",
+            "*::test_initializer_not_reused*",
+        ),
+        OF_THE_TEST,
+        "the class `LokyBackend`, or when loky uses its processes again",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_multiple_generator_call_separated_gc*",),
+        ON_PURPOSE,
+        "two generators of one `Parallel` may be under way at a time; loky refuses the second one",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_thread_bomb_mitigation*",),
+        DEFECT,
+        "a `RecursionError` of a task arrives as a `FluidError`",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_dispatch_multiprocessing*",),
+        DEFECT,
+        "proxies of `multiprocessing.Manager()` cannot be used in tasks: `AuthenticationError`",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_initializer_context*", "*::test_initializer_parallel*"),
+        DEFECT,
+        "`initializer=` of joblib 1.5 is not supported, and fails with a `TypeError`",
+    ),
+    Difference(
+        "ray",
+        ("*::test_trial_reuse_*", "*::test_multi_trial_reuse*", "*::test_reuse_enabled_error"),
+        ON_PURPOSE,
+        "`reuse_actors=True` shares processes and does not call `reset_config`, whose calls the tests count ([what "
+        "changes](ray_tune.md#what-changes-and-what-does-not))",
+    ),
+    Difference(
+        "ray",
+        ("*::testBuiltInTrainableResources",),
+        ON_PURPOSE,
+        "a request that cannot be met fails at once; Ray Tune warns and waits ([resources](ray_tune.md#resources))",
+    ),
+    Difference(
+        "ray",
+        ("*::testEarlyStopping",),
+        ON_PURPOSE,
+        "trials of no length: more of them have begun by the time that the stopper sees the results that end the sweep "
+        "([how many at once](ray_tune.md#how-many-trials-at-once))",
+    ),
+)
