@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from fluid.trainables.exception_pickle import dump_exception, load_exception
 from fluid.trainables.json_form import message_of
-from fluid.trainables.pickling import dump_exception
 
 
 class FitWarning(NamedTuple):
     """A warning that the filters of the search have let through in a lane.
 
     Attributes:
-        pickled: the warning; ``None`` if it cannot be pickled.
+        pickled: the warning.
         text: what it says.
         module: of the code that it is about, for the filters.
         filename: of that code.
         lineno: the line there.
     """
 
-    pickled: bytes | None
+    pickled: bytes
     text: str
     module: str | None
     filename: str
@@ -59,11 +58,5 @@ def _recorded(caught: warnings.WarningMessage, module: str | None) -> FitWarning
 
 
 def _warning_of(each: FitWarning) -> Warning:
-    if each.pickled is not None:
-        try:
-            found = pickle.loads(each.pickled)
-        except Exception:  # The driver may not have its class.
-            found = None
-        if isinstance(found, Warning):
-            return found
-    return UserWarning(each.text)
+    found = load_exception(each.pickled)
+    return found if isinstance(found, Warning) else UserWarning(each.text)  # The driver may not have its class.
