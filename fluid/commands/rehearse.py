@@ -51,9 +51,7 @@ def add_rehearse(commands: Subparsers) -> None:
     rehearse.add_argument("--seeds", type=int, default=_SEEDS, metavar="N", help=f"of each (default: {_SEEDS})")
     rehearse.add_argument("--planner", help="of the executors (default: the script's)")
     rehearse.add_argument("--metric", metavar="NAME", help="judge sweeps by this metric (default: the search's)")
-    rehearse.add_argument(
-        "--mode", metavar="MODE", help="min or max (default: the search's, else the name's)"
-    )
+    rehearse.add_argument("--mode", metavar="MODE", help="min or max (default: the search's, else what the name says)")
     rehearse.add_argument("--price", type=float, metavar="USD", help="US dollars for a device-hour")
     for name, meaning in _OVERHEADS.items():
         option = f"--{name.replace('_', '-')}"

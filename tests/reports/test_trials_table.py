@@ -113,8 +113,12 @@ def test_an_unknown_column_is_refused(small_run: Path, capsys: Captured) -> None
 
 
 def test_another_metric_judges(small_run: Path, capsys: Captured) -> None:
-    assert report(capsys, str(small_run), "--metric", "eval/f1")[2].startswith("best eval/f1 0.5 (more is better): b, at iteration 2")
-    assert report(capsys, str(small_run), "--mode", "max")[2].startswith("best loss 0.9 (more is better): a, at iteration 1")
+    assert report(capsys, str(small_run), "--metric", "eval/f1")[2].startswith(
+        "best eval/f1 0.5 (more is better): b, at iteration 2"
+    )
+    assert report(capsys, str(small_run), "--mode", "max")[2].startswith(
+        "best loss 0.9 (more is better): a, at iteration 1"
+    )
 
 
 def test_a_metric_that_only_counts_is_not_judged_by(session: Callable[..., Any], capsys: Captured) -> None:

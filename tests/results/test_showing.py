@@ -97,5 +97,8 @@ def test_several_metrics_have_a_front() -> None:
         ("a", 1, (1.0, 5.0)),
         ("b", 2, (3.0, 1.0)),
     ]
-    assert repr(found.pareto[0]) == "BestTrial(loss=0.5 (less is better), cost=6 (less is better) at iteration 2 of trial 'a', config={})"
+    assert (
+        repr(found.pareto[0])
+        == "BestTrial(loss=0.5 (less is better), cost=6 (less is better) at iteration 2 of trial 'a', config={})"
+    )
     assert "best" not in repr(found)
