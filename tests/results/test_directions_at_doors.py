@@ -64,7 +64,7 @@ def test_calls_ask_for_the_mode(executor: FluidExecutor, folder: Path) -> None:
     assert "pass metric='default' and mode='min' or mode='max'" in refused(lambda: recorded(folder))
     assert result.best_by("default", "max").value == 0.5 and result.best_by("default", "min").value == 0.125
     assert result.best_by("loss").value == 0.5 and fluid.load(folder, "loss").best.mode == "min"
-    assert recorded(folder, "default", "max").mode == "max"
+    assert recorded(folder, metric="default", mode="max").mode == "max"
     with pytest.raises(fluid.FluidError, match="no trial has reported a number as 'lss'; there are default, loss"):
         result.best_by("lss")
 
