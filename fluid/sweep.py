@@ -314,9 +314,9 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
 
 
 def _checked_goals(metric: Any, mode: Any, algorithm: str, searcher: Any) -> tuple[Goal, ...]:
-    said = getattr(searcher, "mode_of", None)  # Of a library that is told by itself what to optimize.
-    if mode is None and callable(said):
-        mode = [said(name) for name, _ in modes_of(metric, None)] or None
+    said = getattr(searcher, "mode_of", None)
+    if mode is None and callable(said):  # Where both the name and the library say it, begin() refuses what differs.
+        mode = [known or said(name) for name, known in modes_of(metric, None)] or None
     goals = goals_of(metric, mode)
     if not goals:
         raise InvalidFieldError("metric", metric, "must be the name of a metric that trials report")

@@ -24,7 +24,7 @@ def add_report(commands: Subparsers) -> None:
     report = commands.add_parser("report", help="report on a run, or compare several: tables, a page and a Gantt chart")
     report.add_argument("runs", metavar="RUN", nargs="+", help="the run folder of a session; several are compared")
     report.add_argument("--metric", metavar="NAME", help="judge trials by this metric (default: the search's)")
-    report.add_argument("--mode", metavar="MODE", help="min or max (default: the search's, else the name's)")
+    report.add_argument("--mode", metavar="MODE", help="min or max (default: the search's, else what the name says)")
     report.add_argument("--columns", metavar="NAME,NAME,...", help="columns of the table of trials, such as lr,loss")
     report.add_argument("--html", metavar="FILE", help="write the page to this file (default: RUN/report.html)")
     report.add_argument("--png", metavar="FILE", help="draw the chart to this file (default: RUN/timeline.png)")

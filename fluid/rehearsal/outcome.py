@@ -12,7 +12,7 @@ from fluid.errors import InvalidFieldError, require_number
 from fluid.results.best import eligible
 from fluid.results.iterations import FinishedIteration, FinishedIterations, ReportedLines, shown_iterations
 from fluid.results.loading import completed
-from fluid.results.metrics import Goal, known_goals
+from fluid.results.metrics import Goal, goals_of, known_goals
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
 from fluid.sizing.held_time import HeldTime
@@ -282,7 +282,7 @@ class _PlayedFolder:
 
 def _goal_of(metric: str | None, mode: str | None, groups: Sequence[SubmittedGroup]) -> Goal | None:
     found, its_mode = completed(metric, mode, [group.search for group in groups])
-    goals = known_goals(found, its_mode)
+    goals = known_goals(found, its_mode) if metric is None else goals_of(found, its_mode)
     return goals[0] if goals else None
 
 

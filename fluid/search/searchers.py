@@ -69,7 +69,7 @@ class Searcher(Protocol):
     """Suggests configs, and is told what came of them. It is used by one thread: the one that called ``fluid.run``.
 
     One of a library that knows by itself what it optimizes may have a method ``mode_of(metric)``, too, which returns
-    ``"min"``, ``"max"`` or ``None``: it counts where ``fluid.run`` is given no mode.
+    ``"min"``, ``"max"`` or ``None``: it counts where ``fluid.run`` is given no mode, and the metric's name says none.
 
     Example:
         >>> from fluid.search import AskTell, Searcher

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -463,3 +464,26 @@ def test_the_example_in_a_slurm_job(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = re.search(r"right on ([\d.]+)% of the digits", done.stdout)
     assert found is not None and float(found[1]) > 60.0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("metric", "callbacks", "said"),
+    [
+        ("margin", [SimpleNamespace(monitor="margin", mode="max")], ["max"]),
+        ("margin", SimpleNamespace(monitor="margin", mode="min"), ["min"]),
+        (["loss", "margin"], [object(), SimpleNamespace(monitor="margin", mode="max")], [None, "max"]),
+        ("val_loss", [SimpleNamespace(monitor=None, mode="max")], [None]),
+    ],
+)
+def test_callbacks_that_monitor_the_metric_say_its_mode(metric: Any, callbacks: Any, said: Any) -> None:
+    from fluid.integrations.lightning import _modes_said
+
+    assert _modes_said(metric, {"callbacks": callbacks}) == said
+    assert _modes_said("margin", lambda config: {}) == [None]
+
+
+def test_a_callback_that_contradicts_the_name_is_refused() -> None:
+    from fluid.integrations.lightning import _modes_said
+
+    with pytest.raises(fluid.InvalidFieldError, match="monitors 'val_acc' with mode 'min', but more of it is better"):
+        _modes_said("val_acc", {"callbacks": [SimpleNamespace(monitor="val_acc", mode="min")]})

@@ -155,7 +155,7 @@ def test_seconds_come_from_the_objective_that_is_named(tmp_path: Path) -> None:
     assert [one.seconds for one in benchmark.replay(CONFIGS[2], range(1, 3))] == [30.0, 30.0]  # Differences.
     assert BlackboxBenchmark(tmp_path / "u", "one", metric="metric_accuracy").mode == "max"
     with pytest.raises(InvalidFieldError, match="elapsed"):
-        BlackboxBenchmark(write(tmp_path / "v", objectives=["a", "b", "c", "d"]), "one")
+        BlackboxBenchmark(write(tmp_path / "v", objectives=["a", "b", "c", "d"]), "one", mode="min")
 
 
 def test_a_table_with_configs_of_its_own_for_each_task(tmp_path: Path) -> None:

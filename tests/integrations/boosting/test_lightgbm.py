@@ -302,3 +302,36 @@ def test_a_function_of_ones_own_goes_on(tmp_path: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr("fluid.integrations.lightgbm.reporting.get_checkpoint", lambda: tmp_path)
     assert trees(lightgbm.train(BINARY, datasets()[0], **remaining(9))) == trees(whole)
     assert remaining(3)["num_boost_round"] == 0
+
+
+def margin(predicted: Any, dataset: Any) -> list[tuple[str, float, bool]]:
+    return [
+        ("margin", float(np.mean(predicted * dataset.get_label())), True),
+        ("spread", float(np.std(predicted)), False),
+    ]
+
+
+def broken(predicted: Any, dataset: Any) -> Any:
+    raise ValueError("constant")
+
+
+def test_what_functions_say_of_their_direction() -> None:
+    data, valid = datasets()
+    sources = DatasetSources(data, [valid])
+    assert sources.modes_said(margin, {}) == {"margin": "max", "spread": "min"}
+    assert sources.modes_said([broken, distance], {}) == {"distance": "min"}
+    ten, held = datasets(load_digits)
+    classes = DatasetSources(ten, [held])
+    shapes: list[Any] = []
+    classes.modes_said(lambda predicted, dataset: shapes.append(predicted.shape), {"num_class": 10})
+    assert shapes[0][1] == 10
+
+
+def test_what_a_function_maximizes_is_maximized(executor: Any) -> None:
+    data, valid = datasets()
+    params = {"objective": "binary", "metric": "None", "learning_rate": [1e-4, 1e-3, 0.5], "num_leaves": 4}
+    options = {"feval": margin, "metric": "valid_0-margin", "algorithm": "grid"}
+    result = train(params, data, 6, [valid], **options)
+    assert result.mode == "max" and result.best.config["learning_rate"] == 0.5
+    with pytest.raises(InvalidFieldError, match="'valid_0-margin' may mean either; pass mode="):
+        train(params, data, 6, [valid], **{**options, "feval": broken})

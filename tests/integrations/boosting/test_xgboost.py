@@ -20,10 +20,11 @@ pytest.importorskip("sklearn", reason="needs scikit-learn: make integrations")
 
 from sklearn.datasets import load_breast_cancer, load_digits  # noqa: E402
 
-from fluid.integrations.boosting import Rounds  # noqa: E402
+from fluid.integrations.boosting import Rounds, goals_among  # noqa: E402
 from fluid.integrations.xgboost import ReportCallback, fit, remaining, train  # noqa: E402
 from fluid.integrations.xgboost.estimators import _fit  # noqa: E402
 from fluid.integrations.xgboost.matrices import Sets  # noqa: E402
+from fluid.integrations.xgboost.sweeps import _Said  # noqa: E402
 from fluid.integrations.xgboost.training import train_rounds  # noqa: E402
 
 BINARY = {"objective": "binary:logistic", "eval_metric": ["auc", "logloss"], "max_depth": 3, "nthread": 1}
@@ -306,3 +307,48 @@ def test_a_function_of_ones_own_goes_on(tmp_path: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr("fluid.integrations.xgboost.reporting.get_checkpoint", lambda: tmp_path)
     assert xgboost.train(BINARY, matrix, **remaining(9)).save_raw() == whole.save_raw()
     assert remaining(3)["num_boost_round"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "mode"),
+    [
+        ("valid-auc", {}, "max"),
+        ("valid-ndcg@5-", {}, "max"),
+        ("valid-map-", {}, "max"),
+        ("valid-ams@0.15", {}, "max"),
+        ("valid-interval-regression-accuracy", {}, "max"),
+        ("valid-mape", {}, "min"),
+        ("valid-error@0.7", {}, "min"),
+        ("valid-tweedie-nloglik@1.5", {}, "min"),
+        ("valid-margin", {"custom_metric": print, "maximize": True}, "max"),
+        ("valid-margin", {"custom_metric": print, "maximize": False}, "min"),
+        ("valid-logloss", {"custom_metric": print, "maximize": True}, "min"),
+        ("valid-accuracy", {"custom_metric": print}, "max"),
+        ("valid-aft-nloglik", {"maximize": False}, "min"),
+        ("valid-logloss", {"maximize": True, "params": {"eval_metric": ["logloss", "auc"]}}, "min"),
+        ("valid-auc", {"maximize": True, "params": {"eval_metric": ["logloss", "auc"]}}, "max"),
+    ],
+)
+def test_directions(name: str, options: dict[str, Any], mode: str) -> None:
+    (goal,) = goals_among(name, None, ["train", "valid"], _Said(**options).mode_of)
+    assert goal.mode == mode
+    assert goals_among(name, "min", ["valid"], _Said(**options).mode_of)[0].less, "what the user says counts first"
+
+
+def test_a_direction_that_nobody_says_is_refused() -> None:
+    with pytest.raises(InvalidFieldError, match="'valid-margin' may mean either; pass mode="):
+        goals_among("valid-margin", None, ["valid"], _Said(custom_metric=print).mode_of)
+
+
+def test_what_is_to_be_maximized_is_maximized(executor: Any) -> None:
+    matrix, valid = matrices()
+    params = {"objective": "binary:logistic", "eta": [1e-4, 1e-3, 0.5], "disable_default_eval_metric": True}
+
+    def margin(predicted: Any, data: Any) -> tuple[str, float]:
+        return "margin", float(np.mean((predicted - 0.5) * (2.0 * data.get_label() - 1.0)))
+
+    options = {"custom_metric": margin, "early_stopping_rounds": 3, "algorithm": "grid"}
+    for said in ({"maximize": True}, {"mode": "max"}):
+        result = train(params, matrix, 9, evals=[(valid, "valid")], metric="valid-margin", **options, **said)
+        assert result.mode == "max" and result.best.config["eta"] == 0.5
+        assert {trial.iteration for trial in result.trials} == {9}, "early stopping maximizes, too"
