@@ -82,7 +82,7 @@ LAYERS = (
     layer(16, "sweep"),
     layer(16, "integrations.ray_tune", "numpy ray pyarrow"),
     layer(16, "integrations.hpbandster", "numpy hpbandster ConfigSpace"),
-    layer(16, "integrations.optuna", "numpy optuna"),
+    layer(16, "integrations.optuna", "numpy cloudpickle optuna"),
     layer(17, "integrations.lightning", "lightning pytorch_lightning torch"),
     layer(17, "integrations.transformers", "transformers cloudpickle optuna"),
     layer(17, "integrations.keras", "keras numpy"),

@@ -55,44 +55,37 @@ class _Sent(NamedTuple):
     suppressed: bool
 
 
+class LackingClassError(FluidError):
+    """In place of an exception whose class this process lacks; the message is the class and the message of it."""
+
+
 def dump_exception(error: BaseException) -> bytes:
-    """Pickles an exception for :func:`load_exception`. Never raises, whatever the methods of its class do."""
+    """Pickles an exception; ``pickle`` reads it. Never raises, whatever the methods of its class do."""
     try:
         return _dump(error, ())
     except BaseException:
-        return pickle.dumps([])
-
-
-def load_exception(data: bytes) -> BaseException | None:
-    """Makes an exception that :func:`dump_exception` has pickled.
-
-    Returns:
-        The exception, without a traceback. If this process lacks its class, one of the nearest class that it derives
-        from, whose message names the class; ``None`` where that is ``Exception`` or ``BaseException``.
-    """
-    chain: list[_Sent] = pickle.loads(data)
-    made = [_made(sent) for sent in chain]
-    for error, sent in zip(made, chain, strict=True):
-        if error is None:
-            continue
-        cause, context = (None if place is None else made[place] for place in (sent.cause, sent.context))
-        if sent.notes:
-            BaseException.__setattr__(error, "__notes__", sent.notes)
-        if context is not None:
-            BaseException.__setattr__(error, "__context__", context)
-        if cause is not None:
-            set_cause(error, cause)
-        BaseException.__setattr__(error, "__suppress_context__", sent.suppressed)
-    return made[0] if made else None
+        return pickle.dumps(LackingClassError(_text(error)))
 
 
 def load_any_exception(data: bytes) -> BaseException:
-    """Makes an exception as :func:`load_exception` does, or else a :class:`FluidError` of the same text."""
-    error = load_exception(data)
-    if error is not None:
-        return error
-    chain: list[_Sent] = pickle.loads(data)
-    return FluidError(chain[0].text if chain else "an exception that cannot be pickled")
+    """Makes an exception that :func:`dump_exception` has pickled. Never raises.
+
+    Returns:
+        The exception, without a traceback. If this process lacks its class, one of the nearest class that it derives
+        from, whose message names the class; a :class:`LackingClassError` where that is ``Exception`` or
+        ``BaseException``.
+    """
+    try:
+        error = pickle.loads(data)
+    except BaseException as failed:  # It was not pickled by dump_exception, and its class may raise anything.
+        return LackingClassError(message_of(failed))
+    return error if isinstance(error, BaseException) else LackingClassError(repr(error))
+
+
+def load_exception(data: bytes) -> BaseException | None:
+    """Makes an exception as :func:`load_any_exception` does; ``None`` in place of a :class:`LackingClassError`."""
+    error = load_any_exception(data)
+    return None if type(error) is LackingClassError else error
 
 
 def with_lane_cause(error: _Error, cause: BaseException) -> _Error:
@@ -123,7 +116,7 @@ class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return super().reducer_override(obj)
         if any(obj is one for one in self._within):
             return TextOfValue, (_text(obj),)
-        return load_any_exception, (_dump(obj, self._within),)
+        return pickle.loads, (_dump(obj, self._within),)
 
 
 def _dump(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
@@ -134,7 +127,35 @@ def _dump(error: BaseException, within: tuple[BaseException, ...]) -> bytes:
                 chain.append(linked)
     place = {id(one): number for number, one in enumerate(chain)}
     allowance = _ByteAllowance()
-    return pickle.dumps([_sent(one, place, (*within, one), allowance) for one in chain])
+    return pickle.dumps(_Chain([_sent(one, place, (*within, one), allowance) for one in chain]))
+
+
+class _Chain:
+    """Is pickled in place of an exception and its causes.
+
+    Args:
+        sent: the exception, then the others.
+    """
+
+    def __init__(self, sent: list[_Sent]) -> None:
+        self._sent = sent
+
+    def __reduce__(self) -> Any:
+        return _linked, (self._sent,)
+
+
+def _linked(chain: list[_Sent]) -> BaseException:
+    """Makes the exceptions of a chain; returns the first one."""
+    made = [_made(sent) for sent in chain]
+    for error, sent in zip(made, chain, strict=True):
+        if sent.notes:
+            BaseException.__setattr__(error, "__notes__", sent.notes)
+        if sent.context is not None:
+            BaseException.__setattr__(error, "__context__", made[sent.context])
+        if sent.cause is not None:
+            set_cause(error, made[sent.cause])
+        BaseException.__setattr__(error, "__suppress_context__", sent.suppressed)
+    return made[0]
 
 
 class _ByteAllowance:
@@ -218,18 +239,18 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__qualname__}: {message_of(error)}"[:_LONGEST_TEXT]
 
 
-def _made(sent: _Sent) -> BaseException | None:
+def _made(sent: _Sent) -> BaseException:
     if sent.whole and isinstance(read := _load_part(sent.whole), BaseException):
         return read
     for number, pickled in enumerate(sent.classes):
         cls = _load_part(pickled)
         if cls in (Exception, BaseException):
-            return None
+            break
         with suppress(BaseException):  # This process may lack the class, or it can only be made otherwise.
             if number == 0 and not sent.whole:
                 return _put_together(cls, [_load_part(arg) for arg in sent.args], sent.attributes)
             return _put_together(cls, [sent.text], {})
-    return None
+    return LackingClassError(sent.text)
 
 
 def _put_together(cls: type[BaseException], args: list[Any], attributes: dict[str, bytes]) -> BaseException:
