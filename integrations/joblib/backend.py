@@ -73,7 +73,7 @@ class FluidBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
             raise InvalidFieldError(name, value, "is an option of a new executor, and executor is given")
         self.parallel: Any = None
         self._executors = ExecutorSource(executor, options)
-        self._first = {"initializer": initializer, "initargs": initargs}
+        self._first: dict[str, Any] = {"initializer": initializer, "initargs": initargs}
         self._settings: dict[str, Any] = {}
         #: Those of the call of ``Parallel`` that goes on; ``None`` until it submits.
         self._workers: Workers | None = None
