@@ -1,4 +1,4 @@
-"""The backend in processes that are forked from the executor's: they run tasks themselves, or on an executor of theirs."""
+"""The backend in processes that are forked from the executor's: they run tasks, or have an executor of their own."""
 
 from __future__ import annotations
 

@@ -129,8 +129,7 @@ def test_arguments_of_folders_are_checked(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_announced_is_kept(tmp_path: Path) -> None:
-    program = f"""
-        import sys
+    program = """
         from test_folders import GRID, TREE, X, Y
         from fluid.integrations.sklearn import FluidSearchCV
         FluidSearchCV(TREE, GRID, algorithm="grid", cv=3, n_jobs=1, verbose=3).fit(X, Y)

@@ -289,9 +289,9 @@ class NoFolds(GroupKFold):  # type: ignore[misc]
 @pytest.mark.parametrize("algorithm", ["grid", "asha", "tpe"])
 def test_a_splitter_without_folds_is_refused_as_by_grid_search_cv(algorithm: str, cv: Any) -> None:
     space = {"max_depth": [1, 2]}
-    with pytest.raises(ValueError, match="No fits were performed. Was the CV iterator empty") as theirs:
+    with pytest.raises(ValueError, match=r"No fits were performed\. Was the CV iterator empty") as theirs:
         GridSearchCV(TREE, space, cv=iter(cv) if cv == [] else cv).fit(X, Y)
-    with pytest.raises(ValueError, match="No fits were performed. Was the CV iterator empty") as ours:
+    with pytest.raises(ValueError, match=r"No fits were performed\. Was the CV iterator empty") as ours:
         FluidSearchCV(TREE, space, algorithm=algorithm, cv=iter(cv) if cv == [] else cv).fit(X, Y)
     assert str(ours.value) == str(theirs.value)
 
