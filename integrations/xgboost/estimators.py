@@ -11,11 +11,12 @@ import xgboost
 
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import Rounds, as_rows, eval_sets_of, rounds_of
-from fluid.integrations.run_options import require_run_options
+from fluid.integrations.options import require_options
 from fluid.integrations.xgboost.matrices import Sets
 from fluid.integrations.xgboost.sweeps import run_sweep
 from fluid.integrations.xgboost.training import raw, train_rounds
 from fluid.results.sweep import SweepResult
+from fluid.sweep import run
 
 
 def fit(
@@ -70,7 +71,7 @@ def fit(
     """
     params = _params_of(estimator, y)
     parameter = "is a parameter of the estimator: give it to its class"
-    require_run_options(options, dict.fromkeys(estimator.get_params(), parameter))
+    require_options(run, options, dict.fromkeys(estimator.get_params(), parameter))
 
     def matrix(data: Any, label: Any, weight: Any) -> Any:
         kinds = {"enable_categorical": estimator.enable_categorical, "feature_types": estimator.feature_types}
