@@ -15,7 +15,7 @@ import numpy as np
 from fluid.directions import direction_of
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import executor_in_force
-from fluid.integrations.run_options import require_run_options
+from fluid.integrations.options import require_options
 from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.sweep import SweepResult
 from fluid.session.specs import ISOLATING
@@ -188,7 +188,7 @@ def sweep(
         goals: what it optimizes.
         options: further arguments of :func:`fluid.run`.
     """
-    require_run_options(options, {"budget": "follows from num_boost_round, the rounds of a trial"})
+    require_options(run, options, {"budget": "follows from num_boost_round, the rounds of a trial"})
     own, executor = options.get("trial_options"), options.get("executor") or executor_in_force()
     if own is None or isinstance(own, Mapping):
         # A lane makes the data once for all its trials, and what runs there leaves nothing behind.

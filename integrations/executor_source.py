@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fluid.executor import FluidExecutor, executor_in_force
+from fluid.integrations.options import require_options
 
 
 class ExecutorSource:
@@ -16,9 +17,13 @@ class ExecutorSource:
     Args:
         given: by the user.
         options: of a new executor. If there are any, the one in force is not used.
+
+    Raises:
+        InvalidFieldError: an option is none of an executor.
     """
 
     def __init__(self, given: FluidExecutor | None, options: Mapping[str, Any]) -> None:
+        require_options(FluidExecutor, options)
         self._given = given
         self._options = dict(options)
         self._made: FluidExecutor | None = None

@@ -6,7 +6,9 @@ epochs, or batches, and saves by ``model.save_weights``. ``KERAS_BACKEND`` is th
 
 from __future__ import annotations
 
+import os
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -25,6 +27,8 @@ with try_import("Keras", extra="keras") as _imports:
 #: The files of a checkpoint: Keras' own, with model and optimizer, and what it does not save.
 WEIGHTS_FILE = "model.weights.h5"
 _STATE_FILE = "fluid.pkl"
+#: Where Keras' callbacks keep the paths they write to.
+_PATHS = ("filepath", "filename", "log_dir", "_weights_path")
 _Callback: Any = keras.callbacks.Callback if _imports.available else object
 
 
@@ -59,6 +63,7 @@ def fit(model: Any, *args: Any, batches: int | None = None, **kwargs: Any) -> An
     """
     given = kwargs.pop("callbacks", None) or ()
     others = list(given) if isinstance(given, Sequence) else [given]
+    _tell_of_shared_files(others)
     callback = KerasCallback(batches=batches, others=others)
     callback.raises_in_fit = False
     if callback.initial_epoch:
@@ -67,6 +72,21 @@ def fit(model: Any, *args: Any, batches: int | None = None, **kwargs: Any) -> An
     if callback.ended is not None:
         raise callback.ended
     return history
+
+
+def _tell_of_shared_files(callbacks: Sequence[Any]) -> None:
+    """Warns of relative paths, which are one file for all trials unless each works in a folder of its own."""
+    if Path.cwd() == fluid.trial_dir().resolve():
+        return
+    for callback in callbacks:
+        for name in _PATHS:
+            path = vars(callback).get(name)
+            if isinstance(path, (str, os.PathLike)) and "://" not in str(path) and not os.path.isabs(path):
+                text = (
+                    f"{type(callback).__name__}: {os.fspath(path)!r} is one file for all trials, which overwrite it; "
+                )
+                text += f"use fluid.trial_dir() / {os.fspath(path)!r}, or trial_options={{'chdir': True}}"
+                warnings.warn(text, stacklevel=3)
 
 
 class KerasCallback(_Callback):  # type: ignore[misc]

@@ -26,7 +26,7 @@ from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.directions import direction_of
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.integrations.run_options import require_run_options
+from fluid.integrations.options import require_options
 from fluid.random_state import read_random_state, write_random_state
 from fluid.trainables.trial_code import TrialEnded
 
@@ -124,7 +124,7 @@ def sweep(
         raise InvalidFieldError("module", f"a {type(module).__name__}", "must be a class, or a function of a config")
     data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
     _check(module, space, data, trainer)
-    require_run_options(options, {})
+    require_options(fluid.run, options)
     if budget is None:
         budget = _epochs_of(trainer)
     if isinstance(trainer, Mapping) and (every := trainer.get("check_val_every_n_epoch")):

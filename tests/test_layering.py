@@ -86,7 +86,7 @@ LAYERS = (
     layer(17, "integrations.lightning", "lightning pytorch_lightning torch"),
     layer(17, "integrations.transformers", "transformers cloudpickle optuna"),
     layer(17, "integrations.keras", "keras numpy"),
-    layer(17, "integrations.boosting"),
+    layer(17, "integrations.boosting", "numpy"),
     layer(18, "integrations.xgboost", "xgboost numpy"),
     layer(18, "integrations.lightgbm", "lightgbm numpy sklearn"),
     layer(17, "integrations.sklearn", "sklearn joblib numpy"),

@@ -13,7 +13,7 @@ from fluid._given_executor import closes_executor
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.executor import FluidExecutor, executor_in_force, executor_scope
-from fluid.integrations.run_options import require_run_options
+from fluid.integrations.options import require_options
 from fluid.integrations.transformers.direction import direction_said
 from fluid.integrations.transformers.trial import Objective, PackedTrainer, set_hyperparameters, train_trial
 from fluid.results.sweep import SweepResult
@@ -103,7 +103,7 @@ def hyperparameter_search(
     """
     _imports.check()
     _require_trainer(trainer)
-    require_run_options(options, _NOT_HERE)
+    require_options(run, options, _NOT_HERE)
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     trials = require_integer("n_trials", n_trials, at_least=1)

@@ -12,11 +12,12 @@ import xgboost
 from fluid._given_executor import closes_executor
 from fluid.errors import InvalidFieldError
 from fluid.integrations.boosting import Rounds, as_rows, eval_sets_of, goals_among, rounds_of
-from fluid.integrations.run_options import require_run_options
+from fluid.integrations.options import require_options
 from fluid.integrations.xgboost.matrices import Sets
 from fluid.integrations.xgboost.sweeps import run_sweep
 from fluid.integrations.xgboost.training import direction, raw, train_rounds
 from fluid.results.sweep import SweepResult
+from fluid.sweep import run
 
 
 @closes_executor
@@ -72,7 +73,7 @@ def fit(
     """
     params = _params_of(estimator, y)
     parameter = "is a parameter of the estimator: give it to its class"
-    require_run_options(options, dict.fromkeys(estimator.get_params(), parameter))
+    require_options(run, options, dict.fromkeys(estimator.get_params(), parameter))
 
     def matrix(data: Any, label: Any, weight: Any) -> Any:
         kinds = {"enable_categorical": estimator.enable_categorical, "feature_types": estimator.feature_types}

@@ -187,6 +187,40 @@ def test_in_lanes_the_best_model_is_kept_and_stopped_trials_end_their_fit(tmp_pa
     assert keras.backend.backend() == "torch"
 
 
+@pytest.mark.parametrize("chdir", [False, True])
+def test_a_file_that_trials_share_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chdir: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def train(config: dict[str, Any]) -> None:
+        import warnings
+
+        import keras
+        import numpy as np
+
+        from fluid.integrations.keras import fit
+
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+        warnings.simplefilter("always")  # pytest's filters reach trials.
+        log = keras.callbacks.CSVLogger("log.csv")
+        own = keras.callbacks.CSVLogger(str(fluid.trial_dir() / "own.csv"))
+        fit(model, np.ones((8, 2)), np.ones(8), epochs=1, callbacks=[log, own])
+
+    with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
+        options = {"chdir": chdir}
+        space = {"lr": [0.1, 0.2]}
+        result = fluid.run(
+            train, space, metric="loss", algorithm="grid", budget=1, executor=executor, trial_options=options
+        )
+    for trial in result.trials:
+        assert (trial.folder / "own.csv").exists()
+        assert (trial.folder / "log.csv").exists() == chdir
+        log = tmp_path / "run" / "trials" / trial.trial_id / "output.log"
+        told = log.read_text().count("is one file for all trials") if log.exists() else 0
+        assert told == (0 if chdir else 1)
+    assert (tmp_path / "log.csv").exists() != chdir
+
+
 def test_the_example(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     options = ["--samples", "3", "--epochs", "3", "--devices", "1"]

@@ -238,7 +238,7 @@ def test_data_and_metrics_are_those_that_the_estimator_takes(executor: Any) -> N
         ({"eval_set": []}, "eval_set=.*: must be a list of pairs"),
         ({"eval_set": [[1.0, 2.0, 3.0]]}, "eval_set=.*: must be a list of pairs"),
         ({"eval_sample_weight": [None, None]}, "eval_sample_weight=.*: must have the weights of each of the 1 sets"),
-        ({"feature_name": ["a"]}, "feature_name=.*: is an argument neither of this function nor of fluid.run"),
+        ({"feature_name": ["a"]}, "feature_name=.*: is no argument of this function, nor of fluid.run"),
     ],
 )
 def test_an_argument_that_an_estimator_s_fit_cannot_use_is_named(arguments: dict[str, Any], message: str) -> None:

@@ -251,7 +251,7 @@ def test_an_estimator_takes_lists_and_one_pair(executor: Any) -> None:
         ({"early_stopping_rounds": 3}, "early_stopping_rounds=3: is a parameter of the estimator"),
         ({"eval_set": 3}, "eval_set=3: must be a list of pairs"),
         ({"sample_weight_eval_set": []}, "sample_weight_eval_set=.*: must have the weights of each of the 1 sets"),
-        ({"verbose": False}, "verbose=False: is an argument neither of this function nor of fluid.run"),
+        ({"verbose": False}, "verbose=False: is no argument of this function, nor of fluid.run"),
     ],
 )
 def test_an_argument_that_an_estimator_s_fit_cannot_use_is_named(arguments: dict[str, Any], message: str) -> None:
