@@ -21,7 +21,8 @@ class Departures:
         self._group_of, self._waits = group_of, waits
         #: The group of each trial that is about to leave a lane, by lane.
         self._leaving: dict[int, dict[str, str]] = {}
-        self._waiting: list[tuple[str, SessionFuture]] = []
+        #: The group and the trial, or any of the group where that is ``None``, for which a future waits.
+        self._waiting: list[tuple[str, str | None, SessionFuture]] = []
 
     def follow(self, events: Iterable[Event], commands: Iterable[Command]) -> None:
         """Takes what happened, and what the engine answered."""
@@ -40,9 +41,9 @@ class Departures:
                         self._leaving.setdefault(lane_id, {})[command.trial_id] = group_id
             elif isinstance(command, StopLane):
                 self._leaving.pop(command.lane_id, None)
-        for group_id, answer in list(self._waiting):
-            if not self.of(group_id):
-                self._waiting.remove((group_id, answer))
+        for group_id, trial_id, answer in list(self._waiting):
+            if not self._leaves(group_id, trial_id):
+                self._waiting.remove((group_id, trial_id, answer))
                 answer.set_result(None)
 
     def of(self, group_id: str) -> tuple[str, ...]:
@@ -50,20 +51,24 @@ class Departures:
         leaving = {trial for trials in self._leaving.values() for trial, group in trials.items() if group == group_id}
         return tuple(sorted(leaving))
 
-    def wait_for(self, group_id: str) -> SessionFuture:
-        """Returns what is set when all stopped trials of a group have left their lanes."""
+    def wait_for(self, group_id: str, trial_id: str | None = None) -> SessionFuture:
+        """Returns what is set when all stopped trials of a group, or one of them, have left their lanes."""
         answer = SessionFuture(self._waits)
-        if self.of(group_id):
-            self._waiting.append((group_id, answer))
+        if self._leaves(group_id, trial_id):
+            self._waiting.append((group_id, trial_id, answer))
         else:
             answer.set_result(None)
         return answer
 
     def give_up(self) -> None:
         """Ends all waiting, as the session ends."""
-        for _, answer in self._waiting:
+        for *_, answer in self._waiting:
             answer.set_result(None)
         self._waiting.clear()
+
+    def _leaves(self, group_id: str, trial_id: str | None) -> bool:
+        leaving = self.of(group_id)
+        return bool(leaving) if trial_id is None else trial_id in leaving
 
     def _has_left(self, lane_id: int, trial_id: str) -> None:
         leaving = self._leaving.get(lane_id, {})

@@ -304,6 +304,14 @@ class TrialGroupHandle:
         """
         return self._session.await_departures(self._inbox.group_id, require_number("timeout", timeout, at_least=0.0))
 
+    def departure(self, trial_id: str) -> Future[None]:
+        """Returns a future that is done when a trial that was stopped has left its process: see :meth:`await_cleanup`.
+
+        Raises:
+            FluidError: the executor is closed.
+        """
+        return self._session.departure(self._inbox.group_id, trial_id)
+
     def extend(self, trial_id: str, by: int, *, follow_up_iterations: int = 0) -> None:
         """Gives a trial further iterations, on top of its budget; one that was done continues where it was.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -155,6 +155,11 @@ class Session:
         with self.waits.waiting("trials to be cleaned up"), suppress(FutureTimeoutError):
             self._in_thread(lambda: departures.wait_for(group_id)).result(timeout_s)
         return self._in_thread(lambda: departures.of(group_id))
+
+    def departure(self, group_id: str, trial_id: str) -> Future[None]:
+        """Returns a future that is done when a stopped trial was cleaned up."""
+        departures = self._pump.departures
+        return self._in_thread(lambda: departures.wait_for(group_id, trial_id))
 
     def await_kept(self, timeout_s: float) -> bool:
         """Waits until all checkpoints that outlive the session so far are in the run folder; returns whether they are.

@@ -102,6 +102,8 @@ class TrialSubmission:
         self._added = 0
         self._gathering_since = 0.0
         self._under_way = 0
+        #: Dropped and not cleaned up yet, of those whose requests limit how many run at once.
+        self._leaving: list[TuneTrial] = []
         #: Removed and not processed yet: the controller sets the trial's status only after it has removed it.
         self._removed: list[TuneTrial] = []
         #: Paused trials that stay resident, by Tune's id.
@@ -172,7 +174,7 @@ class TrialSubmission:
             return False
         if self._concurrency.is_given:  # Which the user means, whatever the trials request.
             return True
-        others = chain((other for other in self._by_id.values() if other.is_counted), batch)
+        others = chain((other for other in self._by_id.values() if other.is_counted), self._leaving, batch)
         return self._requests.has_room(self._new[0].trial, (other.trial for other in others))
 
     def _limit(self) -> int | None:
@@ -359,12 +361,18 @@ class TrialSubmission:
         """Keeps removed trials that were paused resident, and stops the others."""
         removed, self._removed = self._removed, []
         for tune_trial in removed:
-            self._uncount(tune_trial)
-            if tune_trial.trial.status == Trial.PAUSED and tune_trial.can_stay_resident():
+            stays = tune_trial.trial.status == Trial.PAUSED and tune_trial.can_stay_resident()
+            handle = tune_trial.handle
+            leaves = not stays and handle is not None and self._requests.limits(tune_trial.trial)
+            if not leaves:
+                self._uncount(tune_trial)
+            if stays:
                 tell_rank(self._controller, self._scheduler, tune_trial)
                 self._paused[tune_trial.trial.trial_id] = tune_trial
             else:
                 self._drop(tune_trial)
+            if leaves:
+                self._uncount_once_left(tune_trial, handle)
         for trial_id in [key for key, paused in self._paused.items() if paused.trial.is_finished()]:
             self._drop(self._paused.pop(trial_id))
 
@@ -384,6 +392,18 @@ class TrialSubmission:
         for trial_id in trial_ids:
             if trial_id in self._stopping:
                 self._stopping[trial_id].stop(trial_id, now=True)
+
+    def _uncount_once_left(self, tune_trial: TuneTrial, handle: Any) -> None:
+        """Counts a trial that was stopped until it is cleaned up: until then it has what it requested."""
+        if self.is_broken:
+            return
+
+        def uncount() -> None:
+            self._leaving.remove(tune_trial)
+            self._uncount(tune_trial)
+
+        self._leaving.append(tune_trial)
+        handle.departure(tune_trial.trial_id).add_done_callback(lambda _: self._listener.post(uncount))
 
     def _uncount(self, tune_trial: TuneTrial) -> None:
         if tune_trial.is_counted:

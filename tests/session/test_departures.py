@@ -30,6 +30,14 @@ def test_a_group_waits_for_its_own_trials_in_every_lane() -> None:
     assert made.wait_for("0").done()
 
 
+def test_one_trial_is_waited_for_apart_from_others_of_its_group() -> None:
+    made = departures()
+    first, second = made.wait_for("0", "a"), made.wait_for("0", "b")
+    made.follow([TrialReleased(1.0, "b", 1)], ())
+    assert second.done() and not first.done()
+    assert made.wait_for("0", "b").done(), "it has left"
+
+
 SAVED = Checkpoint(1, "/x")
 
 

@@ -153,6 +153,21 @@ def together(sweep: Sweep) -> int:
     return int(max(map(max, column(sweep, "together"))))
 
 
+class Lingers(tune.Trainable):
+    """Counts those that are between the begin of their set-up and the end of their clean-up."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.mark = Path(config["folder"]) / f"in-{self.trial_id}"
+        self.mark.touch()
+
+    def step(self) -> dict[str, Any]:
+        return {"together": len(list(self.mark.parent.glob("in-*"))), "done": self.iteration == 1}
+
+    def cleanup(self) -> None:
+        time.sleep(0.3)
+        self.mark.unlink()
+
+
 class Weighs(Counts):
     """Counts for as many trials as it has CPUs."""
 
@@ -175,6 +190,11 @@ def test_as_many_trials_run_at_once_as_ray_has_what_they_request(
     with FluidExecutor(backend=backend, devices=2, packing="auto", run_dir=tmp_path / "run", verbose=0) as two:
         assert together(run(Counts, two, **options, resources_per_trial=request_)) <= most
         assert together(run(tune.with_resources(Counts, request_), two, name="b", **options)) <= most
+
+
+def test_a_trial_has_what_it_requested_until_it_is_cleaned_up(run: Run, tmp_path: Path) -> None:
+    config = {"folder": str(tmp_path)}
+    assert together(run(Lingers, config=config, num_samples=4, resources_per_trial={"cpu": 2})) == 1
 
 
 def test_requests_that_change_are_counted_as_they_are(run: Run, tmp_path: Path) -> None:
