@@ -182,11 +182,12 @@ class ControllerBridge(TrialListener):
         """Requests that a trial continues from a checkpoint, usually the one it was submitted with."""
         tune_trial = self._trials[actor]
         tune_trial.train_task = task  # A failure that comes first is reported to it.
-        if tune_trial.failure is not None and isinstance(cause_of(tune_trial.failure), RestoreError):
+        if checkpoint_path(checkpoint) != tune_trial.start_path:
+            # The one that it was to start from may be gone: an exploit has replaced it while the trial waited.
+            self._submission.resubmit(tune_trial, checkpoint)
+        elif tune_trial.failure is not None and isinstance(cause_of(tune_trial.failure), RestoreError):
             self._outbox.answer(tune_trial, lambda: self._fail(tune_trial))
             return
-        if checkpoint_path(checkpoint) != tune_trial.start_path:
-            self._submission.resubmit(tune_trial, checkpoint)
         self._outbox.answer(tune_trial, lambda: tune_trial.answer_train(None))
 
     def save(self, actor: TrackedActor, task: Task) -> Any:

@@ -113,6 +113,18 @@ class LaneTrial:
     """A trainable of Fluid that runs a trainable of Tune; :func:`lane_trial_for` makes a subclass for each."""
 
     shipped_trainable: ClassVar[ShippedTrainable]
+    #: Why the trial is not in the state from which Tune began it, if it has to go on from another one.
+    _restore_error: RestoreError | None = None
+
+    def setup_to_load(self, config: dict[str, PickledArguments]) -> None:
+        """Sets up a trial that is to go on from a checkpoint of Fluid.
+
+        Tune may have deleted the one that it began from. That only counts if Fluid's cannot be loaded either.
+        """
+        try:
+            self.setup(config)
+        except RestoreError as error:
+            self._restore_error = error
 
     def setup(self, config: dict[str, PickledArguments]) -> None:
         spec = self._unpickle(config)
@@ -123,6 +135,10 @@ class LaneTrial:
                     restore(self._trainable.restore, spec.restore_from)
             except Exception as error:
                 raise RestoreError(traceback.format_exc(), _sendable(error)) from error
+
+    def _require_restored(self) -> None:
+        if self._restore_error is not None:
+            raise self._restore_error
 
     def _unpickle(self, config: Mapping[str, PickledArguments]) -> LaneTrialSpec:
         spec: LaneTrialSpec = self.shipped_trainable.unpickle(config[SPEC])
@@ -156,6 +172,7 @@ class LaneTrial:
             self._trainable: Any = make_quietly(self.shipped_trainable.trainable, arguments)
 
     def step(self) -> dict[str, Any]:
+        self._require_restored()
         begun = self._clock.now()
         with self._in_place():
             try:
@@ -186,6 +203,7 @@ class LaneTrial:
 
     def save(self) -> Any:
         """Makes a checkpoint where Tune keeps them."""
+        self._require_restored()
         with self._in_place():
             return self._save()
 
@@ -284,6 +302,7 @@ class SavableLaneTrial(LaneTrial):
     def load_checkpoint(self, folder: str) -> None:
         with open(os.path.join(folder, _STATE), "rb") as file:
             metrics, counters, index, self._checkpoints, self.iteration = pickle.load(file)
+        self._restore_error = None
         trainable = self._trainable
         checkpoint = Checkpoint.from_directory(os.path.join(folder, _FILES))
         with self._in_place():
@@ -335,6 +354,7 @@ class FunctionLaneTrial(LaneTrial):
     def load_checkpoint(self, folder: str) -> None:
         with open(os.path.join(folder, _STATE), "rb") as file:
             metrics, counters, index, self.iteration, self._checkpoints = pickle.load(file)
+        self._restore_error = None
         self._at_report = dict(counters), index, self.iteration
         trainable = self._trainable
         checkpoint = Checkpoint.from_directory(os.path.join(folder, _FILES))
