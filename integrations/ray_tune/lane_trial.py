@@ -37,7 +37,7 @@ from fluid.integrations.ray_tune.private_api import (
     trial_folder_of,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
-from fluid.trainables.driver_link import driver_link
+from fluid.trainables.driver_link import RequestRefusedError, driver_link
 from fluid.trainables.ray import ReportedCheckpoint, SessionSlot
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 from fluid.user_values import is_same_value
@@ -82,6 +82,19 @@ class FailedSave(NamedTuple):
     error: Exception
     checkpoint: None = None
     metrics: Mapping[str, Any] = {}
+
+
+class IterationWanted(NamedTuple):
+    """A trial's request to its driver to run an iteration, which waits until Tune has decided about the one before.
+
+    The answer is whether it may. Trials ask if they count ``training_iteration`` in a way of their own, such as in
+    epochs of ten steps each: how many calls of ``train`` there are until Tune's next decision is not known.
+
+    Attributes:
+        iteration: its number, of those done in Fluid.
+    """
+
+    iteration: int
 
 
 class LaneTrialSpec(NamedTuple):
@@ -136,6 +149,19 @@ class LaneTrial:
             except Exception as error:
                 raise RestoreError(traceback.format_exc(), _sendable(error)) from error
 
+    def _await_decision(self) -> None:
+        """Waits until Tune has processed all results.
+
+        Raises:
+            NoIterationLeftError: it has stopped or paused the trial.
+        """
+        try:
+            may_run = driver_link().ask(IterationWanted(self.iteration + 1))
+        except RequestRefusedError:
+            may_run = False
+        if not may_run:
+            raise NoIterationLeftError
+
     def _require_restored(self) -> None:
         if self._restore_error is not None:
             raise self._restore_error
@@ -149,6 +175,8 @@ class LaneTrial:
         self._inner_training = InnerTraining(spec.devices)
         #: Iterations done here; the trainable's own count may start from a checkpoint's.
         self.iteration = 0
+        #: Whether its results have a ``training_iteration`` of its own, and not the next number.
+        self._counts_itself = False
         self._inner_training.attach()
         self._session = SessionSlot()
         self._streams = (sys.stdout, sys.stderr)
@@ -173,6 +201,8 @@ class LaneTrial:
 
     def step(self) -> dict[str, Any]:
         self._require_restored()
+        if self._counts_itself:
+            self._await_decision()
         begun = self._clock.now()
         with self._in_place():
             try:
@@ -187,6 +217,7 @@ class LaneTrial:
                 raise NoIterationLeftError
             done = bool(result.get(DONE))
             self.iteration += 1
+            self._counts_itself |= result[TRAINING_ITERATION] != self._trainable._iteration
             self._work += self._clock.now() - begun
             saved = self._save_or_failure() if self._should_save(result) else None
         return {RESULT: self._without_config(result), SAVED: saved, DONE: done}
@@ -231,6 +262,8 @@ class LaneTrial:
         if isinstance(self._trainable, FunctionTrainable):
             # A function reports its own checkpoints; nothing can be saved between them.
             return self._trainable._last_training_result.checkpoint is not None
+        if self._counts_itself and self._checkpoints.may_be_asked:
+            return True  # Tune may ask for one now, and its lane waits for Tune's decision from here on.
         is_likely = result[TRAINING_ITERATION] in self._checkpoints.likely
         return self._is_due(result) or (is_likely and (self._save_cost or 0.0) <= tuning.CHEAP_SAVE * self._work)
 

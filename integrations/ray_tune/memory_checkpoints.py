@@ -154,8 +154,8 @@ class MemoryCheckpoints:
     def _wanted(self) -> set[str | None]:
         """Paths of the checkpoints from which trials go on, or others may go on in an exploit.
 
-        Tune deletes those of a trial that has newer ones (``num_to_keep``), also while a trial that is to go on from one
-        waits for a device.
+        Tune deletes those of a trial that has newer ones (``num_to_keep``), also while another trial that is to go on
+        from one waits for a device.
         """
         going_on = {
             checkpoint_path(trial.latest_checkpoint_result)
