@@ -15,6 +15,7 @@ import pytest
 import fluid
 from fluid.rehearsal.spaces import Condition, active
 from fluid.search import choice, make_sampler, make_space, uniform
+from fluid.search.domains import Domain
 from fluid.user_values import is_equal_value, is_same_value
 
 
@@ -91,13 +92,13 @@ ODD = [np.array([1.0, 2.0]), pd.DataFrame({"a": [1, 2]}), Guarded(1)]
 @pytest.mark.parametrize("odd", ODD, ids=lambda value: type(value).__name__)
 def test_a_point_of_a_sweep_names_a_choice_by_an_equal_one(odd: Any) -> None:
     space = make_space({"x": choice([Guarded(0), odd])})
-    config = make_sampler("random", space, seed=0, points=[{"x": copy.deepcopy(odd)}]).ask().config
-    assert config["x"] is odd
+    suggestion = make_sampler("random", space, seed=0, points=[{"x": copy.deepcopy(odd)}]).ask()
+    assert suggestion is not None and suggestion.config["x"] is odd
 
 
 def test_a_condition_of_a_benchmark_does_not_hold_for_an_array() -> None:
     conditions = [Condition("momentum", "optimizer", ("sgd",))]
-    space = {"optimizer": choice(["sgd", "adam"]), "momentum": uniform(0.0, 1.0)}
+    space: dict[str, Domain] = {"optimizer": choice(["sgd", "adam"]), "momentum": uniform(0.0, 1.0)}
     config = {"optimizer": np.array(["sgd", "sgd"]), "momentum": 0.5}
     assert list(active(config, space, conditions)) == ["optimizer"]
 

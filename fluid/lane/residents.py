@@ -205,7 +205,7 @@ class Residents:
             resident.rule = message.keep if resident.autosaves or resident.reports_states else None
             joins = message.membership is not None and message.membership.takes_over
             config = self._load(message.config)
-            set_up(resident.body, config, joins=joins)
+            set_up(resident.body, config, joins=joins, loads=message.checkpoint is not None)
 
         def renew() -> None:
             self._clean_up(resident)

@@ -36,13 +36,13 @@ class ClassResident:
         except StopIteration as error:
             raise stray_stop_iteration("setup") from error
 
-    def set_up_to_join(self, config: dict[str, Any]) -> None:
-        """Sets the trial up in a lane that receives its state from another."""
-        if not hasattr(self._class, "setup_to_join"):
+    def set_up_by(self, method: str, config: dict[str, Any]) -> None:
+        """Sets the trial up by a method of Fluid's own classes, which others lack: these are set up as usual."""
+        if not hasattr(self._class, method):
             self.setup(config)
             return
         self.trainable = self._class()
-        self.trainable.setup_to_join(config)
+        getattr(self.trainable, method)(config)
 
     def step(self) -> Step:
         try:

@@ -216,7 +216,7 @@ def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
     return RayFunctionResident(trainable, trial_id, folder)
 
 
-def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False) -> None:
+def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False, loads: bool = False) -> None:
     """Sets a resident up.
 
     Args:
@@ -224,9 +224,10 @@ def set_up(resident: Resident, config: dict[str, Any], *, joins: bool = False) -
         config: the trial's.
         joins: whether it will receive its state from another lane; a class's ``setup_to_join``, if it has one, is then
             called instead of ``setup``.
+        loads: whether it will be restored from a checkpoint; a class's ``setup_to_load`` is then called, likewise.
     """
-    if joins and isinstance(resident, ClassResident):
-        resident.set_up_to_join(config)
+    if (joins or loads) and isinstance(resident, ClassResident):
+        resident.set_up_by("setup_to_join" if joins else "setup_to_load", config)
     else:
         resident.setup(config)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -57,9 +58,9 @@ class Budgets:
         self._savable: dict[str, bool] = {}
         self._runs_ahead = True
 
-    def grant(self, trial: Trial, iteration: int) -> Grant:
-        """Returns how far a trial may run from an iteration."""
-        grant = self._up_to_decision(trial, iteration)
+    def grant(self, trial: Trial, iteration: float) -> Grant:
+        """Returns how far a trial may run from an iteration, of which a trainable may count fractions."""
+        grant = self._up_to_decision(trial, math.floor(iteration))
         return grant.first() if self._may_be_saved_any_time(trial) else grant
 
     def awaits_each_result(self, trial: Trial) -> bool:

@@ -20,6 +20,11 @@ class CheckpointSchedule(NamedTuple):
     likely: frozenset[int] = frozenset()
     at_end: bool = False
 
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether Tune may ask for any."""
+        return bool(self.every or self.at or self.likely or self.at_end)
+
     def due(self, iteration: int, done: bool = False) -> bool:
         """Whether Tune is sure to ask for a checkpoint after an iteration, at which the trial may be done."""
         return iteration in self.at or (done and self.at_end) or bool(self.every and iteration % self.every == 0)

@@ -24,7 +24,7 @@ from fluid.integrations.ray_tune.errors import actor_error, as_task_error, cause
 from fluid.integrations.ray_tune.final_saves import FinalSaves
 from fluid.integrations.ray_tune.hyperband_stalls import HyperBandStalls
 from fluid.integrations.ray_tune.interruption import Interruption, interruption_of
-from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
+from fluid.integrations.ray_tune.lane_trial import FailedSave, IterationWanted, RestoreError
 from fluid.integrations.ray_tune.memory_checkpoints import MemoryCheckpoints
 from fluid.integrations.ray_tune.memory_saves import CheckpointWanted
 from fluid.integrations.ray_tune.private_api import RESULT_DUPLICATE, TrackedActor, Trial, waits_for_saves
@@ -153,6 +153,7 @@ class ControllerBridge(TrialListener):
         was_live = tune_trial.stage is ActorStage.LIVE
         self._number_live -= was_live
         tune_trial.forget_tasks()
+        tune_trial.grant_wanted(False)
         self._submission.remove(tune_trial)
         return was_live
 
@@ -177,16 +178,19 @@ class ControllerBridge(TrialListener):
             self._outbox.offer_result(tune_trial)
         elif tune_trial.is_idle:
             self._answer_idle(tune_trial)
+        else:
+            tune_trial.grant_wanted(True)
 
     def restore(self, actor: TrackedActor, task: Task, checkpoint: Any) -> None:
         """Requests that a trial continues from a checkpoint, usually the one it was submitted with."""
         tune_trial = self._trials[actor]
         tune_trial.train_task = task  # A failure that comes first is reported to it.
-        if tune_trial.failure is not None and isinstance(cause_of(tune_trial.failure), RestoreError):
+        if checkpoint_path(checkpoint) != tune_trial.start_path:
+            # The one that it was to start from may be gone: an exploit has replaced it while the trial waited.
+            self._submission.resubmit(tune_trial, checkpoint)
+        elif tune_trial.failure is not None and isinstance(cause_of(tune_trial.failure), RestoreError):
             self._outbox.answer(tune_trial, lambda: self._fail(tune_trial))
             return
-        if checkpoint_path(checkpoint) != tune_trial.start_path:
-            self._submission.resubmit(tune_trial, checkpoint)
         self._outbox.answer(tune_trial, lambda: tune_trial.answer_train(None))
 
     def save(self, actor: TrackedActor, task: Task) -> Any:
@@ -201,8 +205,9 @@ class ControllerBridge(TrialListener):
             tune_trial.record_save(saved)
             self._outbox.answer(tune_trial, lambda: notify(task.on_result, actor, saved))
             return self._references.of(saved)
-        if tune_trial.runs_ahead:
+        if tune_trial.wanted is None and tune_trial.runs_ahead:
             self._submission.note_late_save(tune_trial)
+        tune_trial.grant_wanted(True)  # A lane saves between two iterations, and this one waits in the next.
         future = tune_trial.handle.call(tune_trial.trial_id, "save")
         self._count_save(1)
         generation = tune_trial.task_generation
@@ -218,6 +223,7 @@ class ControllerBridge(TrialListener):
     def call(self, actor: TrackedActor, method: str, arguments: Any) -> Any:
         """Calls any other method of the trainable and waits for its return value."""
         tune_trial = self._trials[actor]
+        tune_trial.grant_wanted(True)
         return tune_trial.handle.call(tune_trial.trial_id, "run_method", method, pickle_arguments(arguments)).result()
 
     # -- the controller's turn -----------------------------------------------------------------------------
@@ -319,10 +325,22 @@ class ControllerBridge(TrialListener):
     def on_request(self, request: TrialRequest) -> None:
         try:
             wanted = request.read()
+            if isinstance(wanted, IterationWanted):
+                self._want_iteration(request, wanted.iteration)
+                return
             answer = self._memory.answer if isinstance(wanted, CheckpointWanted) else self._submission.answer
             request.answer(answer(request.trial_id, wanted))
         except Exception as error:
             request.refuse(error)
+
+    def _want_iteration(self, request: TrialRequest, iteration: int) -> None:
+        tune_trial = self._submission.find(request.trial_id)
+        if tune_trial is None or tune_trial.stage is ActorStage.REMOVED:
+            request.answer(False)
+        elif iteration <= tune_trial.received or (tune_trial.train_task is not None and not tune_trial.results):
+            request.answer(True)  # It repeats one, or Tune waits for it.
+        else:
+            tune_trial.wanted = request
 
     def on_broken(self, error: BaseException) -> None:
         self._broken, self._submission.is_broken = error, True

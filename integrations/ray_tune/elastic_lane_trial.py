@@ -120,6 +120,7 @@ class ElasticLaneTrial(SavableLaneTrial):
     def load_elastic_state(self, state: Mapping[str, Any]) -> None:
         """Loads a state of another lane, or an earlier one of this lane."""
         self._trainable.elastic.load_elastic_state(state["elastic"])
+        self._restore_error = None
         for name, value in state["counters"].items():
             setattr(self._trainable, name, value)
         last = self._trainable._last_result

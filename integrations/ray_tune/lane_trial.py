@@ -36,7 +36,7 @@ from fluid.integrations.ray_tune.private_api import (
     trial_folder_of,
 )
 from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedTrainable
-from fluid.trainables.driver_link import driver_link
+from fluid.trainables.driver_link import RequestRefusedError, driver_link
 from fluid.trainables.exception_pickle import dump_exception, load_any_exception
 from fluid.trainables.ray import ReportedCheckpoint, SessionSlot
 from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
@@ -87,6 +87,19 @@ class FailedSave(NamedTuple):
         return _failed_save, (self.traceback, dump_exception(self.error))
 
 
+class IterationWanted(NamedTuple):
+    """A trial's request to its driver to run an iteration, which waits until Tune has decided about the one before.
+
+    The answer is whether it may. Trials ask if they count ``training_iteration`` in a way of their own, such as in
+    epochs of ten steps each: how many calls of ``train`` there are until Tune's next decision is not known.
+
+    Attributes:
+        iteration: its number, of those done in Fluid.
+    """
+
+    iteration: int
+
+
 class LaneTrialSpec(NamedTuple):
     """A trial as it is sent to a lane.
 
@@ -116,6 +129,18 @@ class LaneTrial:
     """A trainable of Fluid that runs a trainable of Tune; :func:`lane_trial_for` makes a subclass for each."""
 
     shipped_trainable: ClassVar[ShippedTrainable]
+    #: Why the trial is not in the state from which Tune began it, if it has to go on from another one.
+    _restore_error: RestoreError | None = None
+
+    def setup_to_load(self, config: dict[str, PickledArguments]) -> None:
+        """Sets up a trial that is to go on from a checkpoint of Fluid.
+
+        Tune may have deleted the one that it began from. That only counts if Fluid's cannot be loaded either.
+        """
+        try:
+            self.setup(config)
+        except RestoreError as error:
+            self._restore_error = error
 
     def setup(self, config: dict[str, PickledArguments]) -> None:
         spec = self._unpickle(config)
@@ -127,6 +152,23 @@ class LaneTrial:
             except Exception as error:
                 raise RestoreError(traceback.format_exc(), error) from error
 
+    def _await_decision(self) -> None:
+        """Waits until Tune has processed all results.
+
+        Raises:
+            NoIterationLeftError: it has stopped or paused the trial.
+        """
+        try:
+            may_run = driver_link().ask(IterationWanted(self.iteration + 1))
+        except RequestRefusedError:
+            may_run = False
+        if not may_run:
+            raise NoIterationLeftError
+
+    def _require_restored(self) -> None:
+        if self._restore_error is not None:
+            raise self._restore_error
+
     def _unpickle(self, config: Mapping[str, PickledArguments]) -> LaneTrialSpec:
         spec: LaneTrialSpec = config[SPEC].unpickle()
         return spec
@@ -136,6 +178,8 @@ class LaneTrial:
         self._inner_training = InnerTraining(spec.devices)
         #: Iterations done here; the trainable's own count may start from a checkpoint's.
         self.iteration = 0
+        #: Whether its results have a ``training_iteration`` of its own, and not the next number.
+        self._counts_itself = False
         self._inner_training.attach()
         self._session = SessionSlot()
         self._streams = (sys.stdout, sys.stderr)
@@ -159,6 +203,9 @@ class LaneTrial:
             self._trainable: Any = make_quietly(self.shipped_trainable.trainable, arguments)
 
     def step(self) -> dict[str, Any]:
+        self._require_restored()
+        if self._counts_itself:
+            self._await_decision()
         begun = self._clock.now()
         with self._in_place():
             try:
@@ -173,6 +220,7 @@ class LaneTrial:
                 raise NoIterationLeftError
             done = bool(result.get(DONE))
             self.iteration += 1
+            self._counts_itself |= result[TRAINING_ITERATION] != self._trainable._iteration
             self._work += self._clock.now() - begun
             saved = self._save_or_failure() if self._should_save(result) else None
         return {RESULT: self._without_config(result), SAVED: saved, DONE: done}
@@ -189,6 +237,7 @@ class LaneTrial:
 
     def save(self) -> Any:
         """Makes a checkpoint where Tune keeps them."""
+        self._require_restored()
         with self._in_place():
             return self._save()
 
@@ -216,6 +265,8 @@ class LaneTrial:
         if isinstance(self._trainable, FunctionTrainable):
             # A function reports its own checkpoints; nothing can be saved between them.
             return self._trainable._last_training_result.checkpoint is not None
+        if self._counts_itself and self._checkpoints.may_be_asked:
+            return True  # Tune may ask for one now, and its lane waits for Tune's decision from here on.
         is_likely = result[TRAINING_ITERATION] in self._checkpoints.likely
         return self._is_due(result) or (is_likely and (self._save_cost or 0.0) <= tuning.CHEAP_SAVE * self._work)
 
@@ -287,6 +338,7 @@ class SavableLaneTrial(LaneTrial):
     def load_checkpoint(self, folder: str) -> None:
         with open(os.path.join(folder, _STATE), "rb") as file:
             metrics, counters, index, self._checkpoints, self.iteration = pickle.load(file)
+        self._restore_error = None
         trainable = self._trainable
         checkpoint = Checkpoint.from_directory(os.path.join(folder, _FILES))
         with self._in_place():
@@ -338,6 +390,7 @@ class FunctionLaneTrial(LaneTrial):
     def load_checkpoint(self, folder: str) -> None:
         with open(os.path.join(folder, _STATE), "rb") as file:
             metrics, counters, index, self.iteration, self._checkpoints = pickle.load(file)
+        self._restore_error = None
         self._at_report = dict(counters), index, self.iteration
         trainable = self._trainable
         checkpoint = Checkpoint.from_directory(os.path.join(folder, _FILES))

@@ -25,12 +25,13 @@ from ray.tune.schedulers import PopulationBasedTraining
 from fluid._clock import MonotonicClock
 from fluid.integrations.ray_tune.lane_trial import FailedSave
 from fluid.integrations.ray_tune.memory_saves import CheckpointWanted, SavedInMemory, opened
-from fluid.integrations.ray_tune.private_api import before_state_is_written
+from fluid.integrations.ray_tune.private_api import before_state_is_written, donated_path
 from fluid.integrations.ray_tune.result_watchers import may_read_checkpoints
+from fluid.integrations.ray_tune.tune_trial import checkpoint_path
 from fluid.lane.own_store import delete_places
 
 _log = logging.getLogger(__name__)
-#: Checkpoints of a trial that stay in memory: a trial may wait for a device to go on from the last but one.
+#: Checkpoints of a trial that stay in memory in any case: Tune is about to be told of the last one.
 _KEPT = 2
 #: Copies under way at a time, and the niceness of their threads: a trial that goes on reads its state meanwhile.
 _THREADS, _NICENESS = 2, 10
@@ -58,6 +59,7 @@ class MemoryCheckpoints:
             and not may_read_checkpoints(controller)
             and before_state_is_written(controller, self.settle)
         )
+        self._controller, self._scheduler = controller, scheduler
         self._pool: ThreadPoolExecutor | None = None
         self._clock = MonotonicClock()
         #: With the copying of each, by its path in Tune's storage.
@@ -96,8 +98,7 @@ class MemoryCheckpoints:
             needed = self._needed[path] = threading.Event()
             self._saved[path] = saved, self._pool.submit(self._store_later, saved, needed, self._clock.now())
             paths.append(path)
-            while len(paths) > _KEPT:
-                self._forget(paths.popleft())
+            self._drop_old(paths)
         if self._failed:  # The storage may be full: from now on Tune is told of it at once.
             error = self._finish(path)
             if isinstance(error, Exception):
@@ -141,6 +142,27 @@ class MemoryCheckpoints:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+    def _drop_old(self, paths: deque[str]) -> None:
+        """Drops a trial's checkpoints from memory but for the newest, and for those from which trials are to go on."""
+        if len(paths) > _KEPT:
+            wanted = self._wanted()
+            for path in [path for path in list(paths)[:-_KEPT] if path not in wanted]:
+                paths.remove(path)
+                self._forget(path)
+
+    def _wanted(self) -> set[str | None]:
+        """Paths of the checkpoints from which trials go on, or others may go on in an exploit.
+
+        Tune deletes those of a trial that has newer ones (``num_to_keep``), also while another trial that is to go on
+        from one waits for a device.
+        """
+        going_on = {
+            checkpoint_path(trial.latest_checkpoint_result)
+            for trial in self._controller.get_trials()
+            if not trial.is_finished()
+        }
+        return going_on | {donated_path(member) for member in self._scheduler._trial_state.values()}
 
     def _finish(self, path: str) -> BaseException | None:
         """Has a copy made at once, and waits for it; returns why it failed, if it has."""

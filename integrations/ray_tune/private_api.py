@@ -86,6 +86,7 @@ __all__ = [
     "cluster_may_grow",
     "connect_to_cluster",
     "controller_of",
+    "donated_path",
     "environment_of_job",
     "give_session_path",
     "is_endless",
@@ -177,7 +178,7 @@ HYPERBAND_BRACKET = (
     "stop_last_trials",
     "trials_to_unpause",
 )
-POPULATION_MEMBER = ("last_perturbation_time", "last_train_time")
+POPULATION_MEMBER = ("last_checkpoint", "last_perturbation_time", "last_train_time")
 TRAINABLE = (
     "_close_logfiles",
     "_episodes_total",
@@ -345,6 +346,18 @@ def before_state_is_written(controller: Any, prepare: Callable[[], None]) -> boo
 
     setattr(manager, name, write_prepared)
     return True
+
+
+def donated_path(member: Any) -> str | None:
+    """Returns the path of the checkpoint from which others go on in an exploit of a population's member, if any.
+
+    It may be older than the member's newest: Tune also saves trials as it pauses them.
+    """
+    donated = member.last_checkpoint
+    if hasattr(donated, "resolve"):  # A reference to the result of ``save``.
+        result = donated.resolve()
+        donated = None if result is None else result.checkpoint
+    return None if donated is None else str(donated.path)
 
 
 def labels_of(request: Any) -> dict[str, str]:

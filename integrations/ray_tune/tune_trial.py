@@ -17,6 +17,7 @@ from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED
 from fluid.integrations.ray_tune.memory_saves import SavedInMemory
 from fluid.integrations.ray_tune.private_api import DONE, TRAINING_ITERATION, TrackedActor, TrainingResult, Trial
 from fluid.lane.own_store import delete_places
+from fluid.session.results import TrialRequest
 from fluid.user_values import is_same_value
 
 
@@ -85,6 +86,7 @@ class TuneTrial:
         ranked: the rung that the engine was last told it has come to, and its score there.
         is_idle: whether the engine runs it no further for now.
         failure: why it cannot continue.
+        wanted: what it waits for to run its next iteration, if it counts its iterations in a way of its own.
     """
 
     actor: TrackedActor
@@ -123,6 +125,7 @@ class TuneTrial:
     ranked: Any = None
     is_idle: bool = False
     failure: Failure | None = None
+    wanted: TrialRequest | None = None
 
     @property
     def is_submitted(self) -> bool:
@@ -246,6 +249,12 @@ class TuneTrial:
         """Deletes a checkpoint that the controller did not ask for."""
         _delete_checkpoint(self.unclaimed_save)
         self.unclaimed_save = None
+
+    def grant_wanted(self, may_run: bool) -> None:
+        """Answers its request to run an iteration, if there is one."""
+        wanted, self.wanted = self.wanted, None
+        if wanted is not None:
+            wanted.answer(may_run)
 
     # -- the controller's requests -------------------------------------------------------------------------
 

@@ -240,7 +240,7 @@ class Mute:
     def __repr__(self) -> str:
         raise ValueError("no text")
 
-    __reduce__ = __str__ = __repr__  # type: ignore[assignment]
+    __reduce__ = __str__ = __repr__
 
 
 def test_any_result_can_be_sent() -> None:
