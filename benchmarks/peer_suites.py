@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -33,7 +32,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,8 @@ class Suite:
     """Tests of another project.
 
     Attributes:
-        title: the project's name and the packages whose versions the table gives.
+        title: the project's name.
+        package: its package, whose version the table gives.
         files: of the tests, in the folder that ``stage`` returns.
         stage: makes the folder with the tests, given where the sources are and an empty folder, and the interpreter.
         place: what Fluid takes the place of.
@@ -67,7 +67,7 @@ class Suite:
     """
 
     title: str
-    packages: tuple[str, ...]
+    package: str
     files: tuple[str, ...]
     stage: Callable[[Path | None, Path, str], Path]
     place: str
@@ -120,21 +120,21 @@ def _given(sources: Path | None, suite: str) -> Path:
 SUITES: dict[str, Suite] = {
     "joblib": Suite(
         title="joblib",
-        packages=("joblib",),
+        package="joblib",
         files=("test/test_parallel.py",),
         stage=_installed("joblib"),
         place='the backend `"loky"`',
     ),
     "sklearn": Suite(
         title="scikit-learn",
-        packages=("scikit-learn",),
+        package="scikit-learn",
         files=("model_selection/tests/test_search.py",),
         stage=_installed("sklearn"),
         place="`GridSearchCV` and `RandomizedSearchCV`, by subclasses of `FluidSearchCV` that have their arguments",
     ),
     "optuna": Suite(
         title="Optuna",
-        packages=("optuna",),
+        package="optuna",
         files=(
             "tests/study_tests/test_study.py",
             "tests/study_tests/test_dataframe.py",
@@ -150,14 +150,14 @@ SUITES: dict[str, Suite] = {
     ),
     "hydra": Suite(
         title="Hydra",
-        packages=("hydra-core",),
+        package="hydra-core",
         files=("peer_suites_hydra.py",),
         stage=_of_hydra,
         place="the basic launcher, by `hydra/launcher=fluid`",
     ),
     "ray": Suite(
         title="Ray Tune",
-        packages=("ray",),
+        package="ray",
         files=tuple(
             f"tests/test_{name}.py"
             for name in (
@@ -210,10 +210,12 @@ def run_side(
         for file in files:
             tests = [test.removeprefix(file) for test in only if test.startswith(f"{file}::")]
             path = outcomes_of(outcomes, name, side, file)
-            if not only:
-                path.unlink(missing_ok=True)
-            elif not tests:
+            if only and not tests:
                 continue
+            # The outcomes of a file count once all of it has run; those of what runs again are added to them.
+            written = path if only else path.with_suffix(".part")
+            if not only:
+                written.unlink(missing_ok=True)
             print(f"{datetime.now():%H:%M:%S} {name} {side} {file}", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory() as home:
                 environment = {
@@ -225,8 +227,9 @@ def run_side(
                     ),
                     "FLUID_PEER_SUITE": name,
                     "FLUID_PEER_SIDE": side,
+                    "FLUID_PEER_PACKAGE": suite.package,
                     "FLUID_PEER_FILE": file,
-                    "FLUID_PEER_OUTCOMES": str(path),
+                    "FLUID_PEER_OUTCOMES": str(written),
                     **suite.environment,
                 }
                 command = [python, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider"]
@@ -234,6 +237,9 @@ def run_side(
                 command += [*suite.options, *([f"{place / file}{test}" for test in tests] or [str(place / file)])]
                 # Tests write to the current folder.
                 _run(command, folder if place == Path(folder) else home, environment, path.with_suffix(".log"))
+            if not written.exists():
+                raise SystemExit(f"{name}: pytest has not begun:\n{path.with_suffix('.log').read_text()[-2000:]}")
+            written.replace(path)
 
 
 def _run(command: Sequence[str], cwd: str, environment: Mapping[str, str], log: Path) -> None:
@@ -286,6 +292,12 @@ def read(outcomes: Path, name: str, side: str, files: Sequence[str]) -> dict[str
     return found
 
 
+def _circumstances(path: Path) -> dict[str, Any]:
+    """Returns the version of the package, that of Python, the machine's cores and the date of a file's run."""
+    found: dict[str, Any] = json.loads(path.read_text().splitlines()[0])
+    return found
+
+
 def differing(stock: Mapping[str, Outcome], fluid: Mapping[str, Outcome]) -> list[str]:
     """Returns the tests that stock passes and Fluid does not."""
     return [
@@ -295,16 +307,12 @@ def differing(stock: Mapping[str, Outcome], fluid: Mapping[str, Outcome]) -> lis
     ]
 
 
-def compared(name: str, versions: Mapping[str, str], outcomes: Path) -> dict[str, Any]:
-    """Returns the counts of both sides of a suite, and the tests that differ."""
-    files = files_of_both(outcomes, name)
+def compared(name: str, outcomes: Path, files: Sequence[str]) -> dict[str, Any]:
+    """Returns the counts of both sides of files of a suite, and the tests that differ."""
     stock, fluid = (read(outcomes, name, side, files) for side in SIDES)
     return {
-        "files": files,
-        "versions": dict(versions),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "files": list(files),
+        **_circumstances(outcomes_of(outcomes, name, "fluid", files[0])),
         "stock": dict(sorted(Counter(each.outcome for each in stock.values()).items())),
         "fluid": dict(sorted(Counter(each.outcome for each in fluid.values()).items())),
         "both_passed": sum(
@@ -347,10 +355,9 @@ def tables(results: Mapping[str, Any]) -> Iterator[str]:
     for name, suite in SUITES.items():
         if name in results:
             found = results[name]
-            versions = ", ".join(found["versions"][package] for package in suite.packages)
             passed = found["stock"].get("passed", 0)
             yield (
-                f"| {suite.title} {versions}: {_files(found['files'])} | {suite.place} | {passed} | "
+                f"| {suite.title} {found['version']}: {_files(found['files'])} | {suite.place} | {passed} | "
                 f"**{found['both_passed']}** | {found['on_fluid']} | {found['date']} |"
             )
     for name, suite in SUITES.items():
@@ -380,12 +387,6 @@ def write_page(results: Mapping[str, Any], page: Path) -> None:
     page.write_text("\n".join([f"{before}{BEGIN}", *tables(results), f"{END}{after}"]))
 
 
-def _versions(suite: Suite, python: str) -> dict[str, str]:
-    code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    asked = subprocess.run([python, "-c", code, *suite.packages], capture_output=True, text=True, check=True)
-    return dict(zip(suite.packages, asked.stdout.split(), strict=True))
-
-
 def main(given: Sequence[str] | None = None) -> int:
     """Runs suites, compares and writes the tables; returns 1 if a test differs for no known reason."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -412,8 +413,9 @@ def main(given: Sequence[str] | None = None) -> int:
         differences = differing(*(read(arguments.outcomes, name, side, both) for side in SIDES))
         if arguments.again and differences:
             run_side(name, "fluid", python, arguments.sources, arguments.outcomes, both, differences)
-        if both:
-            results[name] = compared(name, _versions(SUITES[name], python), arguments.outcomes)
+    for name in SUITES:
+        if both := files_of_both(arguments.outcomes, name):
+            results[name] = compared(name, arguments.outcomes, both)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_page(results, PAGE)
     print("\n".join(tables(results)))

@@ -1,15 +1,19 @@
 """A plugin of pytest that puts Fluid in place of a peer's own machinery, and notes how each test ended.
 
 ``peer_suites.py`` loads it with ``-p peer_suites_plugin`` and says by variables of the environment what to put in place
-(``FLUID_PEER_SUITE``; ``FLUID_PEER_SIDE``, ``fluid`` or ``stock``), how it names the file of tests
-(``FLUID_PEER_FILE``) and where to write how they ended, a line of JSON each (``FLUID_PEER_OUTCOMES``).
+(``FLUID_PEER_SUITE``; ``FLUID_PEER_SIDE``, ``fluid`` or ``stock``) of which package (``FLUID_PEER_PACKAGE``), how it
+names the file of tests (``FLUID_PEER_FILE``) and where to write how they ended (``FLUID_PEER_OUTCOMES``), in lines of
+JSON.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Iterator
+from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,14 @@ def _note(record: dict[str, Any]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _note(
+        {
+            "version": metadata.version(os.environ["FLUID_PEER_PACKAGE"]),
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        }
+    )
     peer_suites_adapters.install(os.environ["FLUID_PEER_SUITE"], os.environ["FLUID_PEER_SIDE"])
 
 

@@ -49,7 +49,7 @@ def test_tests_run_without_fluid_and_with_it(
     place, outcomes = tmp_path / "place", tmp_path / "outcomes"
     place.mkdir()
     (place / "test_tiny.py").write_text(TESTS)
-    suite = suites.Suite("Tiny", ("joblib",), ("test_tiny.py",), lambda sources, folder, python: place, "loky")
+    suite = suites.Suite("Tiny", "joblib", ("test_tiny.py",), lambda sources, folder, python: place, "loky")
     monkeypatch.setitem(suites.SUITES, "joblib", suite)
     monkeypatch.setattr(suites, "DIFFERENCES", ())
     monkeypatch.setattr(suites, "RESULTS", tmp_path / "results.json")
