@@ -376,7 +376,8 @@ def test_the_best_results_stay() -> None:
     found = [line.plain for line in summary_lines(status(groups=groups), {0: 12.0, 1: 61.0}, width=120)]
     assert found == [
         "rung-0  9 trials: 8 done, 1 failed; best loss 0.03125 (less is better); 9/9 iterations; 0:12",
-        "sweep   11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; best loss 12,346 (less is better); 1:01",
+        "sweep   11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; "
+        "best loss 12,346 (less is better); 40 iterations; 1:01",
     ]
     alone = [line.plain for line in summary_lines(status(groups=[replace(ENDED, best=best_of(lr=0.1))]), {0: 12.0})]
     assert alone[1] == "best  loss 0.03125 (less is better)  trial-7, iteration 12  lr=0.1"
