@@ -15,8 +15,8 @@ hyperopt, numpy<2 and scikit-learn<1.6 (``--python ray=...``); for Optuna's, fak
 side runs in processes of its own, a file of tests at a time; how each test ended is written to
 ``build/peer_suites/SUITE-SIDE-FILE.jsonl``. Files that both sides have run are compared: the counts, and each test that
 stock passes and Fluid does not, go to ``benchmarks/results/peer_suites.json`` and to the tables of
-``docs/peer_suites.md``, which ``table`` makes anew. The exit status is 1 if ``peer_suites_differences.py`` has no reason
-for such a test.
+``docs/peer_suites.md``, which ``table`` makes anew. The exit status is 1 if ``peer_suites_differences.py`` has no
+reason for such a test.
 
 What differs for no known reason runs once more first, as a test may exceed its time on a busy machine; ``--again`` runs
 that alone.
