@@ -10,13 +10,16 @@ Hydra are in the installed packages, and FOLDER has those of the other two from 
     git archive v5.0.0-rc1 tests                                              in FOLDER/optuna, for Optuna 5.0.0
     git archive ray-2.38.0 python/ray/tune/tests python/ray/train/tests       in FOLDER/ray, for Ray 2.38.0
 
-INTERPRETER is one with the Ray of these tests, Fluid's dependencies and pytest. Each side runs in processes of its own,
-a file of tests at a time; how each test ended is written to ``build/peer_suites/SUITE-SIDE-FILE.jsonl``. Files that
-both sides have run are compared: the counts, and each test that stock passes and Fluid does not, go to
-``benchmarks/results/peer_suites.json`` and to the tables of ``docs/peer_suites.md``, which ``table`` makes anew. The
-exit status is 1 if ``peer_suites_differences.py`` has no reason for such a test.
+INTERPRETER is one with Fluid's dependencies, pytest, pytest-timeout and what the tests need: for Ray's, that Ray, GPy,
+hyperopt, numpy<2 and scikit-learn<1.6 (``--python ray=...``); for Optuna's, fakeredis (``--python optuna=...``). Each
+side runs in processes of its own, a file of tests at a time; how each test ended is written to
+``build/peer_suites/SUITE-SIDE-FILE.jsonl``. Files that both sides have run are compared: the counts, and each test that
+stock passes and Fluid does not, go to ``benchmarks/results/peer_suites.json`` and to the tables of
+``docs/peer_suites.md``, which ``table`` makes anew. The exit status is 1 if ``peer_suites_differences.py`` has no
+reason for such a test.
 
-``--again`` runs once more, with Fluid, what differs: on a busy machine a test may exceed its time.
+What differs for no known reason runs once more first, as a test may exceed its time on a busy machine; ``--again`` runs
+that alone.
 """
 
 from __future__ import annotations
@@ -267,24 +270,28 @@ class Outcome:
 
 
 def files_of_both(outcomes: Path, name: str) -> list[str]:
-    """Returns the files of a suite that both sides have run."""
-    return [
-        file for file in SUITES[name].files if all(outcomes_of(outcomes, name, side, file).exists() for side in SIDES)
-    ]
+    """Returns the files of a suite that both sides have run; says which of them could not be collected."""
+    found = []
+    for file in SUITES[name].files:
+        paths = [outcomes_of(outcomes, name, side, file) for side in SIDES]
+        if all(path.exists() for path in paths):
+            broken = [path for path in paths if any("broken" in record for record in _records(path))]
+            if not broken:
+                found.append(file)
+            for path in broken:
+                print(f"cannot be collected, and is left out: {path.with_suffix('.log')} says why", file=sys.stderr)
+    return found
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def read(outcomes: Path, name: str, side: str, files: Sequence[str]) -> dict[str, Outcome]:
-    """Returns how each test of a side ended; of one that was run again, how it ended the last time.
-
-    Raises:
-        SystemExit: a file of tests could not be collected.
-    """
+    """Returns how each test of a side ended; of one that was run again, how it ended the last time."""
     found: dict[str, Outcome] = {}
     for file in files:
-        for line in outcomes_of(outcomes, name, side, file).read_text().splitlines():
-            record = json.loads(line)
-            if "broken" in record:
-                raise SystemExit(f"{record['broken']} cannot be collected:\n{record['text']}")
+        for record in _records(outcomes_of(outcomes, name, side, file)):
             for test in record.get("collected", ()):
                 found.setdefault(test, Outcome("lost"))
             if "test" in record:
@@ -294,8 +301,7 @@ def read(outcomes: Path, name: str, side: str, files: Sequence[str]) -> dict[str
 
 def _circumstances(path: Path) -> dict[str, Any]:
     """Returns the version of the package, that of Python, the machine's cores and the date of a file's run."""
-    found: dict[str, Any] = json.loads(path.read_text().splitlines()[0])
-    return found
+    return _records(path)[0]
 
 
 def differing(stock: Mapping[str, Outcome], fluid: Mapping[str, Outcome]) -> list[str]:
@@ -395,7 +401,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", action="append", default=[], metavar="SUITE=INTERPRETER")
     parser.add_argument("--side", choices=SIDES, help="run this side alone, and compare with what the other one wrote")
     parser.add_argument("--file", action="append", metavar="NAME", help="run these alone, such as test_api")
-    parser.add_argument("--again", action="store_true", help="run what differs once more, with Fluid")
+    parser.add_argument("--again", action="store_true", help="run what differs for no known reason, with Fluid")
     parser.add_argument("--outcomes", type=Path, default=OUTCOMES, help="the folder of how tests ended")
     arguments = parser.parse_args(given)
     pythons = {suite: python for suite, _, python in (each.partition("=") for each in arguments.python)}
@@ -407,12 +413,12 @@ def main(given: Sequence[str] | None = None) -> int:
     for name in names:
         python = pythons.get(name, sys.executable)
         files = [file for file in SUITES[name].files if not arguments.file or Path(file).stem in arguments.file]
-        for side in SIDES if arguments.side is None else (arguments.side,):
+        for side in () if arguments.again else SIDES if arguments.side is None else (arguments.side,):
             run_side(name, side, python, arguments.sources, arguments.outcomes, files)
         both = files_of_both(arguments.outcomes, name)
         differences = differing(*(read(arguments.outcomes, name, side, both) for side in SIDES))
-        if arguments.again and differences:
-            run_side(name, "fluid", python, arguments.sources, arguments.outcomes, both, differences)
+        if unknown := [test for test in differences if reason_of(name, test) is None]:
+            run_side(name, "fluid", python, arguments.sources, arguments.outcomes, both, unknown)
     for name in SUITES:
         if both := files_of_both(arguments.outcomes, name):
             results[name] = compared(name, arguments.outcomes, both)

@@ -82,6 +82,18 @@ def test_what_ran_again_counts_as_it_ended_last(suites: Any, tmp_path: Path) -> 
     assert {test: each.outcome for test, each in ended.items()} == {"a": "passed", "b": "lost"}
 
 
+def test_a_file_that_cannot_be_collected_is_left_out(
+    suites: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = suites.SUITES["joblib"].files
+    for side in suites.SIDES:
+        lines = [{"version": "1.6"}, {"broken": file} if side == "fluid" else {"collected": []}]
+        path = suites.outcomes_of(tmp_path, "joblib", side, file)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not suites.files_of_both(tmp_path, "joblib")
+    assert "joblib-fluid-test_parallel.log says why" in capsys.readouterr().err
+
+
 def test_sources_are_asked_for(suites: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no folder optuna"):
         suites.main(["optuna", "--sources", str(tmp_path), "--outcomes", str(tmp_path)])
