@@ -172,7 +172,7 @@ def _as_long_as_trials_are(
     if shape is None or not ended:
         return shape
     longest = max(ended)
-    if longest >= shape.rungs[-1] or longest in shape.rungs or ended[longest] < 2:
+    if not 1 <= longest < shape.rungs[-1] or longest in shape.rungs or ended[longest] < 2:
         return shape
     if any(trial.done > longest for trial in live):
         return shape
