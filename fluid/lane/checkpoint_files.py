@@ -9,9 +9,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from fluid.lane.checkpoint_paths import checkpoints_folder, trial_folder_name
 from fluid.lane.checkpoint_seal import is_of_the_process, seal
+
+T = TypeVar("T")
 
 
 def checkpoints_like(path: str, roots: Iterable[str], disk: str) -> Iterator[str]:
@@ -183,9 +186,8 @@ def copy_atomically(checkpoint: str, target: str, check: Callable[[str], None] =
     path = os.path.join(target, name)
     if os.path.isdir(path):
         return
-    os.makedirs(target, mode=0o700, exist_ok=True)
     # Each copy has a draft of its own: a lane and the host may copy the same checkpoint at the same time.
-    draft = tempfile.mkdtemp(prefix=f".{name}.", dir=target)
+    draft = _made_in(target, lambda: tempfile.mkdtemp(prefix=f".{name}.", dir=target))
     try:
         shutil.copytree(checkpoint, draft, dirs_exist_ok=True)
         check(draft)
@@ -201,7 +203,7 @@ def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tupl
     path = os.path.join(root, name)
     draft = os.path.join(root, f".{name}")
     try:
-        _make_draft(root, draft)
+        _made_in(root, lambda: os.mkdir(draft, 0o700))
         write(draft)
         size = seal(draft)
         os.rename(draft, path)
@@ -211,13 +213,17 @@ def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tupl
     return path, size
 
 
-def _make_draft(root: str, draft: str) -> None:
+def _made_in(folder: str, make: Callable[[], T]) -> T:
+    """Makes something in a folder that another process removes whenever it is empty, perhaps right now."""
     while True:
-        os.makedirs(root, mode=0o700, exist_ok=True)
-        # The driver removes a folder that has become empty, perhaps right now.
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except FileExistsError:
+            if os.path.lexists(folder) and not os.path.isdir(folder):
+                raise
+            continue  # It was there, and is gone.
         with suppress(FileNotFoundError):
-            os.mkdir(draft, 0o700)
-            return
+            return make()
 
 
 def newest_in(folder: str) -> list[str]:

@@ -360,3 +360,26 @@ def test_a_checkpoint_is_written_while_its_empty_folder_is_removed(tmp_path: Pat
     finally:
         over.set()
         remover.join()
+
+
+def test_a_checkpoint_is_copied_to_a_folder_that_is_removed_whenever_it_is_empty(tmp_path: Path) -> None:
+    checkpoint, target = tmp_path / "2-0-0", tmp_path / "kept"
+    checkpoint.mkdir()
+    (checkpoint / "state.pkl").write_bytes(b"state")
+    copied = threading.Event()
+
+    def remove() -> None:
+        while not copied.is_set():
+            with contextlib.suppress(OSError):
+                target.rmdir()
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for _ in range(300):
+            copy_atomically(str(checkpoint), str(target))
+            assert (target / "2-0-0" / "state.pkl").read_bytes() == b"state"
+            shutil.rmtree(target / "2-0-0")
+    finally:
+        copied.set()
+        remover.join()
