@@ -58,7 +58,7 @@ DIFFERENT += [({"g": Guarded(1)}, {"g": Guarded(2)}), (Anything(1), Anything(1))
 DIFFERENT += [(pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [2]}))]
 
 
-@pytest.mark.parametrize(("one", "other"), DIFFERENT, ids=str)
+@pytest.mark.parametrize(("one", "other"), DIFFERENT, ids=lambda value: type(value).__name__)
 def test_others_are_not(one: Any, other: Any) -> None:
     assert not is_same_value(one, other)
 
