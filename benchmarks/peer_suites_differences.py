@@ -142,6 +142,20 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "joblib",
+        ("*::test_nested_parallel_warnings[[]multiprocessing-loky-*", "*::test_nested_loop[[]multiprocessing-loky]"),
+        DEFECT,
+        'in a worker of `multiprocessing`, which has inherited the executor: "the executor is closed", in place of a '
+        "sequential call",
+    ),
+    Difference(
+        "joblib",
+        ("*::test_nested_parallel_warnings*",),
+        OF_THE_TEST,
+        "the test wants loky's warning that a nested call is sequential, or that there is none",
+    ),
+    Difference("joblib", ("*::test_error_capture*",), OF_THE_TEST, "the backend has no pool object"),
+    Difference(
+        "joblib",
         ("*::test_dispatch_multiprocessing*",),
         DEFECT,
         "proxies of `multiprocessing.Manager()` cannot be used in tasks: `AuthenticationError`",
