@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fluid import FluidExecutor, Forecast, Search, Trial, TrialGroup
+from fluid import FluidExecutor, Forecast, Search, SearchShape, Trial, TrialGroup
 from fluid.errors import InvalidFieldError
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
@@ -57,6 +57,19 @@ def test_trials_that_a_search_is_still_to_submit_may_end_last(executor: FluidExe
     assert sum(odds.values()) < 0.5, "ten others start later"
     for name in "ab":
         handle.stop(name)
+
+
+def test_trials_that_fail_before_their_first_iteration_say_nothing_of_the_rungs(executor: FluidExecutor) -> None:
+    shape = SearchShape(algorithm="asha", rungs=(1, 3, 9))
+    search = Search("loss", "min", trials=12, extends=False, shape=shape)
+    failing = [Trial(sleep, {}, budget=9, trial_id=name, retry_errors=False) for name in "bc"]
+    group = TrialGroup([Trial(sleep, {"seconds": 0.02}, budget=1000, trial_id="a"), *failing], search=search)
+    handle = executor.submit_trialgroup(group)
+    for result in handle.results():
+        if len(handle.failures) == 2 and result.iteration > 1:
+            break
+    assert handle.stragglers()
+    handle.stop("a")
 
 
 def test_nothing_is_said_before_anything_was_measured(executor: FluidExecutor) -> None:
