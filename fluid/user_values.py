@@ -65,11 +65,11 @@ def _pickled(value: Any) -> tuple[bytes, list[memoryview]]:
     """The pickle of a value, with its large buffers beside it, uncopied."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
+    _ContentPickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
     return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 
-class _Pickler(pickle.Pickler):
+class _ContentPickler(pickle.Pickler):
     """Pickles PyTorch's tensors by their content: their own pickles hold addresses."""
 
     def reducer_override(self, value: Any) -> Any:

@@ -146,7 +146,7 @@ def optimize(
         warnings.warn(
             f"the objective and a callback share {shared}: trials run in other processes, each with a copy of its own,"
             " so the callback does not see what the objective changes; pass results on by trial.set_user_attr",
-            stacklevel=2,
+            stacklevel=3,  # One is of the decorator.
         )
     with executor_scope(executor) as chosen:
         if (rehearsal := rehearsal_of(chosen)) is not None:

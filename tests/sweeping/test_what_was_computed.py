@@ -175,7 +175,7 @@ def test_an_interrupted_sweep_stands_as_its_folder_says(algorithm: str, tmp_path
     executor = FluidExecutor("local", 1, packing="off", run_dir=tmp_path / "run", verbose=0)
     (tmp_path / "notes").mkdir()
     space = {"folder": str(tmp_path / "notes"), "pace": PACE, "name": uniform(0.0, 1.0)}
-    options: dict[str, Any] = {"metric": "count", "samples": 9, "budget": 4, "callbacks": [Interrupts()]}
+    options: dict[str, Any] = {"metric": "count", "mode": "max", "samples": 9, "budget": 4, "callbacks": [Interrupts()]}
     with pytest.raises(fluid.SweepInterrupted) as caught:
         fluid.run(noting, space, algorithm=algorithm, executor=executor, **options)
     result, loaded = caught.value.result, fluid.load(tmp_path / "run")

@@ -17,7 +17,9 @@ ON_PURPOSE: dict[str, tuple[str, ...]] = {
     "Fluid's live view": (),
     "What trials print": (),
     "PyTorch tensors of `tune.with_parameters": (),
+    "A request of one GPU": (),
     "Ray Client": ("run._remote", "run._remote_string_queue"),
+    "Names of sweeps": (),
     "fluid report": (),
 }
 #: Parts of Tune's surface without a case for another reason.
