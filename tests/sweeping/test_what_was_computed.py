@@ -126,7 +126,7 @@ def test_at_its_deadline_a_session_has_reported_and_saved_what_was_computed(tmp_
 @pytest.mark.parametrize(
     "options",
     [
-        {"time_budget_s": 1.0},
+        {"time_budget_s": 3.0},
         {"deadline": 3.0},
         {"stop": Target(3.0), "samples": 4},
         {"stop": {"count": 2}, "samples": 4},
