@@ -120,6 +120,6 @@ def test_a_notebook_has_one_display(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     displays = [output for output in outputs if output.output_type == "display_data"]
     assert len(displays) == 1, "Tune's widget is left out, and has not cleared the cell"
     text = forms_of(displays[0])[1]
-    assert text.startswith("sweep  2 trials: 2 done; 6 iterations; ") and "best  score 6  " in text
+    assert text.startswith("sweep  2 trials: 2 done; 6 iterations; ") and "best  score 6 (more is better)  " in text
     texts = [forms_of(message["content"])[1] for message in book.displays[0]]
     assert "Ray Tune is starting" in texts[0]
