@@ -348,7 +348,8 @@ def test_what_a_trainer_is_given_comes_before_the_defaults(executor: FluidExecut
         "logger": False,
         "callbacks": importlib.import_module(BOTH[0]).callbacks.ModelCheckpoint(elsewhere),
     }
-    result = sweep(has_logger, {}, datamodule=data_of(BOTH[0])(), trainer=trainer, metric="loggers", samples=1)
+    options: dict[str, Any] = {"metric": "loggers", "mode": "max", "samples": 1}
+    result = sweep(has_logger, {}, datamodule=data_of(BOTH[0])(), trainer=trainer, **options)
     assert result.best.metrics["loggers"] == 0.0
     assert [path.name for path in elsewhere.iterdir()] == ["epoch=1-step=8.ckpt"]
 

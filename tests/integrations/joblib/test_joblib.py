@@ -262,8 +262,8 @@ def test_an_executor_that_is_closed_ends_the_call(tmp_path: Path) -> None:
 def test_arguments_that_cannot_be_used(executor: FluidExecutor) -> None:
     with pytest.raises(InvalidFieldError, match="executor='local'"):
         joblib.parallel_config("fluid", executor="local")
-    with pytest.raises(InvalidFieldError, match=r"initializer=.*: is no argument .*, nor of fluid\.FluidExecutor"):
-        joblib.parallel_config("fluid", initializer=print)
+    with pytest.raises(InvalidFieldError, match=r"colour=.*: is no argument .*, nor of fluid\.FluidExecutor"):
+        joblib.parallel_config("fluid", colour="red")
     with pytest.raises(InvalidFieldError, match="devices=2: is an option of a new executor"):
         joblib.parallel_config("fluid", executor=executor, devices=2)
 

@@ -179,7 +179,7 @@ def with_endless_data(trainer: Any) -> None:
         (without("model_init"), {}, "trainer.model_init"),
         (without("eval_dataset"), {}, "trainer.eval_dataset"),
         (without("train_dataset"), {}, "trainer.train_dataset"),
-        (with_a_lock, {}, "trainer.compute_metrics"),
+        (with_a_lock, {"direction": "minimize"}, "trainer.compute_metrics"),
         (with_endless_data, {}, "budget"),
         (None, {"hp_space": [1]}, "hp_space"),
         (None, {"hp_space": lambda trial: None}, "hp_space"),
