@@ -66,42 +66,59 @@ def _joblib() -> None:
     BACKENDS.pop("fluid")
 
 
-def _sklearn() -> None:
+#: By the name of a search of scikit-learn's: our algorithm, and which of its arguments are the space and the samples.
+_SEARCHES = {
+    "GridSearchCV": ("grid", "param_grid", None),
+    "RandomizedSearchCV": ("random", "param_distributions", "n_iter"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Makes the searches that stand for scikit-learn's: lanes look them up here by name, too."""
+    if name not in _SEARCHES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = _search_on_fluid(name)
+    return found
+
+
+def _search_on_fluid(name: str) -> type[Any]:
+    """A class of FluidSearchCV with the name and the arguments of a search of scikit-learn's."""
     import sklearn.model_selection
-    from sklearn.model_selection import GridSearchCV as StockGrid
-    from sklearn.model_selection import RandomizedSearchCV as StockRandomized
 
     from fluid.integrations.sklearn import FluidSearchCV
 
-    def on_fluid(stock: type[Any], algorithm: str, space: str, samples: str | None) -> type[Any]:
-        """A class of FluidSearchCV with the name and the arguments of a search of scikit-learn's."""
-        arguments = inspect.signature(stock.__init__)
+    stock = getattr(sklearn.model_selection, name)
+    algorithm, space, samples = _SEARCHES[name]
+    arguments = inspect.signature(stock.__init__)
 
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            given = arguments.bind(self, *args, **kwargs)
-            given.apply_defaults()
-            for name, value in given.arguments.items():
-                if name != "self":
-                    setattr(self, name, value)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = arguments.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        for argument, value in given.arguments.items():
+            if argument != "self":
+                setattr(self, argument, value)
 
-        def fit(self: Any, X: Any, y: Any = None, **params: Any) -> Any:
-            count()
-            return FluidSearchCV.fit(self, X, y, **params)
+    def fit(self: Any, X: Any, y: Any = None, **params: Any) -> Any:
+        count()
+        return FluidSearchCV.fit(self, X, y, **params)
 
-        __init__.__signature__ = arguments  # type: ignore[attr-defined]
-        own = {name: value.default for name, value in inspect.signature(FluidSearchCV).parameters.items()}
-        ours = {name: value for name, value in own.items() if name not in arguments.parameters}
-        ours |= {"algorithm": algorithm, "space": property(lambda self: getattr(self, space))}
-        if samples is not None:
-            ours["samples"] = property(lambda self: getattr(self, samples))
-        constraints = {"_parameter_constraints": stock._parameter_constraints, "__module__": __name__}
-        return type(stock.__name__, (FluidSearchCV,), {**ours, **constraints, "__init__": __init__, "fit": fit})
+    __init__.__signature__ = arguments  # type: ignore[attr-defined]
+    own = {name: value.default for name, value in inspect.signature(FluidSearchCV).parameters.items()}
+    ours = {name: value for name, value in own.items() if name not in arguments.parameters}
+    ours |= {"algorithm": algorithm, "space": property(lambda self: getattr(self, space))}
+    if samples is not None:
+        ours["samples"] = property(lambda self: getattr(self, samples))
+    constraints = {"_parameter_constraints": stock._parameter_constraints, "__module__": __name__}
+    return type(name, (FluidSearchCV,), {**ours, **constraints, "__init__": __init__, "fit": fit})
 
-    globals()["GridSearchCV"] = on_fluid(StockGrid, "grid", "param_grid", None)
-    globals()["RandomizedSearchCV"] = on_fluid(StockRandomized, "random", "param_distributions", "n_iter")
-    for name in ("GridSearchCV", "RandomizedSearchCV"):
-        setattr(sklearn.model_selection, name, globals()[name])
-        setattr(sklearn.model_selection._search, name, globals()[name])
+
+def _sklearn() -> None:
+    import sklearn.model_selection
+
+    made = {name: __getattr__(name) for name in _SEARCHES}
+    for name, search in made.items():
+        setattr(sklearn.model_selection, name, search)
+        setattr(sklearn.model_selection._search, name, search)
     _executor_in_force()
 
 
