@@ -1,7 +1,7 @@
 """Whether less or more of a metric is better: the one table of names whose direction is a fact of the field.
 
-What a user or a library says counts before the table. A name that the table does not settle has no direction: whoever
-needs one then asks for a mode, and nothing is guessed.
+What a user or a library says counts before the table. A name that the table does not settle has no direction: a call
+that needs one raises an error that asks for a mode.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pickle
 import sys
 from typing import Any
 
-#: Types whose values compare as anybody expects.
+#: Types whose ``==`` gives a truth value.
 _PLAIN = frozenset({str, int, float, complex, bool, bytes, type(None)})
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 #: Read by OpenMP, MKL, OpenBLAS and NumExpr when they are loaded.
 _OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-#: Read by PyTorch's compiler, which otherwise starts a pool of one process for each core of the machine.
-VARIABLES = (*_OF_LIBRARIES, "TORCHINDUCTOR_COMPILE_THREADS")
+#: Read by PyTorch's compiler, and by joblib for ``n_jobs=-1``, which otherwise start a process for each core of the
+#: machine: in each trial's process anew.
+_OF_POOLS = ("TORCHINDUCTOR_COMPILE_THREADS", "LOKY_MAX_CPU_COUNT")
+VARIABLES = (*_OF_LIBRARIES, *_OF_POOLS)
 
 
 def set_threads(threads: int) -> None:

@@ -95,7 +95,7 @@ const model = (() => {
   function rank() {
     now.metric = now.data.metrics.findIndex((metric) => metric.name === state.metric);
     const metric = now.data.metrics[now.metric];
-    // Of some metrics nobody has said which values are best: then none is, until the reader chooses.
+    // Neither the sweep nor the name of some metrics says which values are best: then none is, until the reader chooses.
     now.mode = metric ? state.mode[metric.name] || metric.mode : "min";
     now.less = now.mode === "min";
     const sign = now.less ? 1 : -1;

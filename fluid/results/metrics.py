@@ -80,7 +80,7 @@ def goals_of(metric: object, mode: object) -> tuple[Goal, ...]:
 
 
 def known_goals(metric: object, mode: object) -> tuple[Goal, ...]:
-    """The same where nobody can be asked: none if the name of one of the metrics leaves its direction open."""
+    """The same for reports and views, which cannot raise: none if the name of a metric leaves its direction open."""
     known = modes_of(metric, mode)
     return tuple(Goal(name, said == "min") for name, said in known) if all(said for _, said in known) else ()
 

@@ -430,7 +430,7 @@ def search_of(controller: Any, scheduler: Any, mode: str | None) -> Search:
     total = 0 if is_endless(controller.search_alg) else controller.search_alg.total_samples
     left = total - sum(trial.is_finished() for trial in controller.get_trials()) if total else 0
     return Search(
-        metric=None if mode is None else scheduler.metric,  # Nobody has said which of its values are best.
+        metric=None if mode is None else scheduler.metric,  # Neither Tune nor the user has said its mode.
         mode=mode,
         trials=int(left) if 0 < left < math.inf else None,
         extends=True,

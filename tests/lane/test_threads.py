@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.lane.threads import LaneThreads, set_threads
 
 
@@ -75,6 +79,21 @@ def test_as_many_processes_compile(torch: Torch, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "torch._inductor.config", compiler)
     set_threads(2)
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "2" and compiler.compile_threads == 2
+
+
+def test_joblib_starts_no_more_processes_in_a_trial_than_its_lane_has_threads(tmp_path: Path) -> None:
+    pytest.importorskip("joblib")
+
+    def count(config: dict[str, Any]) -> Iterator[dict[str, int]]:
+        import joblib
+
+        yield {"jobs": joblib.effective_n_jobs(-1)}
+
+    with FluidExecutor("local", 1, verbose=0, run_dir=tmp_path / "run") as executor:
+        trials = [Trial(count, {}, budget=1, trial_id="a"), Trial(count, {}, budget=1, trial_id="b", threads=2)]
+        handle = executor.submit_trialgroup(TrialGroup(trials))
+        found = {result.trial_id: result.metrics["jobs"] for result in handle.results()}
+    assert found == {"a": 1, "b": min(2, os.cpu_count() or 1)}
 
 
 def test_libraries_that_are_loaded_later_read_the_number(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
