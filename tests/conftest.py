@@ -269,6 +269,16 @@ def lean_lanes(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ray_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A module that leaves this process connected to a Ray cluster fails itself, not those that come after it."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+        pytest.fail(f"{request.path.name} left this process connected to a Ray cluster")
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """The address of a Ray cluster of two cores and one ``seat``, which a module connects to and disconnects from.
@@ -289,6 +299,16 @@ def ray_cluster() -> Iterator[str]:
         )
     yield cluster.address
     cluster.shutdown()
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[str]:
+    """A folder for ``RAY_TMPDIR`` of another process, in which ``ray.init()`` finds no cluster of this one.
+
+    Its name is short, as those of Ray's sockets must be.
+    """
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

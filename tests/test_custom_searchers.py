@@ -21,9 +21,9 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def run(code: str, home: Path) -> str:
+def run(code: str, home: Path, **variables: str) -> str:
     """Runs code in the folder of the examples; returns what it prints."""
-    environment = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT / "examples",
@@ -101,7 +101,7 @@ def test_local_search_maximizes_too(example: Any) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_local_search_runs_under_ray_tune(tmp_path: Path) -> None:
+def test_local_search_runs_under_ray_tune(tmp_path: Path, ray_folder: str) -> None:
     pytest.importorskip("ray")
-    said = run("import custom_tune_searcher; custom_tune_searcher.main(samples=10)", tmp_path)
+    said = run("import custom_tune_searcher; custom_tune_searcher.main(samples=10)", tmp_path, RAY_TMPDIR=ray_folder)
     assert "10 trials, 0 failed; best loss" in said

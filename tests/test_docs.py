@@ -110,7 +110,7 @@ def param_of(block: Block) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [param_of(block) for block in BLOCKS])
-def test_what_a_page_shows_runs(block: Block, programs: Path, tmp_path: Path) -> None:
+def test_what_a_page_shows_runs(block: Block, programs: Path, ray_folder: str, tmp_path: Path) -> None:
     for package in block.packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
@@ -119,6 +119,7 @@ def test_what_a_page_shows_runs(block: Block, programs: Path, tmp_path: Path) ->
         "HOME": str(tmp_path),  # Run folders and what Ray Tune leaves go there.
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
+        "RAY_TMPDIR": ray_folder,
     }
     if block.python is not None:
         script = tmp_path / "block.py"

@@ -50,9 +50,13 @@ class Machine:
 
     def found(self) -> list[str]:
         """Where checkpoints are: ``m`` for memory, ``c`` for disk, ``k`` for those that outlive the run."""
-        places = [*self.memory.glob("*/[0-9]*"), *self.run.glob("trials/*/*/[0-9]*")]
+        # Unlike Path.glob, os.walk goes on where a folder that it was about to look through is gone.
+        folders = [*os.walk(self.memory), *os.walk(self.run / "trials")]
         return sorted(
-            f"{'m' if self.memory in one.parents else one.parent.name[0]}{int(one.name[:8])}" for one in places
+            f"{'m' if folder.startswith(str(self.memory)) else os.path.basename(folder)[0]}{int(name[:8])}"
+            for folder, names, _ in folders
+            for name in names
+            if name[0].isdigit()
         )
 
     def used(self) -> int:
