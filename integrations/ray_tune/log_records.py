@@ -82,7 +82,7 @@ class LoggedResult(NamedTuple):
     """A result on its way to the loggers.
 
     Attributes:
-        pickled: the result; ``None`` if it cannot be pickled, or holds references to Ray's object store.
+        pickled: the result; ``None`` if it cannot be pickled, or needs Ray, to which the loggers are not connected.
         shown: the same with a :class:`ShownValue` for each value of a class that the loggers' process may not have;
             ``None`` if there are no such values.
         has_own_config: whether the trial's own config was taken out, which is not sent with each result.
@@ -104,7 +104,7 @@ class LoggedResult(NamedTuple):
         whole = None
         with suppress(Exception):
             pickled = pickle_arguments(result)
-            whole = None if pickled.has_handles else pickled.content
+            whole = None if pickled.needs_ray else pickled.content
         shown = {_shown_name(name): _shown(value) for name, value in result.items()}
         return cls(whole, pickle.dumps(shown, pickle.HIGHEST_PROTOCOL), has_own_config)
 

@@ -44,12 +44,13 @@ class PickledArguments(NamedTuple):
 
     Attributes:
         content: the pickle.
-        has_handles: whether it holds handles of Ray's actors, or references to its objects.
+        needs_ray: whether it holds handles of Ray's actors, references to its objects, or data sets of Ray Data, whose
+            content, and text in older releases, is computed by Ray.
         kept: values that are not in it, but that it refers to by their positions here.
     """
 
     content: bytes
-    has_handles: bool
+    needs_ray: bool
     kept: tuple[KeptValue, ...] = ()
 
     def unpickle(self) -> Any:
@@ -58,11 +59,11 @@ class PickledArguments(NamedTuple):
 
 
 class _Pickler(ByValue, ray.cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Records whether it pickled handles of Ray, and leaves out large tensors of parameters."""
+    """Records whether what it pickled needs Ray, and leaves out large tensors of parameters."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.has_handles = False
+        self.needs_ray = False
         self.kept: list[KeptValue] = []
 
     def persistent_id(self, obj: Any) -> int | None:
@@ -72,8 +73,8 @@ class _Pickler(ByValue, ray.cloudpickle.CloudPickler):  # type: ignore[misc]
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        if is_handle(obj):
-            self.has_handles = True
+        if is_handle(obj) or str(type(obj).__module__).startswith("ray.data."):
+            self.needs_ray = True
         if type(obj) is ParameterRegistry and "torch" in sys.modules and ray.is_initialized():
             return _reduce_registry(obj)
         return super().reducer_override(obj)
@@ -114,7 +115,7 @@ def pickle_arguments(value: Any) -> PickledArguments:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    return PickledArguments(file.getvalue(), pickler.has_handles, tuple(pickler.kept))
+    return PickledArguments(file.getvalue(), pickler.needs_ray, tuple(pickler.kept))
 
 
 def pickle_trainable(trainable: type) -> PickledArguments:

@@ -76,10 +76,10 @@ def test_tensors_are_mapped_and_arrays_stay_in_the_object_store(
 
 def test_a_lane_connects_to_ray_only_for_what_is_there(cluster: str) -> None:
     tensor_only = pickle_trainable(tune.with_parameters(Steps, weights=torch.ones(ROWS)))  # type: ignore[arg-type]
-    assert (len(tensor_only.kept), tensor_only.has_handles) == (1, False)
+    assert (len(tensor_only.kept), tensor_only.needs_ray) == (1, False)
     assert len(tensor_only.content) < 1 << 16
     small = pickle_trainable(tune.with_parameters(Steps, weights=torch.ones(5)))  # type: ignore[arg-type]
-    assert (len(small.kept), small.has_handles) == (0, True)
+    assert (len(small.kept), small.needs_ray) == (0, True)
     holds = {"weights": torch.ones(ROWS), "reference": ray.put(1)}
     mixed = pickle_trainable(tune.with_parameters(Steps, weights=holds))  # type: ignore[arg-type]
     (kept,) = mixed.kept
