@@ -145,6 +145,12 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "ray",
+        ("*::testSearcherSchedulerStr",),
+        OF_THE_TEST,
+        "the test looks at the class of the scheduler that Tune's controller is given; it is Fluid's, which asks the user's",
+    ),
+    Difference(
+        "ray",
         ("*::testFileFree",),
         OF_THE_TEST,
         "the test allows the driver 19 open files; the log and the journal of Fluid's run folder are among them",
