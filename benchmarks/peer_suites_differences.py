@@ -147,7 +147,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "ray",
         ("*::testSearcherSchedulerStr",),
         OF_THE_TEST,
-        "the test looks at the class of the scheduler that Tune's controller is given; it is Fluid's, which asks the user's",
+        "the test looks at the class of the scheduler that Tune has; it is Fluid's, which asks the user's",
     ),
     Difference(
         "ray",
