@@ -27,6 +27,7 @@ import functools
 import json
 import math
 import os
+import platform
 import random
 import re
 import runpy
@@ -35,6 +36,8 @@ import sys
 import tempfile
 import time
 import zlib
+from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -334,13 +337,22 @@ def compared(peer: str, stock: list[Any], ours: list[Any]) -> tuple[int, int]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns what was found as a table in Markdown."""
-    lines = ["| example | trials of stock, of Fluid | compared | equal | stock with itself |", "|---|---|---|---|---|"]
+    lines = ["| example | trials of stock, of Fluid | compared | equal |", "|---|---|---|---|"]
     for row in rows:
         ended = "" if row["fluid_exit"] == row["stock_exit"] else f", exits {row['stock_exit']}, {row['fluid_exit']}"
         trials = f"{row['stock_trials']}, {row['fluid_trials']}{ended}"
-        itself = f"{row['stock_equal']} of {row['stock_compared']}" if "stock_equal" in row else ""
-        lines.append(f"| {row['peer']} `{row['example']}` | {trials} | {row['compared']} | {row['equal']} | {itself} |")
+        equal = str(row["equal"])
+        if "stock_equal" in row:
+            equal += f" (stock with itself: {row['stock_equal']} of {row['stock_compared']})"
+        lines.append(f"| {row['peer']} `{row['example']}` | {trials} | {row['compared']} | {equal} |")
     return "\n".join(lines)
+
+
+def circumstances() -> dict[str, Any]:
+    """Returns the day, the machine's cores and the versions of what runs."""
+    versions = {name: metadata.version(name) for name in ("optuna", "ray")}
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), **versions}
+    return {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "machine": machine}
 
 
 def main() -> None:
@@ -358,7 +370,7 @@ def main() -> None:
         return
     options = parser.parse_args()
     if options.table is not None:
-        print(table(json.loads(options.table.read_text())))
+        print(table(json.loads(options.table.read_text())["examples"]))
         return
     import ray.tune.examples
 
@@ -391,7 +403,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+            options.json.write_text(json.dumps({**circumstances(), "examples": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
