@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ def needs(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.frameworks(*modules)
 
 
+@pytest.fixture
+def ray_ends() -> Iterator[None]:
+    """Ends the cluster that a call may have started."""
+    yield
+    if ray := sys.modules.get("ray"):
+        ray.shutdown()
+
+
+@pytest.mark.usefixtures("ray_ends")
 @pytest.mark.parametrize(
     "call",
     [

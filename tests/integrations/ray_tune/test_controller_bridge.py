@@ -94,7 +94,8 @@ def test_the_controller_is_told_of_a_few_live_trials_at_a_time_however_far_lanes
         "time_budget_s": PATIENCE,
     }
     done = sweep(Climber, tmp_path / "sweep", executor, options)
-    assert max(numbers) == 2
+    # A trial of a population may have paused before the next one is reported.
+    assert max(numbers) == 2 or (scheduler == "pbt" and max(numbers) == 1)
     assert done.statuses == ["TERMINATED"] * 6
     assert all(trial.iterations == list(range(1, len(trial.rows) + 1)) for trial in done.trials)
     assert max(trial.iterations[-1] for trial in done.trials) == 4
