@@ -270,7 +270,7 @@ def lean_lanes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ray_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def ray_is_disconnected(request: pytest.FixtureRequest) -> Iterator[None]:
     """A module that leaves this process connected to a Ray cluster fails itself, not those that come after it."""
     yield
     ray = sys.modules.get("ray")
