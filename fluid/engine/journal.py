@@ -103,6 +103,8 @@ _TOLD: dict[str, type] = {
         *(TrialSetAside, LaneReady, *RETIREMENTS),
     )
 }
+#: Of an iteration, with the version and the kind.
+_REPORTED_FIELDS = len(fields(IterationReported)) + 2
 #: Values that JSON holds as they are.
 _PLAIN = (str, int, float, type(None))
 #: The names of the fields of dataclasses that were written; ``None`` of other classes.
@@ -184,13 +186,12 @@ class Replay:
     """Follows a session entry by entry.
 
     The engine refuses requests about unknown trials after they were written: entries about them change nothing.
-
-    Attributes:
-        result: the session as the entries so far tell it.
     """
 
     def __init__(self) -> None:
-        self.result = Recovered()
+        self._told = Recovered()
+        #: Changes of histories that the result does not have yet: there are several for each trial.
+        self._changes: dict[str, dict[str, Any]] = {}
         self._bad: InvalidFieldError | None = None
         self._group_of: dict[str, str] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -207,11 +208,19 @@ class Replay:
             ReportSetBack: self._set_back,
             IterationReported: self._reported,
             ReportEnd: self._ended,
-            DeviceAdded: self.result.places.append,
-            NoteDeviceLost: self.result.places.append,
-            NoteResize: self.result.places.append,
+            DeviceAdded: self._told.places.append,
+            NoteDeviceLost: self._told.places.append,
+            NoteResize: self._told.places.append,
             ProfileSaved: self._measured,
         }
+
+    @property
+    def result(self) -> Recovered:
+        """The session as the entries so far tell it."""
+        for trial_id in self._changes:
+            self._settle(trial_id)
+        self._changes.clear()
+        return self._told
 
     def take_broken(self, number: int, text: str = "") -> None:
         """Takes line ``number``, which is not JSON: only the last line may be so, which is then cut off.
@@ -222,7 +231,7 @@ class Replay:
         if self._bad is not None:
             raise self._bad
         self._bad = InvalidFieldError("journal", text, f"line {number} is not JSON")
-        self.result.torn = True
+        self._told.torn = True
 
     def take(self, entry: object, number: int) -> None:
         """Takes the entry of line ``number``.
@@ -239,44 +248,48 @@ class Replay:
             raise InvalidFieldError("v", entry.get("v"), reason)
         if entry.get("what") not in _WRITTEN:
             raise InvalidFieldError("what", entry.get("what"), f"line {number} is of an unknown kind")
+        if entry["what"] == IterationReported.__name__ and self._has_reported(entry):
+            return
         if entry["what"] in _TOLD:
             at = entry.get("at")
-            self.result.at = max(self.result.at, at) if isinstance(at, float) else self.result.at
+            self._told.at = max(self._told.at, at) if isinstance(at, float) else self._told.at
             return
-        content = {name: value for name, value in entry.items() if name not in ("v", "what")}
+        content = dict(entry)
+        del content["v"], content["what"]
         try:
             item: Any = read_record(content, _WRITTEN[entry["what"]], "journal")
             self._handlers[type(item)](item)
         except InvalidFieldError as error:
             raise InvalidFieldError(error.field, error.value, f"{error.reason} (line {number})") from error
-        self.result.at = max(self.result.at, item.at)
+        self._told.at = max(self._told.at, item.at)
 
     def _submitted(self, event: GroupSubmitted) -> None:
-        self.result.mixed |= event.group_id in self.result.groups
-        self.result.groups[event.group_id] = {}
-        self.result.terms[event.group_id] = event.terms
+        self._told.mixed |= event.group_id in self._told.groups
+        self._told.groups[event.group_id] = {}
+        self._told.terms[event.group_id] = event.terms
         self._add_new(event.group_id, event.trials)
 
     def _recovered(self, event: GroupRecovered) -> None:
         self.result.groups[event.group_id] = {}
-        self.result.terms[event.group_id] = event.terms
+        self._told.terms[event.group_id] = event.terms
         for history in event.trials:
             self._add(event.group_id, history)
-        self.result.forgotten[event.group_id] = list(event.forgotten)
+        self._told.forgotten[event.group_id] = list(event.forgotten)
 
     def _added(self, event: TrialsAdded) -> None:
-        if event.group_id not in self.result.groups:
+        if event.group_id not in self._told.groups:
             raise InvalidFieldError("group_id", event.group_id, "is of no group submitted before")
         self._add_new(event.group_id, event.trials)
 
     def _add_new(self, group_id: str, trials: Iterable[TrialSpec]) -> None:
         for spec in trials:
-            self.result.mixed |= spec.trial_id in self._group_of or spec.trial_id in self.result.past
+            self._told.mixed |= spec.trial_id in self._group_of or spec.trial_id in self._told.past
             self._add(group_id, TrialHistory(spec, budget=spec.budget))
 
     def _add(self, group_id: str, history: TrialHistory) -> None:
+        self._changes.pop(history.trial.trial_id, None)
         self._group_of[history.trial.trial_id] = group_id
-        self.result.groups[group_id][history.trial.trial_id] = history
+        self._told.groups[group_id][history.trial.trial_id] = history
 
     def _extended(self, event: BudgetExtended) -> None:
         history = self._history(event.trial_id)
@@ -287,7 +300,7 @@ class Replay:
         # The submitter was told that the trial stops: it must not run on, even if it had not left its lane yet.
         history = self._history(event.trial_id)
         if history is not None and event.outcome is not None:
-            self.result.outcomes[event.trial_id] = event.outcome
+            self._told.outcomes[event.trial_id] = event.outcome
         if history is not None and history.ended in (None, TrialState.DONE):
             self._change(event.trial_id, ended=TrialState.STOPPED, paused=False)
 
@@ -295,55 +308,74 @@ class Replay:
         history = self._history(event.trial_id)
         if history is not None and history.ended in (None, TrialState.DONE):
             self._change(event.trial_id, ended=TrialState.FAILED, paused=False)
-            self.result.failures[event.trial_id] = event.failure
+            self._told.failures[event.trial_id] = event.failure
 
     def _held(self, event: PauseRequested | ResumeRequested) -> None:
         self._change(event.trial_id, paused=isinstance(event, PauseRequested))
 
     def _forgotten(self, event: TrialForgotten) -> None:
         trial_id = event.trial_id
-        group_id = self._group_of.pop(trial_id, None)
-        if group_id is not None:
-            history = self.result.groups[group_id].pop(trial_id)
-            self.result.forgotten.setdefault(group_id, []).append(trial_id)
-            self.result.durable.pop(trial_id, None)
-            self.result.past[trial_id] = PastTrial(group_id, history, self.result.failures.pop(trial_id, None))
+        history = self._history(trial_id)
+        if history is not None:
+            group_id = self._group_of.pop(trial_id)
+            del self._told.groups[group_id][trial_id]
+            self._told.forgotten.setdefault(group_id, []).append(trial_id)
+            self._told.durable.pop(trial_id, None)
+            self._told.past[trial_id] = PastTrial(group_id, history, self._told.failures.pop(trial_id, None))
 
     def _saved(self, event: TrialSaved) -> None:
         history, checkpoint = self._history(event.trial_id), event.checkpoint
         if history is not None and (history.checkpoint is None or checkpoint.iteration >= history.checkpoint.iteration):
             self._change(event.trial_id, checkpoint=checkpoint)
             if not checkpoint.in_memory:
-                self.result.durable[event.trial_id] = checkpoint
+                self._told.durable[event.trial_id] = checkpoint
 
     def _set_back(self, command: ReportSetBack) -> None:
         checkpoint = command.checkpoint
         self._change(command.trial_id, checkpoint=checkpoint)
-        durable = self.result.durable.get(command.trial_id)
+        durable = self._told.durable.get(command.trial_id)
         if durable is not None and (checkpoint is None or durable.iteration > checkpoint.iteration):
-            del self.result.durable[command.trial_id]
+            del self._told.durable[command.trial_id]
 
     def _reported(self, entry: IterationReported) -> None:
         self._change(entry.trial_id, reported=entry.iteration)
 
+    def _has_reported(self, entry: Mapping[str, Any]) -> bool:
+        """Takes an iteration without the general reader, as there is one for each; returns whether that can be."""
+        at, trial_id, iteration = entry.get("at"), entry.get("trial_id"), entry.get("iteration")
+        if len(entry) != _REPORTED_FIELDS or type(at) is not float or type(trial_id) is not str:
+            return False
+        if type(iteration) is not int or not math.isfinite(at):
+            return False
+        self._told.at = max(self._told.at, at)
+        self._change(trial_id, reported=iteration)
+        return True
+
     def _ended(self, command: ReportEnd) -> None:
-        history = self._history(command.trial_id)
-        if history is None:
+        if command.trial_id not in self._group_of:
             return
-        # A trial that finished by itself may have run less than its budget.
-        budget = max(1, command.iteration) if command.state is TrialState.DONE else history.budget
-        self._change(command.trial_id, ended=command.state, budget=budget, paused=False)
+        self._change(command.trial_id, ended=command.state, paused=False)
+        if command.state is TrialState.DONE:  # One that finished by itself may have run less than its budget.
+            self._change(command.trial_id, budget=max(1, command.iteration))
         if command.failure is not None:
-            self.result.failures[command.trial_id] = command.failure
+            self._told.failures[command.trial_id] = command.failure
 
     def _measured(self, entry: ProfileSaved) -> None:
-        self.result.profile = Profile.from_json(entry.profile)
+        self._told.profile = Profile.from_json(entry.profile)
 
     def _history(self, trial_id: str) -> TrialHistory | None:
         group_id = self._group_of.get(trial_id)
-        return None if group_id is None else self.result.groups[group_id][trial_id]
+        if group_id is None:
+            return None
+        if trial_id in self._changes:
+            self._settle(trial_id)
+            del self._changes[trial_id]
+        return self._told.groups[group_id][trial_id]
 
     def _change(self, trial_id: str, **changes: Any) -> None:
-        history = self._history(trial_id)
-        if history is not None:
-            self.result.groups[self._group_of[trial_id]][trial_id] = replace(history, **changes)
+        if trial_id in self._group_of:
+            self._changes.setdefault(trial_id, {}).update(changes)
+
+    def _settle(self, trial_id: str) -> None:
+        trials = self._told.groups[self._group_of[trial_id]]
+        trials[trial_id] = replace(trials[trial_id], **self._changes[trial_id])

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import Checkpoint, DeviceAdded, Failure, GroupRecovered, TrialHistory
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.planning.profile import Profile
 from fluid.trialgroup import TrialState
+
+T = TypeVar("T")
+
+
+def changed(record: T, **fields: Any) -> T:
+    """A dataclass's instance with other fields; itself where they are as they were, as of most trials of a session."""
+    if all(getattr(record, name) == value for name, value in fields.items()):
+        return record
+    return replace(record, **fields)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class Recovered:
             trial_id = history.trial.trial_id
             choices = (history.checkpoint, self.durable.get(trial_id))
             found = next((choice for choice in choices if choice is not None and readable(choice)), None)
-            return replace(history, checkpoint=found, outcome=self.outcomes.get(trial_id))
+            return changed(history, checkpoint=found, outcome=self.outcomes.get(trial_id))
 
         return [
             GroupRecovered(

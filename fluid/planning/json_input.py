@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 T = TypeVar("T")
+_Accepted = type | tuple[type, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +128,9 @@ def _converter() -> Converter:
     converter = Converter(detailed_validation=True)
     converter.register_structure_hook(float, lambda value, _: _number(value, float))
     converter.register_structure_hook(int, lambda value, _: _number(value, int))
-    converter.register_structure_hook(str, lambda value, _: _require(str, value, "must be a string"))
+    converter.register_structure_hook(
+        str, lambda value, _: value if type(value) is str else _require(str, value, "must be a string")
+    )
     converter.register_structure_hook(TrialState, lambda value, _: TrialState(require_one_of("", value, _STATES)))
     converter.register_structure_hook(bool, lambda value, _: _require(bool, value, "must be true or false"))
     converter.register_structure_hook_func(
@@ -149,11 +152,11 @@ def _converter() -> Converter:
         return make_dict_structure_fn(kind, converter)
 
     # By default cattrs reads any iterable as a list, and any container as a record.
-    readers: list[tuple[Callable[[Any], bool], Any, type, str]] = [
+    readers: list[tuple[Callable[[Any], bool], Any, _Accepted, str]] = [
         (is_sequence, list_structure_factory, list, "must be a list"),
         (lambda kind: _is_made_of(kind, tuple), homogenous_tuple_structure_factory, list, "must be a list"),
-        (is_mapping, mapping_structure_factory, Mapping, "must be a JSON object"),
-        (dataclasses.is_dataclass, record_reader, Mapping, "must be a JSON object"),
+        (is_mapping, mapping_structure_factory, (dict, Mapping), "must be a JSON object"),
+        (dataclasses.is_dataclass, record_reader, (dict, Mapping), "must be a JSON object"),
     ]
     for applies, factory, accepted, reason in readers:
         converter.register_structure_hook_factory(applies, _checked(factory, accepted, reason))
@@ -164,7 +167,7 @@ def _is_made_of(kind: Any, form: Any) -> bool:
     return get_origin(kind) is form
 
 
-def _checked(factory: Any, accepted: type, reason: str) -> Callable[[Any, Converter], Callable[[Any, Any], Any]]:
+def _checked(factory: Any, accepted: _Accepted, reason: str) -> Callable[[Any, Converter], Callable[[Any, Any], Any]]:
     """Makes hooks that check the value, and the names of a record's fields, before the hooks of ``factory`` read it."""
 
     def make(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
@@ -174,7 +177,7 @@ def _checked(factory: Any, accepted: type, reason: str) -> Callable[[Any, Conver
 
         def hook(value: Any, _: Any) -> Any:
             _require(accepted, value, reason)
-            if is_record:
+            if is_record and not known.issuperset(value):
                 _refuse_unknown(value, known)
             return read(value, kind)
 
@@ -190,13 +193,15 @@ def _refuse_unknown(data: Mapping[str, Any], known: set[str]) -> None:
 
 
 def _number(value: object, kind: type, bounds: Range = Range()) -> float:
+    if type(value) is float is kind and bounds.least <= value <= bounds.most and math.isfinite(value):
+        return value  # What nearly all numbers are, of which a journal has several in each line.
     number = require_number("", value, at_least=bounds.least)
     if number > bounds.most:
         raise InvalidFieldError("", value, f"must be at most {bounds.most:g}")
     return number if kind is float else require_integer("", value, at_least=_LEAST_INTEGER)
 
 
-def _require(accepted: type, value: object, reason: str) -> object:
+def _require(accepted: _Accepted, value: object, reason: str) -> object:
     if not isinstance(value, accepted):
         raise InvalidFieldError("", value, reason)
     return value

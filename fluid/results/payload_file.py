@@ -18,7 +18,7 @@ from fluid.errors import InvalidFieldError
 from fluid.random_state import Seeds
 from fluid.results.folder_files import PAYLOADS
 from fluid.trainables.parted_pickle import load_pickled
-from fluid.trialgroup import Trial
+from fluid.trialgroup import Shown, Trial
 
 #: How a frame begins: the protocol of pickle, and the opcode that frames its content.
 _BEGIN = re.compile(rb"\x80[\x04-\x09]\x95", re.DOTALL)
@@ -47,11 +47,12 @@ class StoredTrial:
         """The trial's id."""
         return str(self.fields["trial_id"])
 
-    def load(self, trainables: dict[bytes, Any]) -> Trial:
+    def load(self, trainables: dict[bytes, Any], shown: Shown | None = None) -> Trial:
         """Unpickles the trial.
 
         Args:
             trainables: those that are unpickled already, by their pickles; gets this one.
+            shown: how reports show it.
 
         Raises:
             InvalidFieldError: this process cannot unpickle it.
@@ -63,7 +64,7 @@ class StoredTrial:
         except Exception as error:  # What a pickle refers to may raise anything.
             reason = f"trial {self.trial_id!r} cannot be unpickled: {type(error).__name__}: {error}"
             raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
-        return Trial(trainables[self.trainable], config, **self.fields)
+        return Trial(trainables[self.trainable], config, shown=shown, **self.fields)
 
 
 class StoredTrials(NamedTuple):

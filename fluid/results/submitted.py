@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fluid.engine.events import Failure
@@ -149,9 +149,7 @@ class SubmittedTrials:
         """The groups, and their trials, in the order of ``trials.jsonl``; then those that only other files mention."""
         found: dict[str, SubmittedGroup] = {}
         places = Counter[str]()
-        for trial in self._trials():
-            trial = replace(trial, place=places[trial.group_id])
-            places[trial.group_id] += 1
+        for trial in self._trials(places):
             if trial.group_id not in found:
                 line = self._groups.get(trial.group_id, GroupLine(trial.group_id))
                 found[trial.group_id] = SubmittedGroup(
@@ -164,17 +162,27 @@ class SubmittedTrials:
             found[trial.group_id].trials.setdefault(trial.shown_id, []).append(trial)
         return tuple(found.values())
 
-    def _trials(self) -> Iterator[SubmittedTrial]:
+    def _trials(self, places: Counter[str]) -> Iterator[SubmittedTrial]:
         for trial_id in dict.fromkeys([*self._entries, *self._journaled, *self._reported]):
             if not self._journaled or trial_id in self._journaled or trial_id in self._reported:
-                yield self._trial(trial_id)  # Any other one was refused by the engine.
+                yield self.trial(trial_id, places)  # Any other one was refused by the engine.
 
-    def _trial(self, trial_id: str) -> SubmittedTrial:
+    def trial(self, trial_id: str, places: Counter[str] | None = None) -> SubmittedTrial:
+        """A trial of which a line or the journal tells.
+
+        Args:
+            trial_id: its id.
+            places: how many trials of each group came before; gets this one.
+        """
         entry, known = self._entries.get(trial_id, {}), self._journaled.get(trial_id)
         group_id = str(entry.get("group", self._reported.get(trial_id, "") if known is None else known.group_id))
         before, inner = entry.get("iterations"), entry.get("metrics")
         config = self._told_later.get(trial_id, entry.get("config"))
         state = self._state(trial_id, self._groups.get(group_id, GroupLine("")).search)
+        place = 0
+        if places is not None:
+            place = places[group_id]
+            places[group_id] += 1
         return SubmittedTrial(
             trial_id=trial_id,
             group_id=group_id,
@@ -186,6 +194,7 @@ class SubmittedTrials:
             state=state,
             budget=None if known is None or "shown" in entry else known.history.budget,
             failure=known.failure if known is not None and state == TrialState.FAILED else None,
+            place=place,
             seeds=Seeds.read(entry.get("seeds")),
         )
 

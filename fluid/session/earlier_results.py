@@ -11,7 +11,7 @@ from typing import Any
 from fluid._logs import logger_of
 from fluid.errors import FluidError
 from fluid.results.folder_files import RESULTS, TRIALS, json_lines
-from fluid.results.iterations import CLOCK_RESET_S, read_reported
+from fluid.results.iterations import CLOCK_RESET_S, ReportedIteration, read_reported
 from fluid.results.records import Result
 from fluid.trialgroup import Trial
 
@@ -96,8 +96,13 @@ class EarlierResults:
     offset: float = 0.0
 
     @classmethod
-    def scan(cls, folder: Path) -> EarlierResults:
-        """Reads a run folder's results, and keeps where they are. Lines that are no results are skipped."""
+    def scan(cls, folder: Path, hear: Callable[[ReportedIteration], None] = lambda _: None) -> EarlierResults:
+        """Reads a run folder's results, and keeps where they are. Lines that are no results are skipped.
+
+        Args:
+            folder: the run folder.
+            hear: called with each result, in the order written.
+        """
         found, skipped = cls(), 0
         for line in json_lines(folder / RESULTS):
             reported = read_reported(line.entry or {})
@@ -112,6 +117,7 @@ class EarlierResults:
             group = found.groups[group_id]
             group.end = line.end
             group.first_start, group.last_end = min(group.first_start, start), max(group.last_end, end)
+            hear(reported)
         if skipped:
             _log.warning("%s: %d lines are no results, and were skipped", folder / RESULTS, skipped)
         return found

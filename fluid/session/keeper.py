@@ -15,7 +15,7 @@ from fluid.backends.base import Backend
 from fluid.backends.retention import KeepingBackend
 from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
-from fluid.engine.events import Event, GroupRecovered, LaneLost, TrialFailed, TrialReleased, TrialSaved
+from fluid.engine.events import Event, LaneLost, TrialFailed, TrialReleased, TrialSaved
 from fluid.engine.retention import TrialNotKept
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError
@@ -113,13 +113,6 @@ class Keeper:
             rule = rule._replace(best=None if entry_now is None else entry_now.value)
         self._rules[trial.id] = rule
         return rule
-
-    def recovered(self, event: GroupRecovered) -> GroupRecovered:
-        """Returns a group of an earlier session with trials that are kept as this session's user wants it."""
-        last = self.retention.how == "last"
-        return replace(
-            event, trials=tuple(replace(past, trial=replace(past.trial, keep_last=last)) for past in event.trials)
-        )
 
     def tell_lanes(self) -> None:
         """Tells lanes what is worth keeping, where that has changed."""

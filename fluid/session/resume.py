@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,19 +19,20 @@ from typing import Any
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
 from fluid.engine.journal import replay
-from fluid.engine.recovered import Recovered
+from fluid.engine.recovered import Recovered, changed
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_files import checkpoint_name, checkpoints_like, iteration_of
-from fluid.lane.checkpoint_paths import kept_folder
+from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
 from fluid.lane.checkpoint_store import checkpoints_on_disk
-from fluid.lane.run_paths import folder_name, folder_of_host
+from fluid.lane.run_paths import folder_name, folder_of_host, trials_folder
 from fluid.planning.profile import Profile
 from fluid.random_state import Seeds
 from fluid.results.folder_files import JOURNAL, PAYLOADS, PROFILE, RESULTS, TRIALS, json_lines, read_facts
 from fluid.results.group_lines import GroupLine
+from fluid.results.iterations import ReportedIteration
 from fluid.results.payload_file import StoredTrial, read_payloads
-from fluid.results.submitted import SubmittedGroup, SubmittedTrials
+from fluid.results.submitted import SubmittedTrial, SubmittedTrials
 from fluid.session.best import BestTracker
 from fluid.session.earlier_results import EarlierResults
 from fluid.session.run_folder import RunFolder
@@ -72,14 +73,14 @@ class WrittenLines:
 
     Attributes:
         groups: the lines of groups, by group id.
-        trials: trial ids.
-        configs: configs as JSON has them, of trials whose payload is gone.
+        trials: ids of trials, in the order written.
+        unstored: the lines of trials that have no payload, by trial id.
         shown: how reports show trials, by trial id.
     """
 
     groups: dict[str, GroupLine] = field(default_factory=dict)
-    trials: set[str] = field(default_factory=set)
-    configs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    trials: dict[str, None] = field(default_factory=dict)
+    unstored: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
 
 
@@ -95,6 +96,7 @@ class LeftSession:
         written: what ``trials.jsonl`` has lines of.
         lost: ids of unfinished trials that cannot run, as their payloads are gone.
         seeds: of the trials, by id.
+        trackers: of the best result of each group, by group id.
     """
 
     folder: Path
@@ -104,24 +106,30 @@ class LeftSession:
     written: WrittenLines
     lost: frozenset[str]
     seeds: Mapping[str, Seeds]
+    trackers: Mapping[str, BestTracker]
 
-    def events(self, at: float, spec_of: Callable[[Trial, Search | None], TrialSpec]) -> list[GroupRecovered]:
+    def events(
+        self,
+        at: float,
+        spec_of: Callable[[Trial, Search | None], TrialSpec],
+        adapt: Callable[[TrialSpec, Trial | None], TrialSpec],
+    ) -> list[GroupRecovered]:
         """The events that bring a new engine to where the session was.
 
         Args:
             at: seconds, on the clock of the session that goes on.
             spec_of: what an engine needs to know of a trial; asked for trials that are not in the journal.
+            adapt: makes of what the journal says of a trial what holds in the session that goes on.
         """
         groups: dict[str, dict[str, TrialHistory]] = {}
+        on_disk = _CheckpointFolders(str(self.folder))
         for group_id, group in self.groups.items():
             known = self.recovered.groups.get(group_id, {})
-            # Which trials share a process is for the session that goes on to say.
-            isolated = {name: spec_of(trial, group.line.search).isolated for name, trial in group.trials.items()}
-            groups[group_id] = {
-                trial_id: replace(
+            histories = groups[group_id] = {
+                trial_id: changed(
                     history,
-                    checkpoint=self._find(trial_id, history),
-                    trial=replace(history.trial, isolated=isolated.get(trial_id, True)),
+                    checkpoint=_find(trial_id, history, on_disk),
+                    trial=adapt(history.trial, group.trials.get(trial_id)),
                 )
                 for trial_id, history in known.items()
             }
@@ -129,7 +137,7 @@ class LeftSession:
                 if trial_id not in known:
                     reported = self.results.reported.get(trial_id, 0)
                     spec, budget = spec_of(trial, group.line.search), max(trial.budget, reported)
-                    groups[group_id][trial_id] = TrialHistory(spec, budget=budget, reported=reported)
+                    histories[trial_id] = TrialHistory(spec, budget=budget, reported=reported)
         recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
 
@@ -144,32 +152,7 @@ class LeftSession:
     @property
     def trial_ids(self) -> set[str]:
         """Ids that are taken, those of forgotten trials included."""
-        return self.written.trials.union(*(group.trials for group in self.groups.values()))
-
-    def trackers(self) -> dict[str, BestTracker]:
-        """Finds the best result of each group."""
-        found = {group_id: BestTracker(group.line.search) for group_id, group in self.groups.items()}
-        entries = (line.entry or {} for line in json_lines(self.folder / TRIALS))
-        for submitted in SubmittedTrials(entries, self.recovered, {}).groups():
-            if submitted.group_id in found:
-                self._tell(found[submitted.group_id], submitted)
-        return found
-
-    def _tell(self, tracker: BestTracker, submitted: SubmittedGroup) -> None:
-        """Tells a tracker of the trials of its group, of their results and their ends."""
-        parts = {part.trial_id: part for parts in submitted.trials.values() for part in parts}
-        trials, results = self.groups[submitted.group_id].trials, self.results.groups.get(submitted.group_id)
-        for part in sorted(parts.values(), key=lambda part: part.place):
-            tracker.enter(trials.get(part.trial_id, part))
-        for result in () if results is None else results.read(trials.get):
-            if result.trial_id in parts:
-                trial = trials.get(result.trial_id, parts[result.trial_id])
-                tracker.hear(trial, result.iteration, numbers_in(result.metrics))
-        for part in parts.values():
-            tracker.end(part.trial_id, TrialState.FAILED if part.state == TrialState.FAILED else None)
-            tracker.say(part.trial_id, self.recovered.outcomes.get(part.trial_id))
-            if part.trial_id not in trials:
-                tracker.forget(part.trial_id)
+        return set(self.written.trials).union(*(group.trials for group in self.groups.values()))
 
     def complete(self, folder: RunFolder, payloads: Mapping[str, Mapping[Trial, TrialPayload]], at: float) -> None:
         """Writes the lines of trials that the session was killed before writing.
@@ -203,30 +186,58 @@ class LeftSession:
             if trial_id in self.lost
         ]
 
-    def _find(self, trial_id: str, history: TrialHistory) -> Checkpoint | None:
-        """The newest checkpoint of a trial that exists, at its present path.
 
-        One in host memory is moved to disk once no lane runs. One beyond the last iteration reported is of no use, as
-        the trial could not report the iterations up to it. The lane that restores the checkpoint reads it first, and
-        takes an earlier one if it is damaged.
-        """
-        known = history.checkpoint
-        disk, kept = (
-            checkpoints_on_disk(str(self.folder), trial_id),
-            kept_folder(str(self.folder), folder_name(trial_id)),
-        )
-        hosts = folder_of_host(glob.escape(str(self.folder)), "*")
-        roots = [disk, kept, *(checkpoints_on_disk(host, trial_id) for host in glob.glob(hosts))]
-        if known is None or known.iteration > history.reported:
-            path = os.path.join(disk, checkpoint_name(history.reported, 0, 0))
-        else:
-            path, roots = known.path, [os.path.dirname(known.path), *roots]
-        for found in checkpoints_like(path, roots, disk):
-            if os.path.isdir(found):
-                still_there = known is not None and known.in_memory and found == known.path
-                host = "localhost" if known is None else known.host
-                return Checkpoint(iteration_of(found), found, host=host, in_memory=still_there)
+class _CheckpointFolders:
+    """Where checkpoints of trials are on disk. The folders that there are, are listed once for all trials.
+
+    Args:
+        run_folder: the run folder.
+    """
+
+    def __init__(self, run_folder: str) -> None:
+        self._run_folder = run_folder
+        hosts = glob.glob(folder_of_host(glob.escape(run_folder), "*"))
+        self._trials = {base: frozenset(_names(trials_folder(base))) for base in (run_folder, *hosts)}
+
+    def first(self, trial_id: str) -> str:
+        """The folder to which checkpoints of a trial in host memory move."""
+        return checkpoints_on_disk(self._run_folder, trial_id)
+
+    def of(self, trial_id: str) -> list[str]:
+        """The folders that may hold checkpoints of a trial."""
+        name = folder_name(trial_id)
+        found = [checkpoints_folder(base, name) for base, trials in self._trials.items() if name in trials]
+        return [kept_folder(self._run_folder, name), *found] if found else []
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _find(trial_id: str, history: TrialHistory, folders: _CheckpointFolders) -> Checkpoint | None:
+    """The newest checkpoint of a trial that exists, at its present path.
+
+    One in host memory is moved to disk once no lane runs. One beyond the last iteration reported is of no use, as the
+    trial could not report the iterations up to it. The lane that restores the checkpoint reads it first, and takes an
+    earlier one if it is damaged.
+    """
+    known, roots = history.checkpoint, folders.of(trial_id)
+    if known is None and not roots:
         return None
+    disk = folders.first(trial_id)
+    if known is None or known.iteration > history.reported:
+        path = os.path.join(disk, checkpoint_name(history.reported, 0, 0))
+    else:
+        path, roots = known.path, [os.path.dirname(known.path), *roots]
+    for found in checkpoints_like(path, roots, disk):
+        if os.path.isdir(found):
+            still_there = known is not None and known.in_memory and found == known.path
+            host = "localhost" if known is None else known.host
+            return Checkpoint(iteration_of(found), found, host=host, in_memory=still_there)
+    return None
 
 
 def read_session(folder: Path) -> LeftSession:
@@ -250,20 +261,22 @@ def _read(folder: Path) -> LeftSession:
     for name in (JOURNAL, RESULTS, TRIALS):
         cut_torn_line(folder / name)
     recovered = _replay(folder)
-    results = EarlierResults.scan(folder)
     forgotten = {trial_id for trials in recovered.forgotten.values() for trial_id in trials}
     in_journal = {trial_id for trials in recovered.groups.values() for trial_id in trials}
     payloads = read_payloads(folder / PAYLOADS, lambda trial_id: trial_id in in_journal or trial_id in forgotten)
     cut_file(folder / PAYLOADS, payloads.whole_bytes)
     stored = {trial.trial_id: trial for trial in payloads.trials if trial.trial_id not in forgotten}
     known = {*in_journal, *forgotten, *stored}
-    written = _read_lines(folder, lambda trial_id: trial_id in known, in_journal - stored.keys())
-    lost = _agree(recovered, results, stored)
-    recovered.profile = recovered.profile or _profile(folder)
+    written = _read_lines(folder, lambda trial_id: trial_id in known, stored)
     groups = _groups(recovered, stored, written)
+    trackers = _Trackers(groups, written, recovered)
+    results = EarlierResults.scan(folder, trackers.hear)
+    lost = _agree(recovered, results, stored)
+    trackers.end(recovered)
+    recovered.profile = recovered.profile or _profile(folder)
     _wait_until_settled(recovered)
     seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
-    return LeftSession(folder, recovered, groups, results, written, lost, seeds)
+    return LeftSession(folder, recovered, groups, results, written, lost, seeds, trackers.of_groups)
 
 
 def _replay(folder: Path) -> Recovered:
@@ -286,7 +299,7 @@ def _profile(folder: Path) -> Profile | None:
         return None
 
 
-def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -> WrittenLines:
+def _read_lines(folder: Path, is_known: Callable[[str], bool], stored: Collection[str]) -> WrittenLines:
     """Reads ``trials.jsonl``, and cuts off the last lines if neither journal nor payloads know their trials."""
     written, started, keep = WrittenLines(), dict[str, GroupLine](), 0
     for line in json_lines(folder / TRIALS):
@@ -304,9 +317,9 @@ def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -
             keep = line.end
             written.groups.update(started)
             started.clear()
-            written.trials.add(entry["trial"])
-            if entry["trial"] in lost and isinstance(entry.get("config"), dict):
-                written.configs[entry["trial"]] = entry["config"]
+            written.trials[entry["trial"]] = None
+            if entry["trial"] not in stored:
+                written.unstored[entry["trial"]] = entry
             if "shown" in entry:
                 with suppress(InvalidFieldError, KeyError):
                     shown = Shown(entry["shown"], entry["config"], entry.get("iterations", 0), entry.get("metrics"))
@@ -347,7 +360,7 @@ def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> Trial
     ended, budget = history.ended, max(history.budget, reported)
     if ended is None and checkpoint is not None and checkpoint.iteration >= budget:
         ended = TrialState.DONE  # The entry of its end was cut off.
-    return replace(history, reported=reported, budget=budget, checkpoint=checkpoint, ended=ended)
+    return changed(history, reported=reported, budget=budget, checkpoint=checkpoint, ended=ended)
 
 
 def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: WrittenLines) -> dict[str, LeftGroup]:
@@ -360,16 +373,70 @@ def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: Wr
         groups[group_id] = LeftGroup(replace(line, terms=terms))
     for trial in stored.values():
         group = groups[trial.group_id]
-        group.trials[trial.trial_id] = trial.load(trainables).changed(shown=written.shown.get(trial.trial_id))
+        group.trials[trial.trial_id] = trial.load(trainables, written.shown.get(trial.trial_id))
         if trial.group_id not in written.groups:
             group.line = replace(group.line, name=trial.name)
     for group_id, trials in recovered.groups.items():
         for trial_id, history in trials.items():
             if trial_id not in groups[group_id].trials:
-                config, spec = written.configs.get(trial_id, {}), history.trial
+                config, spec = written.unstored.get(trial_id, {}).get("config"), history.trial
+                config = config if isinstance(config, dict) else {}
                 kept = Trial(_LostTrainable, config, spec.budget, trial_id=trial_id, profile_key=spec.profile_key)
                 groups[group_id].trials[trial_id] = kept
     return groups
+
+
+class _Trackers:
+    """Finds the best result of each group while the results are read.
+
+    Args:
+        groups: the groups.
+        written: what ``trials.jsonl`` has, forgotten trials included: what they reported counts.
+        recovered: the session, by its journal.
+
+    Attributes:
+        of_groups: the trackers, by group id.
+    """
+
+    def __init__(self, groups: Mapping[str, LeftGroup], written: WrittenLines, recovered: Recovered) -> None:
+        self.of_groups = {group_id: BestTracker(group.line.search) for group_id, group in groups.items()}
+        #: The trials, in order of submission, each with the tracker of its group.
+        self._trials: dict[str, tuple[BestTracker, Trial | SubmittedTrial]] = {}
+        self._forgotten = recovered.past.keys()
+        forgotten = SubmittedTrials(written.unstored.values(), recovered, {})
+        there = {trial_id: (group_id, trial) for group_id in groups for trial_id, trial in groups[group_id].trials.items()}
+        for trial_id in dict.fromkeys((*written.trials, *there, *self._forgotten)):
+            if trial_id in there:
+                group_id, trial = there[trial_id]
+                self._enter(group_id, trial_id, trial)
+            elif trial_id in self._forgotten:
+                past = forgotten.trial(trial_id)
+                self._enter(past.group_id, trial_id, past)
+
+    def _enter(self, group_id: str, trial_id: str, trial: Trial | SubmittedTrial) -> None:
+        if group_id in self.of_groups:
+            self._trials[trial_id] = self.of_groups[group_id], trial
+            self.of_groups[group_id].enter(trial)
+
+    def hear(self, reported: ReportedIteration) -> None:
+        """Takes a result."""
+        if reported.trial_id in self._trials:
+            tracker, trial = self._trials[reported.trial_id]
+            tracker.hear(trial, reported.number, numbers_in(reported.metrics))
+
+    def end(self, recovered: Recovered) -> None:
+        """Takes it how the trials have ended, once all results were heard."""
+        failed = {
+            trial_id
+            for trials in (*recovered.groups.values(), {name: past.history for name, past in recovered.past.items()})
+            for trial_id, history in trials.items()
+            if history.ended is TrialState.FAILED
+        }
+        for trial_id, (tracker, _) in self._trials.items():
+            tracker.end(trial_id, TrialState.FAILED if trial_id in failed else None)
+            tracker.say(trial_id, recovered.outcomes.get(trial_id))
+            if trial_id in self._forgotten:
+                tracker.forget(trial_id)
 
 
 class _LostTrainable:

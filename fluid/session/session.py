@@ -22,6 +22,7 @@ from fluid.engine.events import (
     GroupSubmitted,
 )
 from fluid.engine.group_terms import GroupTerms
+from fluid.engine.recovered import changed
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
@@ -263,7 +264,6 @@ class Session:
         payloads = {
             group_id: self._payloads(group.trials.values(), once, left.seeds) for group_id, group in left.groups.items()
         }
-        trackers = left.trackers()
         avoid_names(left.trial_ids, (group.line.name for group in left.groups.values()))
 
         def register(group_id: str) -> None:
@@ -275,12 +275,12 @@ class Session:
         def resume() -> None:
             now = self._backend.now()
             left.complete(self._folder, payloads, now)
-            for event in map(self._keeper.recovered, left.events(now, self._spec)):
+            for event in left.events(now, self._spec, self._adapted):
                 group = left.groups[event.group_id].submitted()
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 results, offset = left.results.groups.get(event.group_id), left.results.offset_at(now)
-                inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
+                inbox.take_over(ended, left.recovered.failures, results, offset, left.trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
                 inbox.note_seeds(payloads[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox
@@ -400,6 +400,12 @@ class Session:
     def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
         keep_last = self._keeper.retention.how == "last"
         return spec_of(trial, self._max_width, keep_last=keep_last, isolating=self.isolating, search=search)
+
+    def _adapted(self, spec: TrialSpec, trial: Trial | None) -> TrialSpec:
+        """What an earlier session's engine knew of a trial, as this session's user wants it."""
+        keep_last = self._keeper.retention.how == "last"
+        isolated = trial is None or self.isolating.isolates(trial, fusible=spec.fusible)
+        return changed(spec, keep_last=keep_last, isolated=isolated)
 
     def _open_group(self, inbox: GroupInbox, payloads: Mapping[Trial, TrialPayload]) -> None:
         self._next_group += 1
