@@ -106,7 +106,7 @@ _TOLD: dict[str, type] = {
 #: Of an iteration, with the version and the kind.
 _REPORTED_FIELDS = len(fields(IterationReported)) + 2
 #: Values that JSON holds as they are.
-_PLAIN = (str, int, float, type(None))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 #: The names of the fields of dataclasses that were written; ``None`` of other classes.
 _FIELDS: dict[type, tuple[str, ...] | None] = {}
 #: What is written, by the name in ``what``.
@@ -145,15 +145,16 @@ def _entry(item: Any) -> Entry:
 
 def _as_json(value: Any) -> Any:
     # dataclasses.asdict copies every value, which takes twice as long.
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, tuple):
-        return [_as_json(part) for part in value]
     kind: type = type(value)
+    if kind is tuple:
+        return [part if type(part) in _PLAIN else _as_json(part) for part in value]
     if kind not in _FIELDS:
         _FIELDS[kind] = tuple(item.name for item in fields(kind)) if is_dataclass(kind) else None
     names = _FIELDS[kind]
-    return value if names is None else {name: _as_json(getattr(value, name)) for name in names}
+    if names is None:
+        return value
+    parts = ((name, getattr(value, name)) for name in names)
+    return {name: part if type(part) in _PLAIN else _as_json(part) for name, part in parts}
 
 
 # -- reading --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fluid.planning.runtime_model import TOLERANCE
 from fluid.resources import Device, MemoryNeed, Requires
 
+_NOTHING = Requires()
 #: Kinds of devices that an error lists.
 _MOST_LISTED = 6
 
@@ -31,7 +32,7 @@ class Constraint:
     @classmethod
     def of(cls, requires: Requires | None, devices: float | None, gang: bool) -> Constraint | None:
         """The constraint of a trial; ``None`` if it asks for nothing."""
-        requires = None if requires == Requires() else requires
+        requires = None if requires == _NOTHING else requires
         return None if requires is None and devices is None else cls(requires, devices, gang)
 
     @property
