@@ -143,6 +143,11 @@ def restore_random_state(states: Mapping[str, Any]) -> None:
     write_random_state(states)
 
 
+def _loaded(name: str) -> Any:
+    """A module of this process, whole: where another thread is loading it, this waits; ``None`` if it has none."""
+    return None if sys.modules.get(name) is None else importlib.import_module(name)
+
+
 class _Generator(NamedTuple):
     """A kind of generator: what finds its module, ``None`` while it has no state, and what that does."""
 
@@ -153,7 +158,7 @@ class _Generator(NamedTuple):
 
 
 def _torch() -> Any:
-    torch = sys.modules.get("torch")
+    torch = _loaded("torch")
     # A trial that failed to import it leaves a partial module without a generator.
     return torch if hasattr(torch, "default_generator") else None
 
@@ -173,13 +178,13 @@ def _seed_torch(torch: Any, seeds: Seeds) -> None:
 
 _GENERATORS = {
     "random": _Generator(
-        lambda: sys.modules.get("random"),
+        lambda: _loaded("random"),
         lambda module: module.getstate(),
         lambda module, state: module.setstate(state),
         lambda module, seeds: module.seed(seeds.random),
     ),
     "numpy.random": _Generator(
-        lambda: sys.modules.get("numpy.random"),
+        lambda: _loaded("numpy.random"),
         lambda module: module.get_state(),
         lambda module, state: module.set_state(state),
         lambda module, seeds: module.seed(seeds.numpy),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,3 +72,31 @@ assert found == [random.random(), numpy.random.rand(), torch.rand(1).item()], fo
 assert type(numpy.random.__loader__) is type(numpy.random.__spec__.loader) is type(numpy.__loader__)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_one_that_another_thread_is_loading_is_waited_for(tmp_path: Path) -> None:
+    """Its module is there from the start of the loading, and has no generator until the end."""
+    (tmp_path / "torch.py").write_text(
+        """
+import __main__, time
+__main__.begun.set()
+time.sleep(0.3)
+class cuda:
+    is_initialized = staticmethod(bool)
+default_generator = object()
+def get_rng_state(): return "its state"
+"""
+    )
+    program = """
+import importlib, threading
+from fluid.random_state import read_random_state
+begun = threading.Event()
+threading.Thread(target=importlib.import_module, args=["torch"]).start()
+assert begun.wait(60.0)
+assert read_random_state()["torch"] == "its state"
+"""
+    subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )

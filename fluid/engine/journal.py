@@ -107,8 +107,11 @@ _TOLD: dict[str, type] = {
 _REPORTED_FIELDS = len(fields(IterationReported)) + 2
 #: Values that JSON holds as they are.
 _PLAIN = frozenset((str, int, float, bool, type(None)))
-#: The names of the fields of dataclasses that were written; ``None`` of other classes.
-_FIELDS: dict[type, tuple[str, ...] | None] = {}
+#: What is written of dataclasses, as :func:`_fields_of` says; ``None`` of other classes.
+_FIELDS: dict[type, tuple[tuple[str, Any], ...] | None] = {}
+#: There are thousands of these in an entry: what is nothing by default, and is so, is left out.
+_LEAN = frozenset((TrialSpec, TrialHistory))
+_NEVER = object()
 #: What is written, by the name in ``what``.
 _WRITTEN: dict[str, type] = {
     kind.__name__: kind
@@ -149,12 +152,18 @@ def _as_json(value: Any) -> Any:
     if kind is tuple:
         return [part if type(part) in _PLAIN else _as_json(part) for part in value]
     if kind not in _FIELDS:
-        _FIELDS[kind] = tuple(item.name for item in fields(kind)) if is_dataclass(kind) else None
-    names = _FIELDS[kind]
-    if names is None:
+        _FIELDS[kind] = _fields_of(kind) if is_dataclass(kind) else None
+    known = _FIELDS[kind]
+    if known is None:
         return value
-    parts = ((name, getattr(value, name)) for name in names)
+    parts = ((name, part) for name, left_out in known if (part := getattr(value, name)) is not left_out)
     return {name: part if type(part) in _PLAIN else _as_json(part) for name, part in parts}
+
+
+def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The names of a dataclass's fields, each with the value that need not be written; ``_NEVER`` if any must be."""
+    is_lean = kind in _LEAN
+    return tuple((item.name, item.default if is_lean and not item.default else _NEVER) for item in fields(kind))
 
 
 # -- reading --------------------------------------------------------------------------------------------------
@@ -266,7 +275,7 @@ class Replay:
 
     def _submitted(self, event: GroupSubmitted) -> None:
         self._told.mixed |= event.group_id in self._told.groups
-        self._told.groups[event.group_id] = {}
+        self.result.groups[event.group_id] = {}
         self._told.terms[event.group_id] = event.terms
         self._add_new(event.group_id, event.trials)
 

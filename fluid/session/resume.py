@@ -406,7 +406,9 @@ class _Trackers:
         self._trials: dict[str, tuple[BestTracker, Trial | SubmittedTrial]] = {}
         self._forgotten = recovered.past.keys()
         forgotten = SubmittedTrials(written.unstored.values(), recovered, {})
-        there = {trial_id: (group_id, trial) for group_id in groups for trial_id, trial in groups[group_id].trials.items()}
+        there = {
+            trial_id: (group_id, trial) for group_id in groups for trial_id, trial in groups[group_id].trials.items()
+        }
         for trial_id in dict.fromkeys((*written.trials, *there, *self._forgotten)):
             if trial_id in there:
                 group_id, trial = there[trial_id]

@@ -152,7 +152,7 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Earl
     for entry in files.entries():
         what, trial_id = entry.get("what"), str(entry.get("trial_id"))
         if what == GroupRecovered.__name__:
-            known = {one["trial"]["trial_id"]: one["reported"] for one in entry["trials"]}
+            known = {one["trial"]["trial_id"]: one.get("reported", 0) for one in entry["trials"]}
             if not trials.keys().isdisjoint(known):
                 yield from [left.pop(key) for key in list(left) if key[1] <= known.get(key[0], 0)]
                 yield EarlierResumption()
