@@ -6,7 +6,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
