@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from fluid._collector import collector_held
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
 from fluid.engine.state import DEFAULT_MAX_FAILURES
@@ -251,6 +252,7 @@ class FluidExecutor(SessionDoor):
         return handle
 
     @classmethod
+    @collector_held()
     def resume(cls, run_dir: str | Path, **options: Any) -> FluidExecutor:
         """Goes on with a session whose driver was killed: :attr:`handles` has its groups.
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fluid._collector import collector_held
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
 from fluid.engine.journal import replay
@@ -253,8 +252,7 @@ def read_session(folder: Path) -> LeftSession:
     if read_facts(folder).get("rehearsed"):
         raise InvalidFieldError("run_dir", str(folder), "was rehearsed: run the sweep again, from the same seed")
     try:
-        with collector_held():
-            return _read(folder)
+        return _read(folder)
     except OSError as error:
         raise InvalidFieldError("run_dir", str(folder), f"cannot be read: {error.strerror}") from error
 

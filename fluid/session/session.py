@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fluid._clock import Clock
-from fluid._collector import collector_held
 from fluid.backends.base import Backend, ForkingBackend, RecordSource
 from fluid.engine.events import (
     DeviceAdded,
@@ -273,7 +272,6 @@ class Session:
                 self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
             self._keeper.tell_lanes()
 
-        @collector_held()
         def resume() -> None:
             now = self._backend.now()
             left.complete(self._folder, payloads, now)
