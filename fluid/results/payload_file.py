@@ -1,7 +1,7 @@
 """Reads ``payloads.pkl``: trainables and configs of trials, pickled, for resuming and for loading checkpoints.
 
-The file is a row of pickles, *frames*: ``{"trainable": number, "pickled": bytes}``, and one per trial, with the number
-of its trainable. The last trial of a submission says ``"complete"``: a submission counts as a whole or not at all.
+The file is a row of pickles, *frames*: ``{"trainable": number, "digest": hex, "pickled": bytes}``, and one per trial, with
+the number of its trainable. The last trial of a submission says ``"complete"``: a submission counts as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class StoredTrial:
         trainable, config: pickled.
         fields: the trial's other fields.
         seeds: of its random number generators; ``None`` if an older Fluid wrote the file.
+        digest: that of the trainable's :class:`fluid.trainables.payload.TrainablePayload` as it was submitted, in hex;
+            empty if an older Fluid wrote the file.
     """
 
     group_id: str
@@ -41,6 +43,7 @@ class StoredTrial:
     config: bytes
     fields: dict[str, Any]
     seeds: Seeds | None = None
+    digest: str = ""
 
     @property
     def trial_id(self) -> str:
@@ -95,18 +98,18 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
         raise InvalidFieldError("run_dir", str(path.parent), reason) from None
     found: list[StoredTrial] = []
     started: list[StoredTrial] = []
-    trainables: dict[int, bytes] = {}
+    trainables: dict[int, tuple[bytes, str]] = {}
     with file:
         size = file.seek(0, 2)
         end = keep = file.seek(0)
         while end < size and (frame := _read_frame(file)) is not None:
             end = file.tell()
             if "pickled" in frame:
-                trainables[frame["trainable"]] = frame["pickled"]
+                trainables[frame["trainable"]] = frame["pickled"], str(frame.get("digest", ""))
                 continue
-            pickled = trainables[frame["uses"]]
+            pickled, digest = trainables[frame["uses"]]
             group_id, name, seeds = frame["group"], frame["name"], Seeds.read(frame.get("seeds"))
-            started.append(StoredTrial(group_id, name, pickled, frame["config"], frame["fields"], seeds))
+            started.append(StoredTrial(group_id, name, pickled, frame["config"], frame["fields"], seeds, digest))
             if "complete" in frame:
                 found += started
             elif is_known(started[-1].trial_id):

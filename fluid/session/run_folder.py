@@ -235,7 +235,8 @@ class RunFolder:
         trainable = payload.trainable
         if trainable.digest not in self._trainables:
             self._trainables[trainable.digest] = len(self._trainables)
-            yield {"trainable": self._trainables[trainable.digest], "pickled": trainable.pickled}
+            number = self._trainables[trainable.digest]
+            yield {"trainable": number, "digest": trainable.digest.hex(), "pickled": trainable.pickled}
         fields = {
             "budget": trial.budget,
             "priority": trial.priority,
