@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fluid.results.folder_files import json_lines
+from fluid.session.appended_file import AppendedFile, with_checksums
 from fluid.session.torn_files import cut_torn_line
 
 LOGGERS = "loggers.jsonl"
@@ -50,6 +50,5 @@ class LoggerProgressFile:
     def append(self, key: str, results: int, ends: dict[str, str]) -> None:
         """Notes how far a logger has come, and the ends that it was told since the last call."""
         entry: dict[str, Any] = {"logger": key, "results": results, "ends": ends}
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "ab") as file:
-            file.write(json.dumps(entry).encode() + b"\n")
+        with AppendedFile(self._path) as file:
+            file.append(with_checksums([json.dumps(entry)], file.next_offset))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.planning.fused_rates import FusedRates
+from fluid.planning.json_file import parse_json
 from fluid.resources import MOST_DEVICES, Cluster, Device
 from fluid.trial_fields import IterationTimeout, require_timeout
 from fluid.trialgroup import TrialState
@@ -51,7 +51,7 @@ _STATES = tuple(state.value for state in TrialState)
 def read_json_object(path: str | Path) -> dict[str, Any]:
     """Reads a JSON object from a file; an error names the file and, for bad JSON, the place in it."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = parse_json(Path(path).read_bytes())
     except OSError as error:
         raise InvalidFieldError("path", str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

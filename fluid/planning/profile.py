@@ -10,7 +10,6 @@ into cohorts by their configs, and each cohort has a key of its own (:mod:`fluid
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import statistics
@@ -22,7 +21,7 @@ from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.planning.cohorts import CohortTree
 from fluid.planning.fused_measurements import fused_limit, fused_measured, fused_packs, fused_rates
 from fluid.planning.fused_rates import FusedRates
-from fluid.planning.json_file import write_json
+from fluid.planning.json_file import parse_json, write_json
 from fluid.planning.key_table import KeyTable
 from fluid.planning.measurements import (
     ALONE,
@@ -368,7 +367,7 @@ class Profile:
         """Reads a file that :meth:`save` wrote; errors name the file too."""
         name = os.fspath(path)
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_json(parse_json(Path(path).read_bytes()))
         except InvalidFieldError as error:
             raise InvalidFieldError(error.field, error.value, f"{error.reason} (in {name})") from error
         except (ValueError, RecursionError) as error:

@@ -133,12 +133,13 @@ class _Content:
         if not stays:
             self._done = FinishedIterations()
             self._done.extend(self._all_reported)
-        if not stays or had_times != bool(self._done.by_trial):
+        heard = files.entries()
+        # The journal is ignored as a whole from the first entry on that cannot be used.
+        if not stays or had_times != bool(self._done.by_trial) or len(heard) < self._heard:
             self._history, self._heard = RunHistory(self._done), 0
             self._made.clear()
             self._run = None
         self._changed.update(one.trial_id for one in reported)
-        heard = files.entries()
         self._changed |= self._history.extend(heard[self._heard :])
         self._heard = len(heard)
         _note_rehearsal(files, self._session)

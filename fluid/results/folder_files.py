@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fluid.checksums import DAMAGED, LineChecks, split_line, split_object
 from fluid.errors import InvalidFieldError
 from fluid.keeping import finite_number
 from fluid.search_shape import SearchShape
@@ -21,8 +22,8 @@ PAYLOADS = "payloads.pkl"
 PROFILE = "profile.json"
 FORECASTS = "forecasts.jsonl"
 LOCK = "session.lock"
-#: Version of the folder's files; the journal's entries have a version of their own.
-FORMAT = 1
+#: Version of the folder's files; the journal's entries have a version of their own. Version 1 had no checksums.
+FORMAT = 2
 
 
 class Line(NamedTuple):
@@ -30,7 +31,7 @@ class Line(NamedTuple):
 
     Attributes:
         start, end: its first byte, and the byte behind its newline.
-        entry: its JSON object; ``None`` if it has none.
+        entry: its JSON object; ``None`` if it has none, or is damaged, repeated or out of order.
     """
 
     start: int
@@ -47,10 +48,26 @@ def is_used(folder: Path) -> bool:
 def read_facts(folder: Path) -> dict[str, Any]:
     """The content of ``session.json``; empty if it is missing or damaged."""
     try:
-        content = json.loads((folder / SESSION).read_text(encoding="utf-8", errors="replace"))
-    except (FileNotFoundError, ValueError, RecursionError):
+        content = facts_in((folder / SESSION).read_bytes())
+    except FileNotFoundError:
         return {}
-    return content if isinstance(content, dict) else {}
+    return content or {}
+
+
+def facts_in(data: bytes) -> dict[str, Any] | None:
+    """The object that ``session.json`` holds; ``None`` if the file is damaged."""
+    content = split_object(data)
+    try:
+        facts = None if content is None else json.loads(content.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def ends_in(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Where the files ended when these facts were written, by name: the offset of the next line, or bytes."""
+    found = facts.get("bytes")
+    return {name: end for name, end in found.items() if type(end) is int} if isinstance(found, dict) else {}
 
 
 def price_in(facts: Mapping[str, Any]) -> float | None:
@@ -86,19 +103,30 @@ def is_locked(folder: Path) -> bool:
     return any(name in line.split() and "->" not in line for line in listed.splitlines())
 
 
-def json_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[Line]:
-    """Gives the lines of a file of JSON objects from byte ``start`` to ``end``; none if the file is missing."""
+def json_lines(path: Path, start: int = 0, end: int | None = None, checks: LineChecks | None = None) -> Iterator[Line]:
+    """Gives the lines of a file of JSON objects from byte ``start`` to ``end``; none if the file is missing.
+
+    Args:
+        path: the file.
+        start, end: bytes; ``None`` for the end of the file.
+        checks: is told of all lines, for a caller who wants to know what is damaged.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return
+    checks = checks or LineChecks(start)
     with file:
         file.seek(start)
-        for text in file:
+        for line in file:
             if end is not None and start >= end:
                 return
-            yield Line(start, start + len(text), entry_of(text))
-            start += len(text)
+            text = checks.take(line)
+            entry = None if text is None else _object_in(text)
+            if text is not None and entry is None:
+                checks.refuse()
+            yield Line(start, start + len(line), entry)
+            start += len(line)
 
 
 def read_search(entry: Mapping[str, Any]) -> Search | None:
@@ -122,8 +150,13 @@ def read_search(entry: Mapping[str, Any]) -> Search | None:
         return None
 
 
-def entry_of(text: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; ``None`` if it has none."""
+def entry_of(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line by itself; ``None`` if it has none, or is damaged."""
+    offset, text = split_line(line)
+    return None if offset == DAMAGED else _object_in(text)
+
+
+def _object_in(text: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(text.decode("utf-8"))  # Of bytes, json would guess the encoding.
     except (ValueError, RecursionError):

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fluid.checksums import LineChecks, split_line
 from fluid.errors import FluidError
 
-#: What stands for a line that is no JSON.
+#: What stands for a line that is no JSON, or is damaged, repeated or out of order.
 BROKEN = object()
 #: Bytes before the position that must be as they were: if not, the file was replaced.
 _REMEMBERED = 256
@@ -24,11 +25,13 @@ class JsonLines:
 
     Attributes:
         count: lines taken so far.
+        checks: what is damaged of these.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.count = 0
+        self.checks = LineChecks()
         #: Bytes taken so far, and the last of them.
         self._position, self._before = 0, b""
 
@@ -55,19 +58,33 @@ class JsonLines:
         start = 0
         while start < len(data):
             end = data.find(b"\n", start) + 1
-            text = data[start : end or len(data)]
-            value = parsed(text)
+            line = data[start : end or len(data)]
             # A JSON object ends where its braces do: it is whole even if its newline is missing.
-            if not end and not isinstance(value, dict):
+            if not end and not self._is_whole(line):
                 break
-            if start or not self._before or self._before.endswith(b"\n"):
+            begins = start or not self._before or self._before.endswith(b"\n")
+            start += len(line)
+            if begins:
                 self.count += 1
-            start += len(text)
-            if text.strip():
-                found.append((self.count, value))
+            if line.strip():
+                found.append((self.count, self._value_of(line)))
+            elif begins:
+                self.checks.take(line)
         self._position += start
         self._before = (self._before + data[max(0, start - _REMEMBERED) : start])[-_REMEMBERED:]
         return found
+
+    def _value_of(self, line: bytes) -> Any:
+        text = self.checks.take(line)
+        value = BROKEN if text is None else parsed(text)
+        if text is not None and value is BROKEN:
+            self.checks.refuse()
+        return value
+
+    def _is_whole(self, line: bytes) -> bool:
+        """Whether an unfinished last line lacks its newline only."""
+        offset, text = split_line(line)
+        return offset >= 0 or (not self.checks.is_checked and isinstance(parsed(text), dict))
 
 
 class ReplacedError(FluidError):

@@ -1,27 +1,39 @@
 """Reads ``payloads.pkl``: trainables and configs of trials, pickled, for resuming and for loading checkpoints.
 
-The file is a row of pickles, *frames*: ``{"trainable": number, "pickled": bytes}``, and one per trial, with the number
-of its trainable. The last trial of a submission says ``"complete"``: a submission counts as a whole or not at all.
+The file is a row of pickles, *frames*: ``{"trainable": number, "digest": hex, "pickled": bytes}``, and one per trial,
+with the number of its trainable. The last trial of a submission says ``"complete"``: a submission counts as a whole or
+not at all. Before each frame stands a head: where in the file it is, the frame's length and CRC-32, and the CRC-32 of
+the head itself. Frames of older versions of Fluid have none.
 """
 
 from __future__ import annotations
 
+import mmap
 import pickle
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+from zlib import crc32
 
 from fluid.errors import InvalidFieldError
 from fluid.random_state import Seeds
+from fluid.resources import MemoryNeed, Requires
 from fluid.results.folder_files import PAYLOADS
 from fluid.trainables.parted_pickle import load_pickled
 from fluid.trialgroup import Shown, Trial
 
-#: How a frame begins: the protocol of pickle, and the opcode that frames its content.
+#: How a frame of an older Fluid begins: the protocol of pickle, and the opcode that frames its content.
 _BEGIN = re.compile(rb"\x80[\x04-\x09]\x95", re.DOTALL)
+#: A head: how it begins, the byte of the file where it does, the frame's length and CRC-32; behind it, its own.
+_HEAD, _HEAD_CRC = struct.Struct(">8sQQI"), struct.Struct(">I")
+_HEAD_BYTES = _HEAD.size + _HEAD_CRC.size
+_MARK = b"\x89frame\r\n"
+#: The classes of which frames hold objects.
+_CLASSES = {(kind.__module__, kind.__qualname__): kind for kind in (Requires, MemoryNeed)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,8 @@ class StoredTrial:
         trainable, config: pickled.
         fields: the trial's other fields.
         seeds: of its random number generators; ``None`` if an older Fluid wrote the file.
+        digest: that of the trainable's :class:`fluid.trainables.payload.TrainablePayload` as it was submitted, in hex;
+            empty if an older Fluid wrote the file.
     """
 
     group_id: str
@@ -41,6 +55,7 @@ class StoredTrial:
     config: bytes
     fields: dict[str, Any]
     seeds: Seeds | None = None
+    digest: str = ""
 
     @property
     def trial_id(self) -> str:
@@ -64,7 +79,11 @@ class StoredTrial:
         except Exception as error:  # What a pickle refers to may raise anything.
             reason = f"trial {self.trial_id!r} cannot be unpickled: {type(error).__name__}: {error}"
             raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
-        return Trial(trainables[self.trainable], config, shown=shown, **self.fields)
+        try:
+            return Trial(trainables[self.trainable], config, shown=shown, **self.fields)
+        except (TypeError, ValueError) as error:
+            reason = f"the fields of trial {self.trial_id!r} are damaged: {error}"
+            raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
 
 
 class StoredTrials(NamedTuple):
@@ -96,18 +115,18 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
         raise InvalidFieldError("run_dir", str(path.parent), reason) from None
     found: list[StoredTrial] = []
     started: list[StoredTrial] = []
-    trainables: dict[int, bytes] = {}
+    trainables: dict[int, tuple[bytes, str]] = {}
     with file:
         size = file.seek(0, 2)
         end = keep = file.seek(0)
-        while end < size and (frame := _read_frame(file)) is not None:
+        while end < size and (frame := _read_frame(file, end, size)) is not None:
+            if "pickled" not in frame and frame["uses"] not in trainables:
+                raise _damaged(path, end)
             end = file.tell()
             if "pickled" in frame:
-                trainables[frame["trainable"]] = frame["pickled"]
+                trainables[frame["trainable"]] = frame["pickled"], str(frame.get("digest", ""))
                 continue
-            pickled = trainables[frame["uses"]]
-            group_id, name, seeds = frame["group"], frame["name"], Seeds.read(frame.get("seeds"))
-            started.append(StoredTrial(group_id, name, pickled, frame["config"], frame["fields"], seeds))
+            started.append(_stored_trial(frame, *trainables[frame["uses"]]))
             if "complete" in frame:
                 found += started
             elif is_known(started[-1].trial_id):
@@ -115,34 +134,97 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
             else:
                 continue
             started, keep = [], end
-        if end < size and _has_frame(file, end + 1):
-            reason = f"its {PAYLOADS} is damaged at byte {end}, and goes on behind that; it cannot be resumed"
-            raise InvalidFieldError("run_dir", str(path.parent), reason)
+        if end < size and not _is_torn(file, end, size):
+            raise _damaged(path, end)
     return StoredTrials(found, keep)
+
+
+def _damaged(path: Path, at: int) -> InvalidFieldError:
+    return InvalidFieldError(
+        "run_dir", str(path.parent), f"its {PAYLOADS} is damaged at byte {at}; it cannot be resumed"
+    )
+
+
+def checked_frame(frame: bytes, offset: int) -> bytes:
+    """A frame behind its head.
+
+    Args:
+        frame: a pickle.
+        offset: the byte of the file where the head begins.
+    """
+    head = _HEAD.pack(_MARK, offset, len(frame), crc32(frame))
+    return head + _HEAD_CRC.pack(crc32(head)) + frame
 
 
 class _FrameReader(pickle.Unpickler):
     """Reads frames, and nothing that runs code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "fluid.resources":
-            return super().find_class(module, name)
+        # By identity: a name may have dots, and lead to whatever the module imports.
+        if (module, name) in _CLASSES:
+            return _CLASSES[module, name]
         raise pickle.UnpicklingError(f"{module}.{name} is in no frame")
 
 
-def _read_frame(file: IO[bytes]) -> dict[str, Any] | None:
-    """The frame at the file's position; ``None`` if there is no whole one."""
+def _stored_trial(frame: dict[str, Any], trainable: bytes, digest: str) -> StoredTrial:
+    seeds = Seeds.read(frame.get("seeds"))
+    return StoredTrial(frame["group"], frame["name"], trainable, frame["config"], frame["fields"], seeds, digest)
+
+
+def _read_frame(file: IO[bytes] | mmap.mmap, start: int, size: int) -> dict[str, Any] | None:
+    """The frame at byte ``start`` of a file of ``size`` bytes; ``None`` if there is no whole one."""
+    file.seek(start)
+    head = file.read(_HEAD_BYTES)
+    if not head.startswith(_MARK):
+        file.seek(start)
+        return _load_frame(file)
+    fields = _fields_of(head)
+    if fields is None or fields[0] != start or start + _HEAD_BYTES + fields[1] > size:
+        return None
+    pickled = file.read(fields[1])
+    return _load_frame(BytesIO(pickled)) if crc32(pickled) == fields[2] else None
+
+
+def _fields_of(head: bytes) -> tuple[int, int, int] | None:
+    """What a head says: the byte where it begins, the frame's length and its CRC-32; ``None`` if it is damaged."""
+    if len(head) < _HEAD_BYTES or crc32(head[: _HEAD.size]) != _HEAD_CRC.unpack_from(head, _HEAD.size)[0]:
+        return None
+    _, offset, length, crc = _HEAD.unpack_from(head)
+    return offset, length, crc
+
+
+def _load_frame(file: Any) -> dict[str, Any] | None:
+    """Unpickles a frame; ``None`` if there is none."""
     try:
         frame = _FrameReader(file).load()
     except Exception:  # Of cut-off or other bytes pickle raises anything.
         return None
-    if isinstance(frame, dict) and frame.keys() >= {"trainable", "pickled"}:
-        return frame
-    return frame if isinstance(frame, dict) and frame.keys() >= {"group", "name", "uses", "config", "fields"} else None
+    return frame if isinstance(frame, dict) and (_has(frame, _TRAINABLE) or _has(frame, _TRIAL)) else None
 
 
-def _has_frame(file: IO[bytes], start: int) -> bool:
-    """Whether a whole frame begins at byte ``start`` or later."""
-    file.seek(start)
-    rest = file.read()
-    return any(_read_frame(BytesIO(rest[begin.start() :])) is not None for begin in _BEGIN.finditer(rest))
+#: The entries of a frame, by their types.
+_TRAINABLE: dict[str, type] = {"trainable": int, "pickled": bytes}
+_TRIAL: dict[str, type] = {"group": str, "name": str, "uses": int, "config": bytes, "fields": dict}
+
+
+def _has(frame: dict[Any, Any], entries: dict[str, type]) -> bool:
+    if not all(isinstance(frame.get(name), kind) for name, kind in entries.items()):
+        return False
+    return entries is _TRAINABLE or isinstance(frame["fields"].get("trial_id"), str)
+
+
+def _is_torn(file: IO[bytes], start: int, size: int) -> bool:
+    """Whether what begins at byte ``start``, and is no whole frame, may be the end of a file that was being written.
+
+    That is the first part of a frame, or ends with zeros, which some file systems leave after a power cut.
+    """
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:  # Nothing of it is copied.
+        place = content.find(_MARK, start)
+        while place >= 0:
+            fields = _fields_of(content[place : place + _HEAD_BYTES])
+            end = place + _HEAD_BYTES + (0 if fields is None else fields[1])
+            if end <= size and (place, content[size - 1]) != (start, 0) and (fields is not None or place == start):
+                return False
+            place = content.find(_MARK, place + 1)
+        later = _BEGIN.finditer(content, start + 1)
+        return all(_read_frame(content, begin.start(), size) is None for begin in later)

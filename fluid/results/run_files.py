@@ -11,13 +11,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fluid.checksums import LineChecks
 from fluid.engine.journal import Replay
 from fluid.engine.recovered import Recovered
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device
-from fluid.results.folder_files import FORECASTS, JOURNAL, PROFILE, RESULTS, SESSION, TRIALS, read_facts, why_unreadable
-from fluid.results.json_lines import BROKEN, JsonLines, parsed
+from fluid.results.folder_files import (
+    FORECASTS,
+    JOURNAL,
+    PROFILE,
+    RESULTS,
+    SESSION,
+    TRIALS,
+    ends_in,
+    facts_in,
+    read_facts,
+    why_unreadable,
+)
+from fluid.results.json_lines import BROKEN, JsonLines, without_surrogates
 
 
 class RunFiles:
@@ -45,23 +57,29 @@ class RunFiles:
             raise InvalidFieldError(argument, str(path), reason)
         if not (self.path / RESULTS).is_file():
             raise InvalidFieldError(argument, str(path), "is not the folder of a run: it has no results.jsonl")
-        newer = why_unreadable(read_facts(self.path))
+        facts = read_facts(self.path)
+        newer = why_unreadable(facts)
         if newer is not None:
             raise InvalidFieldError(argument, str(path), newer)
+        #: Where the lines of each file ended as ``session.json`` was written.
+        self._ends = ends_in(facts)
         self._objects = {name: _Objects(self.path / name) for name in (RESULTS, TRIALS, FORECASTS)}
         self._journal = _Journal(self.path / JOURNAL)
 
     def session(self) -> dict[str, Any]:
         """The content of ``session.json``; empty if it is missing or damaged."""
         try:
-            content = parsed((self.path / SESSION).read_bytes())
+            content = facts_in((self.path / SESSION).read_bytes())
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise self._unreadable(SESSION, error) from error
-        if content is BROKEN:
-            self.notes.append("session.json is not JSON and was ignored.")
-        return content if isinstance(content, dict) else {}
+        if content is None:
+            self.notes.append("session.json is damaged and was ignored.")
+            return {}
+        self._ends = ends_in(content)
+        facts: dict[str, Any] = without_surrogates(content)
+        return facts
 
     def profile(self) -> Profile | None:
         """The profile; ``None`` if it was not written or cannot be read."""
@@ -86,13 +104,15 @@ class RunFiles:
         return self._entries(FORECASTS) if (self.path / FORECASTS).is_file() else ()
 
     def entries(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of the journal that :meth:`journal` read, as they are; those that are no objects are left out."""
+        """The lines of the journal that :meth:`journal` read, as they are; none if it was ignored."""
         return self._journal.entries
 
     def journal(self) -> Recovered:
         """The groups and trials in the journal; empty if it is missing or damaged."""
         try:
-            return self._journal.read()
+            recovered = self._journal.read()
+            self._note_end(JOURNAL, self._journal.lines.checks)
+            return recovered
         except FileNotFoundError:
             self.notes.append("journal.jsonl is missing: budgets and final states of trials are unknown.")
         except InvalidFieldError as error:
@@ -110,11 +130,20 @@ class RunFiles:
             self.notes.append(f"{name} is missing.")
         except OSError as error:
             raise self._unreadable(name, error) from error
-        if objects.broken and not objects.found:
-            self.notes.append(f"{name} is damaged: none of its {line_count(objects.count)} could be read.")
-        elif objects.broken:
-            self.notes.append(f"{line_count(objects.broken)} of {name} could not be read.")
+        checks, lines = objects.lines.checks, objects.lines.count
+        if checks.damage and not objects.found:
+            self.notes.append(f"{name} is damaged: none of its {line_count(lines)} could be read.")
+        elif checks.damage:
+            self.notes.append(
+                f"{line_count(checks.damage)} of {name} could not be read, the first at line {checks.first}."
+            )
+        self._note_end(name, checks)
         return objects.found
+
+    def _note_end(self, name: str, checks: LineChecks) -> None:
+        """Adds a note if a file is shorter than ``session.json`` says."""
+        if not checks.reaches(self._ends.get(name, 0)):
+            self.notes.append(f"{name} ends too early: its last lines are missing.")
 
     def _unreadable(self, name: str, error: OSError) -> InvalidFieldError:
         return InvalidFieldError(self._argument, str(self.path / name), f"cannot be read: {error.strerror}")
@@ -124,42 +153,38 @@ class _Objects:
     """The objects in a file of JSON lines."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
+        self.lines = JsonLines(path)
         self.found: list[Mapping[str, Any]] = []
-        #: Lines that are no objects. One that is no JSON counts only if another line follows.
-        self.broken = 0
-        self._last_is_broken = False
-
-    @property
-    def count(self) -> int:
-        """Number of lines."""
-        return self._lines.count
 
     def read(self) -> None:
         """Takes the new lines."""
-        for _, value in self._lines.new():
-            self.broken += self._last_is_broken
-            self._last_is_broken = value is BROKEN
+        for _, value in self.lines.new():
             if isinstance(value, dict):
                 self.found.append(value)
             elif value is not BROKEN:
-                self.broken += 1
+                self.lines.checks.refuse()
 
 
 class _Journal:
     """The journal, replayed as far as it was read."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
+        self.lines = JsonLines(path)
         self._replay = Replay()
         self._error: InvalidFieldError | None = None
-        self.entries: list[Mapping[str, Any]] = []
+        self._entries: list[Mapping[str, Any]] = []
+
+    @property
+    def entries(self) -> Sequence[Mapping[str, Any]]:
+        """The entries; none if one of them cannot be used."""
+        return self._entries if self._error is None else ()
 
     def read(self) -> Recovered:
         """Takes the new lines; raises InvalidFieldError if one of them or of those before cannot be used."""
-        for number, value in self._lines.new():
+        checks = self.lines.checks
+        for number, value in self.lines.new():
             if isinstance(value, dict):
-                self.entries.append(value)
+                self._entries.append(value)
             try:
                 if self._error is None and value is BROKEN:
                     self._replay.take_broken(number)
@@ -167,6 +192,8 @@ class _Journal:
                     self._replay.take(value, number)
             except InvalidFieldError as error:
                 self._error = error
+        if self._error is None and checks.is_checked and checks.damage:
+            self._error = InvalidFieldError("journal", None, f"is damaged at line {checks.first}")
         if self._error is not None:
             raise self._error
         return self._replay.result

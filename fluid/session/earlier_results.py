@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fluid._logs import logger_of
+from fluid.checksums import LineChecks
 from fluid.errors import FluidError
 from fluid.results.folder_files import RESULTS, TRIALS, json_lines
 from fluid.results.iterations import CLOCK_RESET_S, ReportedIteration, read_reported
 from fluid.results.records import Result
+from fluid.session.torn_files import tell_damage
 from fluid.trialgroup import Trial
-
-_log = logger_of(__name__)
 
 
 @dataclass
@@ -87,6 +86,7 @@ class EarlierResults:
         reported: newest iteration, by trial id.
         groups: by group id.
         latest: when the last iteration ended.
+        damage: lines that are damaged, repeated or missing, as :class:`fluid.checksums.LineChecks` counts them.
         offset: seconds from the clock of the last session to the axis.
     """
 
@@ -94,20 +94,25 @@ class EarlierResults:
     groups: dict[str, GroupResults] = field(default_factory=dict)
     latest: float = -math.inf
     offset: float = 0.0
+    damage: int = 0
 
     @classmethod
-    def scan(cls, folder: Path, hear: Callable[[ReportedIteration], None] = lambda _: None) -> EarlierResults:
-        """Reads a run folder's results, and keeps where they are. Lines that are no results are skipped.
+    def scan(
+        cls, folder: Path, least: int = 0, hear: Callable[[ReportedIteration], None] = lambda _: None
+    ) -> EarlierResults:
+        """Reads a run folder's results, and keeps where they are. Damaged lines are skipped, and told in the log.
 
         Args:
             folder: the run folder.
+            least: the offset to which the file went on at least.
             hear: called with each result, in the order written.
         """
-        found, skipped = cls(), 0
-        for line in json_lines(folder / RESULTS):
-            reported = read_reported(line.entry or {})
+        found, checks = cls(), LineChecks()
+        for line in json_lines(folder / RESULTS, checks=checks):
+            reported = None if line.entry is None else read_reported(line.entry)
             if reported is None:
-                skipped += 1
+                if line.entry is not None:
+                    checks.refuse()
                 continue
             trial_id, group_id = reported.trial_id, reported.group_id
             found.reported[trial_id] = max(reported.number, found.reported.get(trial_id, 0))
@@ -118,8 +123,8 @@ class EarlierResults:
             group.end = line.end
             group.first_start, group.last_end = min(group.first_start, start), max(group.last_end, end)
             hear(reported)
-        if skipped:
-            _log.warning("%s: %d lines are no results, and were skipped", folder / RESULTS, skipped)
+        found.damage = checks.damage
+        tell_damage(folder / RESULTS, checks, least)
         return found
 
     def offset_at(self, now: float) -> float:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import glob
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fluid._logs import logger_of
+from fluid.checksums import LineChecks
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
 from fluid.engine.journal import replay
@@ -28,7 +30,19 @@ from fluid.lane.checkpoint_store import checkpoints_on_disk
 from fluid.lane.run_paths import folder_name, folder_of_host, trials_folder
 from fluid.planning.profile import Profile
 from fluid.random_state import Seeds
-from fluid.results.folder_files import JOURNAL, PAYLOADS, PROFILE, RESULTS, TRIALS, json_lines, read_facts
+from fluid.results.folder_files import (
+    FORECASTS,
+    JOURNAL,
+    PAYLOADS,
+    PROFILE,
+    RESULTS,
+    SESSION,
+    TRIALS,
+    ends_in,
+    facts_in,
+    json_lines,
+    read_facts,
+)
 from fluid.results.group_lines import GroupLine
 from fluid.results.iterations import ReportedIteration
 from fluid.results.payload_file import StoredTrial, read_payloads
@@ -36,7 +50,7 @@ from fluid.results.submitted import SubmittedTrial, SubmittedTrials
 from fluid.session.best import BestTracker
 from fluid.session.earlier_results import EarlierResults
 from fluid.session.run_folder import RunFolder
-from fluid.session.torn_files import cut_file, cut_torn_line
+from fluid.session.torn_files import cut_file, cut_torn_line, tell_damage
 from fluid.trainables.encoded_metrics import numbers_in
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
@@ -44,6 +58,7 @@ from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
 _PAUSE = 0.05
+_log = logger_of(__name__)
 _LOST = f"its trainable and config are gone from {PAYLOADS}"
 
 
@@ -249,28 +264,30 @@ def read_session(folder: Path) -> LeftSession:
     Raises:
         InvalidFieldError: its files cannot be read.
     """
-    if read_facts(folder).get("rehearsed"):
-        raise InvalidFieldError("run_dir", str(folder), "was rehearsed: run the sweep again, from the same seed")
     try:
-        return _read(folder)
+        facts = _facts(folder)
+        if facts.get("rehearsed"):
+            raise InvalidFieldError("run_dir", str(folder), "was rehearsed: run the sweep again, from the same seed")
+        return _read(folder, ends_in(facts))
     except OSError as error:
         raise InvalidFieldError("run_dir", str(folder), f"cannot be read: {error.strerror}") from error
 
 
-def _read(folder: Path) -> LeftSession:
-    for name in (JOURNAL, RESULTS, TRIALS):
+def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
+    """Reads the files, which ended at these places as ``session.json`` was written, by name."""
+    for name in (JOURNAL, RESULTS, TRIALS, FORECASTS):
         cut_torn_line(folder / name)
-    recovered = _replay(folder)
+    recovered = _replay(folder, ends.get(JOURNAL, 0))
     forgotten = {trial_id for trials in recovered.forgotten.values() for trial_id in trials}
     in_journal = {trial_id for trials in recovered.groups.values() for trial_id in trials}
     payloads = read_payloads(folder / PAYLOADS, lambda trial_id: trial_id in in_journal or trial_id in forgotten)
     cut_file(folder / PAYLOADS, payloads.whole_bytes)
     stored = {trial.trial_id: trial for trial in payloads.trials if trial.trial_id not in forgotten}
     known = {*in_journal, *forgotten, *stored}
-    written = _read_lines(folder, lambda trial_id: trial_id in known, stored)
+    written = _read_lines(folder, ends.get(TRIALS, 0), lambda trial_id: trial_id in known, stored)
     groups = _groups(recovered, stored, written)
     trackers = _Trackers(groups, written, recovered)
-    results = EarlierResults.scan(folder, trackers.hear)
+    results = EarlierResults.scan(folder, ends.get(RESULTS, 0), trackers.hear)
     lost = _agree(recovered, results, stored)
     trackers.end(recovered)
     recovered.profile = recovered.profile or _profile(folder)
@@ -279,30 +296,68 @@ def _read(folder: Path) -> LeftSession:
     return LeftSession(folder, recovered, groups, results, written, lost, seeds, trackers.of_groups)
 
 
-def _replay(folder: Path) -> Recovered:
+def _facts(folder: Path) -> dict[str, Any]:
+    """The content of ``session.json``; empty if it is missing, or damaged, which is logged."""
+    try:
+        facts = facts_in((folder / SESSION).read_bytes())
+    except FileNotFoundError:
+        return {}
+    if facts is None:
+        _log.warning("%s is damaged: the session goes on without the options that it had", folder / SESSION)
+    return facts or {}
+
+
+def _replay(folder: Path, end: int) -> Recovered:
+    """Replays the journal, which went on to the offset ``end`` at least."""
+    checks = LineChecks()
     try:
         with (folder / JOURNAL).open("rb") as lines:
-            recovered = replay(lines)
+            recovered = replay(_checked_lines(folder, lines, checks))
     except InvalidFieldError as error:
         raise InvalidFieldError("run_dir", str(folder), f"{JOURNAL}: {error.field} {error.reason}") from error
+    tell_damage(folder / JOURNAL, checks, end)
     if recovered.mixed:
         reason = "two sessions of an older Fluid wrote there, and their trials cannot be told apart"
         raise InvalidFieldError("run_dir", str(folder), reason)
     return recovered
 
 
+def _checked_lines(folder: Path, lines: Iterable[bytes], checks: LineChecks) -> Iterator[bytes]:
+    """The JSON text of the journal's lines.
+
+    Raises:
+        InvalidFieldError: one of them is damaged, repeated or missing: what follows from it cannot be known.
+    """
+    for line in lines:
+        text = checks.take(line)
+        if checks.damage:
+            reason = f"{JOURNAL} is damaged at line {checks.first}; the session cannot be resumed"
+            raise InvalidFieldError("run_dir", str(folder), reason)
+        yield line if text is None else text
+
+
 def _profile(folder: Path) -> Profile | None:
     """What the session measured, if it ended in order."""
     try:
         return Profile.load(folder / PROFILE)
-    except (FluidError, OSError):
+    except FileNotFoundError:
+        return None
+    except (FluidError, OSError) as error:
+        _log.warning("what the session measured was ignored: %s", error)
         return None
 
 
-def _read_lines(folder: Path, is_known: Callable[[str], bool], stored: Collection[str]) -> WrittenLines:
-    """Reads ``trials.jsonl``, and cuts off the last lines if neither journal nor payloads know their trials."""
-    written, started, keep = WrittenLines(), dict[str, GroupLine](), 0
-    for line in json_lines(folder / TRIALS):
+def _read_lines(folder: Path, end: int, is_known: Callable[[str], bool], stored: Collection[str]) -> WrittenLines:
+    """Reads ``trials.jsonl``, and cuts off the last lines if neither journal nor payloads know their trials.
+
+    Args:
+        folder: the run folder.
+        end: the offset to which the file went on at least.
+        is_known: whether journal or payloads know the trial of this id.
+        stored: ids of trials that have a payload.
+    """
+    written, started, keep, checks = WrittenLines(), dict[str, GroupLine](), 0, LineChecks()
+    for line in json_lines(folder / TRIALS, checks=checks):
         entry = line.entry or {}
         if "trial" not in entry:
             trial_id = str(entry.get("shown", ""))
@@ -324,6 +379,7 @@ def _read_lines(folder: Path, is_known: Callable[[str], bool], stored: Collectio
                 with suppress(InvalidFieldError, KeyError):
                     shown = Shown(entry["shown"], entry["config"], entry.get("iterations", 0), entry.get("metrics"))
                     written.shown[entry["trial"]] = shown
+    tell_damage(folder / TRIALS, checks, end)
     cut_file(folder / TRIALS, keep)
     return written
 

@@ -14,6 +14,11 @@ profile.json      measured overheads and paces, written at the end
 logs/             what lanes printed outside of trials
 trials/           what trials printed, and their checkpoints
 
+Each line has a checksum, its key "crc", which also tells where in the file it belongs; session.json and profile.json end
+with one, and each frame of payloads.pkl begins with one (:mod:`fluid.checksums`). What is damaged is not used, and that is
+told, or the folder is refused. By "bytes" in session.json, where the other files ended when that was written, a file that
+was cut since is noticed.
+
 Configs may hold secrets: all files are for their owner only.
 """
 
@@ -23,15 +28,14 @@ import json
 import os
 import pickle
 import secrets
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from fluid._clock import timestamp
 from fluid._logs import logger_of
 from fluid._version import __version__
+from fluid.checksums import checked_object
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
 from fluid.engine.journal import encode
@@ -51,13 +55,15 @@ from fluid.results.folder_files import (
     why_unreadable,
 )
 from fluid.results.group_lines import GroupLine
+from fluid.results.payload_file import checked_frame
+from fluid.session.appended_file import FILE_MODE, AppendedFile, with_checksums
 from fluid.session.folder_lock import FolderLock
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial
 
 DEFAULT_HOME = "~/fluid_runs"
-_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+_FOLDER_MODE = 0o700
 _log = logger_of(__name__)
 
 #: Is told what happened, and what the engine decided.
@@ -86,16 +92,16 @@ class RunFolder:
         self._began = str(facts.get("began", timestamp()))
         self.session_id = str(facts.get("id") or secrets.token_hex(8))
         (path / "logs").mkdir(_FOLDER_MODE, exist_ok=True)
-        self._journal = _open(path / JOURNAL)
-        self._results = _open(path / RESULTS)
-        self._trials = _open(path / TRIALS)
-        self._payloads = _open(path / PAYLOADS)
+        self._journal = AppendedFile(path / JOURNAL)
+        self._results = AppendedFile(path / RESULTS)
+        self._trials = AppendedFile(path / TRIALS)
+        self._payloads = AppendedFile(path / PAYLOADS)
         #: Trainables written so far, by their digests: each is written once, before the first trial that has it.
         self._trainables: dict[bytes, int] = {}
         #: Groups whose line was written.
         self._groups: set[str] = set()
         self._followers: list[Follower] = []
-        self._forecasts: FileIO | None = None
+        self._forecasts: AppendedFile | None = None
 
     @classmethod
     def create(cls, path: str | Path | None) -> RunFolder:
@@ -152,11 +158,12 @@ class RunFolder:
     def write_session(self, **facts: Any) -> None:
         """Writes what the session is, in place of what was written before."""
         own = {"format": FORMAT, "fluid": __version__, "id": self.session_id, "began": self._began, "pid": os.getpid()}
-        content = {**own, **facts}
+        ends = {name: file.size if name == PAYLOADS else file.next_offset for name, file in self._files.items()}
+        content = {**own, **facts, "bytes": ends}
         draft = self.path / f".{SESSION}.tmp"
         draft.unlink(missing_ok=True)
-        with _open(draft) as file:
-            _append(file, json.dumps(content, indent=1, default=repr).encode())
+        with AppendedFile(draft) as file:
+            _append(file, checked_object(json.dumps(content, indent=1, default=repr)))
         os.replace(draft, self.path / SESSION)
 
     def write_trials(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
@@ -171,7 +178,7 @@ class RunFolder:
         frames = [frame for each in pickled for frame in each]
         if frames:
             frames[-1]["complete"] = True
-        _append(self._payloads, b"".join(map(pickle.dumps, frames)))
+        _append(self._payloads, with_checksums(map(pickle.dumps, frames), self._payloads.size, checked_frame))
         self.write_trial_lines(group_id, group, trials)
 
     def write_trial_lines(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
@@ -182,11 +189,11 @@ class RunFolder:
         if group_id not in self._groups:
             self._groups.add(group_id)
             entries.insert(0, group.entry(group_id))
-        _append(self._trials, "".join(map(_line, entries)).encode())
+        _append_lines(self._trials, map(_line, entries))
 
     def write_shown_config(self, trial_id: str, config: Any) -> None:
         """Writes the hyperparameters that reports show of a trial from now on, in their JSON form."""
-        _append(self._trials, _line({"shown": trial_id, "config": config}).encode())
+        _append_lines(self._trials, [_line({"shown": trial_id, "config": config})])
 
     def has_lines_of(self, group_ids: Iterable[str]) -> None:
         """Says that an earlier session wrote the lines of these groups."""
@@ -200,42 +207,48 @@ class RunFolder:
         """Writes what happened and what the engine decided."""
         reports = [command for command in commands if isinstance(command, Report)]
         if reports:
-            _append(self._results, "".join(map(_result_lines, reports)).encode())
+            _append_lines(self._results, (line for report in reports for line in _result_lines(report)))
         items: list[Event | Command] = [*events, *commands]
         entries = [entry for item in items if (entry := encode(item)) is not None]
         if entries:
-            _append(self._journal, "".join(map(_line, entries)).encode())
+            _append_lines(self._journal, map(_line, entries))
         for follower in self._followers:
             follower(events, commands)
 
     def write_forecasts(self, entries: Iterable[dict[str, Any]]) -> None:
         """Appends forecasts of groups."""
-        lines = "".join(map(_line, entries)).encode()
+        lines = list(map(_line, entries))
         if lines:
-            self._forecasts = self._forecasts or _open(self.path / FORECASTS)
-            _append(self._forecasts, lines)
+            self._forecasts = self._forecasts or AppendedFile(self.path / FORECASTS)
+            _append_lines(self._forecasts, lines)
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""
         path = self.path / PROFILE
         profile.save(path)
-        path.chmod(_FILE_MODE)
+        path.chmod(FILE_MODE)
 
     def close(self) -> None:
         """Closes the files, and gives the folder free."""
         if not self._results.closed and not os.fstat(self._results.fileno()).st_nlink:
             _log.error("the run folder %s was deleted while the session ran: its results are lost", self.path)
-        for file in (self._journal, self._results, self._trials, self._payloads, self._forecasts):
-            if file is not None:
-                file.close()
+        for file in self._files.values():
+            file.close()
         self._lock.release()
+
+    @property
+    def _files(self) -> dict[str, AppendedFile]:
+        """The files that are appended to, by name."""
+        files = {JOURNAL: self._journal, RESULTS: self._results, TRIALS: self._trials, PAYLOADS: self._payloads}
+        return files if self._forecasts is None else {**files, FORECASTS: self._forecasts}
 
     def _frames(self, group_id: str, name: str, trial: Trial, payload: TrialPayload) -> Iterator[dict[str, Any]]:
         """What ``payloads.pkl`` gets for a trial: the trainable, if it is new, then the trial."""
         trainable = payload.trainable
         if trainable.digest not in self._trainables:
             self._trainables[trainable.digest] = len(self._trainables)
-            yield {"trainable": self._trainables[trainable.digest], "pickled": trainable.pickled}
+            number = self._trainables[trainable.digest]
+            yield {"trainable": number, "digest": trainable.digest.hex(), "pickled": trainable.pickled}
         fields = {
             "budget": trial.budget,
             "priority": trial.priority,
@@ -290,37 +303,30 @@ def _seeds(payload: TrialPayload) -> dict[str, int] | None:
     return None if seeds is None else seeds._asdict()
 
 
-def _result_lines(report: Report) -> str:
+def _result_lines(report: Report) -> list[str]:
     """The lines of ``results.jsonl`` for an iteration or a run of them. The lane has made the JSON of the metrics."""
     whose = f'{{"group": {json.dumps(report.group_id)}, "trial": {json.dumps(report.trial_id)}, "iteration": '
     where = f', "width": {report.width!r}, "devices": {list(report.device_ids)}, "at": '
-    end = f', "rows": {report.rows}}}\n' if report.rows > 1 else "}\n"
-    return "".join(
+    end = f', "rows": {report.rows}}}' if report.rows > 1 else "}"
+    return [
         f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at!r}{end}'
         for iteration, at, seconds, metrics in report.iterations
-    )
+    ]
 
 
-def _open(path: Path) -> FileIO:
-    """Opens a file to append to, for its owner only."""
-    # Without a buffer: what a full disk refuses is not written later, behind the session's back.
-    file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE), "a")
-    found = os.fstat(file.fileno())
-    if stat.S_IMODE(found.st_mode) != _FILE_MODE and found.st_uid == os.geteuid():
-        os.fchmod(file.fileno(), _FILE_MODE)  # The umask, or an older Fluid.
-    return file
+def _append(file: AppendedFile, data: bytes) -> None:
+    """Writes data to one of the files."""
+    file.append(data)
 
 
-def _append(file: FileIO, data: bytes) -> None:
-    """Writes data in one go; in several only where a signal comes between, or the disk is full."""
-    written = file.write(data)
-    while written < len(data):
-        written += file.write(data[written:])
+def _append_lines(file: AppendedFile, lines: Iterable[str]) -> None:
+    """Writes lines, each of them a JSON object, with their checksums."""
+    _append(file, with_checksums(lines, file.next_offset))
 
 
 def _line(entry: dict[str, Any]) -> str:
-    """An entry as one line of JSON; what JSON cannot hold is written as its text."""
+    """An entry as JSON; what JSON cannot hold is written as its text."""
     try:
-        return json.dumps(entry) + "\n"
+        return json.dumps(entry)
     except Exception:
-        return json.dumps(json_form(entry)) + "\n"
+        return json.dumps(json_form(entry))

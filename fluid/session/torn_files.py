@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from fluid._logs import logger_of
+from fluid.checksums import LineChecks, split_line
 from fluid.results.folder_files import entry_of
 
 _CHUNK = 1 << 16
@@ -47,6 +48,34 @@ def cut_file(path: Path, keep: int) -> None:
     """Cuts a file back to ``keep`` bytes; a file that is missing has none."""
     with suppress(FileNotFoundError), path.open("r+b") as file:
         cut(file, keep, file.seek(0, os.SEEK_END))
+
+
+def tell_damage(path: Path, checks: LineChecks, end: int = 0) -> None:
+    """Logs what is damaged of a file whose lines were read, and went on to the offset ``end`` at least."""
+    if checks.damage:
+        text = "%s: %d lines are damaged or missing, the first at line %d; what they told is lost"
+        _log.warning(text, path, checks.damage, checks.first)
+    if not checks.reaches(end):
+        _log.warning("%s ends too early: its last lines are missing, and what they told is lost", path)
+
+
+def end_of_lines(path: Path) -> int:
+    """The offset of the next line of a file, for its checksum: that of the last line, and its length.
+
+    Where the last line has no checksum, it is the size of the file, or what any other line says if that is more.
+    """
+    with path.open("rb") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        start = _line_start(file, size - 1) if size else 0
+        file.seek(start)
+        offset, _ = split_line(file.read())
+        if offset >= 0:
+            return offset + size - start
+        file.seek(0)
+        for line in file:
+            offset, _ = split_line(line)
+            end = max(end, offset + len(line))
+    return end
 
 
 def _line_start(file: IO[bytes], end: int) -> int:

@@ -1,0 +1,127 @@
+"""Checksums within JSON: of each line of a file, and of a file that holds one object. Pure: no IO.
+
+A checked line ends with one more key, ``"crc": "4821-9f3a0c1e"``: its *offset*, which is the byte of the file where the
+line begins, and the CRC-32 of all bytes of the line before these eight digits. So a line that was changed is noticed,
+and so is one that is at another place, is there twice, or is missing. An object that is a file by itself ends with
+``"crc": "9f3a0c1e"``. Both remain JSON that any program reads. Older versions of Fluid wrote no checksums.
+"""
+
+from __future__ import annotations
+
+import re
+from zlib import crc32
+
+_KEY = b', "crc": "'
+#: Most bytes of a line from the key on: an offset has at most 20 digits.
+_LONGEST = len(_KEY) + 20 + len('-01234567"}\n')
+_OBJECT_END = re.compile(rb',\n "crc": "([0-9a-f]{8})"\n\}\Z')
+#: What :func:`split_line` gives as the offset of a line without a checksum, and of a damaged one.
+UNCHECKED, DAMAGED = -1, -2
+
+
+def checked_line(text: str, offset: int) -> bytes:
+    """A line with its checksum.
+
+    Args:
+        text: a JSON object that is not empty, without a newline.
+        offset: the byte of the file at which the line begins.
+
+    Example:
+        >>> checked_line('{"a": 1}', 0)
+        b'{"a": 1, "crc": "0-f9e2a6d1"}\\n'
+    """
+    head = f'{text[:-1]}, "crc": "{offset}-'.encode()
+    return b'%b%08x"}\n' % (head, crc32(head))
+
+
+def split_line(line: bytes) -> tuple[int, bytes]:
+    """Takes the checksum off a line: returns the line's offset, and its JSON object.
+
+    What stands behind the checksum, such as the newline, may be missing. Of a line without a checksum, and of a damaged
+    one, the offset is :data:`UNCHECKED` or :data:`DAMAGED`, and the line is returned as it is.
+    """
+    mark = line.rfind(_KEY, -_LONGEST)
+    if mark < 0:
+        return UNCHECKED, line
+    digits = line.find(b"-", mark) + 1
+    try:
+        offset, crc = int(line[mark + len(_KEY) : digits - 1]), int(line[digits : digits + 8], 16)
+    except ValueError:
+        return UNCHECKED, line
+    if crc32(line[:digits]) != crc or len(line) < digits + 8:
+        return DAMAGED, line
+    return offset, line[:mark] + b"}"
+
+
+def checked_object(text: str) -> bytes:
+    """A JSON object that is a file by itself, with its checksum.
+
+    Args:
+        text: the object, which is not empty, as ``json.dumps`` with ``indent=1`` writes it.
+    """
+    head = f'{text.removesuffix("}").rstrip()},\n "crc": "'.encode()
+    return b'%b%08x"\n}' % (head, crc32(head))
+
+
+def split_object(data: bytes) -> bytes | None:
+    """Takes the checksum off such a file; ``None`` if it is damaged. A file without a checksum is left as it is."""
+    end = _OBJECT_END.search(data)
+    if end is None:
+        return data
+    return data[: end.start()] + b"\n}" if crc32(data[: end.start(1)]) == int(end[1], 16) else None
+
+
+class LineChecks:
+    """Takes the lines of a file in order, and finds out which of them are damaged, repeated or missing.
+
+    Lines without a checksum are taken as they are before the first line that has one: an older Fluid wrote them.
+
+    Args:
+        start: the byte of the file at which the first line begins.
+
+    Attributes:
+        damage: damaged, repeated and misplaced lines so far; lines that are missing at one place count as one.
+        first: the number of the first of them, from 1 for the first line taken; ``None`` if there is none.
+        count: lines taken.
+        is_checked: whether one of them had a checksum.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self.damage = self.count = 0
+        self.first: int | None = None
+        #: Where the next line is to begin.
+        self._next = start
+        self.is_checked = False
+        #: Whether the line before was damaged.
+        self._after_damage = False
+
+    def take(self, line: bytes) -> bytes | None:
+        """Takes the next line; returns its JSON text, or ``None`` if it is damaged, repeated or out of order."""
+        self.count += 1
+        offset, text = split_line(line)
+        if offset == UNCHECKED and not self.is_checked:
+            self._next += len(line)
+            return text
+        first_check, self.is_checked = not self.is_checked, True
+        if offset < self._next and not (first_check and offset >= 0):
+            self.refuse()
+            return None
+        if offset != self._next and not self._after_damage:
+            self._tell()
+        self._next, self._after_damage = offset + len(line), False
+        if not line.endswith(b"\n"):
+            self._next += 1  # It is written in a moment.
+        return text
+
+    def refuse(self) -> None:
+        """Counts the line taken last as damaged, which the caller has found it to be."""
+        self._tell()
+        self._after_damage = True
+
+    def reaches(self, end: int) -> bool:
+        """Whether the lines taken go on to the offset ``end``, or are known to be damaged where they do not."""
+        return self._next >= end or self._after_damage
+
+    def _tell(self) -> None:
+        self.damage += 1
+        self.first = self.count if self.first is None else self.first

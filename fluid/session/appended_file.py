@@ -1,0 +1,88 @@
+"""A file of a run folder that a session appends to: of each write all is there afterwards, or nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+from fluid.checksums import checked_line
+from fluid.session.torn_files import end_of_lines
+
+FILE_MODE = 0o600
+
+
+class AppendedFile(FileIO):
+    """Opens a file to append to, for its owner only. One session writes it, and one thread at a time.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Without a buffer: what a full disk refuses is not written later, behind the session's back.
+        super().__init__(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE), "a")
+        found = os.fstat(self.fileno())
+        if stat.S_IMODE(found.st_mode) != FILE_MODE and found.st_uid == os.geteuid():
+            os.fchmod(self.fileno(), FILE_MODE)  # The umask, or an older Fluid.
+        self._path = path
+        #: Bytes of the file, and how much more the offset of the next line is; ``None`` before the first write.
+        self._size: int | None = None
+        self._shift: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, as it was when they were first asked for, and as was written since.
+
+        So what is torn may be cut off until the first write.
+        """
+        if self._size is None:
+            self._size = os.fstat(self.fileno()).st_size
+        return self._size
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next line, for its checksum.
+
+        It follows from that of the last line: where lines were lost or put in, it differs from the file's size.
+        """
+        if self._shift is None:
+            self._shift = end_of_lines(self._path) - self.size
+        return self.size + self._shift
+
+    def append(self, data: bytes) -> None:
+        """Writes data in one go; in several only where a signal comes between, or the disk is full.
+
+        Raises:
+            OSError: it cannot be written. What was written of it is cut off again.
+        """
+        size = self.size
+        try:
+            written = self.write(data)
+            while written < len(data):
+                written += self.write(data[written:])
+        except BaseException:
+            with suppress(OSError):
+                self.truncate(size)
+            raise
+        self._size = size + len(data)
+
+
+def with_checksums(
+    entries: Iterable[str] | Iterable[bytes], offset: int, checked: Callable[..., bytes] = checked_line
+) -> bytes:
+    """What is written for entries that begin at byte ``offset`` of a file, each with its checksum.
+
+    Args:
+        entries: lines as JSON objects, or whatever else ``checked`` takes.
+        offset: bytes of the file.
+        checked: adds the checksum to an entry that begins at a byte.
+    """
+    found = []
+    for entry in entries:
+        found.append(checked(entry, offset))
+        offset += len(found[-1])
+    return b"".join(found)
