@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import glob
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fluid.backends.hosts import host_memory
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
 from fluid.engine.journal import replay
@@ -42,7 +42,6 @@ from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
-_PAUSE = 0.05
 _LOST = f"its trainable and config are gone from {PAYLOADS}"
 
 
@@ -261,7 +260,7 @@ def _read(folder: Path) -> LeftSession:
     lost = _agree(recovered, results, stored)
     recovered.profile = recovered.profile or _profile(folder)
     groups = _groups(recovered, stored, written)
-    _wait_until_settled(recovered)
+    _reclaim(recovered, folder)
     seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
     return LeftSession(folder, recovered, groups, results, written, lost, seeds)
 
@@ -380,15 +379,13 @@ class _LostTrainable:
         raise FluidError(_LOST)
 
 
-def _wait_until_settled(recovered: Recovered) -> None:
-    """Waits while the killed session's processes still move checkpoints to disk."""
+def _reclaim(recovered: Recovered, folder: Path) -> None:
+    """Moves to disk what the session has left in host memory; waits while its processes, killed, still do so."""
     in_memory = {
         os.path.dirname(os.path.dirname(history.checkpoint.path))
         for trials in recovered.groups.values()
         for history in trials.values()
         if history.checkpoint is not None and history.checkpoint.in_memory
     }
-    waiter, waited = threading.Event(), 0.0
-    while waited < _PATIENCE and any(map(os.path.exists, in_memory)):
-        waiter.wait(_PAUSE)
-        waited += _PAUSE
+    for memory_folder in in_memory:
+        host_memory.reclaim(memory_folder, str(folder), _PATIENCE)

@@ -35,6 +35,7 @@ from fluid.session.deadlines import SweepInTime
 from fluid.session.forecasts import Forecasts
 from fluid.session.group_requests import GroupRequests, Prepared
 from fluid.session.inbox import GroupInbox
+from fluid.session.lost_checkpoints import lost_checkpoints
 from fluid.session.payloads import SessionPickler
 from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
@@ -275,7 +276,9 @@ class Session:
         def resume() -> None:
             now = self._backend.now()
             left.complete(self._folder, payloads, now)
-            for event in map(self._keeper.recovered, left.events(now, self._spec)):
+            events = left.events(now, self._spec)
+            self._folder.journal((), lost_checkpoints(left.recovered, events))
+            for event in map(self._keeper.recovered, events):
                 group = left.groups[event.group_id].submitted()
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
