@@ -347,7 +347,7 @@ def _tell_left(memory_folder: str, run_folder: str, newest: Mapping[str, int], r
 
 
 def _clear(memory_folder: str, left: Collection[str]) -> None:
-    """Deletes a folder in host memory, except some checkpoints; its lock last: the next session finds the rest by it."""
+    """Deletes a folder in host memory, except some checkpoints; its lock last: the next session finds it by that."""
     kept = {os.path.dirname(path) for path in left}
     for entry in _entries(memory_folder):
         if entry.path in kept:

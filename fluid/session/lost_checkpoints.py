@@ -1,4 +1,4 @@
-"""Tells, when a session is resumed, of trials whose newest checkpoint is nowhere: the machine restarted, for example."""
+"""Tells, as a session is resumed, of trials whose newest checkpoint is nowhere: the machine restarted, for example."""
 
 from __future__ import annotations
 
