@@ -241,7 +241,7 @@ class Replay:
             raise InvalidFieldError("what", entry.get("what"), f"line {number} is of an unknown kind")
         if entry["what"] in _TOLD:
             at = entry.get("at")
-            self.result.at = max(self.result.at, at) if isinstance(at, float) else self.result.at
+            self.result.at = at if isinstance(at, float) else self.result.at
             return
         content = {name: value for name, value in entry.items() if name not in ("v", "what")}
         try:
@@ -249,7 +249,7 @@ class Replay:
             self._handlers[type(item)](item)
         except InvalidFieldError as error:
             raise InvalidFieldError(error.field, error.value, f"{error.reason} (line {number})") from error
-        self.result.at = max(self.result.at, item.at)
+        self.result.at = item.at
 
     def _submitted(self, event: GroupSubmitted) -> None:
         self.result.mixed |= event.group_id in self.result.groups

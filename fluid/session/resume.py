@@ -133,6 +133,11 @@ class LeftSession:
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
 
     @property
+    def last_at(self) -> float:
+        """When the last entry was written, in seconds on the time axis of the files."""
+        return max(self.recovered.at, self.results.latest - self.results.offset)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options of an executor that goes on: what was measured, and what the session's own options were."""
         facts = read_facts(self.folder)

@@ -29,7 +29,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from fluid._clock import timestamp
+from fluid._clock import ClockReading, timestamp
 from fluid._logs import logger_of
 from fluid._version import __version__
 from fluid.engine.commands import Command, Report
@@ -37,6 +37,7 @@ from fluid.engine.events import Event
 from fluid.engine.journal import encode
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
+from fluid.results.file_times import clock_facts, time_in_files
 from fluid.results.folder_files import (
     FORECASTS,
     FORMAT,
@@ -51,6 +52,7 @@ from fluid.results.folder_files import (
     why_unreadable,
 )
 from fluid.results.group_lines import GroupLine
+from fluid.results.iterations import CLOCK_RESET_S
 from fluid.session.folder_lock import FolderLock
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
@@ -58,6 +60,10 @@ from fluid.trialgroup import Trial
 
 DEFAULT_HOME = "~/fluid_runs"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+#: Fields of entries that are times on the session's clock.
+_TIMES = ("at", "begun_at", "deadline")
+#: A clock that is behind by more seconds than this is told of.
+_BEHIND_S = 5.0
 _log = logger_of(__name__)
 
 #: Is told what happened, and what the engine decided.
@@ -77,6 +83,7 @@ class RunFolder:
     Attributes:
         path: the folder.
         session_id: an id that no other session has; kept when the session is resumed.
+        shift: seconds from the session's clock to the time axis of its files; see :mod:`fluid.results.file_times`.
     """
 
     def __init__(self, path: Path, lock: FolderLock) -> None:
@@ -84,6 +91,8 @@ class RunFolder:
         self._lock = lock
         facts = read_facts(path)
         self._began = str(facts.get("began", timestamp()))
+        self._clock_before = facts.get("clock")
+        self._last_at: float | None = None
         self.session_id = str(facts.get("id") or secrets.token_hex(8))
         (path / "logs").mkdir(_FOLDER_MODE, exist_ok=True)
         self._journal = _open(path / JOURNAL)
@@ -95,6 +104,7 @@ class RunFolder:
         #: Groups whose line was written.
         self._groups: set[str] = set()
         self._followers: list[Follower] = []
+        self.shift = 0.0
         self._forecasts: FileIO | None = None
 
     @classmethod
@@ -149,6 +159,28 @@ class RunFolder:
             lock.release()
             raise
 
+    def go_on_after(self, last_at: float) -> None:
+        """Says when an earlier session wrote its last entry, in seconds on the time axis of the files."""
+        self._last_at = last_at
+
+    def begin(self, now: ClockReading) -> dict[str, Any]:
+        """Begins to write times; returns what ``session.json`` is to say of the clock.
+
+        Args:
+            now: the session's clock as it begins.
+        """
+        if self._last_at is not None:
+            known, last = time_in_files(self._clock_before, now), self._last_at
+            if known is None:  # An older Fluid wrote there. Its readers take a step back of more than this for a reboot.
+                known = now.at if now.at >= last - CLOCK_RESET_S else last
+            elif known < last:
+                known, behind = last, last - known
+                if now.name and behind > _BEHIND_S:
+                    text = "the clock is %.0f s behind the end of the session before: no time counts between the two"
+                    _log.warning(text, behind)
+            self.shift = known - now.at
+        return clock_facts(now, self.shift)
+
     def write_session(self, **facts: Any) -> None:
         """Writes what the session is, in place of what was written before."""
         own = {"format": FORMAT, "fluid": __version__, "id": self.session_id, "began": self._began, "pid": os.getpid()}
@@ -200,9 +232,9 @@ class RunFolder:
         """Writes what happened and what the engine decided."""
         reports = [command for command in commands if isinstance(command, Report)]
         if reports:
-            _append(self._results, "".join(map(_result_lines, reports)).encode())
+            _append(self._results, "".join(_result_lines(report, self.shift) for report in reports).encode())
         items: list[Event | Command] = [*events, *commands]
-        entries = [entry for item in items if (entry := encode(item)) is not None]
+        entries = [self._timed(entry) for item in items if (entry := encode(item)) is not None]
         if entries:
             _append(self._journal, "".join(map(_line, entries)).encode())
         for follower in self._followers:
@@ -210,10 +242,18 @@ class RunFolder:
 
     def write_forecasts(self, entries: Iterable[dict[str, Any]]) -> None:
         """Appends forecasts of groups."""
-        lines = "".join(map(_line, entries)).encode()
+        lines = "".join(_line(self._timed(entry)) for entry in entries).encode()
         if lines:
             self._forecasts = self._forecasts or _open(self.path / FORECASTS)
             _append(self._forecasts, lines)
+
+    def _timed(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """An entry with its times on the axis of the files."""
+        if self.shift:
+            for name in _TIMES:
+                if isinstance(entry.get(name), float):
+                    entry[name] += self.shift
+        return entry
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""
@@ -290,13 +330,18 @@ def _seeds(payload: TrialPayload) -> dict[str, int] | None:
     return None if seeds is None else seeds._asdict()
 
 
-def _result_lines(report: Report) -> str:
-    """The lines of ``results.jsonl`` for an iteration or a run of them. The lane has made the JSON of the metrics."""
+def _result_lines(report: Report, shift: float) -> str:
+    """The lines of ``results.jsonl`` for an iteration or a run of them. The lane has made the JSON of the metrics.
+
+    Args:
+        report: the iterations.
+        shift: seconds from the session's clock to the time axis of the file.
+    """
     whose = f'{{"group": {json.dumps(report.group_id)}, "trial": {json.dumps(report.trial_id)}, "iteration": '
     where = f', "width": {report.width!r}, "devices": {list(report.device_ids)}, "at": '
     end = f', "rows": {report.rows}}}\n' if report.rows > 1 else "}\n"
     return "".join(
-        f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at!r}{end}'
+        f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at + shift!r}{end}'
         for iteration, at, seconds, metrics in report.iterations
     )
 
