@@ -171,7 +171,9 @@ class RunFolder:
         """
         if self._last_at is not None:
             known, last = time_in_files(self._clock_before, now), self._last_at
-            if known is None:  # An older Fluid wrote there. Its readers take a step back of more than this for a reboot.
+            if (
+                known is None
+            ):  # An older Fluid wrote there. Its readers take a step back of more than this for a reboot.
                 known = now.at if now.at >= last - CLOCK_RESET_S else last
             elif known < last:
                 known, behind = last, last - known
