@@ -173,7 +173,7 @@ class RunFolder:
             known, last = time_in_files(self._clock_before, now), self._last_at
             if (
                 known is None
-            ):  # An older Fluid wrote there. Its readers take a step back of more than this for a reboot.
+            ):  # An older Fluid wrote there: a step back is a reboot.
                 known = now.at if now.at >= last - CLOCK_RESET_S else last
             elif known < last:
                 known, behind = last, last - known
