@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from fluid.errors import InvalidFieldError, require_number
@@ -23,6 +24,37 @@ class MonotonicClock:
     def now(self) -> float:
         """Returns the time, seconds since an origin that differs between machines and reboots."""
         return time.monotonic()
+
+
+class ClockReading(NamedTuple):
+    """What a clock and the wall clock show at one instant.
+
+    Attributes:
+        at: seconds, on the clock.
+        wall: seconds since 1970.
+        name: of the clock; all clocks of one name have one origin. Empty if that is unknown, or if nobody else has it.
+    """
+
+    at: float
+    wall: float
+    name: str = ""
+
+
+def read_clock() -> ClockReading:
+    """Reads the machine's monotonic clock, to compare with what another process has read, perhaps on another machine.
+
+    Its name is that of the machine's boot, and of the time namespace, whose clocks are set off from the machine's.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            name = file.read().strip()
+    except (OSError, ValueError):
+        name = ""
+    with suppress(OSError, ValueError), open("/proc/self/timens_offsets", encoding="ascii") as file:
+        lines = [line.split() for line in file]
+        offset = next((line[1:] for line in lines if line[:1] == ["monotonic"]), ["0", "0"])
+        name += "" if not name or offset == ["0", "0"] else f"+{offset[0]}.{offset[1]}"
+    return ClockReading(time.monotonic(), time.time(), name)
 
 
 class VirtualClock:

@@ -277,6 +277,7 @@ class FluidExecutor(SessionDoor):
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)
+            folder.go_on_after(left.last_at)
             executor = cls(_folder=folder, **{**left.options, **goals_left(folder.path, options), **options})
         except BaseException:
             folder.close()

@@ -262,7 +262,7 @@ class Replay:
             return
         if entry["what"] in _TOLD:
             at = entry.get("at")
-            self._told.at = max(self._told.at, at) if isinstance(at, float) else self._told.at
+            self._told.at = at if isinstance(at, float) else self._told.at
             return
         content = dict(entry)
         del content["v"], content["what"]
@@ -271,7 +271,7 @@ class Replay:
             self._handlers[type(item)](item)
         except InvalidFieldError as error:
             raise InvalidFieldError(error.field, error.value, f"{error.reason} (line {number})") from error
-        self._told.at = max(self._told.at, item.at)
+        self._told.at = item.at
 
     def _submitted(self, event: GroupSubmitted) -> None:
         self._told.mixed |= event.group_id in self._told.groups
@@ -357,7 +357,7 @@ class Replay:
             return False
         if type(iteration) is not int or not math.isfinite(at):
             return False
-        self._told.at = max(self._told.at, at)
+        self._told.at = at
         self._change(trial_id, reported=iteration)
         return True
 

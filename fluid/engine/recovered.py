@@ -51,7 +51,7 @@ class Recovered:
         terms: on which groups were submitted, by group id.
         places: devices added and lost, and trials resized, in order.
         profile: the newest snapshot; ``None`` if the journal holds none.
-        at: time of the last entry, in seconds on the clock of the session that wrote it.
+        at: time of the last entry, in seconds on the time axis of the files; 0 if there is none.
         torn: whether the last line is cut off, as by a crash.
         mixed: whether two sessions wrote the journal: a group or a trial was submitted twice.
     """

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from fluid.lane.checkpoint_paths import checkpoints_folder, trial_folder_name
-from fluid.lane.checkpoint_seal import is_of_the_process, seal
+from fluid.lane.checkpoint_seal import damage_by_lengths, damage_of, is_of_the_process, seal
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ def move(path: str, folder: str) -> bool:
     with locked_for_reading(path) as exists:
         if not exists:
             return False
-        copy_atomically(path, folder)
+        copy_checked(path, folder, damage_by_lengths)  # Lanes may be waiting for the room.
     deleted: list[str] = []
     has_gone = delete_unread(path, lambda: deleted.append(path))
     if has_gone and not deleted:  # Its trial needs it no longer, and so not the copy, which its lane may not have seen.
@@ -196,6 +196,32 @@ def copy_atomically(checkpoint: str, target: str, check: Callable[[str], None] =
         shutil.rmtree(draft, ignore_errors=True)
         if not os.path.isdir(path):
             raise
+
+
+def copy_checked(checkpoint: str, target: str, damage_in: Callable[[str], str | None] = damage_of) -> None:
+    """Copies a checkpoint whose original is then to be deleted; a copy that is damaged, though it is not, is none.
+
+    Args:
+        checkpoint: its folder.
+        target: the folder that is to hold it.
+        damage_in: says what is wrong with a checkpoint.
+
+    Raises:
+        OSError, shutil.Error: it cannot be copied whole, as the disk is full.
+    """
+
+    def require_whole(copy: str) -> None:
+        damage = damage_in(copy)
+        if damage is not None and damage_in(checkpoint) is None:
+            raise OSError(f"its copy in {target} is damaged: {damage}")
+
+    path = os.path.join(target, os.path.basename(checkpoint))
+    if os.path.isdir(path):
+        try:
+            require_whole(path)
+        except OSError:
+            delete_at_once(path)
+    copy_atomically(checkpoint, target, require_whole)
 
 
 def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:

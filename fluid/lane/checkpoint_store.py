@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from fluid.lane.checkpoint_files import (
     checkpoint_name,
     checkpoints_like,
     copy_atomically,
+    copy_checked,
     delete_at_once,
     delete_unread,
     entries_of,
@@ -38,14 +39,17 @@ from fluid.lane.checkpoint_files import (
 )
 from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
 from fluid.lane.checkpoint_seal import sealed_bytes
+from fluid.lane.errors import one_line
 from fluid.lane.kept_payloads import payloads_on_disk
-from fluid.lane.run_paths import folder_name
+from fluid.lane.run_paths import folder_name, trial_of_folder
 from fluid.lane.store_ledger import RestoreSample, StoreLedger
 
 #: Checkpoints of a trial that are kept.
 _KEPT = 2
 #: Share of the RAM disk that checkpoints leave free for other uses, such as data loaders.
 _RESERVE = 0.1
+#: Most trials that a warning names.
+_MOST_TOLD = 20
 
 
 class Stored(NamedTuple):
@@ -279,33 +283,79 @@ class CheckpointStore:
 def persist_checkpoints(memory_folder: str, run_folder: str, *, temporary: bool) -> None:
     """Empties host memory after the last lane has ended: the last two checkpoints of each trial move to disk.
 
-    Payloads that lanes read are deleted, also on disk.
+    A checkpoint is deleted once its copy on disk is whole. What cannot be copied, as the disk is full, stays in memory,
+    and a warning names it. Payloads that lanes read are deleted, also on disk.
 
     Args:
         memory_folder: the run's folder in host memory; empty if it has none.
         run_folder: the run's folder on disk.
         temporary: whether the run will not be resumed: both folders are then deleted.
     """
+    left: dict[str, str] = {}
     if temporary:
         shutil.rmtree(run_folder, ignore_errors=True)
     elif memory_folder:
-        trials = [entry for entry in _entries(memory_folder) if not entry.name.startswith(".")]
-        kept = {trial.name: newest_in(trial.path) for trial in trials}
-        for rank in range(_KEPT):  # The newest of every trial come first, in case the disk fills up.
-            for name, checkpoints in kept.items():
-                for checkpoint in checkpoints[rank : rank + 1]:
-                    with suppress(OSError, shutil.Error):
-                        copy_atomically(checkpoint, checkpoints_folder(run_folder, name))
+        left = _move_to_disk(memory_folder, run_folder)
     if memory_folder:
         shutil.rmtree(payloads_on_disk(run_folder, os.path.basename(memory_folder)), ignore_errors=True)
-        _clear(memory_folder)
+        _clear(memory_folder, left)
 
 
-def _clear(memory_folder: str) -> None:
-    """Deletes a folder in host memory, its lock last: what cannot be deleted now, the next session finds by that."""
-    for trial in _entries(memory_folder):
-        if not trial.name.startswith("."):
-            shutil.rmtree(trial.path, ignore_errors=True)
+def _move_to_disk(memory_folder: str, run_folder: str) -> dict[str, str]:
+    """Copies the last two checkpoints of each trial to disk; returns why one could not be, by its path."""
+    saved = {trial.name: newest_in(trial.path) for trial in _entries(memory_folder) if not trial.name.startswith(".")}
+    left: dict[str, str] = {}
+    for rank in range(_KEPT):  # The newest of every trial come first, in case the disk fills up.
+        for name, checkpoints in saved.items():
+            for checkpoint in checkpoints[rank : rank + 1]:
+                try:
+                    copy_checked(checkpoint, checkpoints_folder(run_folder, name))
+                except (OSError, shutil.Error) as error:
+                    if os.path.isdir(checkpoint):
+                        left[checkpoint] = _why(error)
+    if left:
+        newest: dict[str, int] = {}
+        for path in left:
+            trial = os.path.basename(os.path.dirname(path))
+            newest[trial] = max(newest.get(trial, 0), iteration_of(path))
+        _tell_left(memory_folder, run_folder, newest, next(iter(left.values())))
+    return left
+
+
+def _why(error: OSError) -> str:
+    """Why a checkpoint could not be copied: of several files, why the first could not."""
+    files = error.args[0] if isinstance(error, shutil.Error) and error.args else None
+    return str(files[0][-1]) if isinstance(files, list) else one_line(error)
+
+
+def _tell_left(memory_folder: str, run_folder: str, newest: Mapping[str, int], reason: str) -> None:
+    from fluid._logs import logger_of  # At the end of a session only; at the top, every lane would load logging.
+
+    names = [trial_of_folder(name) or name for name in newest]
+    shown = [f"{name!r} of iteration {iteration}" for name, iteration in zip(names, newest.values(), strict=True)]
+    if len(shown) > _MOST_TOLD:
+        shown[_MOST_TOLD:] = [f"{len(shown) - _MOST_TOLD:,} more"]
+    logger_of("fluid.session").warning(
+        "checkpoints could not be moved from %s to the run folder %s, and stay in host memory, which a reboot empties: "
+        "those of trials %s (%s). Free some space: the next session that starts on this machine moves them, and "
+        "FluidExecutor.resume() finds them.",
+        memory_folder,
+        run_folder,
+        ", ".join(shown),
+        reason,
+    )
+
+
+def _clear(memory_folder: str, left: Collection[str]) -> None:
+    """Deletes a folder in host memory, except some checkpoints; its lock last: the next session finds it by that."""
+    kept = {os.path.dirname(path) for path in left}
+    for entry in _entries(memory_folder):
+        if entry.path in kept:
+            for other in entries_of(entry.path):
+                if other not in left:
+                    shutil.rmtree(other, ignore_errors=True)
+        elif left or not entry.name.startswith("."):
+            shutil.rmtree(entry.path, ignore_errors=True)
     with suppress(OSError):
         if all(name.startswith(".") for name in os.listdir(memory_folder)):
             shutil.rmtree(memory_folder, ignore_errors=True)

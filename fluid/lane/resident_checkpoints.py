@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from fluid._clock import Clock
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
@@ -189,19 +190,31 @@ class ResidentCheckpoints:
         try:
             reason = self._why_no_room(resident)
             if reason:
-                return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, reason)
+                return self._not_kept(resident, iteration, reason)
             (path, in_memory, size), seconds = self._save(resident, facts=facts)
             self._newest.pop(resident.trial_id, None)  # A call may have changed the trial since.
         except BaseException as error:
             print_exception()
             if not is_for_want_of_space(error):
                 resident.rule = None  # Its own code raises, and will again.
-            return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))
+                return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))
+            return self._not_kept(resident, iteration, one_line(error))
         resident.kept_at, self._sizes[resident.key] = iteration, size
         now, kept = self._clock.now(), Kept(size, value)
         return ResidentSaved(
             now, resident.trial_id, iteration, path, in_memory, dropped=False, seconds=seconds, kept=kept
         )
+
+    def _not_kept(self, resident: ResidentTrial, iteration: int, reason: str) -> ResidentNotKept:
+        """Says why a trial is not saved for good; its last state, which may be its result, goes to host memory instead.
+
+        From there it comes to the run folder once there is room.
+        """
+        is_last = resident.rule is None or resident.rule.how == "last"
+        with suppress(Exception):
+            if reason != QUOTA_USED_UP and is_last and self._save(resident)[0].in_memory:
+                reason += "; it stays in host memory until there is room"
+        return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, reason)
 
     def _why_no_room(self, resident: ResidentTrial) -> str:
         """Why there is no room for a further checkpoint like those of its trainable; empty if there is."""

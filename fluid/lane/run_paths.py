@@ -45,6 +45,28 @@ def trial_folder(run_folder: str, trial_id: str) -> str:
     return os.path.join(trials_folder(run_folder), folder_name(trial_id))
 
 
+def open_folder(folder: str) -> int:
+    """Opens a folder, so that :func:`path_now` can tell where it is.
+
+    Raises:
+        OSError: it is not there, or this process has no descriptors left.
+    """
+    return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def path_now(descriptor: int) -> str | None:
+    """Returns the present path of a folder, which may have been moved; ``None`` if it was deleted.
+
+    Args:
+        descriptor: as :func:`open_folder` returned it.
+    """
+    try:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        return path if os.path.samestat(os.stat(path), os.fstat(descriptor)) else None
+    except OSError:
+        return None
+
+
 def own_folder(run_folder: str, trial_id: str) -> str:
     """Returns the folder of what a trial's own code writes, in which no name is taken."""
     return os.path.join(trial_folder(run_folder, trial_id), "files")

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fluid._clock import MonotonicClock
+from fluid._clock import read_clock
 from fluid.display.format import count
 from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.recovered import Recovered
@@ -30,6 +30,7 @@ from fluid.reports.segments import segments_of, with_pauses
 from fluid.reports.story import Storyteller
 from fluid.reports.story_words import StoryLine
 from fluid.reports.timeline import Timeline
+from fluid.results.file_times import time_in_files
 from fluid.results.folder_files import is_locked
 from fluid.results.iterations import FinishedIterations, ReportedIteration, ReportedLines, shown_iterations
 from fluid.results.json_lines import ReplacedError
@@ -241,7 +242,9 @@ class _Content:
         """The time now, in seconds since the run began; ``None`` if its session has ended."""
         if not is_locked(self._files.path):
             return None
-        return MonotonicClock().now() + self._done.offsets[-1] - self._history.zero
+        now = read_clock()
+        at = time_in_files(self._session.get("clock"), now)
+        return (now.at if at is None else at) + self._done.offsets[-1] - self._history.zero
 
     def _paid(self, timeline: Timeline) -> Paid:
         """For how long devices were held, and their price."""

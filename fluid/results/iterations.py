@@ -12,7 +12,7 @@ from fluid.results.records import device_seconds
 from fluid.results.run_files import RunFiles, line_count
 from fluid.results.submitted import SubmittedTrial
 
-#: Results are written in order of time. A step back by more seconds than this means that the clock was reset.
+#: Results are written in order of time. Where an older Fluid wrote, a step back by more seconds than this is a reboot.
 CLOCK_RESET_S = 60.0
 
 
@@ -23,7 +23,7 @@ class ReportedIteration(NamedTuple):
         trial_id, group_id: the submitted trial.
         number: the iteration's number within it, from 1.
         seconds: its wall time.
-        at: when it ended, in seconds on the clock of the session that wrote it.
+        at: when it ended, in seconds on the time axis of the files.
         width: ``1/p``, 1 or a number of devices.
         devices: indices of its devices.
         metrics: as JSON has them.
@@ -120,7 +120,8 @@ _T = TypeVar("_T", bound=_Timed)
 class FinishedIterations:
     """The finished iterations of a run, on one time axis.
 
-    A session that is resumed after its machine restarted has a clock that was reset.
+    It is that of the files (:mod:`fluid.results.file_times`); but a session that an older Fluid resumed after a reboot
+    wrote times of a clock that was reset.
 
     Attributes:
         by_trial: the iterations of each trial, in order.

@@ -80,14 +80,15 @@ class GroupResults:
 class EarlierResults:
     """What ``results.jsonl`` holds when a session is resumed.
 
-    Times are on one axis: the clock of the first session, and behind its latest result if the clock was reset.
+    Times are on one axis, that of the files; where an older Fluid wrote there after a reboot, what follows its reset is
+    set behind the latest result.
 
     Attributes:
         reported: newest iteration, by trial id.
         groups: by group id.
         latest: when the last iteration ended.
         damage: lines that are damaged, repeated or missing, as :class:`fluid.checksums.LineChecks` counts them.
-        offset: seconds from the clock of the last session to the axis.
+        offset: seconds from the last times in the files to the axis.
     """
 
     reported: dict[str, int] = field(default_factory=dict)
@@ -126,11 +127,6 @@ class EarlierResults:
         found.damage = checks.damage
         tell_damage(folder / RESULTS, checks, least)
         return found
-
-    def offset_at(self, now: float) -> float:
-        """Seconds from the clock of a session that begins ``now`` to the axis."""
-        reset = now + self.offset < self.latest - CLOCK_RESET_S
-        return self.latest - now if reset else self.offset
 
     def _on_axis(self, start: float, end: float) -> tuple[float, float]:
         if end + self.offset < self.latest - CLOCK_RESET_S:

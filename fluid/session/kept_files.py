@@ -130,11 +130,17 @@ class KeptFiles:
 
 
 def kept_by_earlier_session(folder: Path, trial_id: str, rule: KeepRule) -> Iterator[KeptEntry]:
-    """Finds what an earlier session kept of a trial by the same rule, by the files alone; deletes unfinished ones."""
+    """Finds what an earlier session kept of a trial by the same rule, by the files alone; deletes unfinished copies.
+
+    One whose seal cannot be read stays, and counts for nothing: the error may pass, or its user may know what to do.
+    """
     for path in sorted(entries_of(kept_folder(str(folder), folder_name(trial_id))), key=iteration_of):
         size = sealed_bytes(path)
-        if os.path.basename(path).startswith(".") or size is None:
+        if os.path.basename(path).startswith("."):
             shutil.rmtree(path, ignore_errors=True)
+            continue
+        if size is None:
+            _log.warning("%s, kept by an earlier session, is damaged or cannot be read: it stays as it is", path)
             continue
         facts: object = None
         with suppress(OSError, ValueError), open(os.path.join(path, FACTS), encoding="utf-8") as file:

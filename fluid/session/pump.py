@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
-from fluid._clock import timestamp, wall_seconds
+from fluid._clock import read_clock, wall_seconds
 from fluid._clock_hold import NO_HOLD
 from fluid._logs import logger_of
 from fluid._waiting import AwaitedThread
@@ -100,7 +100,8 @@ class Pump:
         self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self.began = backend.now()
-        self._facts["clock"] = {"at": self.began, "time": timestamp()}
+        clock = read_clock()._replace(at=self.began, **({"name": ""} if self.hold.is_virtual else {}))
+        self._facts["clock"] = folder.begin(clock)
         if goals.deadline_s is not None:
             self._facts["deadline_at"] = wall_seconds() + goals.deadline_s
         self.scaling = DeviceScaling(state, backend, self.handle, goals, self.began, self._finish_early)
@@ -320,7 +321,7 @@ class Pump:
         with contextlib.ExitStack() as rest:
             rest.callback(self._folder.close)
             rest.callback(lambda: self._folder.write_profile(self._state.profile))
-            rest.callback(lambda: self._write_facts(closed=self._backend.now()))
+            rest.callback(lambda: self._write_facts(closed=self._backend.now() + self._folder.shift))
             rest.callback(self._backend.close)
             for inbox in reversed(self.inboxes.values()):
                 rest.callback(inbox.break_off, reason)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import glob
 import os
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid._logs import logger_of
+from fluid.backends.hosts import host_memory
 from fluid.checksums import LineChecks
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
@@ -57,7 +57,6 @@ from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
-_PAUSE = 0.05
 _log = logger_of(__name__)
 _LOST = f"its trainable and config are gone from {PAYLOADS}"
 
@@ -155,6 +154,11 @@ class LeftSession:
                     histories[trial_id] = TrialHistory(spec, budget=budget, reported=reported)
         recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
+
+    @property
+    def last_at(self) -> float:
+        """When the last entry was written, in seconds on the time axis of the files."""
+        return max(self.recovered.at, self.results.latest - self.results.offset)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -291,7 +295,7 @@ def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
     lost = _agree(recovered, results, stored)
     trackers.end(recovered)
     recovered.profile = recovered.profile or _profile(folder)
-    _wait_until_settled(recovered)
+    _reclaim(recovered, folder)
     seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
     return LeftSession(folder, recovered, groups, results, written, lost, seeds, trackers.of_groups)
 
@@ -505,15 +509,13 @@ class _LostTrainable:
         raise FluidError(_LOST)
 
 
-def _wait_until_settled(recovered: Recovered) -> None:
-    """Waits while the killed session's processes still move checkpoints to disk."""
+def _reclaim(recovered: Recovered, folder: Path) -> None:
+    """Moves to disk what the session has left in host memory; waits while its processes, killed, still do so."""
     in_memory = {
         os.path.dirname(os.path.dirname(history.checkpoint.path))
         for trials in recovered.groups.values()
         for history in trials.values()
         if history.checkpoint is not None and history.checkpoint.in_memory
     }
-    waiter, waited = threading.Event(), 0.0
-    while waited < _PATIENCE and any(map(os.path.exists, in_memory)):
-        waiter.wait(_PAUSE)
-        waited += _PAUSE
+    for memory_folder in in_memory:
+        host_memory.reclaim(memory_folder, str(folder), _PATIENCE)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fluid._clock import timestamp
+from fluid._clock import ClockReading, timestamp
 from fluid._logs import logger_of
 from fluid._version import __version__
 from fluid.checksums import checked_object
@@ -41,6 +41,7 @@ from fluid.engine.events import Event
 from fluid.engine.journal import encode
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
+from fluid.results.file_times import clock_facts, time_in_files
 from fluid.results.folder_files import (
     FORECASTS,
     FORMAT,
@@ -55,6 +56,7 @@ from fluid.results.folder_files import (
     why_unreadable,
 )
 from fluid.results.group_lines import GroupLine
+from fluid.results.iterations import CLOCK_RESET_S
 from fluid.results.payload_file import checked_frame
 from fluid.session.appended_file import FILE_MODE, AppendedFile, with_checksums
 from fluid.session.folder_lock import FolderLock
@@ -64,6 +66,10 @@ from fluid.trialgroup import Trial
 
 DEFAULT_HOME = "~/fluid_runs"
 _FOLDER_MODE = 0o700
+#: Fields of entries that are times on the session's clock.
+_TIMES = ("at", "begun_at", "deadline")
+#: A clock that is behind by more seconds than this is told of.
+_BEHIND_S = 5.0
 _log = logger_of(__name__)
 
 #: Is told what happened, and what the engine decided.
@@ -83,6 +89,7 @@ class RunFolder:
     Attributes:
         path: the folder.
         session_id: an id that no other session has; kept when the session is resumed.
+        shift: seconds from the session's clock to the time axis of its files; see :mod:`fluid.results.file_times`.
     """
 
     def __init__(self, path: Path, lock: FolderLock) -> None:
@@ -90,6 +97,8 @@ class RunFolder:
         self._lock = lock
         facts = read_facts(path)
         self._began = str(facts.get("began", timestamp()))
+        self._clock_before = facts.get("clock")
+        self._last_at: float | None = None
         self.session_id = str(facts.get("id") or secrets.token_hex(8))
         (path / "logs").mkdir(_FOLDER_MODE, exist_ok=True)
         self._journal = AppendedFile(path / JOURNAL)
@@ -101,6 +110,7 @@ class RunFolder:
         #: Groups whose line was written.
         self._groups: set[str] = set()
         self._followers: list[Follower] = []
+        self.shift = 0.0
         self._forecasts: AppendedFile | None = None
 
     @classmethod
@@ -155,6 +165,28 @@ class RunFolder:
             lock.release()
             raise
 
+    def go_on_after(self, last_at: float) -> None:
+        """Says when an earlier session wrote its last entry, in seconds on the time axis of the files."""
+        self._last_at = last_at
+
+    def begin(self, now: ClockReading) -> dict[str, Any]:
+        """Begins to write times; returns what ``session.json`` is to say of the clock.
+
+        Args:
+            now: the session's clock as it begins.
+        """
+        if self._last_at is not None:
+            known, last = time_in_files(self._clock_before, now), self._last_at
+            if known is None:  # An older Fluid wrote there: a step back is a reboot.
+                known = now.at if now.at >= last - CLOCK_RESET_S else last
+            elif known < last:
+                known, behind = last, last - known
+                if now.name and behind > _BEHIND_S:
+                    text = "the clock is %.0f s behind the end of the session before: no time counts between the two"
+                    _log.warning(text, behind)
+            self.shift = known - now.at
+        return clock_facts(now, self.shift)
+
     def write_session(self, **facts: Any) -> None:
         """Writes what the session is, in place of what was written before."""
         own = {"format": FORMAT, "fluid": __version__, "id": self.session_id, "began": self._began, "pid": os.getpid()}
@@ -207,9 +239,9 @@ class RunFolder:
         """Writes what happened and what the engine decided."""
         reports = [command for command in commands if isinstance(command, Report)]
         if reports:
-            _append_lines(self._results, (line for report in reports for line in _result_lines(report)))
+            _append_lines(self._results, (line for report in reports for line in _result_lines(report, self.shift)))
         items: list[Event | Command] = [*events, *commands]
-        entries = [entry for item in items if (entry := encode(item)) is not None]
+        entries = [self._timed(entry) for item in items if (entry := encode(item)) is not None]
         if entries:
             _append_lines(self._journal, map(_line, entries))
         for follower in self._followers:
@@ -217,10 +249,18 @@ class RunFolder:
 
     def write_forecasts(self, entries: Iterable[dict[str, Any]]) -> None:
         """Appends forecasts of groups."""
-        lines = list(map(_line, entries))
+        lines = [_line(self._timed(entry)) for entry in entries]
         if lines:
             self._forecasts = self._forecasts or AppendedFile(self.path / FORECASTS)
             _append_lines(self._forecasts, lines)
+
+    def _timed(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """An entry with its times on the axis of the files."""
+        if self.shift:
+            for name in _TIMES:
+                if isinstance(entry.get(name), float):
+                    entry[name] += self.shift
+        return entry
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""
@@ -303,13 +343,18 @@ def _seeds(payload: TrialPayload) -> dict[str, int] | None:
     return None if seeds is None else seeds._asdict()
 
 
-def _result_lines(report: Report) -> list[str]:
-    """The lines of ``results.jsonl`` for an iteration or a run of them. The lane has made the JSON of the metrics."""
+def _result_lines(report: Report, shift: float) -> list[str]:
+    """The lines of ``results.jsonl`` for an iteration or a run of them. The lane has made the JSON of the metrics.
+
+    Args:
+        report: the iterations.
+        shift: seconds from the session's clock to the time axis of the file.
+    """
     whose = f'{{"group": {json.dumps(report.group_id)}, "trial": {json.dumps(report.trial_id)}, "iteration": '
     where = f', "width": {report.width!r}, "devices": {list(report.device_ids)}, "at": '
     end = f', "rows": {report.rows}}}' if report.rows > 1 else "}"
     return [
-        f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at!r}{end}'
+        f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at + shift!r}{end}'
         for iteration, at, seconds, metrics in report.iterations
     ]
 

@@ -36,6 +36,7 @@ from fluid.session.deadlines import SweepInTime
 from fluid.session.forecasts import Forecasts
 from fluid.session.group_requests import GroupRequests, Prepared
 from fluid.session.inbox import GroupInbox
+from fluid.session.lost_checkpoints import lost_checkpoints
 from fluid.session.payloads import SessionPickler
 from fluid.session.pump import Pump
 from fluid.session.results import TrialListener
@@ -275,11 +276,13 @@ class Session:
         def resume() -> None:
             now = self._backend.now()
             left.complete(self._folder, payloads, now)
-            for event in left.events(now, self._spec, self._adapted):
+            events = left.events(now, self._spec, self._adapted)
+            self._folder.journal((), lost_checkpoints(left.recovered, events))
+            for event in events:
                 group = left.groups[event.group_id].submitted()
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
-                results, offset = left.results.groups.get(event.group_id), left.results.offset_at(now)
+                results, offset = left.results.groups.get(event.group_id), left.results.offset + self._folder.shift
                 inbox.take_over(ended, left.recovered.failures, results, offset, left.trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
                 inbox.note_seeds(payloads[event.group_id])

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -323,6 +324,52 @@ def test_settling_moves_the_last_ones_to_disk(tmp_path: Path) -> None:
     assert not os.path.exists(old) and Path(where(store, old), "data").stat().st_size == 1, "and the one before"
     persist_checkpoints("", str(tmp_path / "run"), temporary=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("how", ["full", "damaged"])
+def test_what_cannot_be_moved_to_disk_stays_in_memory_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    store, memory, run = make(tmp_path, budget=10**6), tmp_path / "memory", tmp_path / "run"
+    (memory / ".session").touch()
+    paths = [store.save(name, 3, writes(size)).path for name, size in (("small", 10), ("large", 5000))]
+    if how == "full":
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    else:
+        copy = shutil.copytree
+
+        def cut_short(*args: Any, **options: Any) -> Any:
+            made = copy(*args, **options)
+            os.truncate(Path(made, "data"), min(1000, os.stat(Path(made, "data")).st_size))
+            return made
+
+        monkeypatch.setattr(shutil, "copytree", cut_short)
+    try:
+        persist_checkpoints(str(memory), str(run), temporary=False)
+    finally:
+        if how == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        monkeypatch.undo()
+    assert not os.path.exists(paths[0]) and damage_of(paths[1]) is None and (memory / ".session").exists()
+    told = caplog.text
+    assert "'large' of iteration 3" in told and "'small'" not in told
+    assert ("File too large" if how == "full" else "has 1000 bytes instead of 5000") in told
+    assert not any(name.startswith(".") for _, names, _ in os.walk(run) for name in names), "no draft is left"
+    persist_checkpoints(str(memory), str(run), temporary=False)
+    assert not memory.exists()
+    for path in paths:
+        assert damage_of(where(make(tmp_path), path)) is None
+
+
+def test_a_damaged_copy_on_disk_does_not_stand_for_the_one_in_memory(tmp_path: Path) -> None:
+    store = make(tmp_path, budget=10**6)
+    path = store.save("a", 3, writes(10)).path
+    on_disk = Path(checkpoints_on_disk(str(tmp_path / "run"), "a"), os.path.basename(path))
+    shutil.copytree(path, on_disk)
+    (on_disk / "data").write_bytes(b"")
+    persist_checkpoints(str(tmp_path / "memory"), str(tmp_path / "run"), temporary=False)
+    assert damage_of(str(on_disk)) is None
 
 
 def test_what_cannot_be_deleted_keeps_the_lock_by_which_the_next_session_finds_it(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from fluid._clock import VirtualClock
 from fluid.keeping import QUOTA_USED_UP, KeepRule, WorstKept
+from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.keep_messages import KeepBar, ResidentNotKept
 from fluid.lane.messages import LaneOptions, ResidentSaved
 from fluid.lane.resident_checkpoints import ResidentCheckpoints
+from fluid.lane.store_ledger import StoreLedger
 from fluid.lane.work_queue import ResidentTrial
 
 RULE = KeepRule("best", "g", "loss", "min")
@@ -104,6 +106,26 @@ def test_a_disk_that_is_almost_full_gets_no_checkpoint(
     assert answer.reason == f"the disk of {tmp_path} is almost full: 1,073,741,823 bytes are free"
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk._replace(free=1 << 30))
     assert isinstance(checkpoints.keep(resident()), ResidentSaved)
+
+
+def test_the_last_state_for_which_the_disk_has_no_room_goes_to_host_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    memory.mkdir()
+    StoreLedger(str(memory)).create(10**6, 10**6)
+    nothing: Any = None
+    options = LaneOptions(0, run_folder=str(run), memory_folder=str(memory))
+    checkpoints = ResidentCheckpoints(options, VirtualClock(), nothing, nothing, lambda resident: None)
+    room = shutil.disk_usage(tmp_path)._replace(total=1 << 40, free=1 << 40)
+    full = room._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full if folder == str(run) else room)
+    trial = resident(KeepRule("last", "g"))
+    trial.iteration = 4
+    answer = checkpoints.keep(trial)
+    assert isinstance(answer, ResidentNotKept) and "stays in host memory" in answer.reason
+    persist_checkpoints(str(memory), str(run), temporary=False)
+    assert [path.name[:8] for path in run.glob("trials/a/checkpoints/*")] == ["00000004"]
 
 
 @pytest.mark.parametrize(("error", "again"), [(OSError(errno.ENOSPC, "full"), True), (RuntimeError("no"), False)])

@@ -29,6 +29,7 @@ class Chain:
         self.config, self.value = config, 1
 
     def step(self) -> dict[str, Any]:
+        time.sleep(self.config.get("pause", 0.0))
         self.value = self.value * 31 % 1_000_003
         return {"value": self.value, "pid": os.getpid()}
 
@@ -79,7 +80,7 @@ def in_memory(executor: FluidExecutor) -> Path:
     journal = executor.run_dir / "journal.jsonl"
     for _ in range(int(PATIENCE * 100)):
         saved = [json.loads(line) for line in journal.read_text().splitlines() if '"TrialSaved"' in line]
-        if saved and saved[-1]["checkpoint"]["iteration"] == 4:
+        if saved and saved[-1]["checkpoint"]["iteration"] >= 4:
             return Path(saved[-1]["checkpoint"]["path"]).parent
         time.sleep(0.01)
     raise AssertionError(saved)
@@ -173,3 +174,39 @@ def test_a_load_checkpoint_that_raises_is_named_once_and_the_trial_begins_afresh
         "trial 'a' begins afresh, not from iteration 4: loading the checkpoint of iteration 4 raised Lookup" in warning
     )
     assert "Fluid moves it no more" in warning
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_checkpoints_for_which_the_disk_has_no_room_stay_in_memory_for_the_resume(
+    start: Callable[..., FluidExecutor], emptied: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = start()
+    handle = executor.submit_trialgroup(TrialGroup([Trial(Chain, {"pause": 0.05}, budget=40, trial_id="a")]))
+    folder = in_memory(executor)
+    blocked = executor.run_dir / "trials/a/checkpoints"
+    blocked.parent.mkdir(parents=True, exist_ok=True)
+    blocked.write_text("takes no checkpoints, as a full disk")
+    executor.close()
+    newest = max(checkpoints(folder))
+    assert "stay in host memory" in caplog.text and f"'a' of iteration {newest}" in caplog.text
+    caplog.clear()
+    if emptied:
+        shutil.rmtree(folder.parent)  # As a reboot does.
+    start(resumed=True).close()
+    if not emptied:
+        assert checkpoints(folder), "the disk is as full as before"
+        blocked.unlink()
+    else:
+        assert f"'a' from iteration 0, not {newest}" in caplog.text
+    resumed = start(resumed=True)
+    (handle,) = resumed.handles
+    assert handle.wait(PATIENCE) and handle.states == {"a": "DONE"}
+    resumed.close()
+    assert not folder.parent.exists()
+    results = [json.loads(line) for line in (executor.run_dir / "results.jsonl").read_text().splitlines()]
+    assert [result["metrics"]["value"] for result in results] == values(40)
+    journal = [json.loads(line) for line in (executor.run_dir / "journal.jsonl").read_text().splitlines()]
+    starts = [entry["iteration"] for entry in journal if entry["what"] == "TrialStarted"]
+    assert starts[0] == 0 and (0 in starts[1:] if emptied else min(starts[1:]) >= newest)
+    told = [entry for entry in journal if entry["what"] == "ReportSetBack"]
+    assert [(entry["lost"], entry["checkpoint"]) for entry in told] == ([(newest, None)] if emptied else [])

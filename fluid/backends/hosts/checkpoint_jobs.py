@@ -11,7 +11,6 @@ import queue
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
@@ -90,6 +89,11 @@ class CheckpointJobs:
 
     def _delete(self, trial_id: str, keep_newest: bool) -> None:
         if keep_newest:
-            with suppress(OSError, shutil.Error):
+            try:
                 self._store.keep_newest(trial_id)
+            except (OSError, shutil.Error) as error:  # Those that are there stay: they move to disk as the host ends.
+                _log.warning(
+                    "the last checkpoint of trial %r could not be copied to disk: %s", trial_id, one_line(error)
+                )
+                return
         self._store.delete(trial_id)

@@ -21,7 +21,7 @@ from fluid.lane.checkpoint_paths import FOLDER_PREFIX, checkpoints_folder, settl
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.kept_payloads import payloads_in_memory, payloads_on_disk
-from fluid.lane.run_paths import folder_name, folder_of_host
+from fluid.lane.run_paths import folder_name, folder_of_host, open_folder
 from fluid.processes.session_mark import kill_marked
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
@@ -78,13 +78,14 @@ class HostFolders:
             self.run_folder = os.path.join(tempfile.gettempdir(), name)
             os.makedirs(self.run_folder, mode=0o700, exist_ok=True)
         self.memory_folder = ""
-        self._lock = -1
+        self._lock = self._run = -1
         folder = os.path.join(host_memory.RAM_DISK, name)
         if not os.path.isdir(folder):
             host_memory.sweep()
         with suppress(OSError):
             self._lock = host_memory.enter(folder, self.run_folder, mark, temporary=self.temporary)
             self.memory_folder = folder
+            self._run = open_folder(self.run_folder)
         self.payloads: tuple[str, ...] = (payloads_on_disk(self.run_folder, name),)
         if self.memory_folder:
             self.payloads = (payloads_in_memory(self.memory_folder), *self.payloads)
@@ -109,9 +110,11 @@ class HostFolders:
         """
         if self._lock >= 0:
             if clear and host_memory.is_last(self._lock, _LEAVE_S):
-                persist_checkpoints(self.memory_folder, self.run_folder, temporary=self.temporary)
+                host_memory.settle(self.memory_folder, self._lock, self._run)
             os.close(self._lock)
-            self._lock = -1
+            if self._run >= 0:
+                os.close(self._run)
+            self._lock = self._run = -1
         elif clear:
             for folder in (os.path.join(self.run_folder, _NOTES), *self.payloads):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -40,7 +40,6 @@ from fluid.backends.hosts.guardian import fork_below_guardian
 from fluid.backends.hosts.huge_pages import join_memory
 from fluid.backends.hosts.lane_killing import LaneKiller, kill_with_group
 from fluid.backends.hosts.module_loading import load_module
-from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.messages import LaneOptions
 from fluid.lane.news import note_modules_before_fork
 from fluid.lane.output import lane_output
@@ -376,7 +375,7 @@ class ForkServer:
         kill_children([*self._lanes, *filter(None, [self._heir])])
         state, lock = self._state, self._memory_lock
         if self._is_base and lock >= 0 and state.is_session_over() and host_memory.is_last(lock):
-            persist_checkpoints(state.memory_folder, state.run_folder, temporary=state.temporary)
+            host_memory.settle(state.memory_folder, lock)
         os._exit(0)
 
 

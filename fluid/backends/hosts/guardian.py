@@ -24,6 +24,7 @@ from typing import NoReturn
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.forkserver_state import ForkServerState
 from fluid.lane.checkpoint_store import persist_checkpoints
+from fluid.lane.run_paths import open_folder
 from fluid.processes.children import adopt_orphans, kill, kill_children, open_process, set_process_name
 
 #: What the host writes to end the guardian and all below it. It clears the folders itself.
@@ -77,12 +78,13 @@ class _Guardian:
         if host is not None:  # On an old kernel the end of the pipe has to do.
             self._poller.register(host, select.POLLIN)
         #: Held until this process ends.
-        self._lock = -1
+        self._lock = self._run_folder = -1
         if state.memory_folder:
             with suppress(OSError):
                 self._lock = host_memory.enter(
                     state.memory_folder, state.run_folder, state.mark, temporary=state.temporary
                 )
+                self._run_folder = open_folder(state.run_folder)
 
     def run(self) -> NoReturn:
         """Waits for the end of the server, and for the host's word or death."""
@@ -125,6 +127,8 @@ class _Guardian:
         state = self._state
         clear = (clear or os.getppid() != state.host) and state.is_session_over()
         # Another host of the session may use them: several nodes of a cluster may be on one machine.
-        if clear and (self._lock < 0 or host_memory.is_last(self._lock)):
+        if clear and self._lock < 0:
             persist_checkpoints(state.memory_folder, state.run_folder, temporary=state.temporary)
+        elif clear and host_memory.is_last(self._lock):
+            host_memory.settle(state.memory_folder, self._lock, self._run_folder)
         os._exit(self._status)

@@ -15,9 +15,11 @@ import stat
 import threading
 from contextlib import suppress
 
-from fluid._clock import MonotonicClock
+from fluid._clock import MonotonicClock, wall_seconds
+from fluid._logs import logger_of
 from fluid.backends.hosts.memory_left import memory_left
 from fluid.lane.checkpoint_store import persist_checkpoints
+from fluid.lane.run_paths import path_now
 from fluid.processes.session_mark import kill_marked
 
 #: Where the folders are.
@@ -30,6 +32,13 @@ _LOCK = ".session"
 MEMORY_SHARE = 0.85
 #: Seconds between two checks whether others have left.
 _LOOK_S = 0.01
+#: Seconds for which checkpoints stay whose run folder is not at its place.
+_MISSING_S = 7 * 86400.0
+_STAYS = (
+    "%s in host memory holds checkpoints of the run folder %s, which was deleted or moved, or whose disk is not "
+    "mounted; FluidExecutor.resume() finds them. They are deleted %.1f days from now; delete them if nobody needs them"
+)
+_log = logger_of(__name__)
 
 
 def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> int:
@@ -63,7 +72,8 @@ def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> i
         os.close(lock)  # Another process was just clearing it.
     try:
         if os.fstat(lock).st_size == 0:
-            os.pwrite(lock, json.dumps({"run_folder": run_folder, "mark": mark, "temporary": temporary}).encode(), 0)
+            facts = {"run_folder": run_folder, "inode": _inode(run_folder), "mark": mark, "temporary": temporary}
+            os.pwrite(lock, json.dumps(facts).encode(), 0)
     except OSError:  # The RAM disk is full.
         if is_last(lock):
             shutil.rmtree(folder, ignore_errors=True)
@@ -114,6 +124,52 @@ def is_last(lock: int, patience: float = 0.0) -> bool:
             return True
 
 
+def settle(folder: str, lock: int, run: int = -1) -> None:
+    """Empties a folder that no other process uses: its checkpoints move to the run folder, as far as there is room.
+
+    Those of a run folder that is not at its place stay for a week: it may have been moved, its disk may not be mounted,
+    or this container may not see it. Those of one that is known to be deleted go.
+
+    Args:
+        folder: on the RAM disk.
+        lock: its lock, for which :func:`is_last` is true.
+        run: a descriptor of the run folder (:func:`fluid.lane.run_paths.open_folder`), if this process has one.
+    """
+    left = json.loads(os.pread(lock, 1 << 16, 0))
+    run_folder, inode = left["run_folder"], left.get("inode")  # Not written by earlier versions.
+    if run >= 0:
+        run_folder = path_now(run)
+    elif inode is not None and _inode(run_folder) != inode:
+        if not left["temporary"] and (age := wall_seconds() - _written_at(folder)) < _MISSING_S:
+            _log.warning(_STAYS, folder, run_folder, (_MISSING_S - age) / 86400)
+            return
+        run_folder = None
+    if run_folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        persist_checkpoints(folder, run_folder, temporary=left["temporary"])
+
+
+def reclaim(folder: str, run_folder: str, patience: float) -> None:
+    """Moves what a session has left in a folder of this user's to its run folder, wherever that is by now.
+
+    Args:
+        folder: where the session's checkpoints were in host memory; it need not exist.
+        run_folder: the run's folder on disk.
+        patience: seconds to wait for the session's processes, which do the same as they end.
+    """
+    with suppress(OSError, ValueError):
+        if os.path.dirname(folder) != RAM_DISK or not os.path.basename(folder).startswith(_PREFIX):
+            return
+        _require_own(folder)
+        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            if is_last(lock, patience):
+                persist_checkpoints(folder, run_folder, temporary=False)
+        finally:
+            os.close(lock)
+
+
 def sweep() -> None:
     """Clears what earlier sessions of this user left in host memory, and kills the processes that they left."""
     try:
@@ -141,9 +197,23 @@ def _sweep(folder: str) -> None:
             left = json.loads(os.pread(lock, 1 << 16, 0))
             if left.get("mark"):  # Not written by earlier versions.
                 kill_marked(left["mark"])
-            persist_checkpoints(folder, left["run_folder"], temporary=left["temporary"])
+            settle(folder, lock)
     finally:
         os.close(lock)
+
+
+def _inode(folder: str) -> int | None:
+    """The number of a folder in its file system; ``None`` if there is no such folder."""
+    try:
+        return os.stat(folder).st_ino
+    except OSError:
+        return None
+
+
+def _written_at(folder: str) -> float:
+    """When the newest checkpoint in a session's folder was written, seconds since 1970."""
+    times = [os.stat(parent).st_mtime for parent, _, _ in os.walk(folder)]
+    return max(times, default=0.0)
 
 
 def _require_own(folder: str) -> None:

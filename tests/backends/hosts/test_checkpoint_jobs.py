@@ -134,6 +134,17 @@ def test_the_newest_may_be_left(here: Machine) -> None:
     eventually(lambda: here.found() == ["k4"])
 
 
+def test_nothing_is_deleted_before_the_newest_is_where_it_outlives_the_run(
+    here: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = here.save("a", 3, 4)
+    (here.run / "trials/a").mkdir(parents=True, exist_ok=True)
+    (here.run / "trials/a/kept").touch()  # It takes nothing, as a full disk.
+    here.keeper.forget("a", keep_newest=True)
+    eventually(lambda: "the last checkpoint of trial 'a' could not be copied to disk" in caplog.text)
+    assert all(map(os.path.isdir, paths))
+
+
 def test_what_a_lane_was_killed_in_the_middle_of_goes_too(here: Machine) -> None:
     (path,) = here.save("a", 3)
     (Path(path).parent / ".00000004-7-2").mkdir()

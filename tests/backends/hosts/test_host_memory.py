@@ -15,6 +15,7 @@ import pytest
 
 from fluid.backends.hosts import host_memory
 from fluid.lane.checkpoint_store import CheckpointStore
+from fluid.lane.run_paths import open_folder
 from fluid.lane.store_ledger import StoreLedger
 
 
@@ -41,6 +42,7 @@ def save(memory: Path, run: Path, text: str) -> str:
 
 def test_a_folder_in_use_stays_and_one_that_is_not_goes(ram: Path, tmp_path: Path) -> None:
     folder, run = ram / "fluid-1", tmp_path / "run"
+    run.mkdir()
     lock = host_memory.enter(str(folder), str(run), temporary=False)
     path = save(folder, run, "third")
     host_memory.sweep()
@@ -50,6 +52,62 @@ def test_a_folder_in_use_stays_and_one_that_is_not_goes(ram: Path, tmp_path: Pat
     assert os.listdir(ram) == []
     settled = next(filter(os.path.isdir, CheckpointStore(1, str(run)).places("a", path)))  # As a resumed run does.
     assert (Path(settled) / "state").read_text() == "third"
+
+
+@pytest.mark.parametrize("how", ["moved", "exchanged", "deleted"])
+def test_checkpoints_of_a_run_folder_that_is_not_in_its_place_wait_for_it_but_not_for_ever(
+    ram: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    folder, run, elsewhere = ram / "fluid-1", tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    os.close(host_memory.enter(str(folder), str(run), temporary=False))
+    path = save(folder, run, "third")
+    if how == "deleted":
+        run.rmdir()
+    else:
+        run.rename(elsewhere)
+    if how == "exchanged":
+        run.mkdir()
+    host_memory.sweep()
+    assert os.path.isdir(path) and str(folder) in caplog.text and "7.0 days" in caplog.text
+    assert os.path.isdir(run) == (how == "exchanged") and not (how == "exchanged" and os.listdir(run))
+    if how == "deleted":
+        for parent, _, _ in os.walk(folder):
+            os.utime(parent, (0, 0))
+        host_memory.sweep()
+    else:
+        host_memory.reclaim(str(folder), str(elsewhere), 0.0)
+        settled = next(filter(os.path.isdir, CheckpointStore(1, str(elsewhere)).places("a", path)))
+        assert (Path(settled) / "state").read_text() == "third"
+    assert os.listdir(ram) == []
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_who_used_the_run_folder_knows_where_it_is(ram: Path, tmp_path: Path, how: str) -> None:
+    folder, run, elsewhere = ram / "fluid-1", tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    lock, held = host_memory.enter(str(folder), str(run), temporary=False), open_folder(str(run))
+    path = save(folder, run, "third")
+    if how == "moved":
+        run.rename(elsewhere)
+    else:
+        run.rmdir()
+    host_memory.settle(str(folder), lock, held)
+    for descriptor in (lock, held):
+        os.close(descriptor)
+    assert os.listdir(ram) == [] and not run.exists()
+    if how == "moved":
+        assert any(map(os.path.isdir, CheckpointStore(1, str(elsewhere)).places("a", path)))
+
+
+def test_only_folders_of_sessions_in_host_memory_are_reclaimed(ram: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path / "fluid-1", ram / "other"):
+        os.close(host_memory.enter(str(folder), str(tmp_path), temporary=False))
+        path = save(folder, tmp_path, "third")
+        host_memory.reclaim(str(folder), str(tmp_path / "run"), 0.0)
+        assert os.path.isdir(path)
+    host_memory.reclaim(str(ram / "fluid-gone"), str(tmp_path / "run"), 0.0)
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_another_program_has_reserved_is_left_to_it(ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
