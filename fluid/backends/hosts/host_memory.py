@@ -11,13 +11,13 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 import threading
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid.backends.hosts.memory_left import memory_left
 from fluid.lane.checkpoint_store import persist_checkpoints
+from fluid.processes.own_folders import require_own
 from fluid.processes.session_mark import kill_marked
 
 #: Where the folders are.
@@ -50,7 +50,7 @@ def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> i
     """
     while True:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        _require_own(folder)
+        require_own(folder)
         path = os.path.join(folder, _LOCK)
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -127,7 +127,7 @@ def sweep() -> None:
 
 
 def _sweep(folder: str) -> None:
-    _require_own(folder)
+    require_own(folder)
     try:
         lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -144,9 +144,3 @@ def _sweep(folder: str) -> None:
             persist_checkpoints(folder, left["run_folder"], temporary=left["temporary"])
     finally:
         os.close(lock)
-
-
-def _require_own(folder: str) -> None:
-    found = os.lstat(folder)
-    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(f"{folder} is not a folder of this user")
