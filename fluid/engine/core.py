@@ -168,6 +168,17 @@ class SessionState:
         """Adds a line to a trial's story."""
         trial.add_to_story(self.now, text)
 
+    def distrust(self, trial: TrialRecord, lane_id: int, problem: str) -> None:
+        """Has a lane killed that has reported what cannot be of a trial; the report is passed over.
+
+        Args:
+            trial: the trial.
+            lane_id: the lane.
+            problem: what it reported, to be read after "the trial 'a'".
+        """
+        reason = f"has reported what cannot be: the trial {trial.trial_id!r} {problem}"
+        self.commands += self.watching.kill(trial.trial_id, (lane_id,), reason, self.now)
+
     def error(self, trial: TrialRecord | None, message: str) -> EngineError:
         """Makes an error that tells the trial's story."""
         if trial is None:

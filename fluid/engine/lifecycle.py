@@ -110,7 +110,9 @@ class Lifecycle:
             return
         progress = trial.progress
         if event.iteration > progress.done:
-            raise core.error(trial, f"started at iteration {event.iteration}, beyond its checkpoint's {progress.done}")
+            why = f"started at iteration {event.iteration}, beyond its checkpoint's {progress.done}"
+            core.distrust(trial, event.lane_id, why)
+            return
         core.measuring.observe_start(trial, event.seconds, event.restoring)
         core.watching.launched(trial, core.now, iterates=True)
         self._residency.restored(trial, event.iteration)
@@ -148,7 +150,9 @@ class Lifecycle:
         progress, checkpoint = trial.progress, event.checkpoint
         iteration, lost = checkpoint.iteration if checkpoint is not None else 0, progress.done
         if iteration > lost:
-            raise core.error(trial, f"was set back to iteration {iteration}, beyond its checkpoint's {lost}")
+            why = f"was set back to iteration {iteration}, beyond its checkpoint's {lost}"
+            core.distrust(trial, event.lane_id, why)
+            return
         progress.restart(iteration)
         self._residency.set_back(trial, checkpoint)
         known = event.cannot_load and trial.limits.cannot_load
@@ -199,7 +203,8 @@ class Lifecycle:
             return  # the trial has left that lane, or another one is its rank 0, which reports for all
         further = event.iteration - progress.done
         if further != event.count and not (further == 0 and event.finished):
-            raise core.error(trial, f"reports iteration {event.iteration} after {progress.done}")
+            core.distrust(trial, event.lane_id, f"reports iteration {event.iteration} after {progress.done}")
+            return
         progress.count(event.iteration)
         core.watching.answered(trial, core.now)
         trial.residence.checkpoint_is_current = False
@@ -304,12 +309,13 @@ class Lifecycle:
         trial = core.holder(event.trial_id, event.lane_id)
         if trial is None or trial.placement.preemption is None:
             return
+        if event.iteration != trial.progress.done and trial.state is not TrialState.STOPPING:
+            core.distrust(trial, event.lane_id, f"paused at iteration {event.iteration} after {trial.progress.done}")
+            return
         pending, trial.placement.preemption = trial.placement.preemption, None
         successor = pending.successor
         if trial.state is TrialState.STOPPING:
             return
-        if event.iteration != trial.progress.done:
-            raise core.error(trial, f"paused at iteration {event.iteration} after {trial.progress.done}")
         if trial.progress.done >= trial.progress.budget:
             self.finish(trial)
             return

@@ -105,7 +105,8 @@ class Resizing:
         if move is None or move.stage is not Stage.PAUSING:
             return None
         if event.iteration != progress.done:
-            raise core.error(trial, f"paused at iteration {event.iteration} after {progress.done}")
+            core.distrust(trial, event.lane_id, f"paused at iteration {event.iteration} after {progress.done}")
+            return None
         if progress.done >= progress.budget:
             self.call_off(trial, "it has ended")
             self._stay(trial)

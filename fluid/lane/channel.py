@@ -27,13 +27,13 @@ _HANGUP = getattr(select, "POLLRDHUP", 0)
 
 
 class Connection(Protocol):
-    """What a lane needs of ``multiprocessing.connection.Connection``: messages over a socket or a pipe."""
+    """What a lane needs of :class:`fluid.processes.frames.FramedConnection`."""
 
     def send_bytes(self, buf: bytes, /) -> None:
         """Sends a whole message; blocks until the system has taken it."""
         ...
 
-    def recv_bytes(self) -> bytes:
+    def recv_bytes(self) -> bytes | bytearray:
         """Receives a whole message; raises ``EOFError`` at the end."""
         ...
 

@@ -386,6 +386,6 @@ def encode(messages: Sequence[Any]) -> bytes:
     return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def decode(data: bytes | memoryview) -> list[Any]:
+def decode(data: bytes | bytearray | memoryview) -> list[Any]:
     """Unpickles a batch of messages; only for connections between processes of one user."""
     return list(pickle.loads(data))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from fluid._imports import try_import
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.processes.strangers import HttpServer
 from fluid.session.status import GroupStatus, Status
 
 with try_import("prometheus_client", extra="prometheus") as _imports:
@@ -15,6 +17,8 @@ with try_import("prometheus_client", extra="prometheus") as _imports:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 LOOPBACK = "127.0.0.1"
+#: Longest that a request may take to arrive, and its answer to be taken, seconds.
+_REQUEST_S = 10.0
 _QUEUED, _FAILED, _RUNNING = "QUEUED", "FAILED", "RUNNING"
 
 
@@ -40,11 +44,13 @@ class MetricsServer:
         registry = prometheus_client.CollectorRegistry()
         registry.register(SessionCollector(status, backlog))
         try:
-            self._server, self._thread = prometheus_client.start_http_server(number, host, registry)
+            self._server = HttpServer((host, number), _handler_for(registry), "the port for metrics", _REQUEST_S)
         except OSError as error:
             raise InvalidFieldError(
                 "metrics_port", port, f"cannot be listened on: {error.strerror or error}"
             ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="fluid-metrics", daemon=True)
+        self._thread.start()
         shown = f"[{host}]" if ":" in host else host
         self.address = f"{shown}:{self._server.server_port}"
 
@@ -53,6 +59,19 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _handler_for(registry: Any) -> Any:
+    """Returns the handler of requests. Anybody may ask: whoever has asked is no stranger."""
+
+    class Handler(prometheus_client.MetricsHandler.factory(registry)):  # type: ignore[misc]
+        timeout = _REQUEST_S
+
+        def do_GET(self) -> None:
+            self.server.strangers.remove(self.connection)
+            super().do_GET()
+
+    return Handler
 
 
 class SessionCollector:

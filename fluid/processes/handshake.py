@@ -81,29 +81,6 @@ def server_proof(key: bytes, challenge: bytes, hello: Hello) -> bytes:
     return _prove(key, b"server", hello.nonce, challenge)
 
 
-def authenticate_client(sock: socket.socket, key: bytes) -> Hello:
-    """Performs a server's part of the handshake, and waits for the client.
-
-    Args:
-        sock: the connection. Its time-out is :data:`HANDSHAKE_S` afterwards.
-        key: shared by the session's processes.
-
-    Raises:
-        OSError: the client has not proved in time that it knows the key.
-    """
-    clock = MonotonicClock()
-    deadline = clock.now() + HANDSHAKE_S
-    sock.settimeout(HANDSHAKE_S)
-    challenge = new_challenge()
-    sock.sendall(challenge)
-    hello = read_hello(key, challenge, _receive(sock, HELLO_BYTES, clock, deadline))
-    if hello is None:
-        raise ConnectionError("the client does not know the session's key")
-    sock.sendall(server_proof(key, challenge, hello))
-    sock.settimeout(HANDSHAKE_S)
-    return hello
-
-
 def connect_all(address: Address, key: bytes, numbers: Sequence[int]) -> list[socket.socket]:
     """Opens and authenticates several connections to a server, in the time that one takes.
 

@@ -10,12 +10,13 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
 from fluid.errors import InvalidFieldError, require_integer
+from fluid.processes.strangers import HttpServer
 from fluid.reports.following import RunFollower
 from fluid.reports.html import html_page
 
@@ -76,20 +77,14 @@ class RunServer:
         self.close()
 
 
-class _HttpServer(ThreadingHTTPServer):
+class _HttpServer(HttpServer):
     #: Seconds between two looks at whether the server was closed.
     timeout = 0.5
-    daemon_threads = True
-    #: The threads of open pages end with the follower; one that writes to a page that does not read is not waited for.
-    block_on_close = False
 
     def __init__(self, follower: RunFollower, port: int) -> None:
         self.follower = follower
         self.token = secrets.token_urlsafe(16)
-        super().__init__((_HOST, port), _PageRequests)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Says nothing: pages go away at any time."""
+        super().__init__((_HOST, port), _PageRequests, "the page of runs", _PageRequests.timeout)
 
 
 class _PageRequests(BaseHTTPRequestHandler):
@@ -108,7 +103,9 @@ class _PageRequests(BaseHTTPRequestHandler):
         token, _, name = address.path.removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(), self.server.token.encode()) or name not in ("", "events"):
             self._refuse(HTTPStatus.NOT_FOUND)
-        elif name:
+            return
+        self.server.strangers.remove(self.connection)
+        if name:
             known = parse_qs(address.query).get("after", ["0"])[-1]
             known = self.headers.get("Last-Event-ID") or known
             self._send_events(int(known) if known.isdecimal() else 0)

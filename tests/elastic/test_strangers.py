@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from elastic.quick import QuickRun  # noqa: E402
 from elastic.sockets import listening  # noqa: E402
 from elastic.trainables import Regression  # noqa: E402
+from stranger_processes import strangers_at  # noqa: E402
 
 #: Seconds to wait for an answer that should not come.
 _ANSWER_S = 0.2
@@ -27,6 +29,25 @@ def speak(address: tuple[str, int], data: bytes) -> bytes:
         connection.sendall(data)
         answer = connection.recv(1 << 16)
     return answer
+
+
+@pytest.mark.slow
+def test_strangers_keep_no_member_out() -> None:
+    with QuickRun(Regression, {}, 1, backend="gloo", addresses=("127.0.0.1", "127.0.0.3")) as run:
+        results = run.run(1)
+        run.resize(2)
+        results += run.run(1)
+        ports = listening(run.pids)
+        assert ports
+        with ExitStack() as attack:
+            for port in ports:
+                attack.enter_context(strangers_at(port, 300))
+            begun = time.monotonic()
+            run.resize(1)
+            run.resize(2)
+            results += run.run(1)
+            assert time.monotonic() - begun < 15.0
+    assert [result.metrics["loss"] for result in results] == pytest.approx(undisturbed(3), rel=1e-5)
 
 
 def undisturbed(iterations: int) -> list[float]:

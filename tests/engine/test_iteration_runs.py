@@ -6,14 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from engine_helpers import Hand, only
+from engine_helpers import Hand, none, only
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.engine.commands import Report
+from fluid.engine.commands import Command, KillLane, Report
 from fluid.engine.events import IterationDone
 from fluid.engine.journal import IterationReported, encode
-from fluid.engine.state import EngineError
 from fluid.planning.profile import Profile
 from fluid.trainables.encoded_metrics import IterationRun, encode_metrics
 
@@ -77,8 +76,13 @@ def test_of_a_run_that_repeats_iterations_the_rest_is_reported() -> None:
 def test_a_run_must_follow_what_was_done() -> None:
     hand = begun(budget=10)
     run = IterationRun((1.0, 2.0), (1.0, 1.0), (encode_metrics({}), encode_metrics({})))
-    with pytest.raises(EngineError, match="reports iteration 3 after 0"):
-        hand.do(IterationDone(2.0, "a", hand.lane("a"), iteration=3, seconds=1.0, run=run))
+    lane_id = hand.lane("a")
+    killed = only(hand.do(IterationDone(2.0, "a", lane_id, iteration=3, seconds=1.0, run=run)), KillLane)
+    assert killed.lane_id == lane_id and "'a' reports iteration 3 after 0" in killed.reason
+    assert none(hand.do(IterationDone(2.0, "a", lane_id, iteration=3, seconds=1.0, run=run)), Command)
+    assert hand.trial("a").progress.done == 0 and hand.reports("a") == []
+    hand.lose(lane_id)
+    assert hand.states()["a"] == "STARTING", "it is tried again"
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12))

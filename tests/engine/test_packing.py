@@ -10,7 +10,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine import tuning
-from fluid.engine.commands import Notice, Pause, RunIteration
+from fluid.engine.commands import KillLane, Notice, Pause, RunIteration
 from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneReady, PausePurpose, Tick, TrialPaused
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
@@ -396,8 +396,10 @@ def test_a_preempted_trial_that_is_extended_meanwhile_goes_on_later() -> None:
     assert only(hand.iterate("a", 18), RunIteration) == RunIteration("c", (2,), 24)
 
 
-def test_a_pause_at_an_unexpected_iteration_is_an_error() -> None:
+def test_a_pause_at_an_unexpected_iteration_ends_the_lane() -> None:
     hand = too_many()
     hand.tick()
-    with pytest.raises(Exception, match="paused at iteration 9 after 1"):
-        hand.do(TrialPaused(hand.now, "c", 2, iteration=9, purpose=PausePurpose.PREEMPT))
+    killed = only(hand.do(TrialPaused(hand.now, "c", 2, iteration=9, purpose=PausePurpose.PREEMPT)), KillLane)
+    assert killed.lane_id == 2 and "'c' paused at iteration 9 after 1" in killed.reason
+    hand.lose(2)
+    assert hand.trial("c").placement.preemption is None and hand.states()["c"] in ("QUEUED", "STARTING")

@@ -3,10 +3,19 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import NoteResize, Pause, Report, Resize, RunIteration, StartLane, StartTrial, StopTrial
+from fluid.engine.commands import (
+    KillLane,
+    NoteResize,
+    Pause,
+    Report,
+    Resize,
+    RunIteration,
+    StartLane,
+    StartTrial,
+    StopTrial,
+)
 from fluid.engine.events import PausePurpose, TrialPaused
 from fluid.engine.records import Stage
-from fluid.engine.state import EngineError
 from fluid.planning.profile import Profile
 
 
@@ -205,10 +214,12 @@ def test_what_cannot_be_saved_is_not_resized() -> None:
     assert none(hand.tick(), Pause)
 
 
-def test_a_pause_out_of_order_is_an_error() -> None:
+def test_a_pause_out_of_order_ends_the_lane() -> None:
     hand = widening()
-    with pytest.raises(EngineError, match="paused at iteration 7"):
-        hand.do(TrialPaused(hand.now, "a", 0, iteration=7, purpose=PausePurpose.RESIZE))
+    killed = only(hand.do(TrialPaused(hand.now, "a", 0, iteration=7, purpose=PausePurpose.RESIZE)), KillLane)
+    assert killed.lane_id == 0 and "'a' paused at iteration 7" in killed.reason
+    hand.lose(0)
+    assert hand.states()["a"] in ("QUEUED", "STARTING")
 
 
 def test_the_cost_of_a_resize_is_measured() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import Call, Command, Resize, RunIteration, Save, StartTrial
-from fluid.engine.core import EngineError
-from fluid.engine.events import Checkpoint, GroupSubmitted, TrialSaved
+from fluid.engine.commands import Call, Command, KillLane, Resize, RunIteration, Save, StartTrial
+from fluid.engine.events import Checkpoint, GroupSubmitted, TrialSaved, TrialStarted
 from fluid.engine.journal import encode, replay
 from fluid.engine.set_back import ReportSetBack, TrialSetBack
 from fluid.engine.trial_spec import TrialSpec
@@ -118,12 +117,16 @@ def test_a_trial_that_cannot_load_its_checkpoints_is_told_once_and_moved_no_more
     assert hand.end("a") == "DONE" and hand.reports("a") == list(range(1, 11))
 
 
-def test_what_an_old_lane_says_is_passed_over_and_what_cannot_be_is_an_error() -> None:
+def test_what_an_old_lane_says_is_passed_over_and_what_cannot_be_ends_the_lane() -> None:
     hand = dead()
     assert not hand.do(TrialSetBack(hand.now, "a", 0, checkpoint=None, reason="old"))
     assert not hand.do(TrialSetBack(hand.now, "unknown", 1, checkpoint=None, reason="old"))
-    with pytest.raises(EngineError, match="beyond its checkpoint's 4"):
-        set_back(hand, "a", 5)
+    killed = only(set_back(hand, "a", 5), KillLane)
+    assert killed.lane_id == hand.lane("a") and "beyond its checkpoint's 4" in killed.reason
+    started = TrialStarted(hand.now, "a", hand.lane("a"), iteration=5, seconds=0.0)
+    assert not hand.do(started) and hand.states()["a"] == "STARTING", "it is passed over, and the lane ends only once"
+    hand.lose(hand.lane("a"))
+    assert hand.trial("a").progress.done == 4 and hand.states()["a"] == "STARTING"
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from fluid._clock import MonotonicClock
 from fluid.lane.channel import Channel
 from fluid.lane.messages import encode
+from fluid.processes.frames import FramedConnection
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
@@ -21,7 +22,7 @@ class Ends:
     """A channel, the driver's end of it, and what was overheard."""
 
     def __init__(self) -> None:
-        self.driver, lane = Pipe()
+        self.driver, lane = map(FramedConnection, socket.socketpair())
         self.hung_up = threading.Event()
         self.channel = Channel(lane, MonotonicClock(), self.hung_up.set)
         self.overheard: list[Any] = []

@@ -12,6 +12,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from stranger_processes import KINDS, strangers_at
 from waiting import eventually
 
 import fluid
@@ -75,6 +76,20 @@ def test_metrics_of_a_session(tmp_path: Path) -> None:
         address = executor.metrics_address
     with pytest.raises(URLError):
         urlopen(f"http://{address}/metrics", timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strangers_take_neither_threads_nor_the_page(tmp_path: Path, kind: str) -> None:
+    with FluidExecutor("local", 1, run_dir=tmp_path, verbose=0, metrics_port=0) as executor:
+        assert executor.metrics_address is not None
+        host, _, port = executor.metrics_address.partition(":")
+        before = threading.active_count()
+        with strangers_at((host, int(port)), 600, kind):
+            begun = time.monotonic()
+            for _ in range(3):
+                assert read(executor)["fluid_devices",] == 1
+            assert time.monotonic() - begun < 5.0
+            assert threading.active_count() < before + 100
 
 
 def test_a_port_that_is_taken_is_refused_at_the_call(tmp_path: Path) -> None:

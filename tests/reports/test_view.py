@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 from browser import Browser
 from page_patches import patched
+from stranger_processes import KINDS, strangers_at
 from waiting import PATIENCE, eventually
 
 from fluid.cli import main
@@ -181,6 +183,23 @@ def test_it_listens_on_the_loopback_only(session: Sessions) -> None:
         port = int(url.split(":")[2].partition("/")[0])
         with socket.socket() as asked, pytest.raises(ConnectionRefusedError):
             asked.connect(("127.0.0.2", port))
+    made.close()
+
+
+@pytest.mark.parametrize(("count", "kind"), [(600, kind) for kind in KINDS])
+def test_strangers_take_neither_threads_nor_the_page(session: Sessions, count: int, kind: str) -> None:
+    made = begin(session)
+    with serving(made.path) as url:
+        before = threading.active_count()
+        events = Events(url, after=0)
+        assert events.next() is not None
+        with strangers_at(("127.0.0.1", int(url.split(":")[2].split("/")[0])), count, kind):
+            begun = time.monotonic()
+            assert [get(url)[0] for _ in range(3)] == [200] * 3
+            assert time.monotonic() - begun < 5.0
+            assert threading.active_count() < before + 100
+            made.results(("a", 2, 1.0, 2.0, 1.0, (0,), {"loss": 0.25}))
+            assert events.until(lambda data: data["runs"][0]["iterations"] == 2), "an open page stays open"
     made.close()
 
 

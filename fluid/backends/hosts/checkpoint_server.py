@@ -15,6 +15,8 @@ from contextlib import suppress
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
 from fluid.backends.hosts.checkpoint_sending import describe, send_checkpoint
+from fluid.backends.hosts.listener import LaneListener
+from fluid.backends.hosts.selector import WakeableSelector
 from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path, trial_folder_name
 from fluid.lane.checkpoint_wire import (
@@ -25,14 +27,14 @@ from fluid.lane.checkpoint_wire import (
     receive_message,
     send_message,
 )
-from fluid.processes.handshake import Address, authenticate_client, keep_alive
+from fluid.processes.handshake import Address
 
 _log = logger_of(__name__)
 
-#: Most connections at a time; further ones wait.
+#: Most connections that are served at a time; further ones of the session's lanes wait.
 _MOST_CONNECTIONS = 128
-#: Seconds after which a connection that could not be accepted is tried again.
-_RETRY_S = 1.0
+#: Seconds between two looks at connections without a proof.
+_LOOK_S = 2.0
 
 
 class CheckpointServer:
@@ -53,69 +55,68 @@ class CheckpointServer:
     def __init__(self, ip: str, key: bytes, folders: ServedFolders) -> None:
         self._key = checkpoint_key(key)
         self._folders = folders
-        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-        self._listener = socket.create_server((ip, 0), family=family, backlog=_MOST_CONNECTIONS)
-        self.address: Address = (ip, self._listener.getsockname()[1])
+        self._listener = LaneListener(self._key, "the port for checkpoints")
+        self.address: Address = self._listener.listen(ip)
+        self._selector = WakeableSelector()
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._closed = threading.Event()
         self._clock = MonotonicClock()
         self._accepting = threading.Thread(target=self._accept, name="fluid-checkpoints", daemon=True)
         self._accepting.start()
 
     def close(self) -> None:
-        """Stops listening, and breaks the connections that there are."""
+        """Stops listening, and breaks the connections that there are. Closing twice is harmless."""
         with self._lock:
+            if self._closed.is_set():
+                return
             self._closed.set()
-            for sock in (self._listener, *self._connections):
+            for sock in self._connections:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits for it.
+        self._selector.wake()
         self._accepting.join()
         self._listener.close()
+        self._selector.close()
 
     def abandon(self) -> None:
         """Called in a process forked from the host: closes descriptors that are the host's."""
-        for sock in (self._listener, *self._connections):
+        self._listener.abandon()
+        self._selector.close()
+        for sock in self._connections:
             sock.close()
 
     def _accept(self) -> None:
-        while True:
-            self._free.acquire()
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                self._free.release()
-                if self._closed.wait(_RETRY_S):
-                    return
-                _log.warning("no connection for a checkpoint could be accepted: %s", error)  # For want of descriptors.
-                continue
-            with self._lock:
-                if self._closed.is_set():
-                    sock.close()
-                    return
-                self._connections.add(sock)
-            threading.Thread(target=self._serve, args=(sock,), name="fluid-checkpoint", daemon=True).start()
+        while not self._closed.is_set():
+            self._selector.watch("listener", self._listener)
+            self._selector.wait(_LOOK_S)
+            for connected in self._listener.accept():
+                with self._lock:
+                    if self._closed.is_set():
+                        connected.socket.close()
+                        continue
+                    self._connections.add(connected.socket)
+                serving = threading.Thread(target=self._serve, args=(connected.socket,), name="fluid-checkpoint")
+                serving.daemon = True
+                serving.start()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            with sock:
-                authenticate_client(sock, self._key)
-                keep_alive(sock)
+            with sock, self._places:
                 sock.settimeout(STALL_S)
                 while True:
                     request = receive_message(sock)
                     if not isinstance(request, CheckpointRequest):
                         return
                     self._answer(sock, request)
-        except OSError as error:  # The client has gone, as all do in the end, or has not proved that it knows the key.
+        except OSError as error:  # The client has gone, as all do in the end.
             _log.debug("a connection for checkpoints has ended: %s", error)
         except Exception:
             _log.exception("a checkpoint could not be sent")
         finally:
             with self._lock:
                 self._connections.discard(sock)
-            self._free.release()
 
     def _answer(self, sock: socket.socket, request: CheckpointRequest) -> None:
         for place in self._folders.places(request.path):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import NamedTuple
 
+from fluid._logs import logger_of
 from fluid.backends.hosts import host_memory
 from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoint_paths import FOLDER_PREFIX, checkpoints_folder, settled_path
@@ -22,10 +23,12 @@ from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.kept_payloads import payloads_in_memory, payloads_on_disk
 from fluid.lane.run_paths import folder_name, folder_of_host, open_folder
+from fluid.processes.own_folders import is_file_of_user, require_own, temporary_folder
 from fluid.processes.session_mark import kill_marked
 
 #: The driver's machine; also the ``host`` of lanes that share its clock.
 HERE = "localhost"
+_log = logger_of(__name__)
 _PREFIX = FOLDER_PREFIX
 _NOTES = ".notes"
 #: Seconds that processes which were killed have to be gone.
@@ -68,15 +71,17 @@ class HostFolders:
     def __init__(self, session: SessionFolders, host: str) -> None:
         mark = session.mark(host)
         name = f"{_PREFIX}{mark}"
-        shared = host == HERE or os.path.exists(session.marker)
+        shared = host == HERE or is_file_of_user(session.marker)
         self.run_folder = session.run_folder if shared else folder_of_host(session.run_folder, name)
         #: A run's folder that is shared is the driver's to delete.
         self.temporary = session.temporary and (host == HERE or not shared)
         try:
             os.makedirs(self.run_folder, mode=0o700, exist_ok=True)
-        except OSError:
-            self.run_folder = os.path.join(tempfile.gettempdir(), name)
-            os.makedirs(self.run_folder, mode=0o700, exist_ok=True)
+            if not shared:
+                _require_unplanted(session.run_folder, self.run_folder)
+        except OSError as error:
+            self.run_folder = temporary_folder(name)
+            _log.warning("what trials write on this machine goes to %s: %s", self.run_folder, error)
         self.memory_folder = ""
         self._lock = self._run = -1
         folder = os.path.join(host_memory.RAM_DISK, name)
@@ -119,6 +124,23 @@ class HostFolders:
             for folder in (os.path.join(self.run_folder, _NOTES), *self.payloads):
                 shutil.rmtree(folder, ignore_errors=True)
             persist_checkpoints("", self.run_folder, temporary=self.temporary)
+
+
+def _require_unplanted(run_folder: str, folder: str) -> None:
+    """Refuses a run's folder on a machine that does not share it where another user has made it, or what is in it.
+
+    Args:
+        run_folder: the run's folder. Its path is known to all who can list its parent on the driver's machine.
+        folder: this machine's folder within it.
+
+    Raises:
+        PermissionError: another user has.
+    """
+    require_own(folder)
+    while folder != run_folder:
+        folder = os.path.dirname(folder)
+        if os.lstat(folder).st_uid not in (os.getuid(), 0):
+            raise PermissionError(f"{folder} is another user's")
 
 
 def clear_host(session: SessionFolders, host: str) -> None:

@@ -29,7 +29,6 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import fluid.shared_data.loading  # noqa: F401  # For trials: to load it takes as long as to map what it has shared.
@@ -57,6 +56,7 @@ from fluid.processes.children import (
     set_process_name,
     signal_parents_death,
 )
+from fluid.processes.frames import FramedConnection
 from fluid.processes.signals import leave_to_driver, restore_in_forks
 
 #: Seconds that a lane may be stopped (SIGSTOP) before it is killed. If the look at it comes so many seconds late, this
@@ -270,7 +270,7 @@ class ForkServer:
             module, _, function = options.program.partition(":")
             getattr(importlib.import_module(module), function)(socket.socket(fileno=connection))
             os._exit(0)
-        run_as_process(Connection(connection), options)
+        run_as_process(FramedConnection(connection), options)
 
     def _close(self) -> None:
         """Closes, in a process that was forked, what is this process's own."""

@@ -1,27 +1,28 @@
-"""The driver's end of a connection to a lane: it never blocks.
+"""An end of a connection that never blocks: the driver's to a lane, and both ends of that to a host on another node.
 
-It speaks the format of ``multiprocessing.connection.Connection``, which the lane uses: a message is preceded by
-its length, four bytes, or four bytes of -1 and eight of length beyond 2 GiB. That class only blocks, and so few lines
-are not worth a dependency.
+A lane's end is a :class:`fluid.processes.frames.FramedConnection`.
 """
 
 from __future__ import annotations
 
 import socket
-import struct
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from fluid.lane.errors import one_line
 from fluid.lane.messages import decode, encode
+from fluid.processes.frames import FrameBuffer, FrameError, framed
 
-_SHORT = struct.Struct("!i")
-_LONG = struct.Struct("!Q")
-_LONGEST_SHORT = 0x7FFFFFFF
 #: Bytes asked of the system at once.
 _CHUNK = 1 << 18
 #: Bytes read before the caller gets to see what has come: one lane must not keep the driver from the others.
 _MOST_AT_ONCE = 1 << 24
+#: Looks, 2 s apart, at an unfinished message of which nothing comes, up to the one at which it is given up. A lane sends
+#: a message in one call of the system, so it is a matter of milliseconds on one machine. After an outage of a network of
+#: 15 s, which ends a connection (:func:`fluid.processes.handshake.keep_alive`), TCP may wait as long again.
+_LOCAL_LOOKS, _REMOTE_LOOKS = 5, 20
 
 
 def limit_lane_buffer(sock: socket.socket) -> None:
@@ -40,15 +41,23 @@ class FramedSocket:
 
     Args:
         sock: a connected stream socket; the object owns it from now on.
+
+    Attributes:
+        ended: whether the other end has closed, the connection broke, or there is a ``problem``: nothing will come any
+            more.
+        problem: what is wrong with what has come, in one line; empty if nothing is.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._outgoing: deque[memoryview] = deque()
-        self._incoming = bytearray()
-        #: The other end has closed, or the connection broke: nothing will come any more.
+        self._incoming = FrameBuffer()
+        self._most_looks = _LOCAL_LOOKS if sock.family == socket.AF_UNIX else _REMOTE_LOOKS
+        #: Looks since anything has come.
+        self._looks = 0
         self.ended = False
+        self.problem = ""
 
     @property
     def wants_to_write(self) -> bool:
@@ -61,12 +70,7 @@ class FramedSocket:
 
     def send(self, messages: Sequence[Any]) -> None:
         """Sends a batch of messages, or keeps what the system does not take now; see :meth:`flush`."""
-        data = encode(messages)
-        header = _SHORT.pack(len(data)) if len(data) <= _LONGEST_SHORT else _SHORT.pack(-1) + _LONG.pack(len(data))
-        if len(data) <= _CHUNK:
-            self._outgoing.append(memoryview(header + data))
-        else:
-            self._outgoing += (memoryview(header), memoryview(data))
+        self._outgoing.extend(map(memoryview, framed(encode(messages))))
         self.flush()
 
     def flush(self) -> None:
@@ -98,11 +102,34 @@ class FramedSocket:
                 data = b""
             if not data:
                 self.ended = True
-            self._incoming += data
+            self._incoming.add(data)
+            self._looks = 0
             budget -= len(data)
             if len(data) < _CHUNK:
                 break  # Nearly always all there is; if not, the selector says so again.
-        return self._messages()
+        messages: list[Any] = []
+        try:
+            for body in self._incoming.bodies():
+                messages += decode(body)
+        except BaseException as error:  # A pickle may raise anything.
+            if may_be_own(error):
+                raise
+            self._give_up(str(error) if isinstance(error, FrameError) else one_line(error))
+        return messages
+
+    def look(self) -> None:
+        """Gives up a message that stays unfinished; to be called every 2 s, after :meth:`receive`.
+
+        Looks are counted, not seconds: while this process is stopped, the other one may be as well.
+        """
+        if self._incoming.is_unfinished and not self.ended:
+            self._looks += 1
+            if self._looks > self._most_looks:
+                self._give_up("a message was not finished")
+
+    def _give_up(self, problem: str) -> None:
+        self.ended, self.problem = True, problem
+        self._incoming = FrameBuffer()
 
     def close(self) -> None:
         """Closes the connection; doing so twice is harmless."""
@@ -110,27 +137,10 @@ class FramedSocket:
         self._outgoing.clear()
         self._socket.close()
 
-    def _messages(self) -> list[Any]:
-        messages: list[Any] = []
-        start = 0
-        while (frame := self._frame(start)) is not None:
-            begin, end = frame
-            with memoryview(self._incoming) as view, view[begin:end] as body:
-                messages += decode(body)
-            start = end
-        del self._incoming[:start]
-        return messages
 
-    def _frame(self, start: int) -> tuple[int, int] | None:
-        """Returns where the body of the message at ``start`` begins and ends, once it has arrived in full."""
-        begin = start + _SHORT.size
-        if len(self._incoming) < begin:
-            return None
-        (length,) = _SHORT.unpack_from(self._incoming, start)
-        if length < 0:
-            begin += _LONG.size
-            if len(self._incoming) < begin:
-                return None
-            (length,) = _LONG.unpack_from(self._incoming, begin - _LONG.size)
-        end = begin + length
-        return (begin, end) if len(self._incoming) >= end else None
+def may_be_own(error: BaseException) -> bool:
+    """Whether a signal may have raised an exception, as Ctrl-C does, and not what has come over a connection.
+
+    Signals are handled in the main thread; the session's own thread is another.
+    """
+    return not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 import threading
 from contextlib import suppress
 
@@ -20,6 +19,7 @@ from fluid._logs import logger_of
 from fluid.backends.hosts.memory_left import memory_left
 from fluid.lane.checkpoint_store import persist_checkpoints
 from fluid.lane.run_paths import path_now
+from fluid.processes.own_folders import require_own
 from fluid.processes.session_mark import kill_marked
 
 #: Where the folders are.
@@ -59,7 +59,7 @@ def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> i
     """
     while True:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        _require_own(folder)
+        require_own(folder)
         path = os.path.join(folder, _LOCK)
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -161,7 +161,7 @@ def reclaim(folder: str, run_folder: str, patience: float) -> None:
     with suppress(OSError, ValueError):
         if os.path.dirname(folder) != RAM_DISK or not os.path.basename(folder).startswith(_PREFIX):
             return
-        _require_own(folder)
+        require_own(folder)
         lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
         try:
             if is_last(lock, patience):
@@ -183,7 +183,7 @@ def sweep() -> None:
 
 
 def _sweep(folder: str) -> None:
-    _require_own(folder)
+    require_own(folder)
     try:
         lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -214,9 +214,3 @@ def _written_at(folder: str) -> float:
     """When the newest checkpoint in a session's folder was written, seconds since 1970."""
     times = [os.stat(parent).st_mtime for parent, _, _ in os.walk(folder)]
     return max(times, default=0.0)
-
-
-def _require_own(folder: str) -> None:
-    found = os.lstat(folder)
-    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(f"{folder} is not a folder of this user")

@@ -1,20 +1,20 @@
 """Accepts connections of lanes on any machine, once they are authenticated (:mod:`fluid.processes.handshake`).
 
-One silent client must not keep the driver from its lanes, so nothing blocks here.
+One silent client must not keep the driver from its lanes, so nothing blocks here. Both servers of a session use it: that
+of lanes' connections to the driver, and that of checkpoints.
 """
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fluid._clock import MonotonicClock
 from fluid.processes.handshake import (
     HANDSHAKE_S,
     HELLO_BYTES,
@@ -25,9 +25,10 @@ from fluid.processes.handshake import (
     read_hello,
     server_proof,
 )
+from fluid.processes.strangers import Strangers
 
-#: Most connections without a proof; beyond it the oldest is closed. Hosts open those of their lanes all at once.
-_MOST_PENDING = 1024
+#: Most connections that are accepted before proofs are read again: no flood of them comes before a proof that is there.
+_ACCEPTED_AT_ONCE = 64
 
 
 class AuthenticatedConnection(NamedTuple):
@@ -37,13 +38,12 @@ class AuthenticatedConnection(NamedTuple):
     socket: socket.socket
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _PendingConnection:
     """A connection whose proof has not arrived yet."""
 
     socket: socket.socket
     challenge: bytes
-    deadline: float
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -52,6 +52,7 @@ class LaneListener:
 
     Args:
         key: shared by the session's processes.
+        service: what it is, for the log.
 
     Attributes:
         wants_to_write: never.
@@ -59,14 +60,13 @@ class LaneListener:
 
     wants_to_write = False
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, service: str = "the port for lanes") -> None:
         self._key = key
         #: Keeps with each descriptor a function to call when it is readable.
         self._selector = selectors.EpollSelector()
-        self._clock = MonotonicClock()
         self._lock = threading.Lock()
         self._listeners: dict[str, socket.socket] = {}
-        self._pending: OrderedDict[int, _PendingConnection] = OrderedDict()
+        self._strangers: Strangers[_PendingConnection] = Strangers(service, self._drop, HANDSHAKE_S)
         self._authenticated: list[AuthenticatedConnection] = []
 
     def listen(self, ip: str) -> Address:
@@ -94,41 +94,43 @@ class LaneListener:
         """Returns the connections authenticated since the last call."""
         for key, _ in self._selector.select(0):
             key.data()
+        self._strangers.turn_late_away()
         authenticated, self._authenticated = self._authenticated, []
         return authenticated
 
     def close(self) -> None:
         """Stops listening, and closes every connection that was not returned."""
         with self._lock:
-            for connected in self._authenticated:
-                connected.socket.close()
-            for listener in self._listeners.values():
-                listener.close()
-            for pending in self._pending.values():
-                pending.socket.close()
+            self.abandon()
             self._authenticated.clear()
             self._listeners.clear()
-            self._pending.clear()
-            self._selector.close()
+
+    def abandon(self) -> None:
+        """Called in a process forked from this one: closes descriptors that are this one's."""
+        pending = (stranger.socket for stranger in self._strangers)
+        returned = (connected.socket for connected in self._authenticated)
+        for sock in (*self._listeners.values(), *pending, *returned):
+            sock.close()
+        self._selector.close()
 
     def _open(self, listener: socket.socket) -> None:
-        while True:
+        for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, _ = listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._strangers.turn_oldest_away():
+                    continue
                 break  # No more connections; or no descriptors, and the lane tries again.
             sock.setblocking(False)
-            pending = _PendingConnection(sock, new_challenge(), self._clock.now() + HANDSHAKE_S)
-            self._pending[sock.fileno()] = pending
+            pending = _PendingConnection(sock, new_challenge())
             self._selector.register(sock, selectors.EVENT_READ, _Callback(self._read_proof, pending))
+            self._strangers.add(pending)
             with suppress(OSError):  # If it is gone already, reading tells.
                 sock.send(pending.challenge)
-        for old in [pending for pending in self._pending.values() if pending.deadline < self._clock.now()]:
-            self._reject(old)
-        while len(self._pending) > _MOST_PENDING:
-            self._reject(next(iter(self._pending.values())))
 
     def _read_proof(self, pending: _PendingConnection) -> None:
+        if pending not in self._strangers:
+            return  # It was closed after the selector had found it ready.
         try:
             received = pending.socket.recv(HELLO_BYTES - len(pending.received))
         except (BlockingIOError, InterruptedError):
@@ -139,22 +141,21 @@ class LaneListener:
         if received and len(pending.received) < HELLO_BYTES:
             return
         hello = read_hello(self._key, pending.challenge, bytes(pending.received))
-        if hello is None:
-            self._reject(pending)
-            return
-        self._forget(pending)
-        keep_alive(pending.socket)
-        with suppress(OSError):
-            pending.socket.send(server_proof(self._key, pending.challenge, hello))
-        self._authenticated.append(AuthenticatedConnection(hello, pending.socket))
+        if hello is not None:
+            self._strangers.remove(pending)
+            self._selector.unregister(pending.socket)
+            keep_alive(pending.socket)
+            with suppress(OSError):
+                pending.socket.send(server_proof(self._key, pending.challenge, hello))
+            self._authenticated.append(AuthenticatedConnection(hello, pending.socket))
+        elif received:
+            self._strangers.refuse(pending)
+        elif self._strangers.remove(pending):  # It has gone by itself, as those do that only look who listens.
+            self._drop(pending)
 
-    def _reject(self, pending: _PendingConnection) -> None:
-        self._forget(pending)
-        pending.socket.close()
-
-    def _forget(self, pending: _PendingConnection) -> None:
+    def _drop(self, pending: _PendingConnection) -> None:
         self._selector.unregister(pending.socket)
-        del self._pending[pending.socket.fileno()]
+        pending.socket.close()
 
 
 class _Callback:

@@ -10,11 +10,13 @@ from typing import Any
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import logger_of
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
+from fluid.backends.hosts.framed_socket import may_be_own
 from fluid.backends.lanes.checkpoint_places import OF_HOSTS, CheckpointPlaces, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.forked import close_when_forked
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.lane_launches import LaneLaunches
+from fluid.backends.lanes.message_types import require_types
 from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.retention import LaneRetention
 from fluid.backends.lanes.routing import TrialRouter
@@ -43,6 +45,7 @@ from fluid.errors import FluidError
 from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m
 from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
+from fluid.lane.errors import one_line
 from fluid.lane.log_records import LaneLogged
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
@@ -325,9 +328,17 @@ class LanePool:
         if self._clock.now() >= self._look_at:
             self._look_at = self._clock.now() + _LOOK_S
             self._launcher.look()
+            self._look_at_lanes()
             self._router.settle_threads()
         self._lanes.flush()
         return waited.woken
+
+    def _look_at_lanes(self) -> None:
+        for lane in self._lanes:
+            if lane.socket is not None:
+                lane.socket.look()
+                if lane.socket.problem:
+                    self._distrust(lane, lane.socket.problem)
 
     def _poll_launcher(self) -> None:
         for report in self._launcher.poll():
@@ -350,19 +361,29 @@ class LanePool:
         sock = lane.socket
         if sock is None or lane.lane_id not in self._lanes:
             return
+        messages = sock.receive()
         try:
-            messages = sock.receive()
-        except Exception as error:  # Not in our format: this lane cannot be trusted any further.
-            self._lanes.disconnect(lane)
-            lane.killed_because = lane.killed_because or f"sent what cannot be read: {error}"
-            self._kill_soon(lane)
+            for message in messages:
+                require_types(message)
+                self._take_in(lane, message)
+        except BaseException as error:  # What was taken in may be of any class.
+            if may_be_own(error):
+                raise
+            self._distrust(lane, one_line(error))
             return
-        for message in messages:
-            self._take_in(lane, message)
+        if sock.problem:
+            self._distrust(lane, sock.problem)
+            return
         if sock.ended and lane.socket is not None:
             # The launcher will report soon how it ended.
             self._lanes.disconnect(lane)
             lane.kill_at = min(lane.kill_at or float("inf"), self._clock.now() + _POST_MORTEM_S)
+
+    def _distrust(self, lane: LaneConnection, problem: str) -> None:
+        """Kills a lane that has sent what is no message: what else it sends is not believed. The others go on."""
+        self._lanes.disconnect(lane)
+        lane.killed_because = lane.killed_because or f"sent what cannot be read: {problem}"
+        self._kill_soon(lane)
 
     def _drain(self, lane: LaneConnection) -> None:
         """Reads all that a lane wrote before it died: results it had finished count."""

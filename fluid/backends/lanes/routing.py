@@ -7,6 +7,7 @@ A trial is in one lane, or between two of them (:mod:`fluid.backends.lanes.migra
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -103,7 +104,7 @@ class TrialRouter:
             return []
         if isinstance(message, m.ResidentSaved) and message.kept is not None:
             self._registry.note_kept(message.trial_id, message.kept.value)
-        at = message.at + lane.offset
+        at = self._time_of(message.at + lane.offset)
         is_heard = self.hears_all or not lane.leaving
         if isinstance(message, m.FromMember):
             if is_heard:
@@ -116,6 +117,19 @@ class TrialRouter:
         for command in commands:
             self._execute(command)
         return self._take()
+
+    def _time_of(self, at: float) -> float:
+        """Returns when something happened, which is not later than now: clocks of machines drift apart.
+
+        Raises:
+            ValueError: it is no time.
+        """
+        now = self._clock.now()
+        if -math.inf < at <= now:
+            return at
+        if not math.isfinite(at):
+            raise ValueError(f"{at} is no time")
+        return now
 
     def lane_leaves(self, lane_id: int) -> list[Event]:
         """Goes on without a lane that was lost or told to end: trials in several lanes do not count on it any more."""

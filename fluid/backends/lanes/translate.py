@@ -100,7 +100,7 @@ def to_event(message: Any, lane_id: int, host: str, at: float) -> Event:
         host: name of the lane's machine.
         at: when, on the driver's clock, seconds.
     """
-    return _EVENTS[type(message)](message, lane_id, host, at)
+    return EVENTS[type(message)](message, lane_id, host, at)
 
 
 def not_before(events: Sequence[Event], earliest: float) -> list[Event]:
@@ -192,7 +192,7 @@ def _failure(raised: m.ResidentFailed | m.Raised) -> Failure:
     return Failure(raised.kind, raised.message, traceback=raised.traceback, exception=raised.exception)
 
 
-_EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
+EVENTS: dict[type, Callable[[Any, int, str, float], Event]] = {
     m.LaneWarm: lambda x, lane_id, host, at: LaneReady(at, lane_id, x.own_bytes, x.seconds),
     devices.OwnBytesChanged: lambda x, lane_id, host, at: LaneMeasured(at, lane_id, x.own_bytes),
     devices.ProcessSpent: lambda x, lane_id, host, at: LaneSpent(at, lane_id, x.reason),

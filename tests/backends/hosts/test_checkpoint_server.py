@@ -7,12 +7,14 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stranger_processes import KINDS, strangers_at
 
 from fluid._clock import nap
 from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
@@ -25,7 +27,7 @@ from fluid.lane.link_rates import LinkRates
 from fluid.lane.locating import CheckpointLocator
 from fluid.lane.messages import LaneOptions
 from fluid.lane.store_ledger import StoreLedger
-from fluid.processes.handshake import HELLO_BYTES, Address, authenticate_client
+from fluid.processes.handshake import HELLO_BYTES, Address, new_challenge, read_hello, server_proof
 
 KEY = b"right"
 PATIENCE = 60.0
@@ -269,6 +271,16 @@ def test_without_the_key_nothing_is_sent(there: Machine, here: Path) -> None:
     assert state(fetch(there.server.address, path, here).path) == b"4"
 
 
+@pytest.mark.parametrize(("count", "kind"), [(2000, "silent"), *((300, kind) for kind in KINDS)])
+def test_strangers_keep_no_checkpoint_from_being_fetched(there: Machine, here: Path, count: int, kind: str) -> None:
+    path = there.save(4)
+    with strangers_at(there.server.address, count, kind):
+        for number in range(3):
+            begun = time.monotonic()
+            assert state(fetch(there.server.address, path, here / str(number)).path) == b"4"
+            assert time.monotonic() - begun < 2.0
+
+
 def test_a_checkpoint_stays_while_it_is_sent(there: Machine, here: Path, relay: Callable[..., Relay]) -> None:
     path = there.save(4, b"x" * (16 * MB))
     busy: list[bool] = []
@@ -337,7 +349,11 @@ def serve_once(manifest: Manifest, contents: bytes) -> tuple[Address, threading.
 
     def serve() -> None:
         with listener, listener.accept()[0] as sock:
-            authenticate_client(sock, checkpoint_key(KEY))
+            challenge, key = new_challenge(), checkpoint_key(KEY)
+            sock.sendall(challenge)
+            hello = read_hello(key, challenge, sock.recv(HELLO_BYTES, socket.MSG_WAITALL))
+            assert hello is not None
+            sock.sendall(server_proof(key, challenge, hello))
             receive_message(sock)
             send_message(sock, manifest)
             sock.sendall(contents)

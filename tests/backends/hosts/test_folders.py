@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,77 @@ def test_machines_that_share_the_run_folder_use_it_and_others_do_not(ram: Path, 
     assert HostFolders(session, "10.0.0.7").run_folder == session.run_folder
     os.unlink(session.marker)
     assert HostFolders(session, "10.0.0.7").run_folder != session.run_folder
+
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can play another user")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of /tmp."""
+    path = tmp_path / "tmp"
+    path.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+def nowhere(session: SessionFolders) -> SessionFolders:
+    return session._replace(run_folder="/proc/nowhere/run")
+
+
+def test_where_the_run_folder_cannot_be_made_processes_share_a_temporary_one(
+    ram: Path, session: SessionFolders, temporary: Path
+) -> None:
+    homes = [HostFolders(nowhere(session), "10.0.0.7") for _ in range(2)]
+    (folder,) = {home.run_folder for home in homes}
+    assert folder == str(temporary / f"fluid-{session.token}-10.0.0.7")
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+
+
+@pytest.mark.parametrize("planted", ["folder", "own folder for all", "link", "file"])
+def test_a_temporary_folder_that_another_made_is_not_used(
+    ram: Path, session: SessionFolders, temporary: Path, tmp_path: Path, planted: str
+) -> None:
+    taken = temporary / f"fluid-{session.token}-10.0.0.7"
+    if planted == "link":
+        (tmp_path / "elsewhere").mkdir()
+        taken.symlink_to(tmp_path / "elsewhere")
+    elif planted == "file":
+        taken.touch()
+    else:
+        taken.mkdir()
+        taken.chmod(0o777)
+        if planted == "folder":
+            if os.getuid():
+                pytest.skip("only root can play another user")
+            os.chown(taken, NOBODY, NOBODY)
+    home = HostFolders(nowhere(session), "10.0.0.7")
+    found = os.lstat(home.run_folder)
+    assert home.run_folder != str(taken) and os.path.dirname(home.run_folder) == str(temporary)
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.getuid(), 0o700)
+    home.leave(clear=True)
+    assert not (tmp_path / "elsewhere").exists() or os.listdir(tmp_path / "elsewhere") == []
+
+
+@needs_root
+@pytest.mark.parametrize("planted", ["run", "marker", "hosts"])
+def test_a_run_folder_that_another_planted_on_this_machine_is_not_used(
+    ram: Path, session: SessionFolders, temporary: Path, tmp_path: Path, planted: str
+) -> None:
+    """Its path can be listed on the driver's machine, and made on another one before Fluid makes it."""
+    there = session._replace(run_folder=str(tmp_path / "planted"))
+    for folder in (tmp_path / "planted", tmp_path / "planted" / "hosts"):
+        folder.mkdir()
+        folder.chmod(0o777)
+        if planted in ("run", "marker") or folder.name == "hosts":
+            os.chown(folder, NOBODY, NOBODY)
+    if planted == "marker":
+        Path(there.marker).touch()
+        os.chown(there.marker, NOBODY, NOBODY)
+    home = HostFolders(there, "10.0.0.7")
+    assert os.path.dirname(home.run_folder) == str(temporary)
+    home.leave(clear=True)
 
 
 def test_the_last_one_to_leave_puts_checkpoints_on_disk(ram: Path, session: SessionFolders) -> None:

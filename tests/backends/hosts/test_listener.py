@@ -1,17 +1,21 @@
-"""Authenticated connections: the driver's listener, which never blocks, and a server that waits for one client."""
+"""Authenticated connections: the listener, which never blocks, and strangers that connect to it."""
 
 from __future__ import annotations
 
+import os
+import resource
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 
 import pytest
+from stranger_processes import KINDS, strangers_at
 
 from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener, is_reachable
-from fluid.processes.handshake import Address, Hello, authenticate_client, connect_all, derive_key
+from fluid.processes.handshake import Address, connect_all, derive_key
+from fluid.processes.strangers import Strangers
 
 
 class Listening:
@@ -143,40 +147,82 @@ def test_an_impostor_learns_nothing_and_is_told_nothing() -> None:
         with_server(pretend, lambda address: connect_all(address, b"right", [1]))
 
 
-def test_a_server_that_waits_authenticates_a_client_as_well() -> None:
-    hellos: list[Hello] = []
+@pytest.mark.parametrize("kind", KINDS)
+def test_strangers_keep_nobody_out(listening: Listening, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    served = threading.Event()
+    authenticated: list[AuthenticatedConnection] = []
 
-    def serve(listener: socket.socket) -> None:
-        sock, _ = listener.accept()
-        with sock:
-            hellos.append(authenticate_client(sock, b"right"))
+    def serve() -> None:
+        while not served.is_set():
+            select.select([listening.listener], [], [], 0.01)
+            authenticated.extend(listening.listener.accept())
 
-    with_server(serve, lambda address: connect_all(address, b"right", [5])[0].close())
-    assert hellos[0].number == 5
+    server = threading.Thread(target=serve)
+    server.start()
+    try:
+        with strangers_at(listening.address, 2000, kind):
+            for number in range(3):
+                begun = time.monotonic()
+                close([], connect_all(listening.address, b"right", range(20)))
+                assert time.monotonic() - begun < 5.0, number
+            assert len(os.listdir("/proc/self/fd")) < 1024 + 200
+    finally:
+        served.set()
+        server.join()
+    close(authenticated, [])
+    assert sorted(connection.hello.number for connection in authenticated) == sorted(3 * list(range(20)))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "closed a connection to the port for lanes that did not show that it may use it; further ones are not logged"
+    ]
 
 
-@pytest.mark.parametrize("sent", [b"", b"short", b"x" * 1000])
-def test_a_server_that_waits_refuses_others(sent: bytes) -> None:
-    refused: list[BaseException] = []
+def test_one_that_only_looks_who_listens_is_not_told_of(listening: Listening, caplog: pytest.LogCaptureFixture) -> None:
+    assert is_reachable(listening.address, 1.0)
+    authenticated, opened, _ = listening.serve(b"right", [1])
+    close(authenticated, opened)
+    assert caplog.records == []
 
-    def serve(listener: socket.socket) -> None:
-        sock, _ = listener.accept()
-        with sock:
-            try:
-                authenticate_client(sock, b"right")
-            except OSError as error:
-                refused.append(error)
 
-    def send(address: Address) -> None:
-        with socket.create_connection(address) as sock:
-            sock.sendall(sent)
-            sock.shutdown(socket.SHUT_WR)
-            while sock.recv(100):
-                pass
+def test_strangers_leave_descriptors_for_others() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, hard))
+    listener = LaneListener(b"right")
+    try:
+        with strangers_at(listener.listen("127.0.0.1"), 300):
+            for _ in range(100):
+                listener.accept()
+            for _ in range(50):
+                os.close(os.open("/dev/null", os.O_RDONLY))
+            pipes = [os.pipe() for _ in range(25)]
+            for descriptor in (end for pipe in pipes for end in pipe):
+                os.close(descriptor)
+    finally:
+        listener.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    with suppress(OSError):  # The server has closed with data unread.
-        with_server(serve, send)
-    assert len(refused) == 1
+
+def test_a_stranger_that_says_nothing_has_only_so_long() -> None:
+    closed: list[str] = []
+    strangers = Strangers("a port", closed.append, 0.05)
+    strangers.add("first")
+    time.sleep(0.03)
+    strangers.add("second")
+    strangers.turn_late_away()
+    assert closed == []
+    assert strangers.remove("second") and not strangers.remove("second")
+    time.sleep(0.03)
+    strangers.turn_late_away()
+    assert closed == ["first"] and list(strangers) == []
+
+
+def test_of_too_many_strangers_the_oldest_goes() -> None:
+    closed: list[int] = []
+    strangers = Strangers("a port", closed.append, 60.0, most=3)
+    for number in range(5):
+        strangers.add(number)
+    assert closed == [0, 1] and list(strangers) == [2, 3, 4]
+    assert not strangers.refuse(1) and strangers.refuse(3) and closed == [0, 1, 3]
 
 
 def test_a_proof_for_one_purpose_is_none_for_another(listening: Listening) -> None:
