@@ -26,6 +26,7 @@ import torture_search
 import torture_trials
 
 from fluid import Device, FluidError, FluidExecutor, InvalidFieldError, Trial, TrialGroup, TrialListener
+from fluid.reports.loader import load_run
 from fluid.results.records import Result
 
 FINISHED, REFUSED, BROKEN = 0, 3, 4
@@ -40,6 +41,7 @@ class Log:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, **entry: Any) -> None:
+        entry["at"] = time.time()
         os.write(self._file, (json.dumps(entry) + "\n").encode())
 
 
@@ -171,7 +173,22 @@ class Driver:
         for name, handle in handles.items():
             states = {trial_id: str(state) for trial_id, state in handle.states.items()}
             failures = {trial_id: failure.message for trial_id, failure in handle.failures.items()}
-            self._told.write(group=name, states=states, failures=failures)
+            self._told.write(group=name, states=states, failures=failures, makespan=handle.makespan)
+
+    def report(self) -> None:
+        """Writes down what Fluid says of a session that has ended: times in seconds."""
+        if self._plan["kind"] in ("tune", "optuna"):
+            return
+        run = load_run(self._run)
+        self._told.write(
+            report={
+                "makespan": run.makespan, "wall": run.wall, "held": run.paid.held, "busy": run.paid.busy,
+                "utilisation": run.timeline.utilisation, "device_seconds": run.timeline.device_seconds,
+            },
+            iterations={
+                trial.trial_id: [trial.iterations, trial.seconds] for group in run.groups for trial in group.trials
+            },
+        )  # fmt: skip
 
     def _submit(self, executor: FluidExecutor, name: str) -> Any:
         trials = [make_trial(fields, str(self._folder / "notes")) for fields in self._plan["groups"][name]]
@@ -260,9 +277,13 @@ def main() -> int:
     except InvalidFieldError as error:
         print("refused:", error, file=sys.stderr)
         return REFUSED
+    except (FluidError, OSError) as error:
+        print(f"not begun: {type(error).__name__}: {error}", file=sys.stderr)
+        return BROKEN
     try:
         with executor:
             driver.work(executor)
+        driver.report()
     except (FluidError, KeyboardInterrupt, OSError) as error:
         print(f"broken: {type(error).__name__}: {error}", file=sys.stderr)
         return BROKEN

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
+import random
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -138,6 +142,64 @@ def _hang(config: Any) -> None:
         time.sleep(1.0)
 
 
+class Executing:
+    """Ends the process that unpickles it, or fails there."""
+
+    def __init__(self, statement: str) -> None:
+        self.statement = statement
+
+    def __reduce__(self) -> Any:
+        return exec, (self.statement,)
+
+
+def _framed(content: Any) -> bytes:
+    """What a connection of ``multiprocessing`` writes for an object."""
+    pickled = pickle.dumps(content)
+    return struct.pack("!i", len(pickled)) + pickled
+
+
+def _of_strange_types() -> list[Any]:
+    """A message that a lane sends, with values of other types."""
+    from fluid.lane.messages import ResidentPaused
+
+    return [ResidentPaused("x", 7, "y", "z")]  # type: ignore[arg-type]
+
+
+#: What a trial's process may write on its connection by mistake: a stale descriptor, a library that prints to the wrong
+#: one, lengths that never come, and whole frames that are no messages.
+GARBAGE: dict[str, Callable[[random.Random], bytes]] = {
+    "random": lambda draws: draws.randbytes(draws.randint(1, 5000)),
+    "text": lambda draws: b"warning: a library writes to the wrong descriptor\n" * draws.randint(1, 50),
+    "one_byte": lambda draws: b"\0",
+    "short": lambda draws: b"\0\0",
+    "zeros": lambda draws: bytes(draws.randint(1, 100_000)),
+    "gigabyte": lambda draws: struct.pack("!i", 0x3FFFFFFF) + b"x" * 100,
+    "exabytes": lambda draws: struct.pack("!iQ", -1, 1 << 62) + b"x" * 100,
+    "negative": lambda draws: struct.pack("!i", -77) + b"x" * 100,
+    "empty_frame": lambda draws: struct.pack("!i", 0),
+    "numbers": lambda draws: _framed([1, 2, 3]),
+    "texts": lambda draws: _framed(["a", "b"]),
+    "nothing": lambda draws: _framed(None),
+    "exit": lambda draws: _framed([Executing("raise SystemExit(3)")]),
+    "interrupt": lambda draws: _framed([Executing("raise KeyboardInterrupt")]),
+    "memory": lambda draws: _framed([Executing("raise MemoryError")]),
+    "strange_types": lambda draws: _framed(_of_strange_types()),
+}
+
+
+def _garbage(config: Any) -> None:
+    """Writes what is no message on every connection of the process."""
+    draws = random.Random(f"{config['seed']}/{sorted(config['nasty'])}")
+    kind = draws.choice(sorted(GARBAGE))
+    content = GARBAGE[kind](draws)
+    for descriptor in range(256):
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.write(descriptor, content)
+        except OSError:
+            pass
+
+
 def _recursion(config: Any) -> None:
     _recursion(config)
 
@@ -168,6 +230,7 @@ NASTY: dict[str, Callable[[dict[str, Any]], Any]] = {
     "process_group": _new_session,
     "environment": _environment,
     "noise": _noise,
+    "garbage": _garbage,
     "metric_keys": lambda config: {(0, 1): 5, None: {3: 0.9}, "set": {1, 2}},
     "metric_speechless": lambda config: {"odd": Speechless()},
     "metric_unpickling": lambda config: {"odd": Unpickling(ValueError)},
@@ -179,6 +242,8 @@ NASTY: dict[str, Callable[[dict[str, Any]], Any]] = {
 #: Those that end only if the trial has a limit on its iterations.
 HANGS: dict[str, Callable[[dict[str, Any]], Any]] = {"hang": _hang, "own_stop": _signal(signal.SIGSTOP)}
 NASTY |= HANGS
+#: How often a kind is drawn, if not once.
+WEIGHTS = {"garbage": 12}
 
 
 def _cycle() -> list[Any]:
