@@ -6,10 +6,11 @@
 A session runs groups of trials, which it extends, stops, adds, calls and forgets at random, on 1 to 4 devices, while
 processes are killed and stopped, files torn, writes failed, disks and host memory filled, checkpoints damaged, devices
 removed, while strangers connect to its ports, and while trials misbehave. Drivers find another clock, another boot, or
-modules in their working directory that are named as those of Python. Each of its drivers that ends early is followed by one that resumes the session. Trials report
-a chain of hashes, so that a wrong state shows. Checked is: every iteration is reported exactly once, with the right
-value; each trial ends as it should; no session hangs; resuming is never refused; the times that Fluid tells are
-possible; no process is left 10 s after the end, and nothing in host memory. docs/reliability.md says what each of that means.
+modules in their working directory that are named as those of Python. Each of its drivers that ends early is followed by
+one that resumes the session. Trials report a chain of hashes, so that a wrong state shows. Checked is: every iteration
+is reported exactly once, with the right value; each trial ends as it should; no session hangs; resuming is never
+refused; the times that Fluid tells are possible; no process is left 10 s after the end, and nothing in host memory.
+docs/reliability.md says what each of that means.
 
 A session that fails keeps its folder, and the line that reports it has the command that repeats it. Its faults are the
 same then, but not the instants at which they hit. With ``--state``, a run goes on after the sessions in the file that

@@ -38,7 +38,7 @@ ENDINGS = (
 #: Faults of trials that sweeps do not have: their trials have the measured limit, which is at least 10 minutes; and
 #: Tune's loggers end a sweep for a metric whose text cannot be made.
 NOT_IN_SWEEPS = ("hang", "metric_speechless")
-#: Those that only trials with no connections but their lane's own have: elsewhere, what they write may be taken for data.
+#: Those that only trials have whose process has no connection but its lane's: what they write may be taken for data.
 ONLY_LOCAL = ("garbage",)
 #: What the driver does to its own session, and how often each is drawn.
 REQUESTS = {
