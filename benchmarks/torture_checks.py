@@ -16,7 +16,7 @@ from torture_trials import chain
 #: Faults after which a checkpoint may be gone.
 _DESTROY = ("damage_checkpoint", "lose_memory", "other_boot", "fill_memory", "eio", "enospc")
 #: Share of a span, and seconds of each driver and of each stop of one, by which iterations may be told late.
-_SURELY, _LATE_S, _STOPPED_S = 0.9, 2.0, 3.5
+_SURELY, _LATE_S, _STOPPED_S = 0.9, 0.5, 3.5
 
 
 @dataclass

@@ -251,8 +251,11 @@ class Faults:
         if not ports:
             return False
         way, seconds = self._draws.choice(sorted(torture_strangers.WAYS)), self._draws.uniform(0.5, 12.0)
-        program = [sys.executable, "-SE", torture_strangers.__file__, way, str(seconds), str(self._draws.random())]
-        process = subprocess.Popen([*program, *(f"{ip}:{port}" for ip, port in ports)], stderr=subprocess.DEVNULL)
+        what = [way, str(seconds), str(self._draws.random()), *(f"{ip}:{port}" for ip, port in ports)]
+        with (self._folder / "strangers.txt").open("a") as file:
+            file.write(" ".join(what) + "\n")
+        program = [sys.executable, "-SE", torture_strangers.__file__, *what]
+        process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={})
 
         def end() -> None:
             process.kill()

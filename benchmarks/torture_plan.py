@@ -67,6 +67,7 @@ class Plan:
         disk_mb: size of the disk of the run folder; ``None`` for the disk of the other files.
         descriptors: most descriptors of a process; ``None`` for no limit.
         scheduler: that of a sweep under Ray Tune; for Optuna ``"asha"`` stands for a pruner.
+        machines: of its Ray cluster, if it has one; they differ by their addresses only.
         mps: whether its devices are shared by a stand-in for MPS.
     """
 
@@ -83,6 +84,7 @@ class Plan:
     disk_mb: int | None = None
     descriptors: int | None = None
     scheduler: str = "fifo"
+    machines: int = 1
     mps: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -118,6 +120,8 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         },
         mps=mps,
     )
+    if kind == "ray" and draws.random() < 0.6:
+        plan.machines, plan.devices = 2, draws.randint(3, 4)
     if elastic:
         plan.options |= {"planner": "portfolio", "packing": "off"}
     plan.faults = draws.randint(6, 16) if faults is None else faults

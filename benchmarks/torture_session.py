@@ -323,17 +323,19 @@ def write_mps_program(path: Path) -> None:
 
 
 @contextmanager
-def ray_cluster(token: str) -> Iterator[str]:
-    """A Ray cluster of four cores for the drivers of a session; yields its address."""
+def ray_cluster(token: str, machines: int) -> Iterator[str]:
+    """A Ray cluster of four cores for the drivers of a session, on one or two machines; yields its address."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # The path of a socket has 107 characters at most.
     own = {MARK: token, "RAY_TMPDIR": folder, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     own |= {"RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
     os.environ.update(own)
     from ray.cluster_utils import Cluster
 
-    arguments = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+    arguments = {"num_cpus": 4 // machines, "include_dashboard": False, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=arguments)
     try:
+        for other in range(1, machines):
+            cluster.add_node(num_cpus=4 // machines, node_ip_address=f"127.0.0.{1 + other}")
         yield cluster.address
     finally:
         cluster.shutdown()
@@ -374,7 +376,7 @@ def main() -> int:
         write_mps_program(folder / "nvidia-cuda-mps-control")
     token = secrets.token_hex(8)
     end_with_parent(token)
-    with ray_cluster(token) if plan.kind in ("tune", "ray") else nullcontext() as address:
+    with ray_cluster(token, plan.machines) if plan.kind in ("tune", "ray") else nullcontext() as address:
         (folder / "plan.json").write_text(json.dumps({**plan.to_json(), "ray_address": address}, indent=1))
         library = Path(options["library"]) if options.get("library") else None
         session = Session(plan, folder, token, address, library)
