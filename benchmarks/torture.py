@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def left_out(library: Path | None) -> dict[str, str]:
     return reasons
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Runs sessions until there were enough faults or time is up; returns 1 if any went wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", default="0", help="of the run; session n has the seed SEED/n")
@@ -194,7 +195,7 @@ def main() -> int:
     )
     parser.add_argument("--folder", type=Path, help="for the sessions; default a new one in the temporary folder")
     parser.add_argument("--keep", action="store_true", help="keeps the folders of all sessions")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
 
     def words(text: str) -> list[str]:
         return [word for word in text.split(",") if word]

@@ -247,7 +247,7 @@ class Faults:
 
     def _strangers(self) -> bool:
         """Strangers connect to all ports on which the driver and Fluid's processes listen."""
-        ports = torture_strangers.ports([self.driver, *self._named("fluid-")])
+        ports = torture_strangers.ports([self.driver, *self._named("fluid-"), *self._named("ray::FluidHost")])
         if not ports:
             return False
         way, seconds = self._draws.choice(sorted(torture_strangers.WAYS)), self._draws.uniform(0.5, 12.0)

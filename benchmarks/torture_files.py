@@ -104,7 +104,7 @@ def _cut_untold(draws: random.Random, run: Path, content: bytes) -> bool:
     lines = content.splitlines(keepends=True)
     journal = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
     entry, entries = entry_of(lines[-1]), [entry_of(line) or {} for line in journal]
-    if entry is None or not entries:
+    if entry is None or "trial" not in entry or not entries:
         return False
     trial, iteration = entry["trial"], entry["iteration"]
 
