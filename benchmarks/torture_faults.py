@@ -237,12 +237,12 @@ class Faults:
             self.filler = None
 
     def _fail_write(self, kind: str) -> bool:
-        """Lets a write that follows fail, unless one is still to fail."""
-        if self._writes is None or self._writes.is_armed:
+        """Lets a write that follows fail, in place of the one that still was to."""
+        if self._writes is None:
             return False
-        self._writes.arm(
-            kind, self._draws.choice(PARTS), skip=self._draws.choice([0, 0, 1, 5, 20]), half=self._draws.random() < 0.5
-        )
+        part = self._draws.choices(list(PARTS), list(PARTS.values()))[0]
+        skip, half = self._draws.choice([0, 0, 1, 5, 20]), self._draws.random() < 0.5
+        self._writes.arm(kind, part, skip=skip, half=half)
         return True
 
     def _strangers(self) -> bool:

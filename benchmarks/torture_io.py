@@ -16,8 +16,11 @@ IO_FAULTS = ("eio", "short_write", "enospc")
 #: The page: the armed fault, writes to skip, whether half is written, and hits of "none" and of each fault.
 _HEAD = struct.Struct("=IiI4I")
 _PREFIX_BYTES, _PART_BYTES = 512, 64
-#: Parts of paths whose writes are to fail; the first is in all.
-PARTS = ("", "results.jsonl", "journal.jsonl", "trials.jsonl", "payloads.pkl", "/trials/", "forecasts", "/logs/")
+#: Parts of paths whose writes are to fail, and how often each is drawn; the first is in all.
+PARTS = {
+    "": 4, "results.jsonl": 2, "journal.jsonl": 2, "/trials/": 2,
+    "trials.jsonl": 1, "payloads.pkl": 1, "session.json": 1, "forecasts": 1, "/logs/": 1,
+}  # fmt: skip
 
 
 def compile_library(folder: Path) -> Path | None:

@@ -19,10 +19,10 @@ FAULTS = {
     "fill_disk": 2, "limit_file": 3, "lose_memory": 3, "fill_memory": 3, "damage_checkpoint": 8,
     "torn_results": 3, "torn_journal": 3, "torn_trials": 2, "torn_payloads": 2,
     "kill_rank0": 6, "stop_rank0": 4, "kill_mps": 6, "stop_mps": 2,
-    "eio": 7, "short_write": 7, "enospc": 7, "full_at_close": 7, "strangers": 9,
+    "eio": 8, "short_write": 8, "enospc": 8, "full_at_close": 8, "strangers": 9,
 }  # fmt: skip
 #: Faults that befall a driver before it starts, and the share of drivers that each befalls.
-STARTS = {"clock_forward": 0.15, "clock_back": 0.15, "other_boot": 0.12, "hostile_cwd": 0.15}
+STARTS = {"clock_forward": 0.2, "clock_back": 0.2, "other_boot": 0.15, "hostile_cwd": 0.12}
 #: Those that only a driver that resumes has.
 RESUMED = ("clock_forward", "clock_back", "other_boot")
 #: Those that only sessions of one kind have.
@@ -156,7 +156,7 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         plan.disk_mb = 6
     elif 0.2 <= odds < 0.25 and kind == "local":
         plan.descriptors = 96
-    if kind == "local" and wanted("strangers") and draws.random() < 0.6:
+    if kind == "local" and wanted("strangers") and draws.random() < 0.8:
         plan.options["metrics_port"] = 0
     nasty = [name for name in NASTY if wanted(name) and (kind == "local" or name not in ONLY_LOCAL)]
     sweep = kind in ("tune", "optuna")

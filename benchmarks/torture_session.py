@@ -43,6 +43,8 @@ LEAVING_S = 10.0
 #: Share of drivers whose first fault comes only after they have made progress, or after so many seconds.
 _UNDISTURBED_STARTS = 0.75
 _LONGEST_START_S = 20.0
+#: Share of drivers one of whose first writes may fail.
+_FAILS_EARLY = 0.25
 #: Kinds of faults that are drawn until one has something to befall.
 _TRIES = 5
 #: Faults that show only when a trial is restored.
@@ -114,6 +116,9 @@ class Session:
         """Runs one driver, with faults; returns its exit status, which is negative for a signal."""
         number = self.drivers
         hostile = self._start_faults()
+        kinds = [kind for kind in IO_FAULTS if kind in self._plan.fault_weights]
+        if self._left > 0 and kinds and self._draws.random() < _FAILS_EARLY:
+            self._faults.bring(self._draws.choice(kinds))
         self.drivers, self._failed_writes = number + 1, 0
         began = time.time()
         with (self._folder / f"driver-{number}.log").open("wb") as log:

@@ -29,7 +29,7 @@ from torture_checks import Found, check, implausible_times, thrown_away
 from torture_files import tear
 from torture_io import IO_FAULTS, WriteFaults, compile_library
 from torture_nasty import GARBAGE, Message
-from torture_plan import FAULTS, OWN_MACHINE, STARTS, Plan, draw
+from torture_plan import FAULTS, OWN_MACHINE, STARTS, draw
 from torture_trials import Chain, chain
 
 import fluid
