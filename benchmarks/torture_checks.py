@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torture_search
+from torture_driver import AT_THE_END
 from torture_files import entries_of, results
 from torture_trials import chain
 
@@ -209,6 +210,8 @@ def implausible_times(plan: dict[str, Any], folder: Path) -> list[str]:
     trials: dict[str, list[float]] = {}
     for driver, entry in sorted(told_in(folder), key=lambda pair: pair[0]):
         if "iteration" in entry:
+            if entry["way"] == AT_THE_END:
+                continue  # It says nothing of when the iteration ended.
             key, at = (entry["trial"], entry["iteration"]), (driver, entry["at"])
             first_told[key] = min(first_told.get(key, at), at)
         elif "states" in entry:

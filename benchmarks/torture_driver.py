@@ -32,6 +32,8 @@ from fluid.results.records import Result
 FINISHED, REFUSED, BROKEN = 0, 3, 4
 #: Seconds in which a call must be answered once all trials have ended.
 ANSWER_S = 30.0
+#: The way in which results are told that are read again when all trials have ended.
+AT_THE_END = "results at the end"
 
 
 class Log:
@@ -50,7 +52,7 @@ class Told(TrialListener):
 
     Args:
         log: where to.
-        way: "listener" or "results".
+        way: "listener", "results" or :data:`AT_THE_END`.
     """
 
     def __init__(self, log: Log, way: str) -> None:
@@ -167,7 +169,7 @@ class Driver:
         for handle in handles.values():
             if handle.name in self._read_here:  # A reader has ended with its group, which may have grown since.
                 for result in handle.results():
-                    Told(self._told, "results at the end").on_result(result)
+                    Told(self._told, AT_THE_END).on_result(result)
         for trial_id, future in self._calls:
             self._told.write(called=trial_id, answer=answer_of(future))
         for name, handle in handles.items():

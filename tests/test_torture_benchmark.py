@@ -276,7 +276,9 @@ class Timed:
     def found(self) -> list[str]:
         fields = {"id": "t", "form": "class", "config": {"seconds": 1.0}}
         for number, began in enumerate((100.0, 120.0)):
-            told = [{"trial": "t", "iteration": 8 * number + n, "at": began + n} for n in range(1, 9)]
+            told = [{"trial": "t", "iteration": 8 * number + n, "way": "results"} for n in range(1, 9)]
+            told = [{**entry, "at": began + n} for n, entry in enumerate(told, start=1)]
+            told.append({**told[-1], "iteration": 17, "way": "results at the end", "at": began + 9.9})
             ended = [{"group": "g", "states": {"t": "DONE"}, "makespan": self.makespan, "at": began + 9.0}]
             ended.append({"report": self.report, "iterations": {"t": [16, self.seconds]}, "at": began + 9.0})
             write_lines(self.folder / f"told-{number}.jsonl", told + ended * number)
