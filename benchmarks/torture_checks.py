@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torture_search
-from torture_files import results
+from torture_driver import AT_THE_END
+from torture_files import entries_of, results
 from torture_trials import chain
+
+#: Faults after which a checkpoint may be gone.
+_DESTROY = ("damage_checkpoint", "lose_memory", "other_boot", "fill_memory", "eio", "enospc")
+#: Share of a span, and seconds of each driver and of each stop of one, by which iterations may be told late.
+_SURELY, _LATE_S, _STOPPED_S = 0.9, 0.5, 3.5
 
 
 @dataclass
@@ -24,6 +30,9 @@ class Found:
         elastic: how many of them were of elastic trials.
         lost, repeated, wrong: descriptions of what is amiss with iterations.
         others: descriptions of anything else: trials that are missing, or ended otherwise than the script says.
+        work: checkpoints that the session had when its disk was full at its end, and that were not used after it.
+        times: times that Fluid tells of the session and that cannot be.
+        imported: modules of the working directory that a process has executed.
     """
 
     iterations: int = 0
@@ -33,6 +42,9 @@ class Found:
     repeated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    work: list[str] = field(default_factory=list)
+    times: list[str] = field(default_factory=list)
+    imported: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -106,6 +118,8 @@ def check(folder: Path) -> Found:
     """Checks a session that has ended."""
     found = Found()
     plan = json.loads((folder / "plan.json").read_text())
+    if (folder / "imported.txt").exists():
+        found.imported = sorted(set((folder / "imported.txt").read_text(errors="replace").splitlines()))
     if plan["kind"] == "optuna":
         found.iterations, found.lost, found.wrong, found.others = torture_search.check_study(plan, folder)
         return found
@@ -145,6 +159,98 @@ def check(folder: Path) -> Found:
             _check_state(found, trial_id, wanted, states.get(trial_id), forgotten)
     for trial_id in sorted((written.keys() | told.keys()) - expected.keys()):
         found.others.append(f"{trial_id}: was never submitted")
+    found.work = thrown_away(folder)
+    found.times = implausible_times(plan, folder)
+    return found
+
+
+def thrown_away(folder: Path) -> list[str]:
+    """Returns the checkpoints that a session had when its disk was full at its end, and that no later one continued.
+
+    Not those that another fault has destroyed meanwhile.
+    """
+    faults = read_lines(folder / "faults.jsonl")
+    journal = folder / "disk" / "run" / "journal.jsonl"
+    found = []
+    for driver in read_lines(folder / "drivers.jsonl"):
+        number = driver["driver"]
+        if not any(fault["kind"] == "full_at_close" and fault["driver"] == number for fault in faults):
+            continue
+        saved: dict[str, int] = {}
+        for entry in entries_of(journal, end=driver["journal"]):
+            if entry.get("what") == "TrialSaved" and entry.get("checkpoint"):
+                saved[entry["trial_id"]] = entry["checkpoint"]["iteration"]
+        begun: dict[str, int] = {}
+        for entry in entries_of(journal, first=driver["journal"]):
+            if entry.get("what") == "TrialStarted":
+                begun.setdefault(entry["trial_id"], entry["iteration"])
+        if not any(fault["kind"] in _DESTROY and fault["driver"] >= number for fault in faults):
+            found += [
+                f"{trial}: saved at {saved[trial]} in driver {number}, which found its disk full; continued at {at}"
+                for trial, at in begun.items()
+                if at < saved.get(trial, 0)
+            ]
+    return found
+
+
+def implausible_times(plan: dict[str, Any], folder: Path) -> list[str]:
+    """Returns the times that Fluid tells of a session and that cannot be, by when its drivers ran and what they told.
+
+    From the first start to the last end of a session, or of a group, at least the spans passed in which each driver
+    told new iterations, and at most the time since the first driver was started.
+    """
+    drivers = {entry["driver"]: entry for entry in read_lines(folder / "drivers.jsonl")}
+    if not drivers:
+        return []
+    stops = sum(entry["kind"] == "stop_driver" for entry in read_lines(folder / "faults.jsonl"))
+    first_told: dict[tuple[str, int], tuple[int, float]] = {}
+    groups: dict[str, list[str]] = {}
+    makespans: dict[str, Any] = {}
+    report: dict[str, Any] = {}
+    trials: dict[str, list[float]] = {}
+    for driver, entry in sorted(told_in(folder), key=lambda pair: pair[0]):
+        if "iteration" in entry:
+            if entry["way"] == AT_THE_END:
+                continue  # It says nothing of when the iteration ended.
+            key, at = (entry["trial"], entry["iteration"]), (driver, entry["at"])
+            first_told[key] = min(first_told.get(key, at), at)
+        elif "states" in entry:
+            groups[entry["group"]] = list(entry["states"])
+            makespans[entry["group"]] = entry.get("makespan")
+        elif "report" in entry:
+            report, trials = entry["report"], entry["iterations"]
+    longest = max(entry["ended"] for entry in drivers.values()) - min(entry["began"] for entry in drivers.values())
+    found = []
+
+    def require(name: str, told: Any, least: float, most: float) -> None:
+        if not isinstance(told, int | float) or not least <= told <= most:
+            found.append(f"{name}: {told}, not between {least:.3f} and {most:.3f}")
+
+    def least_of(ids: set[str] | None) -> float:
+        spans: dict[int, list[float]] = {}
+        for (trial, _), (driver, at) in first_told.items():
+            if ids is None or trial in ids:
+                spans.setdefault(driver, []).append(at)
+        told = sum(max(span) - min(span) for span in spans.values())
+        return max(0.0, _SURELY * told - _LATE_S * len(spans) - _STOPPED_S * stops)
+
+    for group, ids in groups.items():
+        if any(trial in ids for trial, _ in first_told):
+            require(f"makespan of {group}", makespans[group], least_of(set(ids)), longest)
+    if report and first_told:
+        least, devices = least_of(None), plan["devices"]
+        require("makespan", report["makespan"], least, longest)
+        if report["wall"] is not None:  # Unknown.
+            require("wall", report["wall"], least, longest)
+        for name in ("held", "device_seconds"):
+            require(name, report[name], least, devices * longest)
+        require("busy", report["busy"], 0.0, devices * longest)
+        require("utilisation", report["utilisation"], 0.0, 1.0 + 1e-6)
+        for fields in (fields for group in plan["groups"].values() for fields in group):
+            if fields["id"] in trials and fields["form"] != "elastic":
+                iterations, seconds = trials[fields["id"]]
+                slept = _SURELY * iterations * fields["config"]["seconds"]
+                require(f"seconds of {fields['id']}", seconds, slept, longest)
     return found
 
 

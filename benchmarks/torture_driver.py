@@ -26,11 +26,14 @@ import torture_search
 import torture_trials
 
 from fluid import Device, FluidError, FluidExecutor, InvalidFieldError, Trial, TrialGroup, TrialListener
+from fluid.reports.loader import load_run
 from fluid.results.records import Result
 
 FINISHED, REFUSED, BROKEN = 0, 3, 4
 #: Seconds in which a call must be answered once all trials have ended.
 ANSWER_S = 30.0
+#: The way in which results are told that are read again when all trials have ended.
+AT_THE_END = "results at the end"
 
 
 class Log:
@@ -40,6 +43,7 @@ class Log:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, **entry: Any) -> None:
+        entry["at"] = time.time()
         os.write(self._file, (json.dumps(entry) + "\n").encode())
 
 
@@ -48,7 +52,7 @@ class Told(TrialListener):
 
     Args:
         log: where to.
-        way: "listener" or "results".
+        way: "listener", "results" or :data:`AT_THE_END`.
     """
 
     def __init__(self, log: Log, way: str) -> None:
@@ -165,13 +169,28 @@ class Driver:
         for handle in handles.values():
             if handle.name in self._read_here:  # A reader has ended with its group, which may have grown since.
                 for result in handle.results():
-                    Told(self._told, "results at the end").on_result(result)
+                    Told(self._told, AT_THE_END).on_result(result)
         for trial_id, future in self._calls:
             self._told.write(called=trial_id, answer=answer_of(future))
         for name, handle in handles.items():
             states = {trial_id: str(state) for trial_id, state in handle.states.items()}
             failures = {trial_id: failure.message for trial_id, failure in handle.failures.items()}
-            self._told.write(group=name, states=states, failures=failures)
+            self._told.write(group=name, states=states, failures=failures, makespan=handle.makespan)
+
+    def report(self) -> None:
+        """Writes down what Fluid says of a session that has ended: times in seconds."""
+        if self._plan["kind"] in ("tune", "optuna"):
+            return
+        run = load_run(self._run)
+        self._told.write(
+            report={
+                "makespan": run.makespan, "wall": run.wall, "held": run.paid.held, "busy": run.paid.busy,
+                "utilisation": run.timeline.utilisation, "device_seconds": run.timeline.device_seconds,
+            },
+            iterations={
+                trial.trial_id: [trial.iterations, trial.seconds] for group in run.groups for trial in group.trials
+            },
+        )  # fmt: skip
 
     def _submit(self, executor: FluidExecutor, name: str) -> Any:
         trials = [make_trial(fields, str(self._folder / "notes")) for fields in self._plan["groups"][name]]
@@ -260,9 +279,13 @@ def main() -> int:
     except InvalidFieldError as error:
         print("refused:", error, file=sys.stderr)
         return REFUSED
+    except (FluidError, OSError) as error:
+        print(f"not begun: {type(error).__name__}: {error}", file=sys.stderr)
+        return BROKEN
     try:
         with executor:
             driver.work(executor)
+        driver.report()
     except (FluidError, KeyboardInterrupt, OSError) as error:
         print(f"broken: {type(error).__name__}: {error}", file=sys.stderr)
         return BROKEN

@@ -7,13 +7,17 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import torture_strangers
 from torture_files import damage_checkpoint
+from torture_io import PARTS, WriteFaults
 
 #: Marks the processes of a session, in their environment.
 MARK = "FLUID_TORTURE"
@@ -21,6 +25,8 @@ MARK = "FLUID_TORTURE"
 _DEATHS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
 #: Seconds after which a process that was stopped for good goes on after all; it is to be killed long before.
 _LONG = 60.0
+#: Signals at which a driver closes its session.
+_CLOSING = (signal.SIGINT, signal.SIGTERM)
 
 
 def marked(token: str, name: str = "") -> Iterator[int]:
@@ -63,14 +69,30 @@ class Faults:
         draws: what is drawn from.
         memory: the RAM disk.
         owns_memory: whether only the session's processes see it. If not, it is not filled.
+        writes: lets writes fail; ``None`` if they cannot.
+
+    Attributes:
+        driver: the process that drives the session now.
+        filler: what fills the disk until the driver has ended; ``None`` if it is not full.
     """
 
-    def __init__(self, folder: Path, token: str, draws: random.Random, memory: Path, *, owns_memory: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        token: str,
+        draws: random.Random,
+        memory: Path,
+        *,
+        owns_memory: bool,
+        writes: WriteFaults | None,
+    ) -> None:
         self._folder = folder
         self._token = token
         self._draws = draws
         self._memory = memory
+        self._writes = writes
         self.driver = 0
+        self.filler: Path | None = None
         self._later_on: list[Callable[[], None]] = []
         self._kinds: dict[str, Callable[[], bool]] = {
             "kill_lane": lambda: self._kill(self._lanes()),
@@ -102,6 +124,11 @@ class Faults:
             "kill_rank0": lambda: self._kill(self._rank0()),
             "stop_rank0": lambda: self._stop(self._rank0(), self._draws.choice([0.5, 1.5, _LONG])),
             "kill_mps": lambda: self._kill([*self._named("fluid-mps"), *self._named("nvidia-cuda-mps")]),
+            "eio": lambda: self._fail_write("eio"),
+            "short_write": lambda: self._fail_write("short_write"),
+            "enospc": lambda: self._fail_write("enospc"),
+            "full_at_close": self._full_at_close,
+            "strangers": self._strangers,
             "stop_mps": lambda: self._stop(self._named("nvidia-cuda-mps"), 1.0),
         }
 
@@ -180,15 +207,61 @@ class Faults:
 
     def _fill(self, place: Path, seconds: float) -> bool:
         """Fills a disk up to the last byte, for a while."""
+        filler = self._filler(place)
+        if filler is None:
+            return False
+        self._later(seconds, lambda: filler.unlink(missing_ok=True))
+        return True
+
+    def _filler(self, place: Path) -> Path | None:
+        """Fills a disk by a file; ``None`` if it is not a disk of its own."""
         if os.stat(place).st_dev == os.stat(self._folder).st_dev:
-            return False  # No disk of its own.
+            return None
         filler = place / f"filler-{time.monotonic_ns()}"
         with suppress(OSError), filler.open("wb", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 with suppress(OSError):
                     while True:
                         file.write(bytes(size))
-        self._later(seconds, lambda: filler.unlink(missing_ok=True))
+        return filler
+
+    def _full_at_close(self) -> bool:
+        """The disk is full when the driver ends its session, until the session's processes have ended."""
+        self.filler = self._filler(self._folder / "disk")
+        return self.filler is not None and self._signal([self.driver], self._draws.choice(_CLOSING))
+
+    def make_room(self) -> None:
+        """Takes away what has filled the disk until the driver had ended."""
+        if self.filler is not None:
+            self.filler.unlink(missing_ok=True)
+            self.filler = None
+
+    def _fail_write(self, kind: str) -> bool:
+        """Lets a write that follows fail, in place of the one that still was to."""
+        if self._writes is None:
+            return False
+        part = self._draws.choices(list(PARTS), list(PARTS.values()))[0]
+        skip, half = self._draws.choice([0, 0, 1, 5, 20]), self._draws.random() < 0.5
+        self._writes.arm(kind, part, skip=skip, half=half)
+        return True
+
+    def _strangers(self) -> bool:
+        """Strangers connect to all ports on which the driver and Fluid's processes listen."""
+        ports = torture_strangers.ports([self.driver, *self._named("fluid-"), *self._named("ray::FluidHost")])
+        if not ports:
+            return False
+        way, seconds = self._draws.choice(sorted(torture_strangers.WAYS)), self._draws.uniform(0.5, 12.0)
+        what = [way, str(seconds), str(self._draws.random()), *(f"{ip}:{port}" for ip, port in ports)]
+        with (self._folder / "strangers.txt").open("a") as file:
+            file.write(" ".join(what) + "\n")
+        program = [sys.executable, "-SE", torture_strangers.__file__, *what]
+        process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={})
+
+        def end() -> None:
+            process.kill()
+            process.wait()
+
+        self._later(seconds + 1.0, end)
         return True
 
     def _limit_file(self) -> bool:

@@ -14,6 +14,15 @@ from typing import Any
 _INTERNAL = ("IterationReported", "TrialSaved", "ProfileSaved", "NoteResize")
 
 
+def entry_of(line: bytes) -> dict[str, Any] | None:
+    """Returns the entry of a line of a session's files; ``None`` if the line is not whole."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
 def damage_checkpoint(draws: random.Random, *places: Path) -> bool:
     """Damages the newest checkpoint of a trial: a byte changes, the end is missing, a file, or all of it."""
     trials: dict[str, list[Path]] = {}
@@ -81,11 +90,8 @@ def tear(kind: str, draws: random.Random, run: Path) -> bool:
 
 def _is_internal(line: bytes, run: Path) -> bool:
     """Whether a line of the journal may be lost: the results that it tells of are in results.jsonl."""
-    try:
-        entry: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return False
-    if entry.get("what") not in _INTERNAL:
+    entry = entry_of(line)
+    if entry is None or entry.get("what") not in _INTERNAL:
         return False
     if entry["what"] != "IterationReported":
         return True
@@ -97,20 +103,22 @@ def _cut_untold(draws: random.Random, run: Path, content: bytes) -> bool:
     """Cuts the last line of results.jsonl, and all of the journal's that tells of it, if no driver has told of it."""
     lines = content.splitlines(keepends=True)
     journal = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    try:
-        entry = json.loads(lines[-1])
-        trial, iteration = entry["trial"], entry["iteration"]
-        last = json.loads(journal[-1])
-    except (ValueError, KeyError, IndexError):
+    entry, entries = entry_of(lines[-1]), [entry_of(line) or {} for line in journal]
+    if entry is None or "trial" not in entry or not entries:
         return False
+    trial, iteration = entry["trial"], entry["iteration"]
+
+    def tells(entry: dict[str, Any]) -> bool:
+        what = entry.get("what"), entry.get("trial_id"), entry.get("iteration")
+        return what == ("IterationReported", trial, iteration)
+
     for path in run.parents[1].glob("told-*.jsonl"):
         for told in map(json.loads, path.read_text().splitlines()):
             if (told.get("trial"), told.get("iteration")) == (trial, iteration):
                 return False
-    needle = f'"trial_id": "{trial}", "iteration": {iteration}}}'.encode()
-    if any(needle in line for line in journal[:-1]):
+    if any(tells(entry) for entry in entries[:-1]):
         return False
-    if (last.get("what"), last.get("trial_id"), last.get("iteration")) == ("IterationReported", trial, iteration):
+    if tells(entries[-1]):
         os.truncate(run / "journal.jsonl", sum(map(len, journal[:-1])))
     os.truncate(run / "results.jsonl", len(content) - draws.randint(1, len(lines[-1]) - 1))
     return True
@@ -118,11 +126,13 @@ def _cut_untold(draws: random.Random, run: Path, content: bytes) -> bool:
 
 def results(run: Path) -> list[dict[str, Any]]:
     """Returns the whole lines of results.jsonl."""
-    found = []
-    with suppress(OSError):
-        for line in (run / "results.jsonl").read_bytes().split(b"\n"):
-            with suppress(ValueError):
-                entry = json.loads(line)
-                if isinstance(entry, dict):
-                    found.append(entry)
-    return found
+    return entries_of(run / "results.jsonl")
+
+
+def entries_of(file: Path, first: int = 0, end: int | None = None) -> list[dict[str, Any]]:
+    """Returns the entries of whole lines of a file, of those from the first on and before the end."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return [entry for entry in map(entry_of, lines[first:end]) if entry is not None]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import pickle
+import random
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 #: A subprocess that would outlive its trial.
@@ -138,6 +144,75 @@ def _hang(config: Any) -> None:
         time.sleep(1.0)
 
 
+class Executing:
+    """Ends the process that unpickles it, or fails there."""
+
+    def __init__(self, statement: str) -> None:
+        self.statement = statement
+
+    def __reduce__(self) -> Any:
+        return exec, (self.statement,)
+
+
+class Message:
+    """An object that is sent as the lane sends its messages.
+
+    Args:
+        content: the object.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+
+def _of_strange_types() -> list[Any]:
+    """A message that a lane sends, with values of other types."""
+    from fluid.lane.messages import ResidentPaused
+
+    return [ResidentPaused("x", 7, "y", "z")]  # type: ignore[arg-type]
+
+
+#: What a trial's process may write on its connection by mistake: by a stale descriptor, or a library that prints to the
+#: wrong one; lengths that never come; and whole messages that mean nothing.
+GARBAGE: dict[str, Callable[[random.Random], bytes | Message]] = {
+    "random": lambda draws: draws.randbytes(draws.randint(1, 5000)),
+    "text": lambda draws: b"warning: a library writes to the wrong descriptor\n" * draws.randint(1, 50),
+    "one_byte": lambda draws: b"\0",
+    "two_bytes": lambda draws: b"\0\0",
+    "zeros": lambda draws: bytes(draws.randint(1, 100_000)),
+    "gigabyte": lambda draws: struct.pack("!i", 0x3FFFFFFF) + b"x" * 100,
+    "exabytes": lambda draws: struct.pack("!iQ", -1, 1 << 62) + b"x" * 100,
+    "negative": lambda draws: struct.pack("!i", -77) + b"x" * 100,
+    "numbers": lambda draws: Message([1, 2, 3]),
+    "texts": lambda draws: Message(["a", "b"]),
+    "nothing": lambda draws: Message(None),
+    "exit": lambda draws: Message([Executing("raise SystemExit(3)")]),
+    "interrupt": lambda draws: Message([Executing("raise KeyboardInterrupt")]),
+    "memory": lambda draws: Message([Executing("raise MemoryError")]),
+    "strange_types": lambda draws: Message(_of_strange_types()),
+}
+
+
+def _garbage(config: Any) -> None:
+    """Writes on the connections of the process what is no message of theirs."""
+    draws = random.Random(f"{config['seed']}/{sorted(config['nasty'])}")
+    made = GARBAGE[draws.choice(sorted(GARBAGE))](draws)
+    if isinstance(made, Message):
+        _channel()._connection.send_bytes(pickle.dumps(made.content))
+        return
+    for descriptor in range(256):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.write(descriptor, made)
+
+
+def _channel() -> Any:
+    """The channel of this lane, which a trial has no business with."""
+    from fluid.lane.channel import Channel
+
+    return next(one for one in gc.get_objects() if isinstance(one, Channel))
+
+
 def _recursion(config: Any) -> None:
     _recursion(config)
 
@@ -168,6 +243,7 @@ NASTY: dict[str, Callable[[dict[str, Any]], Any]] = {
     "process_group": _new_session,
     "environment": _environment,
     "noise": _noise,
+    "garbage": _garbage,
     "metric_keys": lambda config: {(0, 1): 5, None: {3: 0.9}, "set": {1, 2}},
     "metric_speechless": lambda config: {"odd": Speechless()},
     "metric_unpickling": lambda config: {"odd": Unpickling(ValueError)},
@@ -179,6 +255,8 @@ NASTY: dict[str, Callable[[dict[str, Any]], Any]] = {
 #: Those that end only if the trial has a limit on its iterations.
 HANGS: dict[str, Callable[[dict[str, Any]], Any]] = {"hang": _hang, "own_stop": _signal(signal.SIGSTOP)}
 NASTY |= HANGS
+#: How often a kind is drawn, if not once.
+WEIGHTS = {"garbage": 12}
 
 
 def _cycle() -> list[Any]:

@@ -6,7 +6,7 @@ import random
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torture_nasty import HANGS, NASTY
+from torture_nasty import HANGS, NASTY, WEIGHTS
 
 #: Kinds of sessions, and how often each is drawn.
 SESSIONS = {"local": 70, "elastic": 14, "optuna": 5, "tune": 6, "ray": 5}
@@ -19,17 +19,27 @@ FAULTS = {
     "fill_disk": 2, "limit_file": 3, "lose_memory": 3, "fill_memory": 3, "damage_checkpoint": 8,
     "torn_results": 3, "torn_journal": 3, "torn_trials": 2, "torn_payloads": 2,
     "kill_rank0": 6, "stop_rank0": 4, "kill_mps": 6, "stop_mps": 2,
+    "eio": 8, "short_write": 8, "enospc": 8, "full_at_close": 8, "strangers": 9,
 }  # fmt: skip
+#: Faults that befall a driver before it starts, and the share of drivers that each befalls.
+STARTS = {"clock_forward": 0.2, "clock_back": 0.2, "other_boot": 0.15, "hostile_cwd": 0.12}
+#: Those that only a driver that resumes has.
+RESUMED = ("clock_forward", "clock_back", "other_boot")
 #: Those that only sessions of one kind have.
 ONLY = {"kill_rank0": "elastic", "stop_rank0": "elastic", "kill_mps": "mps", "stop_mps": "mps"}
+#: Those that only sessions whose processes are all children of their drivers have, not those on a cluster of Ray's or
+#: those whose next driver begins with a new run folder.
+OWN_MACHINE = ("eio", "short_write", "enospc", "full_at_close", *RESUMED)
 #: Those that end the driver.
 ENDINGS = (
     "kill_driver", "kill_driver_and_server", "kill_all", "kill_every", "term_driver", "term_driver_twice",
-    "int_driver", "hup_driver", "usr1_driver", "limit_file",
+    "int_driver", "hup_driver", "usr1_driver", "limit_file", "eio", "enospc", "full_at_close",
 )  # fmt: skip
 #: Faults of trials that sweeps do not have: their trials have the measured limit, which is at least 10 minutes; and
 #: Tune's loggers end a sweep for a metric whose text cannot be made.
 NOT_IN_SWEEPS = ("hang", "metric_speechless")
+#: Those that only trials have whose process has no connection but its lane's: what they write may be taken for data.
+ONLY_LOCAL = ("garbage",)
 #: What the driver does to its own session, and how often each is drawn.
 REQUESTS = {
     "extend": 5, "stop": 2, "stop_now": 1, "add": 3, "call": 3, "forget": 2,
@@ -52,10 +62,12 @@ class Plan:
         requests: how many requests its drivers make.
         faults: how many faults its supervisor brings about.
         fault_weights: how often each kind of fault is drawn.
+        start_shares: the share of drivers that each fault befalls before they start.
         memory_mb: size of the RAM disk.
         disk_mb: size of the disk of the run folder; ``None`` for the disk of the other files.
         descriptors: most descriptors of a process; ``None`` for no limit.
         scheduler: that of a sweep under Ray Tune; for Optuna ``"asha"`` stands for a pruner.
+        machines: of its Ray cluster, if it has one; they differ by their addresses only.
         mps: whether its devices are shared by a stand-in for MPS.
     """
 
@@ -67,10 +79,12 @@ class Plan:
     requests: int = 0
     faults: int = 0
     fault_weights: dict[str, float] = field(default_factory=dict)
+    start_shares: dict[str, float] = field(default_factory=dict)
     memory_mb: int = 256
     disk_mb: int | None = None
     descriptors: int | None = None
     scheduler: str = "fifo"
+    machines: int = 1
     mps: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +120,8 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         },
         mps=mps,
     )
+    if kind == "ray" and draws.random() < 0.6:
+        plan.machines, plan.devices = 2, draws.randint(3, 4)
     if elastic:
         plan.options |= {"planner": "portfolio", "packing": "off"}
     plan.faults = draws.randint(6, 16) if faults is None else faults
@@ -120,6 +136,11 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         for name, weight in FAULTS.items()
         if wanted(name) and (name not in ONLY or ONLY[name] == kind or (mps and ONLY[name] == "mps"))
     }
+    plan.start_shares = {name: share for name, share in STARTS.items() if wanted(name)}
+    if kind not in ("local", "elastic"):
+        for name in OWN_MACHINE:
+            plan.fault_weights.pop(name, None)
+            plan.start_shares.pop(name, None)
     if kind in ("tune", "optuna"):  # Their drivers begin with a new run folder.
         for name in ("torn_results", "torn_journal", "torn_trials", "torn_payloads", "fill_disk", "limit_file"):
             plan.fault_weights.pop(name, None)
@@ -129,11 +150,15 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
     odds = draws.random()
     if odds < 0.1:
         plan.memory_mb = 2 if kind in ("local", "elastic", "optuna") else 256
-    elif odds < 0.2 and wanted("fill_disk") and kind == "local":
+    if kind in ("local", "elastic") and (wanted("fill_disk") or wanted("full_at_close")):
+        plan.disk_mb = 64
+    if 0.1 <= odds < 0.2 and plan.disk_mb is not None and kind == "local":
         plan.disk_mb = 6
-    elif odds < 0.25 and kind == "local":
+    elif 0.2 <= odds < 0.25 and kind == "local":
         plan.descriptors = 96
-    nasty = [name for name in NASTY if wanted(name)]
+    if kind == "local" and wanted("strangers") and draws.random() < 0.8:
+        plan.options["metrics_port"] = 0
+    nasty = [name for name in NASTY if wanted(name) and (kind == "local" or name not in ONLY_LOCAL)]
     sweep = kind in ("tune", "optuna")
     if sweep:
         nasty = [name for name in nasty if name not in NOT_IN_SWEEPS]
@@ -163,7 +188,7 @@ def trial(draws: random.Random, seed: str, kind: str, nasty: list[str]) -> dict[
     doomed = False
     if nasty and draws.random() < (0.15 if elastic else 0.3):
         for _ in range(draws.randint(1, 2)):
-            drawn[str(draws.randint(1, budget))] = draws.choice(nasty)
+            drawn[str(draws.randint(1, budget))] = draws.choices(nasty, [WEIGHTS.get(name, 1) for name in nasty])[0]
         doomed = "value_error" in nasty and draws.random() < 0.1
         if doomed:
             drawn = {str(draws.randint(1, budget)): "value_error"}

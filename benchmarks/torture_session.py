@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import random
 import secrets
@@ -30,7 +31,9 @@ from torture_checks import check
 from torture_driver import BROKEN, FINISHED, REFUSED
 from torture_faults import MARK, Faults, describe, marked
 from torture_files import tear
-from torture_plan import REQUESTED_FAULTS, Plan, draw
+from torture_io import IO_FAULTS, WriteFaults
+from torture_machine import boot_anew, mount_tmpfs, owns_memory, take_own_memory, with_clock, write_hostile_modules
+from torture_plan import REQUESTED_FAULTS, RESUMED, Plan, draw
 
 HERE = Path(__file__).resolve().parent
 #: Seconds without any progress after which a driver hangs.
@@ -40,13 +43,17 @@ LEAVING_S = 10.0
 #: Share of drivers whose first fault comes only after they have made progress, or after so many seconds.
 _UNDISTURBED_STARTS = 0.75
 _LONGEST_START_S = 20.0
+#: Share of drivers one of whose first writes may fail.
+_FAILS_EARLY = 0.25
 #: Kinds of faults that are drawn until one has something to befall.
 _TRIES = 5
 #: Faults that show only when a trial is restored.
 _FATAL_LATER = ("damage_checkpoint", "lose_memory")
 _PR_SET_PDEATHSIG = 1
-_CLONE_NEWNS = 0x20000
-_MS_REC_PRIVATE = 0x4000 | 0x40000
+#: Seconds since a machine was booted at which a driver may start, at the least.
+_UPTIME_S = 20.0
+#: Seconds by which a clock goes forwards: another machine's uptime, or that of one that was suspended.
+_FORWARD_S = (90.0, 5_000.0, 864_000.0)
 
 
 class Session:
@@ -57,9 +64,10 @@ class Session:
         folder: where to.
         token: marks its processes.
         address: of the Ray cluster for its drivers, if there is one.
+        library: lets writes fail, in the processes that load it; ``None`` if there is none.
     """
 
-    def __init__(self, plan: Plan, folder: Path, token: str, address: str | None) -> None:
+    def __init__(self, plan: Plan, folder: Path, token: str, address: str | None, library: Path | None) -> None:
         self._plan = plan
         self._folder = folder
         self._run = folder / "disk" / "run"
@@ -67,7 +75,14 @@ class Session:
         self._address = address
         self._draws = random.Random(f"{plan.seed}/faults")
         self._memory = Path("/dev/shm")
-        self._faults = Faults(folder, self._token, self._draws, self._memory, owns_memory=owns_memory())
+        fails = library is not None and any(kind in plan.fault_weights for kind in IO_FAULTS)
+        self._library = library if fails else None
+        self._writes = WriteFaults(folder / "writes", folder / "disk") if fails else None
+        self._faults = Faults(
+            folder, self._token, self._draws, self._memory, owns_memory=owns_memory(), writes=self._writes
+        )
+        #: Seconds by which the monotonic clock of drivers is ahead of this machine's.
+        self._clock = 0.0
         self._left = plan.faults
         self.counts: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
@@ -78,6 +93,8 @@ class Session:
         self.errors: list[str] = []
         self.orphans: list[str] = []
         self.litter: list[str] = []
+        #: Writes that have failed since the driver was started.
+        self._failed_writes = 0
 
     def run(self) -> None:
         """Runs drivers until one has finished."""
@@ -85,7 +102,7 @@ class Session:
             status = self._run_driver()
             if status == FINISHED:
                 break
-            if status == REFUSED:
+            if status == REFUSED and not self._failed_writes:
                 self._take_refusal()
             if self.drivers > 2 * self._plan.faults + 20:
                 self.hangs.append(f"no driver has finished: {self.drivers} have ended early")
@@ -97,11 +114,20 @@ class Session:
 
     def _run_driver(self) -> int:
         """Runs one driver, with faults; returns its exit status, which is negative for a signal."""
-        number, self.drivers = self.drivers, self.drivers + 1
+        number = self.drivers
+        hostile = self._start_faults()
+        kinds = [kind for kind in IO_FAULTS if kind in self._plan.fault_weights]
+        if self._left > 0 and kinds and self._draws.random() < _FAILS_EARLY:
+            self._faults.bring(self._draws.choice(kinds))
+        self.drivers, self._failed_writes = number + 1, 0
+        began = time.time()
         with (self._folder / f"driver-{number}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, str(HERE / "torture_driver.py"), str(self._folder), str(number)],
+                with_clock(
+                    self._clock, [sys.executable, str(HERE / "torture_driver.py"), str(self._folder), str(number)]
+                ),
                 env=self._environment(),
+                cwd=hostile,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -114,6 +140,7 @@ class Session:
         next_fault = since + (_LONGEST_START_S if starts else self._draws.uniform(0.0, 1.5))
         while process.poll() is None:
             now = time.monotonic()
+            self._count_failed_writes()
             if self._left > 0 and now >= next_fault:
                 next_fault = now + self._bring_fault()
                 since = now
@@ -128,6 +155,16 @@ class Session:
                 process.wait()
             time.sleep(0.02)
         status = process.returncode
+        self._count_failed_writes()
+        ended = time.time()
+        if self._faults.filler is not None:
+            self._wait_for_end("fluid-")
+            self._faults.make_room()
+        try:
+            journal = (self._run / "journal.jsonl").read_bytes().count(b"\n")
+        except OSError:
+            journal = 0
+        self._note("drivers", driver=number, began=began, ended=ended, status=status, journal=journal)
         if status == 1:
             text = (self._folder / f"driver-{number}.log").read_text(errors="replace").strip()
             self.errors.append(text.rpartition("\n")[2][:300])
@@ -143,17 +180,71 @@ class Session:
         for _ in range(_TRIES):
             kind = self._draws.choices(list(kinds), list(kinds.values()))[0]
             if self._faults.bring(kind):
-                self._count(kind)
+                if kind not in IO_FAULTS:  # They are counted when they have happened.
+                    self._count(kind)
                 if kind in _FATAL_LATER and "kill_lane" in kinds and self._faults.bring("kill_lane"):
                     self._count("kill_lane")
                 break
         return self._draws.expovariate(1.0)
 
-    def _count(self, kind: str) -> None:
+    def _count(self, kind: str, driver: int | None = None) -> None:
         self.counts[kind] += 1
         self._left -= 1
-        with (self._folder / "faults.txt").open("a") as file:
-            file.write(f"{time.time():.3f} driver {self.drivers - 1}: {kind}\n")
+        self._note("faults", driver=self.drivers - 1 if driver is None else driver, kind=kind)
+
+    def _count_failed_writes(self) -> None:
+        for kind in self._writes.new_hits() if self._writes is not None else ():
+            self._failed_writes += 1
+            self._count(kind)
+
+    def _note(self, file: str, **facts: Any) -> None:
+        with (self._folder / f"{file}.jsonl").open("a") as notes:
+            notes.write(json.dumps({"at": time.time(), **facts}) + "\n")
+
+    def _start_faults(self) -> Path | None:
+        """Changes the machine that the next driver finds; returns the working directory for it, ``None`` for this."""
+        hostile = None
+        for kind, share in self._plan.start_shares.items():
+            if self._left <= 0 or self._draws.random() >= share or (kind in RESUMED and not self._run.exists()):
+                continue
+            if kind == "hostile_cwd":
+                hostile = self._folder / "cwd"
+                if not hostile.exists():
+                    write_hostile_modules(hostile, self._folder / "imported.txt")
+            elif not {
+                "clock_forward": self._clock_forward, "clock_back": self._clock_back, "other_boot": self._boot,
+            }[kind]():  # fmt: skip
+                continue
+            self._count(kind, self.drivers)
+        return hostile
+
+    def _clock_forward(self) -> bool:
+        self._clock += self._draws.choice(_FORWARD_S) * self._draws.uniform(0.5, 1.0)
+        return True
+
+    def _clock_back(self) -> bool:
+        """The clock goes back to any time since the machine was booted, rather a small one."""
+        now = time.monotonic() + self._clock
+        if now < 2 * _UPTIME_S:
+            return False
+        self._clock += math.exp(self._draws.uniform(math.log(_UPTIME_S), math.log(now))) - now
+        return True
+
+    def _boot(self) -> bool:
+        """Another boot, of this machine or another: no process is left, host memory is empty, the clock begins anew."""
+        if not owns_memory():
+            return False
+        for process in marked(self._token):
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        self._wait_for_end("")
+        for path in self._memory.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if not boot_anew(self._folder):
+            return False
+        if "clock_back" in self._plan.start_shares:
+            self._clock = self._draws.uniform(_UPTIME_S, 5_000.0) - time.monotonic()
+        return True
 
     def _fault_between(self) -> None:
         """Files may be torn, and checkpoints damaged, while no driver runs."""
@@ -216,6 +307,8 @@ class Session:
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, places))
         if self._address is not None:
             variables["RAY_ADDRESS"] = self._address
+        if self._writes is not None and self._library is not None:
+            variables |= self._writes.environment(self._library)
         variables |= {"RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0", "FAKE_MPS": str(self._folder / "mps")}
         return variables
 
@@ -227,26 +320,6 @@ class Session:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
-def owns_memory() -> bool:
-    """Whether this process has a RAM disk of its own."""
-    return os.environ.get("FLUID_TORTURE_OWN_MEMORY") == "1"
-
-
-def take_own_memory(megabytes: int) -> None:
-    """Mounts a RAM disk that only this process and those below it see, if the system lets it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if os.geteuid() == 0 and libc.unshare(_CLONE_NEWNS) == 0:
-        libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
-        if mount_tmpfs(Path("/dev/shm"), megabytes):
-            os.environ["FLUID_TORTURE_OWN_MEMORY"] = "1"
-
-
-def mount_tmpfs(place: Path, megabytes: int) -> bool:
-    """Mounts a RAM disk of a size at a folder; returns whether that worked."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    return libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", 0, f"size={megabytes}m".encode()) == 0
-
-
 def write_mps_program(path: Path) -> None:
     """Writes the stand-in for MPS that the tests use."""
     program = (HERE.parent / "tests" / "fake_mps.py").read_text()
@@ -255,17 +328,19 @@ def write_mps_program(path: Path) -> None:
 
 
 @contextmanager
-def ray_cluster(token: str) -> Iterator[str]:
-    """A Ray cluster of four cores for the drivers of a session; yields its address."""
+def ray_cluster(token: str, machines: int) -> Iterator[str]:
+    """A Ray cluster of four cores for the drivers of a session, on one or two machines; yields its address."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # The path of a socket has 107 characters at most.
     own = {MARK: token, "RAY_TMPDIR": folder, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     own |= {"RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
     os.environ.update(own)
     from ray.cluster_utils import Cluster
 
-    arguments = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+    arguments = {"num_cpus": 4 // machines, "include_dashboard": False, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=arguments)
     try:
+        for other in range(1, machines):
+            cluster.add_node(num_cpus=4 // machines, node_ip_address=f"127.0.0.{1 + other}")
         yield cluster.address
     finally:
         cluster.shutdown()
@@ -306,9 +381,10 @@ def main() -> int:
         write_mps_program(folder / "nvidia-cuda-mps-control")
     token = secrets.token_hex(8)
     end_with_parent(token)
-    with ray_cluster(token) if plan.kind in ("tune", "ray") else nullcontext() as address:
+    with ray_cluster(token, plan.machines) if plan.kind in ("tune", "ray") else nullcontext() as address:
         (folder / "plan.json").write_text(json.dumps({**plan.to_json(), "ray_address": address}, indent=1))
-        session = Session(plan, folder, token, address)
+        library = Path(options["library"]) if options.get("library") else None
+        session = Session(plan, folder, token, address, library)
         session.run()
     session.check_leaving()
     found = asdict(check(folder))
