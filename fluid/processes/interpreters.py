@@ -49,6 +49,26 @@ def import_path() -> list[str]:
     ]
 
 
+def merged_path(own: Sequence[str], told: Sequence[str]) -> list[str]:
+    """Returns ``sys.path`` with the entries of another process that it lacks, each before the one that follows there.
+
+    Args:
+        own: entries of this process.
+        told: those of the other one.
+
+    Example:
+        >>> merged_path(["lib", "site-packages"], ["src", "lib", "plugins"])
+        ['src', 'lib', 'site-packages', 'plugins']
+    """
+    merged, place = list(own), len(own)
+    for entry in reversed(told):
+        if entry in merged:
+            place = merged.index(entry)
+        else:
+            merged.insert(place, entry)
+    return merged
+
+
 def start_program(
     program: str, arguments: Sequence[str] = (), *, pass_fds: Sequence[int] = (), **options: Any
 ) -> subprocess.Popen[bytes]:
