@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -131,3 +132,34 @@ def test_the_installed_wheel_runs_outside_the_checkout(wheel: Path, site: Path, 
 def test_the_installed_command_prints_its_help(site: Path, tmp_path: Path) -> None:
     output = run(site / "bin" / "fluid", "--help", cwd=tmp_path, env={"PYTHONPATH": str(site)})
     assert "plan" in output
+
+
+#: Standard modules of which PyPI has backports for old versions of Python, which some requirements still bring along.
+BACKPORTS = ("configparser", "dataclasses", "enum", "pathlib", "selectors", "typing", "uuid")
+
+
+def test_an_obsolete_backport_beside_fluid_is_not_loaded(wheel: Path, tmp_path: Path) -> None:
+    """Installed as users install it, in an environment of its own; an editable install would hide it."""
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    python = environment / "bin" / "python"
+    (packages,) = environment.glob("lib/python*/site-packages")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    run(*pip, "install", "--no-deps", "--no-index", "--target", packages, wheel, cwd=tmp_path)
+    # What Fluid needs comes from the environment that runs the tests, behind what is installed.
+    (packages / "requirements.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    for name in BACKPORTS:
+        (packages / f"{name}.py").write_text("raise ImportError('obsolete')\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fluid, pathlib\n"
+        "def trial(config):\n"
+        "    import fluid, pathlib\n"
+        "    yield {'fluid': fluid.__file__, 'pathlib': pathlib.__file__}\n"
+        "with fluid.FluidExecutor('local', 1, verbose=0) as executor:\n"
+        "    (result,) = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(trial, {})])).results()\n"
+        "assert result.metrics['pathlib'] == pathlib.__file__\n"
+        "print(result.metrics['fluid'])\n"
+    )
+    variables = {"PYTHONPATH": "", "FLUID_RUNS": str(tmp_path / "runs")}
+    assert run(python, script, cwd=tmp_path, env=variables).strip() == str(packages / "fluid" / "__init__.py")

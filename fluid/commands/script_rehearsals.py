@@ -21,6 +21,7 @@ from fluid._clock import MonotonicClock, nap
 from fluid.commands.rehearsed_script import RehearsalRequest
 from fluid.display.format import duration
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.processes.interpreters import start_program
 from fluid.rehearsal.outcome import SweepOutcome, outcomes_of
 from fluid.trialgroup import TrialState
 
@@ -83,10 +84,10 @@ class _Started:
         self.request, self._folder = request, folder
         request.write(folder / "request.json")
         self.log = folder / "output.log"
-        module = "fluid.commands.rehearsed_script"
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(folder / "request.json")],
+            self._process = start_program(
+                "fluid.commands.rehearsed_script",
+                [str(folder / "request.json")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

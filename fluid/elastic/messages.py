@@ -8,6 +8,7 @@ generation. Only rank 0 sends :class:`MemberIterated`. Times are seconds.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fluid.errors import MissingDependencyError, require_one_of
@@ -38,13 +39,14 @@ def require_process_group(value: str) -> str:
 class Prepare(NamedTuple):
     """Set the trainable up, and restore it if there is a checkpoint's folder; answered by Prepared.
 
-    Other members may train meanwhile. ``trainable`` and ``config`` are pickled.
+    Other members may train meanwhile. ``trainable`` and ``config`` are pickled. ``process`` is what a process of its
+    own takes over from the driver: see ``multiprocessing.spawn.prepare``.
     """
 
     trainable: bytes
     config: bytes
     checkpoint: str | None = None
-    sys_path: tuple[str, ...] = ()
+    process: Mapping[str, Any] = {}
 
 
 class Join(NamedTuple):

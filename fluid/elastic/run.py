@@ -11,9 +11,9 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing import get_start_method, set_start_method, spawn
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from fluid.elastic.actions import (
 from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
 from fluid.errors import FluidError, require_integer
+from fluid.processes.interpreters import import_path, start_program
 from fluid.resources import available_cores
 from fluid.trainables.pickling import dump_config, dump_trainable
 
@@ -45,6 +46,16 @@ class ElasticResult(NamedTuple):
     iteration: int
     metrics: Mapping[str, Any]
     width: int
+
+
+def _process_settings() -> dict[str, Any]:
+    """What ``multiprocessing`` hands on to a process that it starts, except for the script, which is not run again."""
+    start_method = get_start_method(allow_none=True)
+    settings = spawn.get_preparation_data("fluid-elastic")
+    if not start_method:
+        set_start_method(None, force=True)  # To ask for it has fixed it.
+    settings |= {"authkey": bytes(settings["authkey"]), "sys_path": import_path(), "start_method": start_method}
+    return {name: value for name, value in settings.items() if not name.startswith("init_main")}
 
 
 class ElasticRun:
@@ -95,7 +106,7 @@ class ElasticRun:
         gpus: tuple[str, ...] = (),
     ) -> None:
         width = require_integer("width", width, at_least=1)
-        self._message = Prepare(dump_trainable(trainable), dump_config(config), checkpoint, tuple(sys.path))
+        self._message = Prepare(dump_trainable(trainable), dump_config(config), checkpoint, _process_settings())
         self._backend = backend
         self._gpus = gpus
         self._controller = ElasticController()
@@ -261,13 +272,10 @@ class ElasticRun:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             used = [self._cores[other] for other in self._processes]
             core = min(available_cores(), key=used.count)
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
         threads = "1" if core >= 0 else str(max(1, len(available_cores()) // max(1, len(self._gpus))))
         arguments = [str(theirs.fileno()), self._backend, threads, str(core)]
-        command = [sys.executable, "-m", "fluid.elastic.worker", *arguments]
         self._cores[member] = core
-        process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+        process = start_program("fluid.elastic.worker", arguments, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         self._processes[member] = (process, Connection(ours.detach()))
         return member

@@ -1,6 +1,6 @@
 """A process that is a member of one elastic trial at a time; started by :class:`fluid.elastic.run.ElasticRun`.
 
-    python -m fluid.elastic.worker DESCRIPTOR BACKEND THREADS CORE
+Its arguments are DESCRIPTOR BACKEND THREADS CORE.
 
 Under the executor a lane (:mod:`fluid.lane.serve`) hosts the members instead, beside other trials. Both work alike:
 the thread that runs the user's code handles messages between two iterations, while another thread reads them, so that
@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -123,7 +124,7 @@ class Worker:
     def _prepare(self, message: Prepare) -> None:
         self._release_member()
         begun = self._clock.now()
-        sys.path[:] = [*message.sys_path, *(path for path in sys.path if path not in message.sys_path)]
+        spawn.prepare(dict(message.process))
         trainable: ElasticTrainable = require_elastic_class(pickle.loads(message.trainable))()
         trainable.setup(pickle.loads(message.config))
         if message.checkpoint is not None:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 from fluid._logs import logger_of
-from fluid.gpu import cuda_first_gpu
 from fluid.gpu.nvml import Gpu, find_named
+from fluid.processes.interpreters import start_program
 
 _log = logger_of(__name__)
 #: Seconds for a process to start CUDA. Without persistence mode, the driver initialises all GPUs first, which can
@@ -59,19 +58,18 @@ def find_assigned(name: str) -> tuple[Gpu | None, str]:
 
 def _ask_cuda(name: str) -> Gpu | None:
     """The GPU of that name, by its UUID without a prefix; ``None`` if there is no CUDA, or it does not answer."""
-    command = [sys.executable, "-I", cuda_first_gpu.__file__]
+    pipe, environment = subprocess.PIPE, {**os.environ, "CUDA_VISIBLE_DEVICES": name}
     try:
-        answer = subprocess.run(
-            command,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": name},
-            capture_output=True,
-            check=True,
-            timeout=CUDA_S,
-        )
-        token, memory_bytes, model = json.loads(answer.stdout)
-    except subprocess.CalledProcessError as error:
-        _log.debug("CUDA cannot be asked for GPU %s: %s", name, error.stderr.decode(errors="replace").strip())
-        return None
+        with start_program("fluid.gpu.cuda_first_gpu", stdout=pipe, stderr=pipe, env=environment) as program:
+            try:
+                answer, problem = program.communicate(timeout=CUDA_S)
+            except BaseException:
+                program.kill()
+                raise
+        if program.returncode:
+            _log.debug("CUDA cannot be asked for GPU %s: %s", name, problem.decode(errors="replace").strip())
+            return None
+        token, memory_bytes, model = json.loads(answer)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         _log.debug("CUDA cannot be asked for GPU %s: %s", name, error)
         return None

@@ -1,8 +1,7 @@
 """Writes as JSON which GPU is CUDA's first one here, without making a context there: ``[UUID, bytes, name]``.
 
 A program of its own: CUDA reads ``CUDA_VISIBLE_DEVICES`` once in a process, and a process that has used CUDA cannot
-fork. :mod:`fluid.gpu.assigned` runs it, by its file, as its Python need not find Fluid. It ends with status 1 if CUDA
-has no GPU.
+fork. :mod:`fluid.gpu.assigned` runs it. It ends with status 1 if CUDA has no GPU.
 """
 
 from __future__ import annotations

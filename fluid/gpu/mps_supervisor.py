@@ -6,14 +6,11 @@ import json
 import os
 import select
 import subprocess
-import sys
 import weakref
 from contextlib import suppress
-from pathlib import Path
 
-import fluid._version
-from fluid.gpu.mps_supervisor_main import SETTINGS_VARIABLE
 from fluid.processes.children import describe_exit
+from fluid.processes.interpreters import start_program
 from fluid.processes.signals import blocked_for_driver
 
 _PROGRAM = "fluid.gpu.mps_supervisor_main"
@@ -44,12 +41,11 @@ class SupervisorProcess:
         self.pid: int | None = None
         self.exit_reason = ""
         settings = {"driver": self._owner, "program": program, "grace": grace, "output": output, "delete": delete}
-        root = str(Path(fluid._version.__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         with blocked_for_driver():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM],
-                env={**environment, "PYTHONPATH": path, SETTINGS_VARIABLE: json.dumps(settings)},
+            self._process = start_program(
+                _PROGRAM,
+                [json.dumps(settings)],
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # No Ctrl-C reaches it: the driver decides what that means.

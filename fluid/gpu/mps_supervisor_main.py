@@ -1,6 +1,6 @@
 """The supervisor of an MPS control daemon: a process that starts the daemon, and ends it when the driver ends or dies.
 
-:mod:`fluid.mps` runs it with its settings, as JSON, in the environment. The daemon runs in the foreground, as a child
+:mod:`fluid.mps` runs it with its settings, as JSON, as its argument. The daemon runs in the foreground, as a child
 of this process: in the background it would leave its parent and outlive the driver. The driver cannot be the parent,
 because the signal at a parent's death is bound to the thread that started the child, and a driver's threads may end at
 any time. This process has one thread, and watches the driver through a pidfd.
@@ -26,8 +26,6 @@ from fluid.gpu.mps_control import is_refusal
 from fluid.processes.children import adopt_orphans, die_with_parent, kill_children, open_process, set_process_name
 from fluid.processes.signals import FOR_THE_DRIVER, leave_to_driver
 
-#: The environment variable with the settings; as an argument they would clutter every list of processes.
-SETTINGS_VARIABLE = "FLUID_MPS_SUPERVISOR"
 #: Seconds beyond the daemon's time to quit before it is killed.
 _QUIT_SLACK_S = 1.0
 
@@ -165,7 +163,7 @@ class Supervisor:
 
 def main() -> NoReturn:
     """Runs the supervisor."""
-    settings = json.loads(os.environ.pop(SETTINGS_VARIABLE))
+    settings = json.loads(sys.argv[1])
     sys.stdout.flush()
     Supervisor(settings).run()
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from fluid.lane import library_settings as libraries
 from fluid.lane.stack_dump import DUMP_SIGNAL
 from fluid.lane.threads import VARIABLES
+from fluid.processes.interpreters import merged_path
 
 #: Names in :data:`Settings`.
 TIMERS, _PATH = "signal timers", "sys.path"
@@ -124,12 +125,12 @@ class ProcessSettings:
         return stays
 
     def add_paths(self, paths: tuple[str, ...]) -> None:
-        """Adds to ``sys.path``, for all trials."""
+        """Adds the driver's to ``sys.path``, for all trials."""
         new = [path for path in paths if path not in sys.path]
         if new:
-            sys.path += new
+            sys.path[:] = merged_path(sys.path, paths)
             self._paths += new
-            self._base[_PATH] = (*self._base[_PATH], *new)
+            self._base[_PATH] = tuple(merged_path(self._base[_PATH], paths))
 
     def _write(self, setting: _Row, wanted: Settings, found: Any) -> None:
         module = sys.modules.get(setting.module)

@@ -44,6 +44,7 @@ from fluid.lane.run_paths import own_folder, trial_folder
 from fluid.lane.script import LaneScripts
 from fluid.lane.threads import LaneThreads
 from fluid.lane.work_queue import ResidentTrial, WorkQueue
+from fluid.processes.interpreters import merged_path
 from fluid.trainables.encoded_metrics import encode_metrics
 from fluid.trainables.pickling import dump_result
 from fluid.trainables.resident import Step
@@ -148,7 +149,7 @@ class Residents:
         named = payload.name.encode() if isinstance(payload, KeptPayload) else payload
         self._origins[message.key] = hashlib.sha256(named).hexdigest()[:16]
         if self._settings is None:
-            sys.path += [path for path in message.sys_path if path not in sys.path]
+            sys.path[:] = merged_path(sys.path, message.sys_path)
         else:
             self._settings.add_paths(message.sys_path)
 

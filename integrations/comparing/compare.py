@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fluid._clock import MonotonicClock
-from fluid.errors import InvalidFieldError, MissingDependencyError, require_one_of
+from fluid.errors import InvalidFieldError, require_one_of
 from fluid.integrations.comparing.algorithms import ALGORITHMS, BenchmarkSweep
+from fluid.integrations.comparing.playing import Players, Unplayed
 from fluid.rehearsal.benchmark import Benchmark
 from fluid.rehearsal.outcome import SweepOutcome
 from fluid.rehearsal.overheads import FREE, Overheads
@@ -165,23 +162,23 @@ def compare(request: ComparisonRequest, folder: Path, *, jobs: int = 1, progress
     ]
     comparison = Comparison()
     found: dict[tuple[str, int, int], SweepOutcome] = {}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(jobs, len(cells)), mp_context=context, initializer=_log_to, initargs=(str(folder / "log.txt"),)
-    ) as pool:
-        waiting = {pool.submit(_play, request, cell, folder / "-".join(map(str, cell))): cell for cell in cells}
+    log = folder / "log.txt"
+    with Players(log) as players, ThreadPoolExecutor(min(jobs, len(cells))) as pool:
+        tasks = {cell: (_play, request, cell, folder / "-".join(map(str, cell))) for cell in cells}
+        waiting = {pool.submit(players.play, task): cell for cell, task in tasks.items()}
         try:
             for done, future in enumerate(as_completed(waiting), 1):
                 cell = waiting[future]
                 name = request.name_of(cell[0], cell[1])
-                try:
-                    found[cell] = future.result()
-                except MissingDependencyError as error:
-                    comparison.problems[name] = str(error)
-                except Exception as error:
+                answer = future.result()
+                if not isinstance(answer, Unplayed):
+                    found[cell] = answer
+                elif answer.is_missing:
+                    comparison.problems[name] = answer.text
+                else:
                     if request.seeds > 1:
                         name = f"{name} with seed {cell[2]}"
-                    comparison.problems[name] = f"{type(error).__name__}: {error}; see {folder / 'log.txt'}"
+                    comparison.problems[name] = f"{answer.text}; see {log}"
                 progress(f"{done} of {len(cells)} sweeps rehearsed")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -196,16 +193,4 @@ def compare(request: ComparisonRequest, folder: Path, *, jobs: int = 1, progress
 
 
 def _play(request: ComparisonRequest, cell: tuple[str, int, int], run_dir: Path) -> SweepOutcome:
-    try:
-        return request.sweep(*cell).play(run_dir)
-    except Exception:
-        traceback.print_exc(file=sys.stderr)  # To the log, which the message of the problem names.
-        raise
-
-
-def _log_to(path: str) -> None:
-    """Sends what libraries print to a file."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for descriptor in (1, 2):
-        os.dup2(file, descriptor)
-    os.close(file)
+    return request.sweep(*cell).play(run_dir)

@@ -12,24 +12,22 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import fluid._version
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
-from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, STATE_VARIABLE, ForkServerState
+from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, ForkServerState
 from fluid.backends.hosts.guardian import END, exit_code
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.errors import FluidError
 from fluid.lane.messages import LaneOptions
 from fluid.processes.children import children, describe_exit, is_stopped
+from fluid.processes.interpreters import start_program
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
 from fluid.processes.signals import blocked_for_driver
 
@@ -304,8 +302,6 @@ class ForkServerProcess:
     def _start(self) -> None:
         if self._closed:
             raise FluidError("the fork server was closed")
-        if not sys.executable:
-            raise FluidError("sys.executable is empty: there is no Python to start lanes with")
         ours, theirs = _connected()
         with theirs:
             try:
@@ -330,8 +326,6 @@ class ForkServerProcess:
             guard=guard,
             host=os.getpid(),
             mark=self._mark,
-            python_path=os.environ.get("PYTHONPATH"),
-            sys_path=sys.path,
             run_folder=self._run_folder,
             memory_folder=self._memory_folder,
             temporary=self._temporary,
@@ -341,16 +335,15 @@ class ForkServerProcess:
             **os.environ,
             **self._environment,
             **_ENVIRONMENT,
-            "PYTHONPATH": _python_path(),
             SESSION_VARIABLE: self._mark,
-            STATE_VARIABLE: state.to_json(),
         }
         with (
             open(os.path.join(self._log_folder, "forkserver.log"), "ab", opener=_for_owner) as log,
             blocked_for_driver(),
         ):
-            return subprocess.Popen(
-                [sys.executable, "-m", PROGRAM],
+            return start_program(
+                PROGRAM,
+                [state.to_json()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -553,12 +546,6 @@ def _connected() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     return ours, theirs
-
-
-def _python_path() -> str:
-    """The server's ``PYTHONPATH``, by which it finds the same Fluid."""
-    root = str(Path(fluid._version.__file__).resolve().parents[1])
-    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
 
 
 def _for_owner(path: str, flags: int) -> int:

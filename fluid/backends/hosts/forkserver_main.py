@@ -1,6 +1,6 @@
 """The fork server: processes that have loaded what trials import, and fork a lane at each request.
 
-Run by :mod:`fluid.backends.hosts.forkserver` with its state, as JSON, in the environment. The first process, the base,
+Run by :mod:`fluid.backends.hosts.forkserver` with its state, as JSON, as its argument. The first process, the base,
 has loaded what every lane needs, and nothing of trials. Whatever else lanes are to have from the start is loaded by an
 heir: a process forked from the newest server, which takes its place once that went well. So lanes that are started
 meanwhile wait only where the host wants them to, and a module that spoils a process for forks (it starts a thread,
@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 import fluid.shared_data.loading  # noqa: F401  # For trials: to load it takes as long as to map what it has shared.
 from fluid._clock import MonotonicClock
 from fluid.backends.hosts import host_memory
-from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, STATE_VARIABLE, ForkServerState
+from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, ForkServerState
 from fluid.backends.hosts.guardian import fork_below_guardian
 from fluid.backends.hosts.huge_pages import join_memory
 from fluid.backends.hosts.lane_killing import LaneKiller, kill_with_group
@@ -398,12 +398,8 @@ def _is_server(process: int) -> bool:
 
 def main() -> NoReturn:
     """Runs the server."""
-    state = ForkServerState.from_json(os.environ.pop(STATE_VARIABLE))
+    state = ForkServerState.from_json(sys.argv[1])
     sys.argv[:] = [""]
-    sys.path[:] = state.sys_path
-    os.environ.pop("PYTHONPATH", None)
-    if state.python_path is not None:
-        os.environ["PYTHONPATH"] = state.python_path
     # What is written here must not be in a buffer that each lane would write again.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

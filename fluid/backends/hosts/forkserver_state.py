@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 
 from fluid.backends.hosts.listener import is_reachable
 
-#: Environment variable that holds the state; not an argument, which would clutter every list of processes.
-STATE_VARIABLE = "FLUID_FORK_SERVER"
-#: The program, for ``python -m``.
+#: The program, whose argument the state is.
 PROGRAM = "fluid.backends.hosts.forkserver_main"
 #: Seconds in which a driver that is alive answers.
 _DRIVER_S = 1.0
@@ -26,8 +24,6 @@ class ForkServerState:
         guard: descriptor of the pipe from the host to the guardian.
         host: the host's process; the driver itself, unless the driver is on another node.
         mark: the session's; see :mod:`fluid.processes.session_mark`.
-        python_path: the host's ``PYTHONPATH``; the server's own may differ.
-        sys_path: the host's ``sys.path``.
         run_folder: folder of the run.
         memory_folder: folder of the checkpoints in host memory; empty if there is none.
         temporary: whether both folders are deleted after the driver's death.
@@ -39,8 +35,6 @@ class ForkServerState:
     guard: int
     host: int
     mark: str
-    python_path: str | None
-    sys_path: list[str]
     run_folder: str
     memory_folder: str
     temporary: bool

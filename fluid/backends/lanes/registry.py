@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.keeping import KeepRule
 from fluid.lane.messages import ShipTrainable
+from fluid.processes.interpreters import import_path
 from fluid.trainables.payload import LARGE_BYTES, TrainablePayload, TrialPayload
 from fluid.trial_fields import TrialProcess
 
@@ -160,10 +159,8 @@ class Registry:
 
     def shipment(self, key: int) -> ShipTrainable:
         """Returns the message that makes a trainable known to a lane."""
-        # A trial may change its working directory, to which "" and other relative paths would refer.
-        paths = (path if os.path.isabs(path) else os.path.abspath(path) for path in sys.path)
         known = self._trainables[key].payload
-        return ShipTrainable(key, known.pickled, tuple(paths), known.script)
+        return ShipTrainable(key, known.pickled, tuple(import_path()), known.script)
 
     def _drop_idle(self) -> int:
         """Drops the trainable that has been idle longest; returns its key."""
