@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluid._logs import without_secrets
+from fluid._private_files import open_private
 from fluid.results.folder_files import json_lines
 from fluid.session.torn_files import cut_torn_line
 
@@ -35,7 +36,8 @@ def read_progress(run_dir: Path) -> dict[str, LoggerProgress]:
         entry = line.entry or {}
         results, ends = entry.get("results"), entry.get("ends")
         if isinstance(results, int) and isinstance(ends, dict):
-            stored = found.setdefault(str(entry.get("logger")), LoggerProgress())
+            # An older Fluid wrote destinations as they were.
+            stored = found.setdefault(without_secrets(str(entry.get("logger"))), LoggerProgress())
             stored.results = results
             stored.ends.update(ends)
     return found
@@ -50,6 +52,5 @@ class LoggerProgressFile:
     def append(self, key: str, results: int, ends: dict[str, str]) -> None:
         """Notes how far a logger has come, and the ends that it was told since the last call."""
         entry: dict[str, Any] = {"logger": key, "results": results, "ends": ends}
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "ab") as file:
+        with open_private(self._path, "ab") as file:
             file.write(json.dumps(entry).encode() + b"\n")

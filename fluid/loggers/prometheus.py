@@ -8,6 +8,7 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.loggers.values import writable
 from fluid.session.status import GroupStatus, Status
 
 with try_import("prometheus_client", extra="prometheus") as _imports:
@@ -179,7 +180,7 @@ def _of_devices(status: Status) -> Iterator[Any]:
 def _metric(name: str, text: str, values: list[tuple[tuple[str, ...], float]], *labels: str) -> Any:
     family = GaugeMetricFamily(name, text, labels=labels)
     for place, value in values:
-        family.add_metric(place, value)
+        family.add_metric([writable(name) for name in place], value)
     return family
 
 

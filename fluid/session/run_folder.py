@@ -23,7 +23,6 @@ import json
 import os
 import pickle
 import secrets
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any
 
 from fluid._clock import timestamp
 from fluid._logs import logger_of
+from fluid._private_files import FILE_MODE, FOLDER_MODE, make_folder, open_descriptor
 from fluid._version import __version__
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
@@ -57,7 +57,6 @@ from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial
 
 DEFAULT_HOME = "~/fluid_runs"
-_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _log = logger_of(__name__)
 
 #: Is told what happened, and what the engine decided.
@@ -85,7 +84,7 @@ class RunFolder:
         facts = read_facts(path)
         self._began = str(facts.get("began", timestamp()))
         self.session_id = str(facts.get("id") or secrets.token_hex(8))
-        (path / "logs").mkdir(_FOLDER_MODE, exist_ok=True)
+        make_folder(path / "logs")
         self._journal = _open(path / JOURNAL)
         self._results = _open(path / RESULTS)
         self._trials = _open(path / TRIALS)
@@ -109,9 +108,9 @@ class RunFolder:
             path = home / f"{timestamp().replace(':', '').replace(' ', '-')}-{secrets.token_hex(3)}"
         folder = folder_of(path)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             if not any(folder.iterdir()) and folder.stat().st_uid == os.geteuid():
-                folder.chmod(_FOLDER_MODE)
+                folder.chmod(FOLDER_MODE)
             return cls._locked(folder, new=True)
         except FileExistsError:
             raise InvalidFieldError("run_dir", str(path), "is a file; give a folder") from None
@@ -219,7 +218,7 @@ class RunFolder:
         """Writes what was measured."""
         path = self.path / PROFILE
         profile.save(path)
-        path.chmod(_FILE_MODE)
+        path.chmod(FILE_MODE)
 
     def close(self) -> None:
         """Closes the files, and gives the folder free."""
@@ -304,11 +303,7 @@ def _result_lines(report: Report) -> str:
 def _open(path: Path) -> FileIO:
     """Opens a file to append to, for its owner only."""
     # Without a buffer: what a full disk refuses is not written later, behind the session's back.
-    file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE), "a")
-    found = os.fstat(file.fileno())
-    if stat.S_IMODE(found.st_mode) != _FILE_MODE and found.st_uid == os.geteuid():
-        os.fchmod(file.fileno(), _FILE_MODE)  # The umask, or an older Fluid.
-    return file
+    return FileIO(open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
 
 
 def _append(file: FileIO, data: bytes) -> None:
