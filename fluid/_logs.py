@@ -13,14 +13,14 @@ from contextlib import suppress
 
 #: Most characters of an error's text.
 _LONGEST = 300
-#: A URI, as far as its query.
-_URI = re.compile(r"\b([A-Za-z][\w+.-]*://)([^\s'\"<>?#]*)(\?[^\s'\"<>#]*)?")
-#: Its user and password, which may hold ``/`` and ``@`` that were not escaped.
-_USERINFO = re.compile(r"^(?:[^/@]*:[^@]*@|[^/]*@)(?:[^/@]*@)*")
+#: A URI; its user and password, which may hold ``/``, ``?`` and ``@`` that were not escaped; a value in its query.
+_URI = re.compile(r"\b([A-Za-z][\w+.-]*://)([^\s'\"<>]*)")
+_USERINFO = re.compile(r"^(?:[^/@]*:.*@|[^/]*@)")
+_VALUE = re.compile(r"=[^&;#]*?(?=[&;#]|[)\]},.]*$)")
 #: A named secret outside a URI, as in ``host=db password=x`` or ``{'token': 'x'}``.
 _NAMED = re.compile(
     r"""(?ix)((?:pass(?:word|wd|phrase)?|pwd|(?:\w*[_-])?token|\w*secret\w*|api[_-]?key|access[_-]?key|account[_-]?key
-    |credentials?|signature)['"]?\s*[=:]\s*)('[^']*'|"[^"]*"|[^\s,;&'"()]+)"""
+    |credentials?|signature)['"]?\s*[=:]\s*)('[^']*'|"[^"]*"|[^\s,;&#'"()]+)"""
 )
 
 
@@ -59,25 +59,26 @@ def without_secrets(text: str) -> str:
 
 
 def _bare(uri: re.Match[str]) -> str:
-    query = re.sub(r"=[^&;]*", "=***", uri[3] or "")
-    return f"{uri[1]}{_USERINFO.sub('', uri[2])}{query}"
+    place, question, query = _USERINFO.sub("", uri[2]).partition("?")
+    return f"{uri[1]}{place}{question}{_VALUE.sub('=***', query)}"
 
 
 def brief(error: BaseException) -> str:
-    """An error on one line: its class and the begin of its text, without secrets.
+    """The begin of an error's ``repr``, without secrets.
 
     Example:
         >>> from fluid._logs import brief
         >>> brief(ConnectionError("no answer from http://me:hunter2@host:5000"))
-        'ConnectionError: no answer from http://host:5000'
+        "ConnectionError('no answer from http://host:5000')"
     """
     try:
-        # A UnicodeError's text can hold the whole object.
-        text = error.reason if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)) else str(error)
+        # These hold the whole of what was to be encoded.
+        of_unicode = isinstance(error, (UnicodeEncodeError, UnicodeDecodeError))
+        text = f"{type(error).__name__}({error.reason!r})" if of_unicode else repr(error)
     except Exception:
-        text = "its text cannot be made"
-    text = " ".join(without_secrets(text[: 10 * _LONGEST]).split())
-    return f"{type(error).__name__}: {text if len(text) <= _LONGEST else text[:_LONGEST] + '...'}".removesuffix(": ")
+        text = f"{type(error).__name__}(...)"
+    text = without_secrets(text[: 10 * _LONGEST])
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def brief_traceback(error: BaseException) -> str:
