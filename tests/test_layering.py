@@ -106,6 +106,7 @@ LOOSE = (
         "_imports",
         "_waiting",
         "_logs",
+        "_private_files",
         "checksums",
         "_late_imports",
         "_given_executor",

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from fluid._private_files import replacing
 from fluid.commands.inout import is_narrow, make_console, write_json
 from fluid.display.format import duration, number, percent
 from fluid.errors import InvalidFieldError
@@ -60,7 +61,8 @@ def compare_algorithms(
         save_rehearsal(arguments.png, comparison.outcomes, title, label="algorithm", scale=scale, price=arguments.price)
     if arguments.record:
         content = {name: [each.as_json() for each in of_row] for name, of_row in comparison.outcomes.items()}
-        (folder / "rehearsal.json").write_text(json.dumps({"format": 1, "outcomes": content}, indent=1))
+        with replacing(folder / "rehearsal.json") as draft:
+            draft.write_text(json.dumps({"format": 1, "outcomes": content}, indent=1), encoding="utf-8")
     if arguments.json and write_json(_figures(request, comparison, scale, arguments.price), arguments.json):
         return
     console = make_console()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fluid._private_files import replacing
 from fluid.errors import InvalidFieldError
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def write_json(data: dict[str, Any], path: str) -> bool:
         return True
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     try:
-        Path(path).write_text(f"{text}\n", encoding="utf-8")
+        with replacing(path) as draft:
+            draft.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise InvalidFieldError("json", path, f"cannot be written: {error.strerror}") from error
     return False

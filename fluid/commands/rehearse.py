@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fluid._private_files import make_folder, replacing
 from fluid.commands.inout import Subparsers, is_narrow, make_console, write_json
 from fluid.errors import InvalidFieldError, require_integer, require_number
 
@@ -191,7 +192,8 @@ def _run(arguments: argparse.Namespace, counts: Sequence[int]) -> ScriptRehearsa
     rehearsal.folder = folder
     if arguments.record:
         content = {"format": 1, "command": shlex.join(["fluid", *sys.argv[1:]]), **_outcomes(rehearsal)}
-        (folder / "rehearsal.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        with replacing(folder / "rehearsal.json") as draft:
+            draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
     return rehearsal
 
 
@@ -212,7 +214,7 @@ def _out_folder(asked: str | None, target: str) -> Path:
     else:
         folder = Path(asked).expanduser().absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if any(folder.iterdir()):
             raise InvalidFieldError("out", str(folder), "holds something already: give a fresh folder")
     except OSError as error:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from fluid._private_files import close_to_others, make_folder
 from fluid.lane.checkpoint_paths import checkpoints_folder, trial_folder_name
 from fluid.lane.checkpoint_seal import damage_by_lengths, damage_of, is_of_the_process, seal
 
@@ -84,7 +85,7 @@ def discard_kept(path: str, *, demote: bool) -> None:
     if demote:
         folder = checkpoints_folder(os.path.dirname(os.path.dirname(os.path.dirname(kept))), trial_folder_name(path))
         with suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            make_folder(folder)
             os.rename(path, os.path.join(folder, name))
     else:
         delete_unread(path)
@@ -231,6 +232,7 @@ def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tupl
     try:
         _made_in(root, lambda: os.mkdir(draft, 0o700))
         write(draft)
+        close_to_others(draft)
         size = seal(draft)
         os.rename(draft, path)
     except BaseException:
@@ -243,7 +245,7 @@ def _made_in(folder: str, make: Callable[[], T]) -> T:
     """Makes something in a folder that another process removes whenever it is empty, perhaps right now."""
     while True:
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            make_folder(folder)
         except FileExistsError:
             if os.path.lexists(folder) and not os.path.isdir(folder):
                 raise

@@ -17,6 +17,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from fluid._private_files import open_private
+
 #: The file, within a checkpoint, that holds the seal: ``{"files": {path: [bytes, CRC-32]}}``.
 SEAL = "seal.json"
 #: Bytes read at a time: first, and then.
@@ -35,7 +37,7 @@ def seal(folder: str) -> int:
         Bytes of its files.
     """
     sums = {path: _sum(os.path.join(folder, path)) for path in sorted(_files(folder)) if path != SEAL}
-    with open(os.path.join(folder, SEAL), "w", encoding="utf-8") as file:
+    with open_private(os.path.join(folder, SEAL), "w", encoding="utf-8") as file:
         json.dump({"files": sums}, file)
     return sum(length for length, _ in sums.values())
 

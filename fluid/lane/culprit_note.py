@@ -7,6 +7,8 @@ import os
 import struct
 from contextlib import suppress
 
+from fluid._private_files import make_folder
+
 _LENGTH = struct.Struct("<H")
 _BYTES = 4096
 
@@ -35,7 +37,7 @@ class RunningTrialNote:
 
 
 def _map(path: str) -> mmap.mmap:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    make_folder(os.path.dirname(path))
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, _BYTES)  # To write to a page that a full RAM disk cannot give is fatal.

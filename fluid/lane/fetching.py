@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
+from fluid._private_files import make_folder
 from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_seal import damage_by_sums
 from fluid.lane.checkpoint_wire import (
@@ -83,7 +84,7 @@ def fetch_checkpoint(
 def _receive(sock: socket.socket, manifest: Manifest, target: str, ip: str, rates: LinkRates) -> str | None:
     """Writes what is sent to a folder, which appears if it is whole; returns the damage otherwise."""
     parent, name = os.path.split(target)
-    os.makedirs(parent, mode=0o700, exist_ok=True)
+    make_folder(parent)
     draft = tempfile.mkdtemp(prefix=f".{name}.", dir=parent)
     try:
         clock = MonotonicClock()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from fluid._private_files import make_folder
 from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path
 from fluid.lane.checkpoint_seal import is_of_the_process
@@ -116,7 +117,7 @@ class CheckpointLocator:
         folder = self._folders(trial_id)[0]
         descriptor = -1
         with suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            make_folder(folder)
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:

@@ -15,6 +15,7 @@ import re
 from contextlib import suppress
 from typing import TextIO
 
+from fluid._private_files import make_folder, open_private
 from fluid.lane.own_output import OwnOutput
 from fluid.lane.run_paths import trial_folder
 
@@ -96,10 +97,9 @@ class TrialLog:
         """Returns the open log; ``None`` if no trial runs, or its log cannot be opened."""
         if self._file is None and self.path is not None:
             with suppress(OSError):
-                os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+                make_folder(os.path.dirname(self.path))
                 # What a trial prints may hold secrets of its config: the file is for its owner only.
-                file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-                self._file = open(file, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+                self._file = open_private(self.path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
         return self._file
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fluid._clock import Clock
+from fluid._private_files import make_folder
 from fluid.elastic.messages import Join
 from fluid.lane.culprit_note import RunningTrialNote
 from fluid.lane.device import MemoryMeter
@@ -187,7 +188,7 @@ class Residents:
             Why it has an earlier state than that of its checkpoint; ``None`` if it has that one.
         """
         if message.process.chdir:
-            os.makedirs(resident.link.folder, exist_ok=True)
+            make_folder(resident.link.folder)
         self.enter(resident)
         make_room_to_compile()
         self._scripts.put_in_force(message.key)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
+from fluid._private_files import make_folder
 from fluid.lane.fused_rows import fused_trial_of
 from fluid.lane.messages import LaneOptions
 from fluid.lane.row_groups import RowGroup
@@ -45,7 +46,7 @@ class RowChecks:
 
         reason = why_alike_not_fused(fused_trial_of(one.body), fused_trial_of(two.body)) or ""
         with suppress(OSError):
-            os.makedirs(self._folder, exist_ok=True)
+            make_folder(self._folder)
             own = f"{path}.{os.getpid()}"
             with open(own, "w", encoding="utf-8", errors="replace") as file:
                 file.write(reason)

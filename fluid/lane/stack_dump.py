@@ -6,6 +6,8 @@ import faulthandler
 import os
 import signal
 
+from fluid._private_files import make_folder, open_descriptor
+
 #: A real-time signal near the end of those: libraries and users take SIGUSR2, and the C library the first ones.
 DUMP_SIGNAL = signal.SIGRTMAX - 3
 
@@ -23,6 +25,6 @@ def dump_stacks_at_signal(run_folder: str, lane_id: int) -> None:
     do not: the driver copies the stacks there (:mod:`fluid.backends.hosts.stack_copies`).
     """
     path = lane_stacks(run_folder, lane_id)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    make_folder(os.path.dirname(path))
+    descriptor = open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     faulthandler.register(DUMP_SIGNAL, file=descriptor, all_threads=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
-from fluid._logs import logger_of
+from fluid._logs import brief_traceback, logger_of
 from fluid._waiting import AwaitedThread
 from fluid.engine.commands import Command, Report, ReportEnd, ReportStart
 from fluid.engine.events import Event, Failure, StopRequested, TrialForgotten
@@ -155,8 +155,8 @@ class LoggerHub:
                 all_stored = self._flush()
                 if is_last:
                     break
-        except Exception:
-            _log.exception("nothing more of this session is logged")
+        except Exception as error:
+            _log.error("nothing more of this session is logged\n%s", brief_traceback(error))
         for sink in self._sinks:
             sink.close(FluidError("the executor was closed"))  # It stores all.
             sink.flush(self._reader.line)

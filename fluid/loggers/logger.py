@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluid._logs import without_secrets
 from fluid.errors import InvalidFieldError
 from fluid.session.results import TrialListener
 
@@ -56,8 +57,12 @@ class TrialLogger(TrialListener):
     """A listener for ``FluidExecutor(loggers=[...])`` that is also told of trials. Override what you need.
 
     A thread of the loggers' own calls its methods, so they may take their time. Results have the metrics and the config
-    as JSON has them. ``on_end`` also gets the state ``"PAUSED"``: a trial that its search algorithm may extend.
-    ``on_broken`` is called last, when the executor is closed.
+    as JSON has them, with escapes for lone surrogates and NUL in texts. ``on_end`` also gets the state ``"PAUSED"``: a
+    trial that its search algorithm may extend. ``on_broken`` is called last, when the executor is closed.
+
+    A ``ValueError``, ``TypeError`` or ``ArithmeticError`` that a call about a trial raises is taken to be of that
+    trial's values: a warning tells the first, the call is left out - all of the trial, if it was ``on_trial`` - and the
+    logger goes on. Any other error ends it for the rest of the session.
 
     Example:
         >>> from fluid import FluidExecutor, Trial, TrialGroup
@@ -76,7 +81,8 @@ class TrialLogger(TrialListener):
         a 1 {'loss': 0.25}
 
     Attributes:
-        destination: where it writes to. A resumed session recognizes its loggers by their classes and destinations.
+        destination: where it writes to. A resumed session recognizes its loggers by their classes and destinations;
+            users, passwords and queries of URIs are left out of both file and log.
         begins_anew: whether it gets all earlier results again when a session is resumed; if not, as by default, only
             those that it had not stored.
     """
@@ -104,7 +110,7 @@ class TrialLogger(TrialListener):
     @property
     def key(self) -> str:
         """What a resumed session recognizes it by."""
-        return f"{type(self).__name__}({self.destination})"
+        return f"{type(self).__name__}({without_secrets(self.destination)})"
 
 
 def refuse_logger(listener: object, field: str) -> None:

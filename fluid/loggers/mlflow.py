@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,20 +12,28 @@ from fluid._clock import wall_seconds
 from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError, require_text
+from fluid.loggers.left_out import LeftOut
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
-from fluid.loggers.values import hyperparameters, scalars, texts
+from fluid.loggers.values import cut, hyperparameters, scalars, texts, writable
 from fluid.results.records import Result
 
 with try_import("mlflow", extra="mlflow") as _imports:
     import mlflow
     from mlflow.entities import Metric, Param, RunTag
+    from mlflow.exceptions import MlflowException
 
 #: The tag by which the run of a trial is found again.
 _UID = "fluid.uid"
-#: What MLflow takes at most: metrics, params or tags of one call, characters of a param and of a tag.
-_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM, _LONGEST_TAG = 1000, 100, 6000, 8000
+#: What MLflow takes at most: metrics, params or tags of one call (1000 of all), characters of a param and of a tag.
+_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM, _LONGEST_TAG = 800, 100, 6000, 8000
+#: Most characters of the name of an experiment, and of a run, a metric, a param or a tag.
+_LONGEST_EXPERIMENT, _LONGEST_NAME = 500, 250
 #: Characters that MLflow refuses in names.
 _REFUSED = re.compile(r"[^\w./: -]")
+#: Ids that MLflow's search can look for.
+_SEARCHABLE = re.compile(r"[ !#-&(-\[\]^_a-~]{1,500}")
+#: How MLflow says that it is the values of a call that it refuses.
+_OF_VALUES = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
 
 
 @dataclass(slots=True)
@@ -97,6 +105,7 @@ class MLflow(TrialLogger):
         self.client: Any = mlflow.MlflowClient(tracking_uri)
         self.destination = f"{self.client.tracking_uri} {experiment or ''}".rstrip()
         self._experiment = experiment
+        self._left_out = LeftOut(self.key)
         self._tags = dict(tags or {})
         self._session: LoggedSession
         #: Ids by name.
@@ -109,7 +118,12 @@ class MLflow(TrialLogger):
             self._experiment_id(self._experiment)
 
     def on_trial(self, trial: LoggedTrial) -> None:
-        run = self._runs.get(trial.trial_id) or self._find(trial) or self._create(trial)
+        try:
+            run = self._runs.get(trial.trial_id) or self._find(trial) or self._create(trial)
+        except MlflowException as error:
+            if error.error_code in _OF_VALUES:
+                raise ValueError(str(error)) from error
+            raise
         self._runs[trial.trial_id] = run
         for name, value in hyperparameters(trial.config).items():
             name, text = _name(name), str(value)[:_LONGEST_PARAM]
@@ -149,6 +163,7 @@ class MLflow(TrialLogger):
                 run.tags["fluid.state"] = run.state
                 self.client.set_terminated(run.run_id, "KILLED")
             self._write(run)
+        self._left_out.close()
 
     def flush(self) -> bool:
         for run in self._runs.values():
@@ -160,13 +175,25 @@ class MLflow(TrialLogger):
         metrics, run.metrics = run.metrics, []
         tags, run.tags = [RunTag(name, text[:_LONGEST_TAG]) for name, text in run.tags.items()], {}
         while params or metrics or tags:
-            self.client.log_batch(
-                run.run_id,
-                metrics=metrics[:_MOST_METRICS],
-                params=params[:_MOST_PARAMS],
-                tags=tags[:_MOST_PARAMS],
-            )
+            self._log([*metrics[:_MOST_METRICS], *params[:_MOST_PARAMS], *tags[:_MOST_PARAMS]], run.run_id)
             metrics, params, tags = metrics[_MOST_METRICS:], params[_MOST_PARAMS:], tags[_MOST_PARAMS:]
+
+    def _log(self, batch: list[Any], run_id: str) -> None:
+        """Logs metrics, params and tags; one that MLflow refuses is left out."""
+        kinds = {"metrics": Metric, "params": Param, "tags": RunTag}
+        try:
+            self.client.log_batch(
+                run_id, **{name: [one for one in batch if type(one) is kind] for name, kind in kinds.items()}
+            )
+        except MlflowException as error:
+            if error.error_code not in _OF_VALUES:
+                raise
+            if len(batch) == 1:
+                self._left_out.add(f"{type(batch[0]).__name__} {batch[0].key!r}", error)
+                return
+            middle = len(batch) // 2
+            self._log(batch[:middle], run_id)
+            self._log(batch[middle:], run_id)
 
     def _experiment_id(self, name: str) -> str:
         if name not in self._experiments:
@@ -178,19 +205,19 @@ class MLflow(TrialLogger):
     def _create(self, trial: LoggedTrial) -> _Run:
         tags = {
             **self._tags,
-            _UID: trial.uid,
-            "fluid.group": trial.group,
-            "fluid.trial": trial.trial_id,
-            "fluid.run_dir": str(self._session.run_dir),
+            _UID: _uid(trial),
+            "fluid.group": trial.group[:_LONGEST_TAG],
+            "fluid.trial": trial.trial_id[:_LONGEST_TAG],
+            "fluid.run_dir": writable(str(self._session.run_dir))[:_LONGEST_TAG],
         }
-        experiment = self._experiment_id(self._experiment or trial.group)
-        made = self.client.create_run(experiment, run_name=trial.trial_id, tags=tags)
+        experiment = self._experiment_id(self._experiment or cut(trial.group, _LONGEST_EXPERIMENT))
+        made = self.client.create_run(experiment, run_name=cut(trial.trial_id, _LONGEST_NAME), tags=tags)
         return _Run(made.info.run_id, is_open=True)
 
     def _find(self, trial: LoggedTrial) -> _Run | None:
         """Finds the run that an earlier session has begun, or this one has ended."""
-        experiment = self._experiment_id(self._experiment or trial.group)
-        found = self.client.search_runs([experiment], f"tags.`{_UID}` = {json.dumps(trial.uid)}", max_results=1)
+        experiment = self._experiment_id(self._experiment or cut(trial.group, _LONGEST_EXPERIMENT))
+        found = self.client.search_runs([experiment], f'tags.`{_UID}` = "{_uid(trial)}"', max_results=1)
         if not found:
             return None
         data, run_id = found[0].data, found[0].info.run_id
@@ -199,4 +226,10 @@ class MLflow(TrialLogger):
 
 
 def _name(name: str) -> str:
-    return _REFUSED.sub("_", name)
+    """The name of a metric, a param or a tag as MLflow takes it: a relative path in its shortest form."""
+    parts = _REFUSED.sub("_", name).split("/")
+    return cut("/".join(part if part.strip(".") else "_" * max(1, len(part)) for part in parts), _LONGEST_NAME)
+
+
+def _uid(trial: LoggedTrial) -> str:
+    return trial.uid if _SEARCHABLE.fullmatch(trial.uid) else hashlib.sha256(trial.uid.encode()).hexdigest()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluid._logs import without_secrets
 from fluid.results.folder_files import json_lines
 from fluid.session.appended_file import AppendedFile, with_checksums
 from fluid.session.torn_files import cut_torn_line
@@ -35,7 +36,8 @@ def read_progress(run_dir: Path) -> dict[str, LoggerProgress]:
         entry = line.entry or {}
         results, ends = entry.get("results"), entry.get("ends")
         if isinstance(results, int) and isinstance(ends, dict):
-            stored = found.setdefault(str(entry.get("logger")), LoggerProgress())
+            # An older Fluid wrote destinations as they were.
+            stored = found.setdefault(without_secrets(str(entry.get("logger"))), LoggerProgress())
             stored.results = results
             stored.ends.update(ends)
     return found

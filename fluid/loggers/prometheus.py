@@ -9,6 +9,7 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.loggers.values import writable
 from fluid.processes.strangers import HttpServer
 from fluid.session.status import GroupStatus, Status
 
@@ -198,7 +199,7 @@ def _of_devices(status: Status) -> Iterator[Any]:
 def _metric(name: str, text: str, values: list[tuple[tuple[str, ...], float]], *labels: str) -> Any:
     family = GaugeMetricFamily(name, text, labels=labels)
     for place, value in values:
-        family.add_metric(place, value)
+        family.add_metric([writable(name) for name in place], value)
     return family
 
 

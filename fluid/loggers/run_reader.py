@@ -1,4 +1,7 @@
-"""Reads what a session writes to its run folder, as loggers are told it: trials, and results in the order written."""
+"""Reads what a session writes to its run folder, as loggers are told it: trials, and results in the order written.
+
+Texts are given with escapes for the characters that not all sinks can hold.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fluid.errors import FluidError
 from fluid.loggers.logger import LoggedTrial
+from fluid.loggers.values import writable
 from fluid.results.folder_files import RESULTS, TRIALS, entry_of, read_search
 from fluid.results.iterations import read_reported
 from fluid.results.records import Result
@@ -59,8 +63,8 @@ class SessionReader:
         self._parts: dict[str, SubmittedTrial] = {}
         #: By group and shown id: several submitted trials may be shown as one.
         self._trials: dict[tuple[str, str], LoggedTrial] = {}
-        #: The group that has each shown id.
-        self._owners: dict[str, str] = {}
+        #: The group and the shown id that have each id under which a trial is logged.
+        self._owners: dict[str, tuple[str, str]] = {}
 
     def read_trials(self) -> list[LoggedTrial]:
         """Reads new lines of ``trials.jsonl``; returns trials whose config was told after they were submitted."""
@@ -93,7 +97,9 @@ class SessionReader:
                 yield ReadResult(self.line)
                 continue
             result = result_of(reported, self._parts[reported.trial_id])
-            yield ReadResult(self.line, trial, replace(result, trial_id=trial.trial_id))
+            yield ReadResult(
+                self.line, trial, replace(result, trial_id=trial.trial_id, metrics=writable(result.metrics))
+            )
 
     def find(self, submitted_id: str) -> LoggedTrial | None:
         """The trial that a submitted trial is shown as; ``None`` if it is unknown."""
@@ -129,12 +135,12 @@ class SessionReader:
             state="",
         )
         self._parts[trial_id] = part
-        unique = self._owners.setdefault(shown_id, group_id) == group_id
-        self._trials[group_id, shown_id] = LoggedTrial(
-            trial_id=shown_id if unique else f"{shown_id}-{group_id}",
-            group=self._group(group_id).name,
+        place, shown = (group_id, shown_id), writable(shown_id)
+        self._trials[place] = LoggedTrial(
+            trial_id=shown if self._owners.setdefault(shown, place) == place else f"{shown}-{group_id}",
+            group=writable(self._group(group_id).name),
             config=part.config,
-            uid=f"{self._session_id}-{group_id}-{shown_id}",
+            uid=writable(f"{self._session_id}-{group_id}-{shown_id}"),
         )
 
     def _group(self, group_id: str) -> _NamedGroup:
@@ -156,4 +162,4 @@ class SessionReader:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return writable(value) if isinstance(value, dict) else {}

@@ -1,20 +1,69 @@
-"""Calls one logger: only with what it has not stored yet, and no more once it has raised."""
+"""Calls one logger: only with what it has not stored yet, and no more once it has raised an error of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from fluid._logs import logger_of
+from fluid._logs import brief, brief_traceback, logger_of
 from fluid.engine.events import Failure
+from fluid.loggers.left_out import LeftOut
 from fluid.loggers.logger import LoggedTrial, TrialLogger
 from fluid.loggers.progress import LoggerProgress
+from fluid.loggers.values import writable_failure
 from fluid.results.records import Result
 from fluid.session.results import TrialListener
 
 _log = logger_of("fluid.loggers")
 #: The state of a trial that its search algorithm may extend: not its end.
 PAUSED = "PAUSED"
+
+
+#: Errors that are of the values that a logger was given; others are the logger's own.
+_OF_VALUES = (ArithmeticError, TypeError, ValueError)
+
+
+class TrialCalls:
+    """Calls a logger about trials; what it cannot hold is left out, and told once.
+
+    Args:
+        key: names the logger in the log.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._left_out = LeftOut(key)
+        #: Trials that it could not be told of.
+        self._unknown: set[str] = set()
+
+    def on_trial(self, logger: TrialLogger, trial: LoggedTrial) -> None:
+        """Tells of a trial; as :meth:`call`. One that cannot be told of is left out altogether."""
+        if not self.call(trial.trial_id, logger.on_trial, trial):
+            self._unknown.add(trial.trial_id)
+
+    def call(self, trial_id: str, method: Callable[..., Any], *facts: Any) -> bool:
+        """Calls a method about a trial; returns whether it took what it was told.
+
+        Raises:
+            BaseException: an error of the logger's own.
+        """
+        if trial_id in self._unknown:
+            return False
+        try:
+            method(*facts)
+        except _OF_VALUES as error:
+            if isinstance(error, OSError):  # A certificate's, for one.
+                raise
+            self._left_out.add(f"{method.__name__} of trial {trial_id!r}", error)
+            return False
+        return True
+
+    def forget(self, trial_id: str) -> None:
+        """The trial will not be heard of again."""
+        self._unknown.discard(trial_id)
+
+    def close(self) -> None:
+        """The logger gets nothing more."""
+        self._left_out.close()
 
 
 class Sink:
@@ -48,24 +97,25 @@ class Sink:
         self.new_ends: dict[str, str] = {}
         #: Trials that it was told of, by id; whether they have ended.
         self._has_ended: dict[str, bool] = {}
+        self._calls = TrialCalls(key)
 
     def start(self, trial: LoggedTrial) -> None:
         """A trial starts, or goes on."""
         self._tell(trial)
-        self._call(self._listener.on_start, trial.trial_id)
+        self._call_about(trial, self._listener.on_start, trial.trial_id)
 
     def result(self, line: int, trial: LoggedTrial, result: Result) -> None:
         """A trial has finished an iteration, which is on a line of ``results.jsonl``."""
         if line > self.stored:
             self._tell(trial)
-            self._call(self._listener.on_result, result)
+            self._call_about(trial, self._listener.on_result, result)
 
     def end(self, trial: LoggedTrial, state: str, failure: Failure | None) -> None:
         """A trial has ended, or is paused."""
         self._tell(trial)
         self._has_ended[trial.trial_id] = state != PAUSED
         self.new_ends[trial.trial_id] = state
-        self._call(self._listener.on_end, trial.trial_id, state, failure)
+        self._call_about(trial, self._listener.on_end, trial.trial_id, state, writable_failure(failure))
 
     def past_end(self, trial: LoggedTrial, state: str, failure: Failure | None) -> None:
         """A trial has ended in an earlier session."""
@@ -75,11 +125,12 @@ class Sink:
     def config(self, trial: LoggedTrial) -> None:
         """The config of a trial was told."""
         if self._logger is not None and trial.trial_id in self._has_ended:
-            self._call(self._logger.on_trial, trial)
+            self._call(self._calls.on_trial, self._logger, trial)
 
     def forget(self, trial_id: str) -> None:
         """A trial will not be heard of again."""
         self._has_ended.pop(trial_id, None)
+        self._calls.forget(trial_id)
 
     def flush(self, line: int) -> bool:
         """Lets it store what it was told, up to a line of ``results.jsonl``; returns whether all is stored."""
@@ -101,12 +152,16 @@ class Sink:
     def close(self, error: BaseException) -> None:
         """The executor was closed."""
         self._call(self._listener.on_broken, error)
+        self._calls.close()
 
     def _tell(self, trial: LoggedTrial) -> None:
         if self._has_ended.get(trial.trial_id, True):
             self._has_ended[trial.trial_id] = False
             if self._logger is not None:
-                self._call(self._logger.on_trial, trial)
+                self._call(self._calls.on_trial, self._logger, trial)
+
+    def _call_about(self, trial: LoggedTrial, method: Callable[..., Any], *facts: Any) -> None:
+        self._call(self._calls.call, trial.trial_id, method, *facts)
 
     def _call(self, method: Callable[..., Any], *facts: Any) -> Any:
         """Calls a method of the logger, unless one has raised."""
@@ -117,12 +172,12 @@ class Sink:
             answer = method(*facts)
         except BaseException as error:  # Also SystemExit: it must not end the other loggers.
             self.is_alive = False
-            text = "logger %s raised %r; it gets nothing more of this session; the trials and other loggers go on"
-            _log.warning(text, self.key, error, exc_info=error)
+            text = "logger %s raised %s; it gets nothing more of this session; the trials and other loggers go on\n%s"
+            _log.warning(text, self.key, brief(error), brief_traceback(error))
             try:
                 self._listener.on_broken(error)
             except BaseException as second:
-                _log.debug("logger %s raised again as it was closed: %r", self.key, second)
+                _log.debug("logger %s raised again as it was closed: %s", self.key, brief(second))
             return None
         finally:
             self.is_called = False

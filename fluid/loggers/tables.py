@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import os
+import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError
 from fluid.loggers.claims import is_claimed
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
-from fluid.loggers.values import text_of
+from fluid.loggers.logger_files import Files
+from fluid.loggers.values import is_float, text_of
 from fluid.results.folder_files import price_in, read_facts
 from fluid.results.iterations import flat
 from fluid.results.records import Result
@@ -40,6 +42,8 @@ class _Tables(TrialLogger):
     """
 
     begins_anew = True
+    _suffix = ""
+    _files: Files
 
     def __init__(self, folder: str | Path | None, clock: Clock | None = None) -> None:
         self.destination = "" if folder is None else str(Path(folder).expanduser().absolute())
@@ -55,7 +59,8 @@ class _Tables(TrialLogger):
     def on_session(self, session: LoggedSession) -> None:
         if not self.destination:
             self._folder = session.run_dir / type(self).__name__.lower()
-        if not is_claimed(self._folder, session.session_id):
+        self._files = Files(self._folder, session.run_dir)
+        if not is_claimed(self._folder, session.session_id, self._files):
             raise InvalidFieldError("folder", str(self._folder), "has the tables of another session; give another one")
         self._run_dir = session.run_dir
         self._begin()
@@ -105,9 +110,11 @@ class _Tables(TrialLogger):
             row["cost_usd"] = price * row["device_seconds"] / 3600.0
         self._write()
 
-    @abstractmethod
     def _begin(self) -> None:
-        """Removes the tables of an earlier session of this run folder."""
+        """Removes the tables of an earlier session of this run folder, and drafts of them."""
+        for name in ("trials", "iterations"):
+            for path in (self._folder / f"{name}.{self._suffix}", *self._folder.glob(f".{name}.*.{self._suffix}")):
+                path.unlink(missing_ok=True)
 
     @abstractmethod
     def _write(self) -> None:
@@ -138,13 +145,11 @@ class CSV(_Tables):
         folder: where the tables go; of one session only. ``None``, the default, for ``csv`` in the run folder.
     """
 
+    _suffix = "csv"
+
     def __init__(self, folder: str | Path | None = None) -> None:
         super().__init__(folder)
         self._columns: list[str] = []
-
-    def _begin(self) -> None:
-        for name in ("trials.csv", "iterations.csv"):
-            (self._folder / name).unlink(missing_ok=True)
 
     def _write(self) -> None:
         rows, self._iterations = self._iterations, []
@@ -153,15 +158,19 @@ class CSV(_Tables):
         if columns != self._columns:
             earlier = []
             if self._columns:
-                with path.open(newline="", encoding="utf-8") as file:
+                with path.open(newline="", encoding="utf-8") as file, _long_fields():
                     earlier = list(csv.DictReader(file))
             self._columns = columns
-            _replace(path, _csv(columns, [*earlier, *rows], header=True))
+            self._replace(path, _csv(columns, [*earlier, *rows], header=True))
         elif rows:
-            with path.open("a", newline="", encoding="utf-8") as file:
+            with self._files.open(path, "a", newline="", encoding="utf-8") as file:
                 file.write(_csv(columns, rows, header=False))
         trials = list(self._trials.values())
-        _replace(self._folder / "trials.csv", _csv(_ordered(trials, _TRIAL, _LAST), trials, header=True))
+        self._replace(self._folder / "trials.csv", _csv(_ordered(trials, _TRIAL, _LAST), trials, header=True))
+
+    def _replace(self, path: Path, text: str) -> None:
+        with self._files.replacing(path) as draft:
+            draft.write_bytes(text.encode())
 
 
 class Parquet(_Tables):
@@ -190,15 +199,13 @@ class Parquet(_Tables):
         MissingDependencyError: pyarrow is not installed.
     """
 
+    _suffix = "parquet"
+
     def __init__(self, folder: str | Path | None = None) -> None:
         _pyarrow.check()
         super().__init__(folder)
         #: All iterations that were written.
         self._table: Any = None
-
-    def _begin(self) -> None:
-        for name in ("trials.parquet", "iterations.parquet"):
-            (self._folder / name).unlink(missing_ok=True)
 
     def _write(self) -> None:
         rows, self._iterations = self._iterations, []
@@ -211,9 +218,8 @@ class Parquet(_Tables):
             self._store("trials.parquet", _table(trials, _ordered(trials, _TRIAL, _LAST)))
 
     def _store(self, name: str, table: Any) -> None:
-        draft = self._folder / f".{name}.tmp"
-        pyarrow.parquet.write_table(table, draft)
-        os.replace(draft, self._folder / name)
+        with self._files.replacing(self._folder / name) as draft:
+            pyarrow.parquet.write_table(table, draft)
 
 
 def _prefixed(prefix: str, content: object) -> Row:
@@ -240,10 +246,14 @@ def _csv(columns: list[str], rows: Iterable[Mapping[str, Any]], *, header: bool)
     return text.getvalue()
 
 
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lets fields of any length be read: the module's limit of 131,072 characters is the whole process's."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _names(table: Any) -> Iterable[Mapping[str, Any]]:
@@ -256,7 +266,7 @@ def _table(rows: list[Row], columns: list[str]) -> Any:
 
 def _column(values: list[Any]) -> Any:
     kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {int, float}:
+    if kinds == {int, float} and all(value is None or is_float(value) for value in values):
         values = [None if value is None else float(value) for value in values]
     elif len(kinds) > 1 or any(isinstance(value, int) and abs(value) >= 1 << 63 for value in values):
         values = _as_text(values)

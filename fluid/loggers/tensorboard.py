@@ -15,6 +15,7 @@ from fluid.engine.events import Failure
 from fluid.lane.run_paths import folder_name
 from fluid.loggers.claims import claim
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
+from fluid.loggers.logger_files import Files
 from fluid.loggers.values import hyperparameters, scalars, texts
 from fluid.results.records import Result
 
@@ -57,6 +58,7 @@ class TensorBoard(TrialLogger):
         self.destination = "" if folder is None else str(Path(folder).expanduser().absolute())
         self._folder = Path(self.destination)
         self._session_id = ""
+        self._files: Files
         #: The folder of each group.
         self._groups: dict[str, Path] = {}
         self._runs: dict[str, _EventFile] = {}
@@ -65,15 +67,16 @@ class TensorBoard(TrialLogger):
         self._session_id = session.session_id
         if not self.destination:
             self._folder = session.run_dir / "tensorboard"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._files = Files(self._folder, session.run_dir)
+        self._files.make_folder(self._folder)
 
     def on_trial(self, trial: LoggedTrial) -> None:
         if trial.group not in self._groups:
-            self._groups[trial.group] = claim(self._folder, folder_name(trial.group), self._session_id)
+            self._groups[trial.group] = claim(self._folder, folder_name(trial.group), self._session_id, self._files)
         run = self._runs.get(trial.trial_id)
         if run is None:
             folder = self._groups[trial.group] / folder_name(trial.trial_id)
-            run = self._runs[trial.trial_id] = _EventFile(self._new_file(folder), goes_on=folder.exists())
+            run = self._runs[trial.trial_id] = _EventFile(self._new_file(folder), self._files, goes_on=folder.exists())
         run.set_config(trial)
 
     def on_result(self, result: Result) -> None:
@@ -116,11 +119,13 @@ class _EventFile:
 
     Args:
         path: the file.
+        files: makes it.
         goes_on: whether an earlier session has written events of the trial.
     """
 
-    def __init__(self, path: Path, *, goes_on: bool) -> None:
+    def __init__(self, path: Path, files: Files, *, goes_on: bool) -> None:
         self._path = path
+        self._files = files
         self._buffer = io.BytesIO()
         self._writer = RecordWriter(self._buffer)
         self._purges = goes_on
@@ -163,8 +168,8 @@ class _EventFile:
     def write(self) -> None:
         """Appends to the file."""
         if self._buffer.tell():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
+            self._files.make_folder(self._path.parent)
+            with self._files.open(self._path, "ab") as file:
                 file.write(self._buffer.getvalue())
             self._buffer.seek(0)
             self._buffer.truncate()
@@ -184,6 +189,6 @@ def _text(tag: str, text: str) -> Any:
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_STRING,
         tensor_shape=tensor_shape_pb2.TensorShapeProto(),
-        string_val=[text.encode("utf-8", "replace")],
+        string_val=[text.encode()],
     )
     return summary_pb2.Summary.Value(tag=tag, metadata=summary_pb2.SummaryMetadata(plugin_data=plugin), tensor=tensor)

@@ -10,13 +10,16 @@ from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError, require_one_of
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
-from fluid.loggers.values import scalars, texts
+from fluid.loggers.logger_files import Files
+from fluid.loggers.values import cut, scalars, texts
 from fluid.results.records import Result
 
 with try_import("wandb", extra="wandb") as _imports:
     import wandb
 
 _MODES = ("online", "offline", "disabled")
+#: Most characters that its server takes of a run's name and a group's.
+_LONGEST_NAME = 128
 #: Arguments of ``wandb.init`` that the logger sets.
 _OWN = ("config", "dir", "group", "id", "mode", "name", "project", "reinit", "resume")
 
@@ -69,13 +72,16 @@ class WandB(TrialLogger):
         quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
         self._options: dict[str, Any] = {"mode": mode, "settings": quiet, **options}
         self.destination = "/".join(filter(None, (options.get("entity"), project, mode, self._folder)))
+        self._files: Files
         self._runs: dict[str, Any] = {}
         #: How the trials of the open runs stand, once they have started.
         self._states: dict[str, str] = {}
 
     def on_session(self, session: LoggedSession) -> None:
         self._folder = self._folder or str(session.run_dir)
-        Path(self._folder).mkdir(parents=True, exist_ok=True)
+        # wandb makes its files for all to read; its folder keeps others out until they are closed.
+        self._files = Files(Path(self._folder), session.run_dir)
+        self._files.make_folder(Path(self._folder) / "wandb")
 
     def on_trial(self, trial: LoggedTrial) -> None:
         run = self._runs.get(trial.trial_id)
@@ -85,8 +91,8 @@ class WandB(TrialLogger):
                 dir=self._folder,
                 id=hashlib.sha256(trial.uid.encode()).hexdigest()[:16],
                 resume="allow",
-                name=trial.trial_id,
-                group=trial.group,
+                name=cut(trial.trial_id, _LONGEST_NAME),
+                group=cut(trial.group, _LONGEST_NAME),
                 config=dict(trial.config),
                 reinit="create_new",
                 **self._options,
@@ -116,6 +122,8 @@ class WandB(TrialLogger):
             if trial_id in self._states:
                 run.summary["fluid/state"] = self._states[trial_id]
             self._finish(trial_id)
+        if self._folder is not None:
+            self._files.close(Path(self._folder) / "wandb")
 
     def _has_ended(self, trial_id: str) -> bool:
         return self._states.get(trial_id, "UNFINISHED") not in ("PAUSED", "UNFINISHED")

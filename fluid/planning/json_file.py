@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from fluid._private_files import replacing
 from fluid.checksums import checked_object, split_object
 
 
@@ -19,16 +18,10 @@ def write_json(path: str | os.PathLike[str], content: Mapping[str, object]) -> N
         OSError: the file cannot be written; the old one is as it was.
         ValueError: a number is infinite or NaN.
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(checked_object(json.dumps(content, indent=1, allow_nan=False)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path, private=False) as draft, draft.open("wb") as file:
+        file.write(checked_object(json.dumps(content, indent=1, allow_nan=False)))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def parse_json(data: bytes) -> Any:

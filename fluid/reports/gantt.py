@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fluid._imports import try_import
+from fluid._private_files import replacing
 from fluid.display.format import (
     duration,
     percent,
@@ -392,6 +393,7 @@ def save_figure(figure: Figure, path: str | Path, field: str = "plot") -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # What the font lacks is drawn as boxes.
-            figure.savefig(path, dpi=150)
+            with replacing(path) as draft:
+                figure.savefig(draft, dpi=150, format=Path(path).suffix.lower().lstrip("."))
     except OSError as error:
         raise InvalidFieldError(field, str(path), f"cannot be written: {error.strerror or error}") from error

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fluid._private_files import replacing
 from fluid.errors import InvalidFieldError
 from fluid.reports.page_data import Importances, page_data
 from fluid.reports.run import RecordedRun
@@ -47,7 +48,8 @@ def save_html(
         InvalidFieldError: the file cannot be written.
     """
     try:
-        Path(path).write_text(html_page(runs, goal=goal, importances=importances), encoding="utf-8")
+        with replacing(path) as draft:
+            draft.write_text(html_page(runs, goal=goal, importances=importances), encoding="utf-8")
     except OSError as error:
         raise InvalidFieldError("html", str(path), f"cannot be written: {error.strerror or error}") from error
 

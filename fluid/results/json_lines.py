@@ -92,12 +92,12 @@ class ReplacedError(FluidError):
 
 
 def without_surrogates(value: Any) -> Any:
-    """What JSON holds, with ``?`` for each lone surrogate in a text.
+    """What JSON holds, with an escape such as ``\\udce9`` for each lone surrogate in a text.
 
-    Older versions of Fluid let them into ids, and no output can hold them.
+    No output can hold one. A file name that is not UTF-8 has some, and older versions of Fluid let them into ids.
     """
     if isinstance(value, str):
-        return value.encode("utf-8", errors="replace").decode("utf-8")
+        return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
     if isinstance(value, list):
         return [without_surrogates(inner) for inner in value]
     if isinstance(value, dict):

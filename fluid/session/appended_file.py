@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from fluid._private_files import open_descriptor
 from fluid.checksums import checked_line
 from fluid.session.torn_files import end_of_lines
-
-FILE_MODE = 0o600
 
 
 class AppendedFile(FileIO):
@@ -24,10 +22,7 @@ class AppendedFile(FileIO):
 
     def __init__(self, path: Path) -> None:
         # Without a buffer: what a full disk refuses is not written later, behind the session's back.
-        super().__init__(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE), "a")
-        found = os.fstat(self.fileno())
-        if stat.S_IMODE(found.st_mode) != FILE_MODE and found.st_uid == os.geteuid():
-            os.fchmod(self.fileno(), FILE_MODE)  # The umask, or an older Fluid.
+        super().__init__(open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
         self._path = path
         #: Bytes of the file, and how much more the offset of the next line is; ``None`` before the first write.
         self._size: int | None = None

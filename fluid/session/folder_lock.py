@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fluid._logs import logger_of
+from fluid._private_files import open_descriptor
 from fluid.errors import InvalidFieldError
 from fluid.results.folder_files import LOCK
 
@@ -35,7 +36,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         # flock(2) locks belong to the open file: a second session of this process is refused too.
-        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = open_descriptor(folder / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -34,6 +34,7 @@ from typing import Any
 
 from fluid._clock import ClockReading, timestamp
 from fluid._logs import logger_of
+from fluid._private_files import FILE_MODE, FOLDER_MODE, make_folder
 from fluid._version import __version__
 from fluid.checksums import checked_object
 from fluid.engine.commands import Command, Report
@@ -58,14 +59,13 @@ from fluid.results.folder_files import (
 from fluid.results.group_lines import GroupLine
 from fluid.results.iterations import CLOCK_RESET_S
 from fluid.results.payload_file import checked_frame
-from fluid.session.appended_file import FILE_MODE, AppendedFile, with_checksums
+from fluid.session.appended_file import AppendedFile, with_checksums
 from fluid.session.folder_lock import FolderLock
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial
 
 DEFAULT_HOME = "~/fluid_runs"
-_FOLDER_MODE = 0o700
 #: Fields of entries that are times on the session's clock.
 _TIMES = ("at", "begun_at", "deadline")
 #: A clock that is behind by more seconds than this is told of.
@@ -100,7 +100,7 @@ class RunFolder:
         self._clock_before = facts.get("clock")
         self._last_at: float | None = None
         self.session_id = str(facts.get("id") or secrets.token_hex(8))
-        (path / "logs").mkdir(_FOLDER_MODE, exist_ok=True)
+        make_folder(path / "logs")
         self._journal = AppendedFile(path / JOURNAL)
         self._results = AppendedFile(path / RESULTS)
         self._trials = AppendedFile(path / TRIALS)
@@ -125,9 +125,9 @@ class RunFolder:
             path = home / f"{timestamp().replace(':', '').replace(' ', '-')}-{secrets.token_hex(3)}"
         folder = folder_of(path)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             if not any(folder.iterdir()) and folder.stat().st_uid == os.geteuid():
-                folder.chmod(_FOLDER_MODE)
+                folder.chmod(FOLDER_MODE)
             return cls._locked(folder, new=True)
         except FileExistsError:
             raise InvalidFieldError("run_dir", str(path), "is a file; give a folder") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -14,10 +15,13 @@ from ray.tune.utils.util import SafeFallbackEncoder
 
 from fluid.integrations.ray_tune.private_api import Trial
 from fluid.integrations.ray_tune.serialization import pickle_arguments
+from fluid.results.json_lines import without_surrogates
 
 #: Types of values that every process can unpickle.
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes})
 _CONFIG = "config"
+#: A lone surrogate in a pickle.
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 class SentTrial:
@@ -61,8 +65,9 @@ class SentTrial:
 
 
 def shown_params(trial: Trial) -> Any:
-    """The parameters that the searcher chose, in a form to be sent."""
-    return _shown(trial.evaluated_params)
+    """The parameters that the searcher chose, in a form to be sent that files can hold."""
+    shown = _shown(trial.evaluated_params)
+    return without_surrogates(shown) if _SURROGATE.search(pickle.dumps(shown)) else shown
 
 
 class ShownValue:
@@ -109,7 +114,7 @@ class LoggedResult(NamedTuple):
         return cls(whole, pickle.dumps(shown, pickle.HIGHEST_PROTOCOL), has_own_config)
 
     def unpickle(self, trial: SentTrial) -> dict[str, Any]:
-        """Returns the result for the loggers."""
+        """Returns the result for the loggers, with escapes for lone surrogates, which no file of theirs can hold."""
         result: dict[str, Any] | None = None
         if self.pickled is not None:
             try:
@@ -120,6 +125,8 @@ class LoggedResult(NamedTuple):
         if result is None:
             assert self.shown is not None
             result = pickle.loads(self.shown)
+        if _SURROGATE.search(self.pickled or b"") or _SURROGATE.search(self.shown or b""):
+            result = without_surrogates(result)
         if self.has_own_config:
             result[_CONFIG] = trial.config
         return result

@@ -12,7 +12,7 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from fluid.integrations.ray_tune.log_records import (
     LogStart,
     SentTrial,
 )
+from fluid.loggers.left_out import LeftOut
 from fluid.processes.children import set_process_name
 from fluid.trainables.exception_pickle import dump_exception
 
@@ -147,6 +148,8 @@ class _FileLoggers:
         self._channel = channel
         self._loggers: list[LoggerCallback] = []
         self._trials: dict[str, SentTrial] = {}
+        #: What each logger could not hold.
+        self._left_out: dict[LoggerCallback, LeftOut] = {}
         #: Writers of TensorBoard's files that are still to be flushed to disk.
         self._unflushed: dict[Any, None] = {}
 
@@ -165,23 +168,34 @@ class _FileLoggers:
         if isinstance(record, LogStart):
             self._trials[record.trial.trial_id] = record.trial
             for logger in loggers:
-                logger.log_trial_start(record.trial)
+                self._call(logger.log_trial_start, record.trial)
             return
         trial = self._trials[record.trial_id]
         if isinstance(record, LogResult):
             result = record.result.unpickle(trial)
             for logger in loggers:
-                logger.log_trial_result(record.iteration, trial, result)
+                self._call(logger.log_trial_result, record.iteration, trial, result)
         elif isinstance(record, LogEnd):
             trial.evaluated_params = record.evaluated_params
             for logger in loggers:
-                logger.log_trial_end(trial, failed=record.failed)
+                self._call(logger.log_trial_end, trial, failed=record.failed)
         if self._unflushed and self._channel.is_empty:
             self.flush()
 
+    def _call(self, method: Callable[..., Any], *facts: Any, **more: Any) -> None:
+        """Calls a logger about a trial; what it cannot hold of that trial's values is left out."""
+        try:
+            method(*facts, **more)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            if isinstance(error, OSError):
+                raise
+            logger = method.__self__  # type: ignore[attr-defined]
+            left_out = self._left_out.setdefault(logger, LeftOut(type(logger).__name__))
+            left_out.add(f"a call of {method.__name__}", error)
+
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Reports an error in the block to the driver, which raises it."""
+        """Reports an error in the block, of a logger's own, to the driver, which raises it."""
         try:
             yield
         except Exception as error:

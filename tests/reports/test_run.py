@@ -271,13 +271,13 @@ def test_lone_surrogates_of_an_older_fluid_can_be_shown(small_run: Path, capsys:
         (small_run / name).write_text(text)
     run = load_run(small_run)
     assert run.notes == ()
-    shown = by_id(run)["?a \N{GRINNING FACE}"]
-    assert (shown.state, shown.iterations, shown.config) == ("DONE", 3, {"lr": 0.1, "act?": "?"})
-    assert [group.name for group in run.groups] == ["?", "rung 1"]
-    assert [key.key for key in run.keys] == ["net?"]
+    shown = by_id(run)["\\ud800a \N{GRINNING FACE}"]
+    assert (shown.state, shown.iterations, shown.config) == ("DONE", 3, {"lr": 0.1, "act\\udfff": "\\ud801"})
+    assert [group.name for group in run.groups] == ["\\udc00", "rung 1"]
+    assert [key.key for key in run.keys] == ["net\\ud800"]
     for arguments in ([], ["--json"]):
         assert main(["report", str(small_run), *arguments]) == 0
-        assert "?a \N{GRINNING FACE}" in capsys.readouterr().out
+        assert "ud800a \N{GRINNING FACE}" in capsys.readouterr().out
 
 
 def test_only_results(small_run: Path) -> None:

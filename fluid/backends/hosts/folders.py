@@ -16,6 +16,7 @@ from io import BytesIO
 from typing import NamedTuple
 
 from fluid._logs import logger_of
+from fluid._private_files import make_folder
 from fluid.backends.hosts import host_memory
 from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoint_paths import FOLDER_PREFIX, checkpoints_folder, settled_path
@@ -98,7 +99,7 @@ class HostFolders:
     def note(self, lane_id: int) -> str:
         """The file that names the trial whose code a lane runs."""
         folder = os.path.join(self.memory_folder or self.run_folder, _NOTES)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_folder(folder)
         return os.path.join(folder, f"lane-{lane_id}")
 
     def place_for(self, trial_id: str, name: str, size: int) -> str:
@@ -191,7 +192,7 @@ def pack(path: str, run_folder: str) -> tuple[str, bytes]:
 def unpack(data: bytes, path: str) -> None:
     """Writes what :func:`pack` returned to a folder, which appears as a whole."""
     parent, name = os.path.split(path)
-    os.makedirs(parent, mode=0o700, exist_ok=True)
+    make_folder(parent)
     draft = tempfile.mkdtemp(prefix=f".{name}", dir=parent)
     try:
         with tarfile.open(fileobj=BytesIO(data)) as archive:
@@ -208,5 +209,5 @@ def unpack(data: bytes, path: str) -> None:
 def new_session(run_dir: str | os.PathLike[str] | None) -> SessionFolders:
     """Makes the folder of a run, the one given or a new temporary one, for a new session."""
     folder = tempfile.mkdtemp(prefix="fluid-run-") if run_dir is None else os.path.abspath(run_dir)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    make_folder(folder)
     return SessionFolders(secrets.token_hex(16), folder, temporary=run_dir is None)

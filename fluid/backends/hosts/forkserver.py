@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
+from fluid._private_files import make_folder
 from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, ForkServerState
 from fluid.backends.hosts.guardian import END, exit_code
 from fluid.backends.hosts.lane_killing import MpsControl
@@ -155,7 +156,7 @@ class ForkServerProcess:
         self._guard = -1
         self._closed = False
         self._log_folder = os.path.join(run_folder, "logs")
-        os.makedirs(self._log_folder, mode=0o700, exist_ok=True)
+        make_folder(self._log_folder)
         try:
             self._start()
         except BaseException:

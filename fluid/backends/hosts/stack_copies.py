@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fluid._clock import MonotonicClock
+from fluid._private_files import make_folder, open_private
 from fluid.lane.output import trial_log
 from fluid.lane.stack_dump import lane_stacks
 
@@ -45,8 +46,8 @@ def _copy(run_folder: str, lane_id: int, trial_id: str, start: int) -> None:
         with open(source, "rb") as file:
             file.seek(start)
             stacks = file.read(size - start)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with open(target, "ab") as file:
+        make_folder(os.path.dirname(target))
+        with open_private(target, "ab") as file:
             file.write(b"\nFluid: no result for long; the stacks of lane %d:\n" % lane_id + stacks)
 
 

@@ -1,0 +1,42 @@
+"""The files of a logger: those in the run folder are for their owner only, others as the umask has it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Any
+
+from fluid._private_files import close_to_others, make_folder, open_private, replacing
+
+
+class Files:
+    """Makes a logger's files and folders.
+
+    Args:
+        folder: the logger's.
+        run_dir: the run folder.
+    """
+
+    def __init__(self, folder: Path, run_dir: Path) -> None:
+        self._is_private = Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(run_dir))
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder, and those above it that are missing."""
+        if self._is_private:
+            make_folder(path)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+
+    def open(self, path: Path, mode: str, **options: Any) -> IO[Any]:
+        """As :func:`open`."""
+        return open_private(path, mode, **options) if self._is_private else path.open(mode, **options)
+
+    def close(self, path: Path) -> None:
+        """Says that all in a folder, which a library has written, is complete."""
+        if self._is_private:
+            close_to_others(path)
+
+    def replacing(self, path: Path) -> AbstractContextManager[Path]:
+        """Gives a draft that takes the file's place."""
+        return replacing(path, private=self._is_private)
