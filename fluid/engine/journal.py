@@ -262,6 +262,9 @@ class Replay:
         self.result.terms[event.group_id] = event.terms
         for history in event.trials:
             self._add(event.group_id, history)
+            if history.ended is None and history.outcome is None:  # It may be one that had failed.
+                self.result.failures.pop(history.trial.trial_id, None)
+                self.result.outcomes.pop(history.trial.trial_id, None)
         self.result.forgotten[event.group_id] = list(event.forgotten)
 
     def _added(self, event: TrialsAdded) -> None:

@@ -1,7 +1,8 @@
 """Reads ``payloads.pkl``: trainables and configs of trials, pickled, for resuming and for loading checkpoints.
 
-The file is a row of pickles, *frames*: ``{"trainable": number, "pickled": bytes}``, and one per trial, with the number
-of its trainable. The last trial of a submission says ``"complete"``: a submission counts as a whole or not at all.
+The file is a row of pickles, *frames*: ``{"trainable": number, "pickled": bytes, "code": digests}``, and one per trial,
+with the number of its trainable. Of several frames of a trial, which went on with other code, the last one counts. The
+last trial of a submission says ``"complete"``: a submission counts as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fluid.errors import InvalidFieldError
 from fluid.random_state import Seeds
 from fluid.results.folder_files import PAYLOADS
 from fluid.trainables.parted_pickle import load_pickled
+from fluid.trainables.trainable_code import TrainableCode
 from fluid.trialgroup import Trial
 
 #: How a frame begins: the protocol of pickle, and the opcode that frames its content.
@@ -33,6 +35,7 @@ class StoredTrial:
         trainable, config: pickled.
         fields: the trial's other fields.
         seeds: of its random number generators; ``None`` if an older Fluid wrote the file.
+        code: of the trainable; ``None`` if it is not known, as of an older Fluid.
     """
 
     group_id: str
@@ -41,6 +44,7 @@ class StoredTrial:
     config: bytes
     fields: dict[str, Any]
     seeds: Seeds | None = None
+    code: TrainableCode | None = None
 
     @property
     def trial_id(self) -> str:
@@ -60,10 +64,17 @@ class StoredTrial:
             if self.trainable not in trainables:
                 trainables[self.trainable] = load_pickled(self.trainable)
             config = pickle.loads(self.config)
-        except Exception as error:  # What a pickle refers to may raise anything.
+        except (Exception, SystemExit) as error:  # What a pickle refers to may raise anything.
             reason = f"trial {self.trial_id!r} cannot be unpickled: {type(error).__name__}: {error}"
             raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
         return Trial(trainables[self.trainable], config, **self.fields)
+
+    def load_config(self) -> dict[str, Any]:
+        """Unpickles the config alone; empty if this process cannot."""
+        try:
+            return dict(pickle.loads(self.config))
+        except (Exception, SystemExit):
+            return {}
 
 
 class StoredTrials(NamedTuple):
@@ -95,18 +106,18 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
         raise InvalidFieldError("run_dir", str(path.parent), reason) from None
     found: list[StoredTrial] = []
     started: list[StoredTrial] = []
-    trainables: dict[int, bytes] = {}
+    trainables: dict[int, tuple[bytes, TrainableCode | None]] = {}
     with file:
         size = file.seek(0, 2)
         end = keep = file.seek(0)
         while end < size and (frame := _read_frame(file)) is not None:
             end = file.tell()
             if "pickled" in frame:
-                trainables[frame["trainable"]] = frame["pickled"]
+                trainables[frame["trainable"]] = frame["pickled"], TrainableCode.read(frame.get("code"))
                 continue
-            pickled = trainables[frame["uses"]]
+            pickled, code = trainables[frame["uses"]]
             group_id, name, seeds = frame["group"], frame["name"], Seeds.read(frame.get("seeds"))
-            started.append(StoredTrial(group_id, name, pickled, frame["config"], frame["fields"], seeds))
+            started.append(StoredTrial(group_id, name, pickled, frame["config"], frame["fields"], seeds, code))
             if "complete" in frame:
                 found += started
             elif is_known(started[-1].trial_id):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import glob
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from fluid._logs import logger_of
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
 from fluid.engine.journal import replay
@@ -28,7 +30,9 @@ from fluid.lane.checkpoint_store import checkpoints_on_disk
 from fluid.lane.run_paths import folder_name, folder_of_host
 from fluid.planning.profile import Profile
 from fluid.random_state import Seeds
+from fluid.results.code_changes import CodeChange
 from fluid.results.folder_files import JOURNAL, PAYLOADS, PROFILE, RESULTS, TRIALS, json_lines, read_facts
+from fluid.results.gaps import gap_notes
 from fluid.results.group_lines import GroupLine
 from fluid.results.payload_file import StoredTrial, read_payloads
 from fluid.results.submitted import SubmittedGroup, SubmittedTrials
@@ -38,11 +42,14 @@ from fluid.session.run_folder import RunFolder
 from fluid.session.torn_files import cut_file, cut_torn_line
 from fluid.trainables.encoded_metrics import numbers_in
 from fluid.trainables.payload import TrialPayload
+from fluid.trainables.trainable_code import TrainableCode
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 
+_log = logger_of("fluid.session")
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
 _PAUSE = 0.05
+_UNUSABLE = f"its trainable and config cannot be unpickled from {PAYLOADS}"
 _LOST = f"its trainable and config are gone from {PAYLOADS}"
 
 
@@ -93,8 +100,11 @@ class LeftSession:
         groups: by group id.
         results: what it reported.
         written: what ``trials.jsonl`` has lines of.
-        lost: ids of unfinished trials that cannot run, as their payloads are gone.
+        lost: ids of unfinished trials that cannot run, as their payloads are gone or cannot be unpickled.
         seeds: of the trials, by id.
+        codes: those of their trainables, by id, as far as they are known.
+        unusable: ids of all trials whose payloads are gone or cannot be unpickled, also of those that have ended.
+        renewed: ids of trials that go on with another trainable, or other fields, than are written.
     """
 
     folder: Path
@@ -104,6 +114,27 @@ class LeftSession:
     written: WrittenLines
     lost: frozenset[str]
     seeds: Mapping[str, Seeds]
+    codes: Mapping[str, TrainableCode]
+    unusable: frozenset[str]
+    renewed: set[str] = field(default_factory=set)
+
+    def retry_failed(self) -> list[str]:
+        """Has the trials that have failed tried again, but for those that cannot run; returns their ids."""
+        retried = []
+        for trials in self.recovered.groups.values():
+            for trial_id, history in trials.items():
+                if history.ended is TrialState.FAILED and trial_id not in self.unusable:
+                    trials[trial_id] = replace(history, ended=None, failures=0)
+                    self.recovered.failures.pop(trial_id, None)
+                    self.recovered.outcomes.pop(trial_id, None)
+                    retried.append(trial_id)
+        return retried
+
+    @property
+    def failed(self) -> list[str]:
+        """Ids of the trials that have failed."""
+        groups = self.recovered.groups.values()
+        return [name for trials in groups for name, one in trials.items() if one.ended is TrialState.FAILED]
 
     def events(self, at: float, spec_of: Callable[[Trial, Search | None], TrialSpec]) -> list[GroupRecovered]:
         """The events that bring a new engine to where the session was.
@@ -115,23 +146,29 @@ class LeftSession:
         groups: dict[str, dict[str, TrialHistory]] = {}
         for group_id, group in self.groups.items():
             known = self.recovered.groups.get(group_id, {})
-            # Which trials share a process is for the session that goes on to say.
-            isolated = {name: spec_of(trial, group.line.search).isolated for name, trial in group.trials.items()}
+            specs = {name: spec_of(trial, group.line.search) for name, trial in group.trials.items()}
             groups[group_id] = {
-                trial_id: replace(
-                    history,
-                    checkpoint=self._find(trial_id, history),
-                    trial=replace(history.trial, isolated=isolated.get(trial_id, True)),
-                )
-                for trial_id, history in known.items()
+                trial_id: self._with_spec(history, specs.get(trial_id)) for trial_id, history in known.items()
             }
             for trial_id, trial in group.trials.items():
                 if trial_id not in known:
                     reported = self.results.reported.get(trial_id, 0)
-                    spec, budget = spec_of(trial, group.line.search), max(trial.budget, reported)
+                    spec, budget = specs[trial_id], max(trial.budget, reported)
                     groups[group_id][trial_id] = TrialHistory(spec, budget=budget, reported=reported)
         recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
+
+    def _with_spec(self, history: TrialHistory, spec: TrialSpec | None) -> TrialHistory:
+        """The history of a trial, of which the session that goes on knows this."""
+        trial_id = history.trial.trial_id
+        if spec is not None and trial_id in self.renewed:
+            found = self._find(trial_id, history) if spec.can_save else None
+            return replace(history, checkpoint=found, trial=replace(spec, budget=history.trial.budget))
+        # Which trials share a process is for the session that goes on to say.
+        isolated = spec is None or spec.isolated
+        return replace(
+            history, checkpoint=self._find(trial_id, history), trial=replace(history.trial, isolated=isolated)
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -171,12 +208,19 @@ class LeftSession:
             if part.trial_id not in trials:
                 tracker.forget(part.trial_id)
 
-    def complete(self, folder: RunFolder, payloads: Mapping[str, Mapping[Trial, TrialPayload]], at: float) -> None:
-        """Writes the lines of trials that the session was killed before writing.
+    def complete(
+        self,
+        folder: RunFolder,
+        payloads: Mapping[str, Mapping[Trial, TrialPayload]],
+        changes: Iterable[CodeChange],
+        at: float,
+    ) -> None:
+        """Writes the lines of trials that the session was killed before writing, and what trials go on with instead.
 
         Args:
             folder: the run folder.
             payloads: pickles of the trials, by group.
+            changes: what of their code has changed.
             at: seconds, on the clock of the session that goes on.
         """
         folder.has_lines_of(self.written.groups)
@@ -185,6 +229,11 @@ class LeftSession:
             missing = {trial: payload for trial, payload in of_group if trial.id not in self.written.trials}
             if missing or group_id not in self.written.groups:
                 folder.write_trial_lines(group_id, group.line, missing)
+            renewed = {trial: payload for trial, payload in of_group if trial.id in self.renewed}
+            if renewed:
+                folder.write_payloads(group_id, group.line.name, renewed)
+        for change in changes:
+            folder.write_code_change(change.entry())
         folder.journal((), self.lost_ends(at))
 
     def lost_ends(self, at: float) -> list[ReportEnd]:
@@ -258,12 +307,17 @@ def _read(folder: Path) -> LeftSession:
     stored = {trial.trial_id: trial for trial in payloads.trials if trial.trial_id not in forgotten}
     known = {*in_journal, *forgotten, *stored}
     written = _read_lines(folder, lambda trial_id: trial_id in known, in_journal - stored.keys())
-    lost = _agree(recovered, results, stored)
+    trials, problems = _unpickle(stored)
+    missing = {name: parts for name, n in recovered.reported.items() if (parts := results.gaps.of(name, n))}
+    lost = _agree(recovered, results, stored, problems)
+    _tell_of_gaps(folder, missing, recovered)
     recovered.profile = recovered.profile or _profile(folder)
-    groups = _groups(recovered, stored, written)
+    groups = _groups(recovered, stored, trials, written)
     _wait_until_settled(recovered)
     seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
-    return LeftSession(folder, recovered, groups, results, written, lost, seeds)
+    codes = {trial_id: trial.code for trial_id, trial in stored.items() if trial.code is not None}
+    unusable = frozenset([*(in_journal - stored.keys()), *problems])
+    return LeftSession(folder, recovered, groups, results, written, lost, seeds, codes, unusable)
 
 
 def _replay(folder: Path) -> Recovered:
@@ -298,6 +352,8 @@ def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -
                 with suppress(InvalidFieldError, KeyError):
                     shown = written.shown.get(trial_id, Shown(trial_id))
                     written.shown[trial_id] = replace(shown, config=entry["config"])
+            elif "code_of" in entry:
+                keep = line.end
             elif "group" in entry:
                 started[str(entry["group"])] = GroupLine.read(entry)
         elif is_known(str(entry["trial"])):
@@ -315,8 +371,49 @@ def _read_lines(folder: Path, is_known: Callable[[str], bool], lost: set[str]) -
     return written
 
 
-def _agree(recovered: Recovered, results: EarlierResults, stored: Mapping[str, StoredTrial]) -> frozenset[str]:
-    """Brings what the journal says of the trials to what the other files have; returns those that cannot run."""
+def _unpickle(stored: Mapping[str, StoredTrial]) -> tuple[dict[str, Trial], dict[str, str]]:
+    """Unpickles the trials; says of each that cannot be why. In place of such a one stands one that raises that."""
+    trials: dict[str, Trial] = {}
+    problems: dict[str, str] = {}
+    trainables: dict[bytes, Any] = {}
+    broken: dict[bytes, str] = {}
+    for trial_id, trial in stored.items():
+        problem = broken.get(trial.trainable)
+        if problem is None:
+            try:
+                trials[trial_id] = trial.load(trainables)
+                continue
+            except InvalidFieldError as error:
+                problem = f"{_UNUSABLE}: {type(error.__cause__).__name__}: {error.__cause__}"
+                if trial.trainable not in trainables:
+                    broken[trial.trainable] = problem
+        problems[trial_id] = problem
+        trials[trial_id] = Trial(partial(_raise_lost, problem), trial.load_config(), **trial.fields)
+    for problem in dict.fromkeys(problems.values()):
+        ids = [trial_id for trial_id, one in problems.items() if one == problem]
+        _log.warning("%d trials cannot go on, such as %r: %s", len(ids), ids[0], problem)
+    return trials, problems
+
+
+def _raise_lost(problem: str, config: Mapping[str, Any]) -> NoReturn:
+    """Stands for the trainable of a trial that cannot be unpickled."""
+    raise FluidError(problem)
+
+
+def _agree(
+    recovered: Recovered,
+    results: EarlierResults,
+    stored: Mapping[str, StoredTrial],
+    problems: Mapping[str, str],
+) -> frozenset[str]:
+    """Brings what the journal says of the trials to what the other files have; returns those that cannot run.
+
+    Args:
+        recovered: what the journal says.
+        results: the results.
+        stored: the trials whose payloads there are.
+        problems: why some of them cannot be unpickled.
+    """
     lost: set[str] = set()
     for trials in recovered.groups.values():
         for trial_id, history in trials.items():
@@ -329,16 +426,33 @@ def _agree(recovered: Recovered, results: EarlierResults, stored: Mapping[str, S
                     history = replace(history, ended=TrialState.FAILED)
                 if history.ended is TrialState.FAILED:
                     recovered.failures.setdefault(trial_id, Failure("error", _LOST))
+            elif trial_id in problems and history.ended is None:
+                lost.add(trial_id)
+                history = replace(history, ended=TrialState.FAILED)
+                recovered.failures[trial_id] = Failure("error", problems[trial_id])
             trials[trial_id] = history
     return frozenset(lost)
+
+
+def closes_gap(history: TrialHistory, told: int, durable: Checkpoint | None) -> bool:
+    """Whether a trial that was done is run again, as ``results.jsonl`` ends at iteration ``told``, before its end.
+
+    It is if it has a checkpoint from before the gap. A trial that a search extends is not: what the search decided by
+    its results stands.
+    """
+    at = [checkpoint.iteration for checkpoint in (history.checkpoint, durable) if checkpoint is not None]
+    is_done = history.ended is TrialState.DONE and not history.trial.extends
+    return is_done and told < history.reported and min(at, default=told + 1) <= told
 
 
 def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> TrialHistory:
     """The history of a trial of which ``told`` iterations are in ``results.jsonl``.
 
     More than the journal has were reported: they are written first. Where there are fewer, as after a power cut, the
-    missing ones are reported again if the trial can go back to before them.
+    missing ones are reported again if the trial can go back to before them; so are those of a trial that was done.
     """
+    if closes_gap(history, told, durable):
+        history = replace(history, ended=None)
     checkpoint, reported = history.checkpoint, max(told, history.reported)
     if history.ended is None and (checkpoint is None or checkpoint.iteration <= told):
         reported = told
@@ -350,21 +464,36 @@ def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> Trial
     return replace(history, reported=reported, budget=budget, checkpoint=checkpoint, ended=ended)
 
 
-def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: WrittenLines) -> dict[str, LeftGroup]:
-    """The groups, with their trials unpickled; a trial of which the payload is gone gets one that raises."""
+def _tell_of_gaps(folder: Path, missing: Mapping[str, list[tuple[int, int]]], recovered: Recovered) -> None:
+    """Warns of iterations that are missing, and says which of them are run again."""
+    histories = {name: one for trials in recovered.groups.values() for name, one in trials.items()}
+    for note in gap_notes(missing):
+        _log.warning("%s: %s", folder, note)
+    again = [
+        name
+        for name, parts in missing.items()
+        if (one := histories.get(name)) is not None and one.ended is None and one.reported < parts[-1][1]
+    ]
+    if again:
+        _log.warning("trials that run what is missing at their end again, from a checkpoint: %s", ", ".join(again))
+
+
+def _groups(
+    recovered: Recovered, stored: Mapping[str, StoredTrial], trials: Mapping[str, Trial], written: WrittenLines
+) -> dict[str, LeftGroup]:
+    """The groups, with their unpickled trials; a trial of which the payload is gone gets one that raises."""
     groups: dict[str, LeftGroup] = {}
-    trainables: dict[bytes, Any] = {}
     for group_id in dict.fromkeys([*recovered.groups, *(trial.group_id for trial in stored.values())]):
         line = written.groups.get(group_id, GroupLine(group_id))
         terms = recovered.terms.setdefault(group_id, line.terms)
         groups[group_id] = LeftGroup(replace(line, terms=terms))
     for trial in stored.values():
         group = groups[trial.group_id]
-        group.trials[trial.trial_id] = trial.load(trainables).changed(shown=written.shown.get(trial.trial_id))
+        group.trials[trial.trial_id] = trials[trial.trial_id].changed(shown=written.shown.get(trial.trial_id))
         if trial.group_id not in written.groups:
             group.line = replace(group.line, name=trial.name)
-    for group_id, trials in recovered.groups.items():
-        for trial_id, history in trials.items():
+    for group_id, histories in recovered.groups.items():
+        for trial_id, history in histories.items():
             if trial_id not in groups[group_id].trials:
                 config, spec = written.configs.get(trial_id, {}), history.trial
                 kept = Trial(_LostTrainable, config, spec.budget, trial_id=trial_id, profile_key=spec.profile_key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -29,6 +29,7 @@ from fluid.keeping import NOTHING, Retention
 from fluid.planning.profile import Profile
 from fluid.random_state import Seeds
 from fluid.resources import Device
+from fluid.results.code_changes import CodeChange
 from fluid.results.group_lines import GroupLine
 from fluid.session.best import BestSoFar
 from fluid.session.deadlines import SweepInTime
@@ -256,8 +257,16 @@ class Session:
 
     # -- the session itself --------------------------------------------------------------------------------
 
-    def resume(self, left: LeftSession, listeners: Mapping[str, TrialListener]) -> None:
-        """Goes on with the groups of an earlier session; ``listeners`` has those of groups, by name."""
+    def resume(
+        self, left: LeftSession, listeners: Mapping[str, TrialListener], changes: Sequence[CodeChange] = ()
+    ) -> None:
+        """Goes on with the groups of an earlier session.
+
+        Args:
+            left: the session.
+            listeners: those of groups, by name.
+            changes: what of the trials' code has changed since.
+        """
         once = Submission()
         self._numbers = itertools.count(len(left.trial_ids))
         payloads = {
@@ -274,7 +283,7 @@ class Session:
 
         def resume() -> None:
             now = self._backend.now()
-            left.complete(self._folder, payloads, now)
+            left.complete(self._folder, payloads, changes, now)
             for event in map(self._keeper.recovered, left.events(now, self._spec)):
                 group = left.groups[event.group_id].submitted()
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
