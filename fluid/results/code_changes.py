@@ -58,8 +58,7 @@ class CodeChange:
     def _who(self, kept: str) -> str:
         parts = []
         if self.taken:
-            begun = [f"{name} from iteration {reported + 1}" for name, reported in self.taken.items() if reported]
-            parts.append(f"{_trials(self.taken)} took the new code{', ' if begun else ''}{_listed(begun)}")
+            parts.append(f"{_trials(self.taken, from_iteration=True)} took the new code")
         if self.kept:
             parts.append(kept)
             if self.imported:
@@ -80,8 +79,10 @@ def code_notes(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             yield change.note(names.get(change.group_id, change.group_id))
 
 
-def _trials(ids: Mapping[str, int]) -> str:
-    return f"{len(ids)} trial{'s' if len(ids) > 1 else ''} ({_listed(ids)})"
+def _trials(ids: Mapping[str, int], *, from_iteration: bool = False) -> str:
+    """How many trials, and which; of those that had reported something, from which iteration on."""
+    named = [f"{name} from iteration {n + 1}" if n and from_iteration else name for name, n in ids.items()]
+    return f"{len(ids)} trial{'s' if len(ids) > 1 else ''} ({_listed(named)})"
 
 
 def _listed(names: Iterable[str]) -> str:
