@@ -23,6 +23,7 @@ from fluid.planning.profile import Profile
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
 from fluid.session.door import SessionDoor
+from fluid.session.given_code import GivenCode
 from fluid.session.goals_left import goals_left
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.in_force import InForce
@@ -258,33 +259,46 @@ class FluidExecutor(SessionDoor):
 
         Trials that had not ended go on from their newest checkpoint that can still be read. Iterations reported before
         are in ``handle.results()`` too, with metrics as JSON has them, and are not reported again. Trainables and
-        configs are unpickled from ``payloads.pkl``, so resume only folders that you trust.
+        configs are unpickled from ``payloads.pkl``, so resume only folders that you trust. A warning names what has
+        changed of the code of the trainables, as far as it is seen (``docs/reliability.md``).
 
         Args:
             run_dir: folder of the session; the new one appends to its files.
             options: as for :class:`FluidExecutor`; ``keep``, ``checkpoint_bytes``, the group policy and fairness, the
                 price, and what is left of the deadline and the budget are the session's by default. Also
-                ``listeners``, by name of a group: they get what its trials report from now on.
+                ``listeners``, by name of a group: they get what its trials report from now on. ``trainables``, by
+                name of a group: the trainable as it is now, or a :class:`Trial` whose other fields but the budget
+                count, too, for all trials that have not ended. ``code``: ``"begun"``, the default, for trials that
+                have reported nothing to take that trainable, where it has changed, and others to keep the one that
+                they began with; ``"new"`` for all that have not ended to take it. ``retry_failed``: whether trials that
+                have failed are tried again, from their last checkpoint if they have one; ``False`` by default.
 
         Raises:
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
-                its files cannot be read.
+                its files cannot be read; or an option cannot be used.
         """
         for listener in (listeners := options.pop("listeners", {})).values():
             require_listener(listener)
+        given = GivenCode.checked(options.pop("trainables", {}), options.pop("code", "begun"))
+        retry_failed = options.pop("retry_failed", False)
+        if not isinstance(retry_failed, bool):
+            raise InvalidFieldError("retry_failed", retry_failed, "must be True or False")
         if plan_in_force() is not None or options.get("backend") == "simulated":
             raise InvalidFieldError("run_dir", str(run_dir), "cannot be resumed in a rehearsal, which begins anew")
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)
             folder.go_on_after(left.last_at)
+            if retry_failed:
+                left.retry_failed()
+            changes = given.apply(left)
             executor = cls(_folder=folder, **{**left.options, **goals_left(folder.path, options), **options})
         except BaseException:
             folder.close()
             raise
         try:
             executor._attached.recall(left)
-            executor._session.resume(left, listeners)
+            executor._session.resume(left, listeners, changes)
         except BaseException:
             executor.close()
             raise

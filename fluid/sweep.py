@@ -18,7 +18,8 @@ from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_
 from fluid.loggers.logger import refuse_logger
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import Requires
-from fluid.results.folder_files import is_used
+from fluid.results.code_changes import code_notes
+from fluid.results.folder_files import TRIALS, is_used, json_lines
 from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, Space, make_sampler, make_space
@@ -26,6 +27,7 @@ from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.rungs import rungs_of
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopArgument, StopRules
+from fluid.session.given_code import CODES
 from fluid.session.interrupted import SweepInterrupted
 from fluid.session.notice import NOTICE
 from fluid.session.results import TrialListener, require_listener
@@ -45,6 +47,8 @@ from fluid.trialgroup import Trial
 
 #: Seconds to wait at most, at the end, for checkpoints that outlive the session.
 _KEPT_S = 60.0
+#: Seconds that trials have at most to be saved at the end of a sweep that goes on later.
+_SAVED_S = 25.0
 #: Seconds until a deadline at least: making an executor may take longer than the whole deadline.
 _LEAST_S = 1e-3
 _CLOCK = MonotonicClock()
@@ -73,6 +77,8 @@ def run(
     executor: FluidExecutor | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
+    code: str = "begun",
+    retry_failed: bool = False,
     callbacks: Sequence[TrialListener] = (),
     loggers: Sequence[TrialListener] = (),
     metrics_port: int | str | None = None,
@@ -114,12 +120,12 @@ def run(
             or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget. With a ``searcher``:
             ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
-        time_budget_s: seconds from the call after which the sweep ends; each trial that runs stops after its iteration,
-            whose result counts.
+        time_budget_s: seconds from the call after which the sweep ends for now; each trial that runs rests after its
+            iteration, whose result counts, and goes on in a call with ``resume=True``.
         deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
             as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). A
-            trial that cannot end by then is saved after the last iteration that fits; in an executor in force it stops
-            there. ``time_budget_s`` ends a sweep on all devices; both may be given.
+            trial that cannot end by then is saved after the last iteration that fits. ``time_budget_s`` ends a sweep
+            on all devices; both may be given.
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs, and, together with the program's own random number generators as they are at the call, of
@@ -136,9 +142,15 @@ def run(
         run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``. It is refused
             where there is an executor, which has its own; and so are ``loggers`` and ``metrics_port``.
         resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
-            ``False`` by default.
-        callbacks: listeners of the trials, which are called besides; their rules are those of
-            :class:`fluid.TrialListener`.
+            ``False`` by default. The time budget, the deadline, stop rules, callbacks, loggers, ``on_oom``,
+            ``max_concurrent`` and ``trial_options`` may be others; so may the code of the trainable: see ``code``.
+        code: which trials of a sweep that goes on run the trainable given where it has changed, which a warning names:
+            ``"begun"``, the default: those that have reported nothing yet, while others keep the code that they began
+            with; ``"new"``: all that have not ended. It needs ``resume``.
+        retry_failed: whether trials that failed in an earlier session are tried again, from their last checkpoint if
+            they have one; ``False`` by default. It needs ``resume``.
+        callbacks: listeners of the trials, which are called besides, not of what an earlier session reported; their
+            rules are those of :class:`fluid.TrialListener`.
         loggers: loggers of the new executor, see :class:`fluid.FluidExecutor`; none by default.
         metrics_port: where the new executor serves metrics for Prometheus, see :class:`fluid.FluidExecutor`; ``None``,
             the default, for none.
@@ -155,7 +167,7 @@ def run(
         preempt: whether less important trials make room for it, as there; ``False`` by default.
 
     Returns:
-        The sweep's trials. Its ``notes`` say what ended the sweep early, if anything did.
+        The sweep's trials. Its ``notes`` say what ended the sweep early, and which trials ran with changed code.
 
     Raises:
         InvalidFieldError: an argument cannot be used, or a metric without a mode may mean either; or no trial has
@@ -169,7 +181,7 @@ def run(
     require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     goals = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
-    earlier = _earlier_sweep(resume, run_dir, name)
+    earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed)
     is_given = searcher is not None
     if searcher is not None:
         if earlier is not None:
@@ -190,6 +202,8 @@ def run(
     seconds = None if time_budget_s is None else require_number("time_budget_s", time_budget_s, at_least=0.0)
     is_limited = seconds is not None or rules.end_sweep
     number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
+    if samples is None and number is not None and earlier is not None:
+        number = max(number, len(earlier.trials))  # The sessions before had a limit of time.
     plan = SweepPlan(
         trainable=trainable,
         name=name,
@@ -210,9 +224,13 @@ def run(
         callbacks=_checked_callbacks(callbacks),
         group=GroupOptions.checked(requires, owner, priority, preempt),
         seed=seed_in_force(seed),
+        goes_on=not is_given,
     )
-    if earlier is not None and plan.shape is not None:
-        earlier.require_shape(plan.shape)
+    if earlier is not None:
+        earlier.require_goals(goals)
+        earlier.require_group(requires, plan.group)
+        if plan.shape is not None:
+            earlier.require_shape(plan.shape)
     given = _checked_executor(executor, run_dir, loggers, metrics_port, goes_on=earlier is not None)
     monitors: dict[str, Any] = {"loggers": loggers, "metrics_port": metrics_port}
     if limit_s is not None:
@@ -225,25 +243,36 @@ def run(
             plan = replace(plan, deadline_s=left_s)
     searcher.begin([goal.metric for goal in goals], [goal.mode for goal in goals])
     farewell: list[str] = []
+    failed_before = [] if earlier is None else earlier.failed
     chosen: FluidExecutor | None = None
     try:
         try:
             if earlier is not None:
                 assert run_dir is not None
                 loop = SweepLoop(plan)
-                with executor_scope(FluidExecutor.resume(run_dir, listeners={plan.name: loop}, **monitors)) as chosen:
+                given_now = {plan.name: Trial(trainable, **plan.trial_options)}
+                resumed = FluidExecutor.resume(
+                    run_dir,
+                    listeners={plan.name: loop},
+                    trainables=given_now,
+                    code=code,
+                    retry_failed=retry_failed,
+                    **monitors,
+                )
+                with executor_scope(resumed) as chosen:
                     heard = _run(loop, chosen, earlier)
             else:
                 with executor_scope(given, run_dir=run_dir, **monitors) as chosen:
                     loop = SweepLoop(replace(plan, name=_NAMES.new(plan.name, chosen.session)))
                     heard = _run(loop, chosen, None)
-            return _outcome(loop, chosen, heard, farewell)  # Also of what lanes finished while it was closed.
+            # Also of what lanes finished while it was closed.
+            return _outcome(loop, chosen, heard, farewell, failed_before)
         except KeyboardInterrupt:
             if chosen is None:
                 raise
             if not IN_FORCE.has(chosen):  # It came while the executor was closed. What there is counts all the same.
                 chosen.close()
-            return _outcome(loop, chosen, int(signal.SIGINT), farewell)
+            return _outcome(loop, chosen, int(signal.SIGINT), farewell, failed_before)
     finally:
         for line in farewell:  # After what a closing executor says of its session.
             print(line, file=sys.stderr, flush=True)
@@ -257,6 +286,9 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None)
             if loop.plan.deadline_s is not None:
                 rest.callback(executor.session.add_deadline(loop.plan.deadline_s, loop.closing))
             loop.run(executor, earlier)
+        if loop.trials.unfinished and not _stays_open(executor) and not executor.session.hold.is_virtual:
+            with contextlib.suppress(FluidError):  # The session has ended.
+                executor.session.drain(None, _SAVED_S)  # Also saves what waits at a rung.
         with contextlib.suppress(FluidError):  # The session has ended, and they were brought as it did.
             executor.session.await_kept(_KEPT_S)
     except UnreportedMetricError as error:
@@ -279,18 +311,21 @@ def _stays_open(executor: FluidExecutor) -> bool:
     return IN_FORCE.has(executor) and not executor.closed
 
 
-def _outcome(loop: SweepLoop, executor: FluidExecutor, heard: int | None, farewell: list[str]) -> SweepResult:
+def _outcome(
+    loop: SweepLoop, executor: FluidExecutor, heard: int | None, farewell: list[str], failed_before: Sequence[str]
+) -> SweepResult:
     result, stays_open = _result(loop, executor.run_dir), _stays_open(executor)
     counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
     resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
-    resume = "" if executor.session.hold.is_virtual else resume  # A rehearsal begins anew.
+    if executor.session.hold.is_virtual or not loop.plan.goes_on:
+        resume = ""  # A rehearsal begins anew.
     if heard is not None:
         call = f"fluid.load({str(result.run_dir)!r}) has what there is{'' if stays_open else resume}"
         farewell.append(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}")
         raise SweepInterrupted(128 + heard, result, loop.trials.unfinished)
     if loop.trials.unfinished and loop.reason is not None:
         farewell.append(f"fluid: {loop.reason}: {counted}{resume}")
-    raise_if_all_failed(result)
+    raise_if_all_failed(result, failed_before)
     if len(loop.plan.goals) == 1:
         try:
             _ = result.best
@@ -302,6 +337,7 @@ def _outcome(loop: SweepLoop, executor: FluidExecutor, heard: int | None, farewe
 def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
     plan = loop.plan
     metrics, modes = tuple(goal.metric for goal in plan.goals), tuple(goal.mode for goal in plan.goals)
+    early = () if loop.reason is None else (f"The sweep ended early: {loop.reason}.",)
     return SweepResult(
         trials=loop.trials.results,
         metric=metrics if len(metrics) > 1 else metrics[0],
@@ -309,7 +345,7 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
         run_dir=run_dir,
         name=plan.name,
         state="UNFINISHED" if loop.trials.unfinished else "DONE",
-        notes=() if loop.reason is None else (f"The sweep ended early: {loop.reason}.",),
+        notes=(*early, *code_notes(line.entry or {} for line in json_lines(run_dir / TRIALS))),
     )
 
 
@@ -394,15 +430,20 @@ def _checked_callbacks(callbacks: Any) -> tuple[TrialListener, ...]:
     return listeners
 
 
-def _earlier_sweep(resume: Any, run_dir: Any, name: str) -> EarlierSweep | None:
+def _earlier_sweep(resume: Any, run_dir: Any, name: str, code: Any, retry_failed: Any) -> EarlierSweep | None:
     """Returns what there is to go on with; ``None`` if the folder is still empty."""
-    if not isinstance(resume, bool):
-        raise InvalidFieldError("resume", resume, "must be True or False")
+    for argument, value in (("resume", resume), ("retry_failed", retry_failed)):
+        if not isinstance(value, bool):
+            raise InvalidFieldError(argument, value, "must be True or False")
+    require_one_of("code", code, CODES)
+    for argument, value, default in (("code", code, "begun"), ("retry_failed", retry_failed, False)):
+        if value != default and not resume:
+            raise InvalidFieldError(argument, value, "needs resume=True: it is about a sweep that goes on")
     if not resume or plan_in_force() is not None:  # A rehearsal begins anew.
         return None
     if run_dir is None:
         raise InvalidFieldError("resume", resume, "needs run_dir, the folder of the sweep")
-    return read_sweep(run_dir, name) if is_used(Path(run_dir).expanduser()) else None
+    return read_sweep(run_dir, name, retry_failed=retry_failed) if is_used(Path(run_dir).expanduser()) else None
 
 
 def _name_of(trainable: Any, algorithm: str) -> str:

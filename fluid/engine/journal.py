@@ -284,6 +284,9 @@ class Replay:
         self._told.terms[event.group_id] = event.terms
         for history in event.trials:
             self._add(event.group_id, history)
+            if history.ended is None and history.outcome is None:  # It may be one that had failed.
+                self._told.failures.pop(history.trial.trial_id, None)
+                self._told.outcomes.pop(history.trial.trial_id, None)
         self._told.forgotten[event.group_id] = list(event.forgotten)
 
     def _added(self, event: TrialsAdded) -> None:

@@ -96,6 +96,13 @@ class Recovered:
         ]
 
     @property
+    def reported(self) -> dict[str, int]:
+        """Iterations that each trial has reported, also of forgotten ones, by trial id."""
+        known = {trial_id: history for trials in self.groups.values() for trial_id, history in trials.items()}
+        past = {trial_id: one.history for trial_id, one in self.past.items()}
+        return {trial_id: history.reported for trial_id, history in {**past, **known}.items()}
+
+    @property
     def unfinished(self) -> bool:
         """Whether a trial has not ended."""
         return any(history.ended is None for trials in self.groups.values() for history in trials.values())

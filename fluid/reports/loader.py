@@ -30,8 +30,10 @@ from fluid.reports.segments import segments_of, with_pauses
 from fluid.reports.story import Storyteller
 from fluid.reports.story_words import StoryLine
 from fluid.reports.timeline import Timeline
+from fluid.results.code_changes import code_notes
 from fluid.results.file_times import time_in_files
 from fluid.results.folder_files import is_locked
+from fluid.results.gaps import IterationGaps
 from fluid.results.iterations import FinishedIterations, ReportedIteration, ReportedLines, shown_iterations
 from fluid.results.json_lines import ReplacedError
 from fluid.results.metrics import is_number
@@ -110,6 +112,7 @@ class _Content:
         self._files, self._price = RunFiles(path), price
         self._reported = ReportedLines(self._files)
         self._all_reported: list[ReportedIteration] = []
+        self._gaps = IterationGaps()
         self._done = FinishedIterations()
         self._history, self._heard = RunHistory(self._done), 0
         #: Trials by group and shown name, with what they were made of.
@@ -130,6 +133,8 @@ class _Content:
         self._profile = files.profile()
         self._keys = key_measurements(self._profile)
         self._all_reported += reported
+        for one in reported:
+            self._gaps.take(one.trial_id, one.number)
         had_times, stays = bool(self._done.by_trial), self._done.extend(reported)
         if not stays:
             self._done = FinishedIterations()
@@ -147,6 +152,7 @@ class _Content:
         _note_shared(files, self._entries, self._journal, self._done)
         lost = [note for note in self._journal.places if isinstance(note, NoteDeviceLost) and note.reason]
         files.notes += [f"Device {note.device_id} was given up: {note.reason}." for note in lost]
+        files.notes += [*self._gaps.notes(self._journal.reported), *code_notes(self._entries)]
         self._submitted = SubmittedTrials(self._entries, self._journal, self._done.group_of).groups()
         self._groups = tuple(
             GroupRun(

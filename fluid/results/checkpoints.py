@@ -114,7 +114,7 @@ def stored_trainable(run_dir: Path, trial_id: str) -> tuple[Any, Mapping[str, An
     Raises:
         InvalidFieldError: the file is missing or damaged, lacks the trial, or this process cannot unpickle it.
     """
-    for stored in read_payloads(run_dir / PAYLOADS).trials:
+    for stored in reversed(read_payloads(run_dir / PAYLOADS).trials):
         if stored.trial_id == trial_id:
             trial = stored.load({})
             return trial.trainable, trial.config

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fluid.results.code_changes import code_notes
 from fluid.results.folder_files import is_locked
+from fluid.results.gaps import IterationGaps
 from fluid.results.iterations import ReportedIteration, reported_lines
 from fluid.results.metrics import goals_of
 from fluid.results.records import Result, TrialResult
@@ -51,9 +53,13 @@ def load(
     files = RunFiles(run_dir, "run_dir")
     session, journal, reported = files.session(), files.journal(), reported_lines(files)
     group_of: dict[str, str] = {}
+    gaps = IterationGaps()
     for one in reported:
         group_of.setdefault(one.trial_id, one.group_id)
-    groups = SubmittedTrials(files.trials(), journal, group_of).groups()
+        gaps.take(one.trial_id, one.number)
+    entries = files.trials()
+    files.notes += [*gaps.notes(journal.reported), *code_notes(entries)]
+    groups = SubmittedTrials(entries, journal, group_of).groups()
     trials = tuple(_trials(files.path, groups, reported))
     wanted = completed(metric, mode, [group.search for group in groups])
     if metric is not None:

@@ -1,9 +1,10 @@
 """Reads ``payloads.pkl``: trainables and configs of trials, pickled, for resuming and for loading checkpoints.
 
-The file is a row of pickles, *frames*: ``{"trainable": number, "digest": hex, "pickled": bytes}``, and one per trial,
-with the number of its trainable. The last trial of a submission says ``"complete"``: a submission counts as a whole or
-not at all. Before each frame stands a head: where in the file it is, the frame's length and CRC-32, and the CRC-32 of
-the head itself. Frames of older versions of Fluid have none.
+The file is a row of pickles, *frames*: ``{"trainable": number, "pickled": bytes, "code": digests}``, and one per trial,
+with the number of its trainable. Of several frames of a trial, which went on with other code, the last one counts. The
+last trial of a submission says ``"complete"``: a submission counts as a whole or not at all. Before each frame stands a
+head: where in the file it is, the frame's length and CRC-32, and the CRC-32 of the head itself. Frames of older
+versions of Fluid have none.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fluid.random_state import Seeds
 from fluid.resources import MemoryNeed, Requires
 from fluid.results.folder_files import PAYLOADS
 from fluid.trainables.parted_pickle import load_pickled
+from fluid.trainables.trainable_code import TrainableCode
 from fluid.trialgroup import Shown, Trial
 
 #: How a frame of an older Fluid begins: the protocol of pickle, and the opcode that frames its content.
@@ -45,8 +47,7 @@ class StoredTrial:
         trainable, config: pickled.
         fields: the trial's other fields.
         seeds: of its random number generators; ``None`` if an older Fluid wrote the file.
-        digest: that of the trainable's :class:`fluid.trainables.payload.TrainablePayload` as it was submitted, in hex;
-            empty if an older Fluid wrote the file.
+        code: of the trainable; ``None`` if it is not known, as of an older Fluid.
     """
 
     group_id: str
@@ -55,7 +56,7 @@ class StoredTrial:
     config: bytes
     fields: dict[str, Any]
     seeds: Seeds | None = None
-    digest: str = ""
+    code: TrainableCode | None = None
 
     @property
     def trial_id(self) -> str:
@@ -76,7 +77,7 @@ class StoredTrial:
             if self.trainable not in trainables:
                 trainables[self.trainable] = load_pickled(self.trainable)
             config = pickle.loads(self.config)
-        except Exception as error:  # What a pickle refers to may raise anything.
+        except (Exception, SystemExit) as error:  # What a pickle refers to may raise anything.
             reason = f"trial {self.trial_id!r} cannot be unpickled: {type(error).__name__}: {error}"
             raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
         try:
@@ -84,6 +85,13 @@ class StoredTrial:
         except (TypeError, ValueError) as error:
             reason = f"the fields of trial {self.trial_id!r} are damaged: {error}"
             raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
+
+    def load_config(self) -> dict[str, Any]:
+        """Unpickles the config alone; empty if this process cannot."""
+        try:
+            return dict(pickle.loads(self.config))
+        except (Exception, SystemExit):
+            return {}
 
 
 class StoredTrials(NamedTuple):
@@ -115,7 +123,7 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
         raise InvalidFieldError("run_dir", str(path.parent), reason) from None
     found: list[StoredTrial] = []
     started: list[StoredTrial] = []
-    trainables: dict[int, tuple[bytes, str]] = {}
+    trainables: dict[int, tuple[bytes, TrainableCode | None]] = {}
     with file:
         size = file.seek(0, 2)
         end = keep = file.seek(0)
@@ -124,7 +132,7 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
                 raise _damaged(path, end)
             end = file.tell()
             if "pickled" in frame:
-                trainables[frame["trainable"]] = frame["pickled"], str(frame.get("digest", ""))
+                trainables[frame["trainable"]] = frame["pickled"], TrainableCode.read(frame.get("code"))
                 continue
             started.append(_stored_trial(frame, *trainables[frame["uses"]]))
             if "complete" in frame:
@@ -166,9 +174,9 @@ class _FrameReader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is in no frame")
 
 
-def _stored_trial(frame: dict[str, Any], trainable: bytes, digest: str) -> StoredTrial:
+def _stored_trial(frame: dict[str, Any], trainable: bytes, code: TrainableCode | None) -> StoredTrial:
     seeds = Seeds.read(frame.get("seeds"))
-    return StoredTrial(frame["group"], frame["name"], trainable, frame["config"], frame["fields"], seeds, digest)
+    return StoredTrial(frame["group"], frame["name"], trainable, frame["config"], frame["fields"], seeds, code)
 
 
 def _read_frame(file: IO[bytes] | mmap.mmap, start: int, size: int) -> dict[str, Any] | None:

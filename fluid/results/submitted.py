@@ -141,9 +141,8 @@ class SubmittedTrials:
                 self._entries.setdefault(str(entry["trial"]), entry)
             elif "shown" in entry:
                 self._told_later[str(entry["shown"])] = entry.get("config")
-            else:
-                group = str(entry.get("group", ""))
-                self._groups.setdefault(group, GroupLine.read(entry))
+            elif "group" in entry:
+                self._groups.setdefault(str(entry["group"]), GroupLine.read(entry))
 
     def groups(self) -> tuple[SubmittedGroup, ...]:
         """The groups, and their trials, in the order of ``trials.jsonl``; then those that only other files mention."""

@@ -48,7 +48,8 @@ class SweepResult:
         run_dir: the run folder.
         name: the name of the sweep or session.
         state: ``"RUNNING"``; ``"DONE"`` if all trials have ended; ``"UNFINISHED"`` if the session ended before.
-        notes: one sentence for each thing that could not be read.
+        notes: one sentence for each thing that could not be read, that ended the sweep early, or that has changed of
+            the code of its trials.
     """
 
     trials: tuple[TrialResult, ...]

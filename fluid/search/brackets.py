@@ -80,6 +80,9 @@ class Brackets:
     def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
         return self._of_trial[trial].ended(trial)
 
+    def retried(self, trial: int) -> None:
+        self._of_trial[trial].retry(trial)
+
 
 class _Bracket:
     """One bracket of synchronous successive halving."""
@@ -91,6 +94,10 @@ class _Bracket:
         #: Trials on their way to the rung, and the scores of those that are there.
         self._running: set[int] = set()
         self._scores: dict[int, float] = {}
+        #: The rung on the way to which each trial has ended early.
+        self._left: dict[int, int] = {}
+        #: Trials that run to a rung that was decided without them.
+        self._late: set[int] = set()
 
     @property
     def is_full(self) -> bool:
@@ -124,12 +131,22 @@ class _Bracket:
         return self._budget(trial)
 
     def reached(self, trial: int, score: float) -> RungDecision:
+        if trial in self._late:
+            self._late.discard(trial)
+            return RungDecision(ended=(trial,))
         self.come(trial, score)
         return self._decide()
 
     def ended(self, trial: int) -> RungDecision:
+        if trial in self._late:
+            self._late.discard(trial)
+            return _NOTHING
         self._running.discard(trial)
+        self._left[trial] = self._rung
         return self._decide()
+
+    def retry(self, trial: int) -> None:
+        (self._running if self._left.get(trial) == self._rung else self._late).add(trial)
 
     def _decide(self) -> RungDecision:
         if self._running or not self.is_full or not self._scores:

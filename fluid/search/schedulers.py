@@ -56,6 +56,14 @@ class RungScheduler(Protocol):
         """
         ...
 
+    def retried(self, trial: int) -> None:
+        """A trial that has ended is on its way to its rung again; what was decided meanwhile stands.
+
+        Args:
+            trial: its number.
+        """
+        ...
+
 
 class FullBudget:
     """Every trial runs to the budget.
@@ -90,6 +98,9 @@ class FullBudget:
 
     def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
         return _NOTHING
+
+    def retried(self, trial: int) -> None:
+        pass
 
 
 class StoppingHalving:
@@ -128,6 +139,8 @@ class StoppingHalving:
         self._scores: list[list[float]] = [[] for _ in rungs[:-1]]
         #: The rung that each trial under way runs to.
         self._heading: dict[int, int] = {}
+        #: The same of each trial that has ended early.
+        self._left: dict[int, int] = {}
         self._started = 0
 
     def take_up(self, started: int, heading: Mapping[int, int], scores: Sequence[list[float]]) -> None:
@@ -161,10 +174,13 @@ class StoppingHalving:
         return RungDecision(ended=(trial,))
 
     def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
-        rung = self._heading.pop(trial)
+        rung = self._left[trial] = self._heading.pop(trial)
         if is_worst and rung < len(self._scores):
             bisect.insort(self._scores[rung], math.inf)
         return _NOTHING
+
+    def retried(self, trial: int) -> None:
+        self._heading[trial] = self._left.pop(trial)
 
     def _send(self, trial: int, rung: int) -> RungBudget:
         self._heading[trial] = rung
@@ -221,6 +237,8 @@ class AsynchronousHalving:
         self._rungs = [AshaRung() for _ in rungs]
         #: The rung that each trial under way runs to.
         self._heading: dict[int, int] = {}
+        #: The same of each trial that has ended early, and whether it counts among those that came there.
+        self._left: dict[int, tuple[int, bool]] = {}
         self._started = 0
 
     def take_up(self, started: int, heading: Mapping[int, int], rungs: Sequence[AshaRung]) -> RungDecision:
@@ -258,11 +276,20 @@ class AsynchronousHalving:
 
     def ended(self, trial: int, *, is_worst: bool = False) -> RungDecision:
         number = self._heading.pop(trial)
-        rung = self._rungs[number]
-        if is_worst and number + 1 < len(self._rungs):
+        rung, arrives = self._rungs[number], is_worst and number + 1 < len(self._rungs)
+        self._left[trial] = number, arrives
+        if arrives:
             return self._decision(self._arrive(number, len(rung.best)), [])
         rung.lost += 1
         return self._decision([], [])
+
+    def retried(self, trial: int) -> None:
+        number, arrived = self._left.pop(trial)
+        self._heading[trial] = number
+        if arrived:
+            self._rungs[number].arrived -= 1
+        else:
+            self._rungs[number].lost -= 1
 
     def _arrive(self, number: int, place: int) -> list[RungBudget]:
         """Counts an arrival at a rung, of a trial that ranks at a place, and promotes the trial that this lets in."""

@@ -11,18 +11,18 @@ from fluid.sizing.goals import format_duration
 
 
 class SweepInTime(Protocol):
-    """A sweep with a deadline of its own: it stops what cannot end by then. Called in the session's thread."""
+    """A sweep with a deadline of its own: what cannot end by then rests. Called in the session's thread."""
 
     def open_trials(self) -> list[str]:
         """Ids of its trials that have not ended and were not stopped."""
         ...
 
     def cut(self, reason: str, trial_ids: Sequence[str]) -> None:
-        """Stops these trials after their iteration."""
+        """Has these trials rest after their iteration."""
         ...
 
     def close(self, reason: str, run_on: Sequence[str]) -> None:
-        """Starts nothing any more, and stops all trials but these."""
+        """Starts nothing any more, and has all trials but these rest."""
         ...
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from fluid.checksums import LineChecks
 from fluid.errors import FluidError
 from fluid.results.folder_files import RESULTS, TRIALS, json_lines
+from fluid.results.gaps import IterationGaps
 from fluid.results.iterations import CLOCK_RESET_S, ReportedIteration, read_reported
 from fluid.results.records import Result
 from fluid.session.torn_files import tell_damage
@@ -85,6 +86,7 @@ class EarlierResults:
 
     Attributes:
         reported: newest iteration, by trial id.
+        gaps: which iterations there are.
         groups: by group id.
         latest: when the last iteration ended.
         damage: lines that are damaged, repeated or missing, as :class:`fluid.checksums.LineChecks` counts them.
@@ -92,6 +94,7 @@ class EarlierResults:
     """
 
     reported: dict[str, int] = field(default_factory=dict)
+    gaps: IterationGaps = field(default_factory=IterationGaps)
     groups: dict[str, GroupResults] = field(default_factory=dict)
     latest: float = -math.inf
     offset: float = 0.0
@@ -117,6 +120,7 @@ class EarlierResults:
                 continue
             trial_id, group_id = reported.trial_id, reported.group_id
             found.reported[trial_id] = max(reported.number, found.reported.get(trial_id, 0))
+            found.gaps.take(trial_id, reported.number)
             start, end = found._on_axis(reported.at - reported.seconds, reported.at)
             if group_id not in found.groups:
                 found.groups[group_id] = GroupResults(folder, group_id, line.start, line.end)

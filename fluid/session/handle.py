@@ -24,6 +24,7 @@ from fluid.session.live_trials import LiveTrials
 from fluid.session.reprs import group_html, group_text
 from fluid.session.results import TrialFailedError
 from fluid.session.session import Session
+from fluid.session.standing import Standing
 from fluid.trainables.pickling import dump_arguments
 from fluid.trialgroup import Search, Shown, Trial, TrialState
 
@@ -346,6 +347,10 @@ class TrialGroupHandle:
         """Has a trial go on only in a session that resumes this one, for search algorithms: it is saved, and rests."""
         self._require_known(trial_id)
         self._requests.ask(partial(TrialSetAside, trial_id=trial_id))
+
+    def standing(self) -> Standing:
+        """How its trials stand as the engine sees them, for search algorithms."""
+        return self._session.standing([self._inbox.group_id])
 
     def add(self, *trials: Trial) -> None:
         """Adds trials to the group; they are planned together.

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend
 from fluid.lane.script import dump_script, read_script
 from fluid.shared_data.parameters import dump_with_parameters
-from fluid.trainables.payload import TrialPayload, trainable_payload, trial_payload
+from fluid.trainables.payload import TrainablePayload, TrialPayload, trainable_payload, trial_payload
+from fluid.trainables.trainable_code import TrainableCode, code_of
 from fluid.trial_fields import TrialProcess
 from fluid.trialgroup import Submission, Trial
+
+#: Codes that are kept, of the trainables pickled last: many calls submit the same one.
+_MOST_CODES = 64
 
 
 class SessionPickler:
@@ -19,6 +25,8 @@ class SessionPickler:
 
     def __init__(self, backend: Backend) -> None:
         self._require = backend.require_replayable if isinstance(backend, ReplayingBackend) else None
+        #: By the digests of their pickles.
+        self._codes: OrderedDict[bytes, TrainableCode | None] = OrderedDict()
 
     def payloads_of(
         self, trials: Iterable[Trial], submission: Submission, process_of: Callable[[Trial], TrialProcess]
@@ -42,8 +50,18 @@ class SessionPickler:
                     submission.script = read_script()
                 script = partial(dump_script, submission.script) if self._require is None else None
                 payload = trainable_payload(trial.trainable, self._require, dump_with_parameters, script)
-                made = trial.trainable, payload
+                made = trial.trainable, self._with_code(trial, payload)
                 known[id(trial.trainable)] = made
             shown = None if trial.shown is None else trial.shown.config
             payloads[trial] = trial_payload(made[1], trial.config, shown, process_of(trial))
         return payloads
+
+    def _with_code(self, trial: Trial, payload: TrainablePayload) -> TrainablePayload:
+        if self._require is not None:
+            return payload  # A rehearsal is not resumed.
+        if payload.digest not in self._codes:
+            self._codes[payload.digest] = code_of(trial.trainable)
+        code = self._codes[payload.digest]
+        while len(self._codes) > _MOST_CODES:
+            self._codes.popitem(last=False)
+        return replace(payload, code=code)

@@ -12,8 +12,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fluid._logs import logger_of
 from fluid.backends.hosts import host_memory
@@ -30,6 +31,7 @@ from fluid.lane.checkpoint_store import checkpoints_on_disk
 from fluid.lane.run_paths import folder_name, folder_of_host, trials_folder
 from fluid.planning.profile import Profile
 from fluid.random_state import Seeds
+from fluid.results.code_changes import CodeChange
 from fluid.results.folder_files import (
     FORECASTS,
     JOURNAL,
@@ -43,6 +45,7 @@ from fluid.results.folder_files import (
     json_lines,
     read_facts,
 )
+from fluid.results.gaps import gap_notes
 from fluid.results.group_lines import GroupLine
 from fluid.results.iterations import ReportedIteration
 from fluid.results.payload_file import StoredTrial, read_payloads
@@ -53,11 +56,13 @@ from fluid.session.run_folder import RunFolder
 from fluid.session.torn_files import cut_file, cut_torn_line, tell_damage
 from fluid.trainables.encoded_metrics import numbers_in
 from fluid.trainables.payload import TrialPayload
+from fluid.trainables.trainable_code import TrainableCode
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 
+_log = logger_of("fluid.session")
 #: Seconds to wait for the processes of the killed session to move their checkpoints to disk.
 _PATIENCE = 10.0
-_log = logger_of(__name__)
+_UNUSABLE = f"its trainable and config cannot be unpickled from {PAYLOADS}"
 _LOST = f"its trainable and config are gone from {PAYLOADS}"
 
 
@@ -108,9 +113,12 @@ class LeftSession:
         groups: by group id.
         results: what it reported.
         written: what ``trials.jsonl`` has lines of.
-        lost: ids of unfinished trials that cannot run, as their payloads are gone.
+        lost: ids of unfinished trials that cannot run, as their payloads are gone or cannot be unpickled.
         seeds: of the trials, by id.
-        trackers: of the best result of each group, by group id.
+        codes: those of their trainables, by id, as far as they are known.
+        unusable: ids of all trials whose payloads are gone or cannot be unpickled, also of those that have ended.
+        best: finds the best result of each group.
+        renewed: ids of trials that go on with another trainable, or other fields, than are written.
     """
 
     folder: Path
@@ -120,7 +128,33 @@ class LeftSession:
     written: WrittenLines
     lost: frozenset[str]
     seeds: Mapping[str, Seeds]
-    trackers: Mapping[str, BestTracker]
+    codes: Mapping[str, TrainableCode]
+    unusable: frozenset[str]
+    best: _Trackers
+    renewed: set[str] = field(default_factory=set)
+
+    def retry_failed(self) -> list[str]:
+        """Has the trials that have failed tried again, but for those that cannot run; returns their ids."""
+        retried = []
+        for trials in self.recovered.groups.values():
+            for trial_id, history in trials.items():
+                if history.ended is TrialState.FAILED and trial_id not in self.unusable:
+                    trials[trial_id] = replace(history, ended=None, failures=0)
+                    self.recovered.failures.pop(trial_id, None)
+                    self.recovered.outcomes.pop(trial_id, None)
+                    retried.append(trial_id)
+        return retried
+
+    @property
+    def failed(self) -> list[str]:
+        """Ids of the trials that have failed."""
+        groups = self.recovered.groups.values()
+        return [name for trials in groups for name, one in trials.items() if one.ended is TrialState.FAILED]
+
+    def trackers(self) -> Mapping[str, BestTracker]:
+        """Those of the best result of each group, by group id, told how the trials stand."""
+        self.best.end(self.recovered)
+        return self.best.of_groups
 
     def events(
         self,
@@ -152,6 +186,11 @@ class LeftSession:
                     reported = self.results.reported.get(trial_id, 0)
                     spec, budget = spec_of(trial, group.line.search), max(trial.budget, reported)
                     histories[trial_id] = TrialHistory(spec, budget=budget, reported=reported)
+                elif trial_id in self.renewed:
+                    spec, history = spec_of(trial, group.line.search), histories[trial_id]
+                    found = history.checkpoint if spec.can_save else None
+                    renewed = replace(spec, budget=history.trial.budget)
+                    histories[trial_id] = replace(history, checkpoint=found, trial=renewed)
         recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
 
@@ -173,12 +212,19 @@ class LeftSession:
         """Ids that are taken, those of forgotten trials included."""
         return set(self.written.trials).union(*(group.trials for group in self.groups.values()))
 
-    def complete(self, folder: RunFolder, payloads: Mapping[str, Mapping[Trial, TrialPayload]], at: float) -> None:
-        """Writes the lines of trials that the session was killed before writing.
+    def complete(
+        self,
+        folder: RunFolder,
+        payloads: Mapping[str, Mapping[Trial, TrialPayload]],
+        changes: Iterable[CodeChange],
+        at: float,
+    ) -> None:
+        """Writes the lines of trials that the session was killed before writing, and what trials go on with instead.
 
         Args:
             folder: the run folder.
             payloads: pickles of the trials, by group.
+            changes: what of their code has changed.
             at: seconds, on the clock of the session that goes on.
         """
         folder.has_lines_of(self.written.groups)
@@ -187,6 +233,11 @@ class LeftSession:
             missing = {trial: payload for trial, payload in of_group if trial.id not in self.written.trials}
             if missing or group_id not in self.written.groups:
                 folder.write_trial_lines(group_id, group.line, missing)
+            renewed = {trial: payload for trial, payload in of_group if trial.id in self.renewed}
+            if renewed:
+                folder.write_payloads(group_id, group.line.name, renewed)
+        for change in changes:
+            folder.write_code_change(change.entry())
         folder.journal((), self.lost_ends(at))
 
     def lost_ends(self, at: float) -> list[ReportEnd]:
@@ -289,15 +340,19 @@ def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
     stored = {trial.trial_id: trial for trial in payloads.trials if trial.trial_id not in forgotten}
     known = {*in_journal, *forgotten, *stored}
     written = _read_lines(folder, ends.get(TRIALS, 0), lambda trial_id: trial_id in known, stored)
-    groups = _groups(recovered, stored, written)
-    trackers = _Trackers(groups, written, recovered)
-    results = EarlierResults.scan(folder, ends.get(RESULTS, 0), trackers.hear)
-    lost = _agree(recovered, results, stored)
-    trackers.end(recovered)
+    trials, problems = _unpickle(stored, written)
+    groups = _groups(recovered, stored, trials, written)
+    best = _Trackers(groups, written, recovered)
+    results = EarlierResults.scan(folder, ends.get(RESULTS, 0), best.hear)
+    missing = {name: parts for name, n in recovered.reported.items() if (parts := results.gaps.of(name, n))}
+    lost = _agree(recovered, results, stored, problems)
+    _tell_of_gaps(folder, missing, recovered)
     recovered.profile = recovered.profile or _profile(folder)
     _reclaim(recovered, folder)
     seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
-    return LeftSession(folder, recovered, groups, results, written, lost, seeds, trackers.of_groups)
+    codes = {trial_id: trial.code for trial_id, trial in stored.items() if trial.code is not None}
+    unusable = frozenset([*(in_journal - stored.keys()), *problems])
+    return LeftSession(folder, recovered, groups, results, written, lost, seeds, codes, unusable, best)
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -370,6 +425,8 @@ def _read_lines(folder: Path, end: int, is_known: Callable[[str], bool], stored:
                 with suppress(InvalidFieldError, KeyError):
                     shown = written.shown.get(trial_id, Shown(trial_id))
                     written.shown[trial_id] = replace(shown, config=entry["config"])
+            elif "code_of" in entry:
+                keep = line.end
             elif "group" in entry:
                 started[str(entry["group"])] = GroupLine.read(entry)
         elif is_known(str(entry["trial"])):
@@ -388,8 +445,51 @@ def _read_lines(folder: Path, end: int, is_known: Callable[[str], bool], stored:
     return written
 
 
-def _agree(recovered: Recovered, results: EarlierResults, stored: Mapping[str, StoredTrial]) -> frozenset[str]:
-    """Brings what the journal says of the trials to what the other files have; returns those that cannot run."""
+def _unpickle(stored: Mapping[str, StoredTrial], written: WrittenLines) -> tuple[dict[str, Trial], dict[str, str]]:
+    """Unpickles the trials; says of each that cannot be why. In place of such a one stands one that raises that."""
+    trials: dict[str, Trial] = {}
+    problems: dict[str, str] = {}
+    trainables: dict[bytes, Any] = {}
+    broken: dict[bytes, str] = {}
+    for trial_id, trial in stored.items():
+        problem = broken.get(trial.trainable)
+        if problem is None:
+            try:
+                trials[trial_id] = trial.load(trainables, written.shown.get(trial_id))
+                continue
+            except InvalidFieldError as error:
+                problem = f"{_UNUSABLE}: {type(error.__cause__).__name__}: {error.__cause__}"
+                if trial.trainable not in trainables:
+                    broken[trial.trainable] = problem
+        problems[trial_id] = problem
+        trials[trial_id] = Trial(
+            partial(_raise_lost, problem), trial.load_config(), shown=written.shown.get(trial_id), **trial.fields
+        )
+    for problem in dict.fromkeys(problems.values()):
+        ids = [trial_id for trial_id, one in problems.items() if one == problem]
+        _log.warning("%d trials cannot go on, such as %r: %s", len(ids), ids[0], problem)
+    return trials, problems
+
+
+def _raise_lost(problem: str, config: Mapping[str, Any]) -> NoReturn:
+    """Stands for the trainable of a trial that cannot be unpickled."""
+    raise FluidError(problem)
+
+
+def _agree(
+    recovered: Recovered,
+    results: EarlierResults,
+    stored: Mapping[str, StoredTrial],
+    problems: Mapping[str, str],
+) -> frozenset[str]:
+    """Brings what the journal says of the trials to what the other files have; returns those that cannot run.
+
+    Args:
+        recovered: what the journal says.
+        results: the results.
+        stored: the trials whose payloads there are.
+        problems: why some of them cannot be unpickled.
+    """
     lost: set[str] = set()
     for trials in recovered.groups.values():
         for trial_id, history in trials.items():
@@ -402,16 +502,33 @@ def _agree(recovered: Recovered, results: EarlierResults, stored: Mapping[str, S
                     history = replace(history, ended=TrialState.FAILED)
                 if history.ended is TrialState.FAILED:
                     recovered.failures.setdefault(trial_id, Failure("error", _LOST))
+            elif trial_id in problems and history.ended is None:
+                lost.add(trial_id)
+                history = replace(history, ended=TrialState.FAILED)
+                recovered.failures[trial_id] = Failure("error", problems[trial_id])
             trials[trial_id] = history
     return frozenset(lost)
+
+
+def closes_gap(history: TrialHistory, told: int, durable: Checkpoint | None) -> bool:
+    """Whether a trial that was done is run again, as ``results.jsonl`` ends at iteration ``told``, before its end.
+
+    It is if it has a checkpoint from before the gap. A trial that a search extends is not: what the search decided by
+    its results stands.
+    """
+    at = [checkpoint.iteration for checkpoint in (history.checkpoint, durable) if checkpoint is not None]
+    is_done = history.ended is TrialState.DONE and not history.trial.extends
+    return is_done and told < history.reported and min(at, default=told + 1) <= told
 
 
 def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> TrialHistory:
     """The history of a trial of which ``told`` iterations are in ``results.jsonl``.
 
     More than the journal has were reported: they are written first. Where there are fewer, as after a power cut, the
-    missing ones are reported again if the trial can go back to before them.
+    missing ones are reported again if the trial can go back to before them; so are those of a trial that was done.
     """
+    if closes_gap(history, told, durable):
+        history = replace(history, ended=None)
     checkpoint, reported = history.checkpoint, max(told, history.reported)
     if history.ended is None and (checkpoint is None or checkpoint.iteration <= told):
         reported = told
@@ -423,21 +540,36 @@ def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> Trial
     return changed(history, reported=reported, budget=budget, checkpoint=checkpoint, ended=ended)
 
 
-def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: WrittenLines) -> dict[str, LeftGroup]:
-    """The groups, with their trials unpickled; a trial of which the payload is gone gets one that raises."""
+def _tell_of_gaps(folder: Path, missing: Mapping[str, list[tuple[int, int]]], recovered: Recovered) -> None:
+    """Warns of iterations that are missing, and says which of them are run again."""
+    histories = {name: one for trials in recovered.groups.values() for name, one in trials.items()}
+    for note in gap_notes(missing):
+        _log.warning("%s: %s", folder, note)
+    again = [
+        name
+        for name, parts in missing.items()
+        if (one := histories.get(name)) is not None and one.ended is None and one.reported < parts[-1][1]
+    ]
+    if again:
+        _log.warning("trials that run what is missing at their end again, from a checkpoint: %s", ", ".join(again))
+
+
+def _groups(
+    recovered: Recovered, stored: Mapping[str, StoredTrial], trials: Mapping[str, Trial], written: WrittenLines
+) -> dict[str, LeftGroup]:
+    """The groups, with their unpickled trials; a trial of which the payload is gone gets one that raises."""
     groups: dict[str, LeftGroup] = {}
-    trainables: dict[bytes, Any] = {}
     for group_id in dict.fromkeys([*recovered.groups, *(trial.group_id for trial in stored.values())]):
         line = written.groups.get(group_id, GroupLine(group_id))
         terms = recovered.terms.setdefault(group_id, line.terms)
         groups[group_id] = LeftGroup(replace(line, terms=terms))
     for trial in stored.values():
         group = groups[trial.group_id]
-        group.trials[trial.trial_id] = trial.load(trainables, written.shown.get(trial.trial_id))
+        group.trials[trial.trial_id] = trials[trial.trial_id]
         if trial.group_id not in written.groups:
             group.line = replace(group.line, name=trial.name)
-    for group_id, trials in recovered.groups.items():
-        for trial_id, history in trials.items():
+    for group_id, histories in recovered.groups.items():
+        for trial_id, history in histories.items():
             if trial_id not in groups[group_id].trials:
                 config, spec = written.unstored.get(trial_id, {}).get("config"), history.trial
                 config = config if isinstance(config, dict) else {}

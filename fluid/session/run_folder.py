@@ -8,7 +8,8 @@ forecasts.jsonl   when groups were forecast to end, every now and then
 loggers.jsonl     how far each logger has come, if there are loggers
 trials.jsonl      one line per group: group, name, search, and owner, priority, preempt and requires where they are
                   given; one per trial: group, trial, config (as JSON where possible), seeds, and the name by which
-                  reports show it; one per trial whose shown config was told later
+                  reports show it; one per trial whose shown config was told later; one per group and session in
+                  which the code of its trainable had changed
 payloads.pkl      trainables and configs, pickled, for resuming
 profile.json      measured overheads and paces, written at the end
 logs/             what lanes printed outside of trials
@@ -206,12 +207,16 @@ class RunFolder:
             group: what its line says.
             trials: the trials, each with its pickles.
         """
-        pickled = [self._frames(group_id, group.name, trial, payload) for trial, payload in trials.items()]
+        self.write_payloads(group_id, group.name, trials)
+        self.write_trial_lines(group_id, group, trials)
+
+    def write_payloads(self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload]) -> None:
+        """Writes what trials of a group are resumed from; of one that was written before, this counts from now on."""
+        pickled = [self._frames(group_id, name, trial, payload) for trial, payload in trials.items()]
         frames = [frame for each in pickled for frame in each]
         if frames:
             frames[-1]["complete"] = True
         _append(self._payloads, with_checksums(map(pickle.dumps, frames), self._payloads.size, checked_frame))
-        self.write_trial_lines(group_id, group, trials)
 
     def write_trial_lines(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes what reports show of trials, and the line of their group before the first of them."""
@@ -222,6 +227,10 @@ class RunFolder:
             self._groups.add(group_id)
             entries.insert(0, group.entry(group_id))
         _append_lines(self._trials, map(_line, entries))
+
+    def write_code_change(self, entry: Mapping[str, Any]) -> None:
+        """Writes which trials of a group go on with other code, for reports."""
+        _append_lines(self._trials, [_line(dict(entry))])
 
     def write_shown_config(self, trial_id: str, config: Any) -> None:
         """Writes the hyperparameters that reports show of a trial from now on, in their JSON form."""
@@ -287,8 +296,8 @@ class RunFolder:
         trainable = payload.trainable
         if trainable.digest not in self._trainables:
             self._trainables[trainable.digest] = len(self._trainables)
-            number = self._trainables[trainable.digest]
-            yield {"trainable": number, "digest": trainable.digest.hex(), "pickled": trainable.pickled}
+            code = None if trainable.code is None else trainable.code.entry()
+            yield {"trainable": self._trainables[trainable.digest], "pickled": trainable.pickled, "code": code}
         fields = {
             "budget": trial.budget,
             "priority": trial.priority,

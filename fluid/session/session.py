@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -30,6 +30,7 @@ from fluid.keeping import NOTHING, Retention
 from fluid.planning.profile import Profile
 from fluid.random_state import Seeds
 from fluid.resources import Device
+from fluid.results.code_changes import CodeChange
 from fluid.results.group_lines import GroupLine
 from fluid.session.best import BestSoFar
 from fluid.session.deadlines import SweepInTime
@@ -258,13 +259,22 @@ class Session:
 
     # -- the session itself --------------------------------------------------------------------------------
 
-    def resume(self, left: LeftSession, listeners: Mapping[str, TrialListener]) -> None:
-        """Goes on with the groups of an earlier session; ``listeners`` has those of groups, by name."""
+    def resume(
+        self, left: LeftSession, listeners: Mapping[str, TrialListener], changes: Sequence[CodeChange] = ()
+    ) -> None:
+        """Goes on with the groups of an earlier session.
+
+        Args:
+            left: the session.
+            listeners: those of groups, by name.
+            changes: what of the trials' code has changed since.
+        """
         once = Submission()
         self._numbers = itertools.count(len(left.trial_ids))
         payloads = {
             group_id: self._payloads(group.trials.values(), once, left.seeds) for group_id, group in left.groups.items()
         }
+        trackers = left.trackers()
         avoid_names(left.trial_ids, (group.line.name for group in left.groups.values()))
 
         def register(group_id: str) -> None:
@@ -275,7 +285,7 @@ class Session:
 
         def resume() -> None:
             now = self._backend.now()
-            left.complete(self._folder, payloads, now)
+            left.complete(self._folder, payloads, changes, now)
             events = left.events(now, self._spec, self._adapted)
             self._folder.journal((), lost_checkpoints(left.recovered, events))
             for event in events:
@@ -283,7 +293,7 @@ class Session:
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
                 results, offset = left.results.groups.get(event.group_id), left.results.offset + self._folder.shift
-                inbox.take_over(ended, left.recovered.failures, results, offset, left.trackers[event.group_id])
+                inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
                 inbox.note_seeds(payloads[event.group_id])
                 self._pump.inboxes[event.group_id] = inbox

@@ -17,12 +17,14 @@ class Standing:
     Attributes:
         states, outcomes: the engine's state, and what the submitter said of it, by trial id.
         set_aside: trials that are paused as they would end no further iteration in time, not by the user.
+        unsaved: those of them that have left their devices, and are still to be saved.
         forgotten: the number of trials that were forgotten, by group id.
     """
 
     states: dict[str, TrialState] = field(default_factory=dict)
     outcomes: dict[str, TrialState] = field(default_factory=dict)
     set_aside: set[str] = field(default_factory=set)
+    unsaved: set[str] = field(default_factory=set)
     forgotten: dict[str, int] = field(default_factory=dict)
 
 
@@ -36,6 +38,9 @@ def standing_of(state: EngineState, group_ids: Iterable[str], only: str | None =
             found.states[trial_id] = trial.state
             if trial.held == SET_ASIDE:
                 found.set_aside.add(trial_id)
+                is_kept = trial.residence.lane is not None and trial.spec.can_save
+                if trial.state is TrialState.PAUSED and (is_kept or trial.residence.saving):
+                    found.unsaved.add(trial_id)
             if trial.outcome is not None:
                 found.outcomes[trial_id] = trial.outcome
     return found

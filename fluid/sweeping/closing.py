@@ -5,36 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from fluid.sweeping.plan import SweepTrial
 from fluid.sweeping.submitting import SweepTrials
-from fluid.trialgroup import TrialState
 
 
 class SweepClosing:
-    """Stops what cannot end by the deadline, and lets the rest run. Its three methods are for the session's thread.
+    """Has what cannot end by the deadline rest, and lets the others run. Three methods are for the session's thread.
 
     Args:
         trials: of the sweep.
         take: has a piece of work done where the sweep's decisions are made.
+        rest: has a trial go on only when the sweep is resumed.
         end: ends the sweep, but for the trials that run on.
         has_all: whether the sweep has started all its trials.
 
     Attributes:
         reason: why nothing starts any more; ``None`` while trials may start.
         run_on: the trials that run on to their end then.
-        cut_by: why trials were stopped before; ``None`` if none was.
+        cut_by: why trials went to rest before; ``None`` if none did.
     """
 
     def __init__(
         self,
         trials: SweepTrials,
         take: Callable[[Callable[[], None]], None],
+        rest: Callable[[SweepTrial], None],
         end: Callable[[str | None], None],
         has_all: Callable[[], bool],
     ) -> None:
         self.reason: str | None = None
         self.run_on: Collection[str] = ()
         self.cut_by: str | None = None
-        self._trials, self._take, self._end, self._has_all = trials, take, end, has_all
+        self._trials, self._take, self._rest, self._end, self._has_all = trials, take, rest, end, has_all
 
     @property
     def is_closed(self) -> bool:
@@ -43,22 +45,24 @@ class SweepClosing:
 
     def open_trials(self) -> list[str]:
         """Ids of the trials that run, or wait for a device, and were not stopped."""
-        known = list(self._trials.by_number.values())
-        return [trial.trial_id for trial in known if trial.is_open and trial.stop is None]
+        return [trial.trial_id for trial in list(self._trials.by_number.values()) if self._is_open(trial)]
+
+    def _is_open(self, trial: SweepTrial) -> bool:
+        return trial.is_open and trial.stop is None and trial.trial_id not in self._trials.resting
 
     def cut(self, reason: str, trial_ids: Sequence[str]) -> None:
-        """Stops trials after their iteration, as no further one would be over in time."""
+        """Has trials rest after their iteration, as no further one would be over in time."""
         self._take(partial(self._cut, reason, trial_ids))
 
     def close(self, reason: str, run_on: Sequence[str]) -> None:
-        """Starts nothing any more, and stops all trials but these after their iteration."""
+        """Starts nothing any more, and has all trials but these rest after their iteration."""
         self._take(partial(self._close, reason, frozenset(run_on)))
 
     def _cut(self, reason: str, trial_ids: Sequence[str]) -> None:
         for trial in map(self._trials.by_id.__getitem__, trial_ids):
-            if trial.is_open and trial.stop is None:
-                trial.stop, self.cut_by = TrialState.STOPPED.value, reason
-                self._trials.stop(trial, trial.stop)
+            if self._is_open(trial):
+                self.cut_by = reason
+                self._rest(trial)
 
     def _close(self, reason: str, run_on: frozenset[str]) -> None:
         self.reason, self.run_on = reason, run_on

@@ -7,6 +7,7 @@ trial more than there are devices is under way then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -34,6 +35,8 @@ from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
 _CHUNK = 1024
+#: Seconds between two looks at trials that are to rest.
+_REST_LOOK_S = 0.05
 #: States in which a trial ends that the sweep has stopped: it may fail before it hears of that.
 _TOLD = frozenset({TrialState.STOPPED.value, TrialState.FAILED.value})
 
@@ -64,8 +67,14 @@ class SweepLoop(TrialListener):
         self._reported = SweepMetrics(plan)
         self._error: BaseException | None = None
         self._is_over = False
+        #: Whether all has gone to rest that does not run on to its end, and nothing is decided any more.
+        self._rests = False
+        #: Of trials that failed in an earlier session, how often each was tried again since; while these are replayed.
+        self._retries = Counter[str]()
         #: The end by a deadline of the sweep's own.
-        self.closing = SweepClosing(self.trials, self._take, self._end, lambda: self._asking.is_done)
+        self.closing = SweepClosing(
+            self.trials, self._take, self._rest_or_stop, self._rest, lambda: self._asking.is_done
+        )
 
     def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> None:
         """Runs until all trials have ended, or a rule ends the sweep.
@@ -91,6 +100,8 @@ class SweepLoop(TrialListener):
             except Exception as error:
                 self._fail(error)
             self._do(self._check_time)
+            if self.trials.resting:
+                self._look_at_rest()
         if self._error is not None:
             raise self._error
         self._asking.run_all()
@@ -130,6 +141,8 @@ class SweepLoop(TrialListener):
         self._callbacks.on_request(request)
 
     def on_broken(self, error: BaseException) -> None:
+        if self._rests and self._is_over:
+            return  # The session ends as the sweep has ended: for now.
         problem = FluidError(f"the executor ended before the sweep: {error}")
         problem.__cause__ = error
         self._callbacks.on_broken(error)
@@ -149,12 +162,14 @@ class SweepLoop(TrialListener):
 
     @property
     def _seconds_left(self) -> float | None:
+        if self.trials.resting:
+            return _REST_LOOK_S
         return None if self._deadline is None else max(0.0, self._deadline - self._clock.now())
 
     def _check_time(self) -> None:
-        if self._seconds_left == 0.0:
+        if self._deadline is not None and self._clock.now() >= self._deadline:
             self._deadline = None
-            self._end(f"the time budget of {self.plan.time_budget_s:g} s was used up")
+            self._rest(f"the time budget of {self.plan.time_budget_s:g} s was used up")
 
     def _guard(self, piece: Callable[[], None], *, counts: bool = False) -> None:
         """Does a piece of work; an error in it ends the sweep."""
@@ -191,7 +206,7 @@ class SweepLoop(TrialListener):
 
     @property
     def _has_room(self) -> bool:
-        return self._under_way.has_room(self.trials.open + self._asking.pending)
+        return self._under_way.has_room(self.trials.open - len(self.trials.resting) + self._asking.pending)
 
     def _next(self) -> Trial | None:
         """Makes the next trial; ``None`` if there are no more."""
@@ -222,7 +237,8 @@ class SweepLoop(TrialListener):
         found, *_ = self._reported.take(trial, result)
         if trial.stop is not None or self.reason is not None or self._is_over:
             return
-        self._reported.require_spelling(trial, result)
+        if not self.trials.is_replaying:
+            self._reported.require_spelling(trial, result)
         stop = plan.rules.result(trial.number, None if found is None else plan.score(found), result.number)
         if self._reported.is_overdue(trial) or (stop is not None and trial.values is None):
             trial.stop, trial.failure = TrialState.FAILED.value, self._reported.failure_of(trial)
@@ -244,6 +260,7 @@ class SweepLoop(TrialListener):
             return
         trial.is_open = False
         self.trials.open -= 1
+        self.trials.resting.discard(trial_id)
         if self._is_over:
             self.trials.note_end(trial, state, failure)
             return
@@ -252,6 +269,8 @@ class SweepLoop(TrialListener):
         is_told = state in _TOLD  # Its outcome was told when the sweep stopped it.
         if failure is not None and state == TrialState.FAILED and trial.stop in (None, state):
             self._record_failure(trial, failure)
+        elif self._rests:
+            self.trials.note_end(trial, state, failure)
         elif self.reason is not None:
             is_whole = trial.iteration >= plan.budget or trial.iteration < trial.budget
             outcome = TrialState.DONE if is_whole else TrialState.STOPPED
@@ -273,8 +292,9 @@ class SweepLoop(TrialListener):
         trial.state, trial.failure = TrialState.FAILED.value, failure
         is_worst = self.plan.oom_is_worst and failure.kind == "out_of_memory"
         del self.trials.by_number[trial.number]
-        self._tell(trial, trial.state, self._reported.worst.values if is_worst else None)
-        if failure.kind == "metric":
+        if not self._retries[trial.trial_id]:
+            self._tell(trial, trial.state, self._reported.worst.values if is_worst else None)
+        if failure.kind == "metric" and not self._retries[trial.trial_id]:
             self._reported.note_failed(trial, self.trials.by_id.values())
         if self.reason is None:
             self._decide(trial, self.plan.scheduler.ended(trial.number, is_worst=is_worst))
@@ -282,7 +302,7 @@ class SweepLoop(TrialListener):
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
         if decision.promoted and self.closing.is_closed:
-            self._end(self.closing.reason)
+            self._rest(self.closing.reason)
             return
         for promotion in decision.promoted:
             self.trials.extend(self.trials.by_number[promotion.trial], promotion.budget, promotion.follow_up_iterations)
@@ -330,15 +350,19 @@ class SweepLoop(TrialListener):
         for past in earlier.trials:
             require_same(self._next(), past)
         self.trials.remember({past.trial_id: past for past in earlier.trials})
+        self._retries = earlier.retries()
         for event in earlier.events:
             self._replay(event)
         self._end_at_budget()
         for past in earlier.trials:
             trial = self.trials.by_id[past.trial_id]
             if past.budget > trial.budget and trial.state == UNFINISHED:
-                raise other_arguments(past.trial_id)
+                why = f"it was to run {past.budget} iterations, and would run {trial.budget}"
+                raise other_arguments(past.trial_id, why)
             if past.is_over and past.ended is not None:
                 self._record_end(past.trial_id, past.ended.value, past.failure)
+            if past.retried:
+                self._retry(trial)
         stops = self.trials.end_replay()
         for past in earlier.trials:
             trial = self.trials.by_id[past.trial_id]
@@ -354,9 +378,19 @@ class SweepLoop(TrialListener):
             self._record(event)
         elif isinstance(event, EarlierResumption):
             self._end_at_budget()
+            for trial_id in sorted(event.unfinished & self.trials.by_id.keys()):
+                self._retry(self.trials.by_id[trial_id])
         else:
             self._record_end(event.trial_id, event.state.value, event.failure)
         self._end_refused()
+
+    def _retry(self, trial: SweepTrial) -> None:
+        """Takes up a trial again that had failed: the scheduler knows that it had, the searcher does not."""
+        if trial.state == TrialState.FAILED:
+            self._retries[trial.trial_id] -= 1
+            self.trials.reopen(trial)
+            self.plan.scheduler.retried(trial.number)
+            self._reported.forget_failed(trial.trial_id)
 
     def _end_at_budget(self) -> None:
         """Ends the trials that a killed session had no time to end, lower rungs first: others may have run on since."""
@@ -382,6 +416,42 @@ class SweepLoop(TrialListener):
                 self.trials.stop(trial, trial.stop)
         self._finish_if_done()
 
+    def _rest(self, reason: str | None) -> None:
+        """Ends the sweep for now: what runs rests after its iteration, and all goes on when the sweep is resumed.
+
+        One that cannot be resumed, as a rehearsal or one whose searcher has its own state, is ended.
+        """
+        if not self._can_rest:
+            self._end(reason)
+            return
+        if self._rests or (self.reason is not None and not self.closing.is_closed):
+            return
+        self.reason, self._rests = self.reason or reason, True
+        self._asking.close()
+        for trial in list(self.trials.by_number.values()):
+            if trial.is_open and trial.stop is None and trial.trial_id not in self.closing.run_on:
+                self.trials.rest(trial)
+        self._finish_if_done()
+
+    def _rest_or_stop(self, trial: SweepTrial) -> None:
+        """Has a trial rest after its iteration; stops it in a sweep that cannot be resumed."""
+        if self._can_rest:
+            self.trials.rest(trial)
+        else:
+            trial.stop = TrialState.STOPPED.value
+            self.trials.stop(trial, trial.stop)
+
+    @property
+    def _can_rest(self) -> bool:
+        return self.plan.goes_on and not self.trials.executor.session.hold.is_virtual
+
+    def _look_at_rest(self) -> None:
+        """Ends the sweep once nothing is under way but trials that rest: nobody tells of these."""
+        if self.trials.open > len(self.trials.resting):
+            return
+        if self.trials.has_come_to_rest:
+            self._do(self._finish_if_done)
+
     def _break_off(self, reason: str) -> None:
         """Ends the sweep: its session is over, and the trials are saved."""
         self.reason, self._is_over = self.reason or reason, True
@@ -392,8 +462,11 @@ class SweepLoop(TrialListener):
 
     def _finish_if_done(self) -> None:
         self._asking.require_progress(self.trials.open)
-        if not self.trials.open and not self._asking.pending and self._asking.is_done:
-            for trial in list(self._waiting.values()):
+        under_way = self.trials.open - len(self.trials.resting)
+        if self.trials.resting and not (under_way or self.trials.has_come_to_rest):
+            return
+        if not under_way and not self._asking.pending and self._asking.is_done:
+            for trial in [] if self._rests else list(self._waiting.values()):
                 has_ended = trial.iteration < trial.budget
                 self._let_go(trial, (TrialState.DONE if has_ended else TrialState.STOPPED).value)
             self.reason, self._is_over = self.reason or self.closing.cut_by, True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -77,6 +77,7 @@ class SweepPlan:
         shape: of what the scheduler decides; ``None``, the default, if unknown.
         group: what its group requires of devices, and its terms.
         seed: adds to the seeds of the trials; ``None`` for other seeds every time.
+        goes_on: whether a later call can go on with the sweep; not where a searcher has its own state.
         keeps_best: whether the checkpoint of the best trial outlives the session, unless the executor says what does.
     """
 
@@ -100,6 +101,7 @@ class SweepPlan:
     shape: SearchShape | None = None
     group: GroupOptions = GroupOptions()
     seed: int | None = 0
+    goes_on: bool = True
     keeps_best: bool = True
 
     @property
@@ -261,12 +263,20 @@ class SweepFailedError(FluidError):
         self.result = result
 
 
-def raise_if_all_failed(result: SweepResult) -> None:
-    """Raises :class:`SweepFailedError` if all trials of a sweep have failed."""
+def raise_if_all_failed(result: SweepResult, failed_before: Collection[str] = ()) -> None:
+    """Raises :class:`SweepFailedError` if all trials of a sweep have failed.
+
+    Args:
+        result: of the sweep.
+        failed_before: ids of trials that had failed in an earlier session, and were not tried again.
+    """
     failures = result.failures
     if failures and len(failures) == len(result.trials):
         trial_id, failure = next(iter(failures.items()))
         text = f"all {len(failures)} trials failed; the first one: {failure.message}"
+        if before := len(failures.keys() & set(failed_before)):
+            which = "these are failures" if before == len(failures) else f"{before} of these are failures"
+            text += f"; {which} of an earlier session: resume=True, retry_failed=True tries failed trials again"
         raise SweepFailedError(text, result) from TrialFailedError(trial_id, failure)
 
 

@@ -120,6 +120,10 @@ class SweepMetrics:
         if self._first_at is None and len(self._failed) >= _FIRST_TRIALS and self._first <= self._failed.keys():
             self._give_up()
 
+    def forget_failed(self, trial_id: str) -> None:
+        """A trial that had failed so is tried again."""
+        self._failed.pop(trial_id, None)
+
     def require_any(self, trials: Iterable[SweepTrial]) -> None:
         """Checks, at the end, that not all trials have failed so.
 

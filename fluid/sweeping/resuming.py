@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fluid.engine.commands import ReportEnd
-from fluid.engine.events import BudgetExtended, Failure, GroupRecovered
+from fluid.engine.events import BudgetExtended, Failure, GroupRecovered, TrialHistory
+from fluid.engine.group_terms import GroupTerms
 from fluid.engine.journal import IterationReported
 from fluid.errors import InvalidFieldError
+from fluid.resources import Requires
 from fluid.results.loading import load
+from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
-from fluid.results.submitted import SubmittedTrials
+from fluid.results.submitted import SubmittedGroup, SubmittedTrials
 from fluid.search_shape import SearchShape
+from fluid.session.resume import closes_gap
 from fluid.trialgroup import Trial, TrialState
 
+#: Terms of a group that a call gives.
+_TERMS = ("owner", "priority", "preempt")
 _OVER = {TrialState.DONE.value, TrialState.STOPPED.value, TrialState.FAILED.value}
 
 
@@ -35,6 +41,7 @@ class EarlierTrial:
         is_over: whether it had ended for good, and did not wait for a decision.
         extended_by: iterations that it got on top of its first budget.
         failure: why it failed.
+        retried: whether it had failed, and is to be tried again.
     """
 
     trial_id: str
@@ -44,6 +51,7 @@ class EarlierTrial:
     is_over: bool
     extended_by: int
     failure: Failure | None
+    retried: bool = False
 
     @property
     def has_ended_by_itself(self) -> bool:
@@ -68,7 +76,13 @@ class EarlierEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierResumption:
-    """A session went on with the sweep that one before it had left."""
+    """A session went on with the sweep that one before it had left.
+
+    Attributes:
+        unfinished: ids of the trials that ran on, also of those that had failed before.
+    """
+
+    unfinished: frozenset[str] = frozenset()
 
 
 EarlierEvent: TypeAlias = Result | EarlierEnd | EarlierResumption
@@ -81,12 +95,59 @@ class EarlierSweep:
     Attributes:
         trials: in the order in which they were started.
         events: results and ends of trials, in the order in which the sweep heard of them.
-        shape: how far its trials were to run; ``None`` if the folder does not say.
+        group: its group; ``None`` if the folder does not say.
     """
 
     trials: tuple[EarlierTrial, ...]
     events: tuple[EarlierEvent, ...]
-    shape: SearchShape | None = None
+    group: SubmittedGroup | None = None
+
+    def retries(self) -> Counter[str]:
+        """How often each trial was tried again after it had failed, the time to come included."""
+        found = Counter(trial.trial_id for trial in self.trials if trial.retried)
+        failed: set[str] = set()
+        for event in self.events:
+            if isinstance(event, EarlierEnd) and event.state is TrialState.FAILED:
+                failed.add(event.trial_id)
+            elif isinstance(event, EarlierResumption):
+                found.update(failed & event.unfinished)
+                failed -= event.unfinished
+        return found
+
+    @property
+    def failed(self) -> list[str]:
+        """Ids of the trials that have failed, and are not tried again."""
+        return [trial.trial_id for trial in self.trials if trial.ended is TrialState.FAILED and not trial.retried]
+
+    def require_goals(self, goals: Sequence[Goal]) -> None:
+        """Checks that a sweep that goes on with this one optimizes the same metrics.
+
+        Raises:
+            InvalidFieldError: it does not.
+        """
+        search = None if self.group is None else self.group.search
+        if search is None or search.metric is None:
+            return
+        known = [(search.metric, search.mode), *search.besides]
+        given = [(goal.metric, goal.mode) for goal in goals]
+        if known != given:
+            reason = f"cannot be with resume=True: the sweep of the folder optimizes {known}, and this call {given}"
+            raise InvalidFieldError("metric", [metric for metric, _ in given], reason)
+
+    def require_group(self, requires: Requires | None, terms: GroupTerms) -> None:
+        """Checks that the group of a sweep that goes on with this one has the same terms.
+
+        Raises:
+            InvalidFieldError: it has others.
+        """
+        if self.group is None:
+            return
+        there = {"requires": self.group.requires, **{name: getattr(self.group.terms, name) for name in _TERMS}}
+        given = {"requires": requires, **{name: getattr(terms, name) for name in _TERMS}}
+        for name, value in given.items():
+            if value != there[name]:
+                reason = f"cannot be with resume=True: the sweep of the folder has {there[name]!r}"
+                raise InvalidFieldError(name, value, reason)
 
     def require_shape(self, shape: SearchShape) -> None:
         """Checks that the trials of a sweep that goes on with this one are to run as far.
@@ -94,16 +155,26 @@ class EarlierSweep:
         Raises:
             InvalidFieldError: they are not. Those that have ended could not run on.
         """
-        if self.shape is not None and replace(self.shape, concurrency=None) != replace(shape, concurrency=None):
+        known = None if self.group is None or self.group.search is None else self.group.search.shape
+        if known is None:
+            return
+        mine, theirs = asdict(replace(known, concurrency=None)), asdict(replace(shape, concurrency=None))
+        other = [f"{name} {value}, not {theirs[name]}" for name, value in mine.items() if value != theirs[name]]
+        if other:
             reason = (
-                f"the sweep of the folder is one of up to {self.shape.rungs[-1]} iterations, with its own rungs; call "
+                f"the sweep of the folder is one of up to {known.rungs[-1]} iterations, with {'; '.join(other)}; call "
                 "with the same algorithm, budget, eta and min_budget, and for 'sha' and 'hyperband' the same samples"
             )
             raise InvalidFieldError("resume", True, reason)
 
 
-def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
+def read_sweep(run_dir: str | Path, name: str, *, retry_failed: bool = False) -> EarlierSweep:
     """Reads a sweep.
+
+    Args:
+        run_dir: the folder.
+        name: of the sweep.
+        retry_failed: whether trials that have failed are to be tried again.
 
     Raises:
         InvalidFieldError: the folder is not that of a session, or has no sweep of this name.
@@ -114,8 +185,14 @@ def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
     if not trials:
         there = sorted({trial.group for trial in found.trials})
         raise InvalidFieldError("name", name, f"is no sweep of {files.path}, which has {', '.join(there) or 'none'}")
-    groups = SubmittedTrials(files.trials(), files.journal(), {}).groups()
-    known = {trial_id: history for group in files.journal().groups.values() for trial_id, history in group.items()}
+    journal = files.journal()
+    groups = SubmittedTrials(files.trials(), journal, {}).groups()
+    known = {trial_id: history for group in journal.groups.values() for trial_id, history in group.items()}
+    again = {
+        trial_id
+        for trial_id, trial in trials.items()
+        if trial_id in known and closes_gap(known[trial_id], trial.iteration, journal.durable.get(trial_id))
+    }
     extended_by: Counter[str] = Counter()
     for entry in files.entries():
         if entry.get("what") == BudgetExtended.__name__:
@@ -126,22 +203,30 @@ def read_sweep(run_dir: str | Path, name: str) -> EarlierSweep:
                 trial_id=trial_id,
                 config=trial.config,
                 budget=max(known[trial_id].budget, trial.iteration) if trial_id in known else max(1, trial.iteration),
-                ended=TrialState(trial.state) if trial.state in _OVER else getattr(known.get(trial_id), "ended", None),
-                is_over=trial.state in _OVER,
+                ended=None if trial_id in again else _ended(trial, known.get(trial_id)),
+                is_over=trial.state in _OVER and trial_id not in again,
                 extended_by=extended_by[trial_id],
                 failure=trial.failure,
+                retried=retry_failed and trial.state == TrialState.FAILED,
             )
             for trial_id, trial in sorted(trials.items())
         ),
-        events=tuple(_events(files, trials)),
-        shape=next((one.search.shape for one in groups if one.name == name and one.search is not None), None),
+        events=tuple(_events(files, trials, again)),
+        group=next((one for one in groups if one.name == name), None),
     )
 
 
-def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[EarlierEvent]:
+def _ended(trial: TrialResult, history: TrialHistory | None) -> TrialState | None:
+    if trial.state in _OVER:
+        return TrialState(trial.state)
+    return None if history is None else history.ended
+
+
+def _events(files: RunFiles, trials: Mapping[str, TrialResult], again: Collection[str]) -> Iterator[EarlierEvent]:
     """The events of the journal, and results that it does not have, as a session was killed before it wrote them there.
 
-    Each of these comes where the next session has learnt of it: when that took up the group, or at the end.
+    Each of these comes where the next session has learnt of it: when that took up the group, or at the end. The end of
+    a trial that is run ``again``, as its last results are lost, is none.
     """
     reported = dict.fromkeys((str(entry.get("trial")), entry.get("iteration", 0)) for entry in files.results())
     results = {(one.trial_id, one.iteration): one for trial in trials.values() for one in trial.results}
@@ -155,8 +240,10 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Earl
             known = {one["trial"]["trial_id"]: one.get("reported", 0) for one in entry["trials"]}
             if not trials.keys().isdisjoint(known):
                 yield from [left.pop(key) for key in list(left) if key[1] <= known.get(key[0], 0)]
-                yield EarlierResumption()
-        elif trial_id not in trials:
+                yield EarlierResumption(
+                    unfinished=frozenset(one["trial"]["trial_id"] for one in entry["trials"] if one["ended"] is None)
+                )
+        elif trial_id not in trials or (what == ReportEnd.__name__ and trial_id in again):
             continue
         elif what == IterationReported.__name__:
             # One entry tells of a run of iterations, by its last.
@@ -165,9 +252,16 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult]) -> Iterator[Earl
                     yield result
         elif what == ReportEnd.__name__:
             state = TrialState(entry["state"])
-            failure = trials[trial_id].failure if state is TrialState.FAILED else None
+            failure = (trials[trial_id].failure or _failure_in(entry)) if state is TrialState.FAILED else None
             yield EarlierEnd(trial_id=trial_id, state=state, failure=failure)
     yield from left.values()
+
+
+def _failure_in(entry: Mapping[str, Any]) -> Failure:
+    """Why a trial failed that was tried again since."""
+    known = entry.get("failure")
+    known = known if isinstance(known, Mapping) else {}
+    return Failure(str(known.get("kind", "error")), str(known.get("message", "")), str(known.get("traceback", "")))
 
 
 def require_same(made: Trial | None, past: EarlierTrial) -> None:
@@ -176,8 +270,14 @@ def require_same(made: Trial | None, past: EarlierTrial) -> None:
     Raises:
         InvalidFieldError: it is another one.
     """
-    if made is None or made.id != past.trial_id or not is_same_config(made.config, past.config):
-        raise other_arguments(past.trial_id)
+    if made is None or made.id != past.trial_id:
+        raise other_arguments(past.trial_id, "they make fewer trials, so give at least as many samples")
+    if not is_same_config(made.config, past.config):
+        names = [name for name in {**past.config, **made.config} if not _is_same_entry(name, made.config, past.config)]
+        name = names[0] if names else ""
+        there, given = past.config.get(name), made.config.get(name)
+        hint = f"its config[{name!r}] is {there!r}, and would be {given!r}; give the same space, seed and points"
+        raise other_arguments(past.trial_id, hint)
 
 
 def is_same_config(config: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
@@ -188,6 +288,12 @@ def is_same_config(config: Mapping[str, Any], stored: Mapping[str, Any]) -> bool
         return True
 
 
-def other_arguments(trial_id: str) -> InvalidFieldError:
+def _is_same_entry(name: str, config: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    parts = [{name: one[name]} if name in one else {} for one in (config, stored)]
+    return is_same_config(*parts)
+
+
+def other_arguments(trial_id: str, why: str) -> InvalidFieldError:
     """Makes the error about a trial that the sampler or the scheduler would not have started, or not have extended."""
-    return InvalidFieldError("resume", True, f"trial {trial_id!r} of the folder does not follow from these arguments")
+    reason = f"trial {trial_id!r} of the folder does not follow from these arguments: {why}"
+    return InvalidFieldError("resume", True, reason)

@@ -9,6 +9,7 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.records import TrialResult
+from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import Rung
@@ -18,6 +19,9 @@ from fluid.sweeping.plan import SweepPlan, SweepTrial
 from fluid.sweeping.resuming import EarlierTrial
 from fluid.sweeping.under_way import most_under_way
 from fluid.trialgroup import Submission, Trial, TrialGroup, TrialState
+
+#: Seconds to wait at most until trials that have left their devices to rest are saved.
+_SAVED_S = 25.0
 
 
 class SweepTrials:
@@ -32,7 +36,8 @@ class SweepTrials:
         handle: of their group; ``None`` before it is submitted.
         by_id: all trials, in the order in which they were started.
         by_number: those that are not over.
-        open: how many run, or wait for a device.
+        open: how many run, or wait for a device, also of those that rest.
+        resting: ids of those that go on only in a session that resumes this one, and had not ended by themselves.
         refused: ids of trials that were to be extended although they had ended by themselves.
     """
 
@@ -45,7 +50,10 @@ class SweepTrials:
         self.by_id: dict[str, SweepTrial] = {}
         self.by_number: dict[int, SweepTrial] = {}
         self.open = 0
+        self.resting: set[str] = set()
         self.refused: list[str] = []
+        #: When all that are to rest had left their devices; ``None`` before.
+        self._rested_at: float | None = None
         #: The trainable as it is at the start of the sweep, whose trials are submitted in steps.
         self._submission = Submission(plan.seed)
         #: While an earlier session's events are taken: what the trials are to be stopped with, by id.
@@ -171,6 +179,33 @@ class SweepTrials:
         trial.failure = failure if trial.state == TrialState.FAILED else None
         del self.by_number[trial.number]
 
+    def rest(self, trial: SweepTrial) -> None:
+        """Has a trial leave its device after its iteration, be saved, and go on when the sweep is resumed."""
+        assert self.handle is not None
+        self.resting.add(trial.trial_id)
+        with suppress(InvalidFieldError):  # It has ended at this instant, and its end is about to be told.
+            self.handle.set_aside(trial.trial_id)
+
+    @property
+    def has_come_to_rest(self) -> bool:
+        """Whether all that are to rest do, and are saved if they can be in time."""
+        if self.handle is None or not self.resting:
+            return True
+        standing, clock = self.handle.standing(), self.executor.session.clock
+        states = [standing.states[trial_id] for trial_id in list(self.resting)]
+        if not all(state.ended or state is TrialState.PAUSED for state in states):
+            return False
+        self._rested_at = clock.now() if self._rested_at is None else self._rested_at
+        return standing.unsaved.isdisjoint(self.resting) or clock.now() >= self._rested_at + _SAVED_S
+
+    def reopen(self, trial: SweepTrial) -> None:
+        """Takes up a trial again that had failed."""
+        trial.state, trial.failure, trial.stop, trial.is_open = UNFINISHED, None, None, True
+        self.by_number[trial.number] = trial
+        self.open += 1
+        if self._replayed is not None:
+            self._replayed.pop(trial.trial_id, None)
+
     def abandon(self) -> None:
         """Has what is under way leave its devices after its iteration: the executor is used further.
 
@@ -190,6 +225,8 @@ class SweepTrials:
         self.handle = next(handle for handle in self.executor.handles if handle.name == self._plan.name)
         group = next(inbox.group for inbox in self.executor.session.inboxes if inbox.group.name == self._plan.name)
         group.submission = self._submission
+        devices, in_rounds = max(1, self.executor.max_devices), self.executor.in_rounds
+        group.search = self._plan.search(most_under_way(self._plan, devices, in_rounds=in_rounds))
         self._replayed = {}
 
     def remember(self, past: Mapping[str, EarlierTrial]) -> None:

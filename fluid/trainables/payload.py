@@ -17,6 +17,7 @@ from fluid.trainables.import_scan import imports_of
 from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
 from fluid.trainables.trainable import is_elastic, kind_of
+from fluid.trainables.trainable_code import TrainableCode
 from fluid.trial_fields import ANY_PROCESS, TrialProcess
 
 #: Least size of a payload that a host keeps for all its lanes, bytes; smaller ones reach a lane sooner in a message.
@@ -33,6 +34,7 @@ class TrainablePayload:
         elastic: whether its trials can span several devices.
         script: a pickled :class:`fluid.lane.script.Script`: what the script had set as it was submitted; empty where
             trials run in this process.
+        code: what a later session compares with the code that it is given; ``None`` if it cannot.
         digest: stands for ``pickled`` and ``script`` where trainables are compared for as long as the session lasts.
     """
 
@@ -40,6 +42,7 @@ class TrainablePayload:
     imports: tuple[str, ...] = ()
     elastic: bool = False
     script: bytes = b""
+    code: TrainableCode | None = field(default=None, compare=False, repr=False)
     digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:

@@ -152,5 +152,5 @@ def test_all_who_say_which_trial_is_the_best_agree(mode: str, trials: int, steps
         assert [run.trials[row].trial_id for row in ranked_rows(run.trials, goal)] == by_merit
         assert outcome_of(path, "loss", mode).best == (None if expected is None else expected[1])
 
-        again = read_session(path).trackers["0"].best()
+        again = read_session(path).trackers()["0"].best()
         assert expected == (None if again is None else (again.trial_id, again.value, again.iteration))
