@@ -13,7 +13,8 @@ from zlib import crc32
 
 _KEY = b', "crc": "'
 #: Most bytes of a line from the key on: an offset has at most 20 digits.
-_LONGEST = len(_KEY) + 20 + len('-01234567"}\n')
+_TAIL = b'01234567"}\n'
+_LONGEST = len(_KEY) + 20 + len(b"-" + _TAIL)
 _OBJECT_END = re.compile(rb',\n "crc": "([0-9a-f]{8})"\n\}\Z')
 #: What :func:`split_line` gives as the offset of a line without a checksum, and of a damaged one.
 UNCHECKED, DAMAGED = -1, -2
@@ -98,6 +99,12 @@ class LineChecks:
     def take(self, line: bytes) -> bytes | None:
         """Takes the next line; returns its JSON text, or ``None`` if it is damaged, repeated or out of order."""
         self.count += 1
+        # What follows says the same of what nearly all lines are, in half the time.
+        expected = b"%b%d-" % (_KEY, self._next)
+        head, digits = line[: -len(_TAIL)], line[-len(_TAIL) :]
+        if head.endswith(expected) and digits == b'%08x"}\n' % crc32(head):
+            self._next, self._after_damage, self.is_checked = self._next + len(line), False, True
+            return head[: -len(expected)] + b"}"
         offset, text = split_line(line)
         if offset == UNCHECKED and not self.is_checked:
             self._next += len(line)
