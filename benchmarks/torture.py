@@ -157,7 +157,9 @@ def code_of(package: Path) -> str:
 
 
 def commit() -> str:
-    """Returns the commit of the checkout; empty if it is none."""
+    """Returns the commit of the checkout; empty if it is none, or there is no Git."""
+    if shutil.which("git") is None:
+        return ""
     command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
