@@ -157,7 +157,9 @@ def code_of(package: Path) -> str:
 
 
 def commit() -> str:
-    """Returns the commit of the checkout; empty if it is none."""
+    """Returns the commit of the checkout; empty if it is none, or there is no Git."""
+    if shutil.which("git") is None:
+        return ""
     command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -182,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs sessions until there were enough faults or time is up; returns 1 if any went wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", default="0", help="of the run; session n has the seed SEED/n")
-    parser.add_argument("--session", type=int, help="only this session")
+    parser.add_argument("--session", type=int, help="only this session, which the state does not get")
     parser.add_argument("--faults", type=int, default=100, help="ends after this many, those in the state included")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begins no session after this time")
     parser.add_argument("--jobs", type=int, default=1, help="sessions at a time")
@@ -221,8 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     package = HERE.parent / "fluid"
     facts = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "command": command, "commit": commit()}
     version = runpy.run_path(str(package / "_version.py"))["__version__"]
-    totals = Totals(chosen.state, code=code_of(package), version=version, **facts)
-    done = set() if chosen.session is not None else totals.done
+    state = chosen.state if chosen.session is None else None
+    totals = Totals(state, code=code_of(package), version=version, **facts)
     begun, number, bad = time.monotonic(), chosen.session or 0, 0
     running: dict[Future[dict[str, Any]], tuple[int, Path]] = {}
     with ThreadPoolExecutor(chosen.jobs) as threads:
@@ -233,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 and time.monotonic() - begun < chosen.seconds
                 and (chosen.session is None or number == chosen.session)
             ):
-                if f"{chosen.seed}/{number}" in done:
+                if f"{chosen.seed}/{number}" in totals.done:
                     number += 1
                     continue
                 folder = root / f"{chosen.seed}-{number}"

@@ -19,10 +19,10 @@ FAULTS = {
     "fill_disk": 2, "limit_file": 3, "lose_memory": 3, "fill_memory": 3, "damage_checkpoint": 8,
     "torn_results": 3, "torn_journal": 3, "torn_trials": 2, "torn_payloads": 2,
     "kill_rank0": 6, "stop_rank0": 4, "kill_mps": 6, "stop_mps": 2,
-    "eio": 8, "short_write": 8, "enospc": 8, "full_at_close": 8, "strangers": 9,
+    "eio": 13, "short_write": 13, "enospc": 11, "full_at_close": 9, "strangers": 14,
 }  # fmt: skip
 #: Faults that befall a driver before it starts, and the share of drivers that each befalls.
-STARTS = {"clock_forward": 0.2, "clock_back": 0.2, "other_boot": 0.15, "hostile_cwd": 0.12}
+STARTS = {"clock_forward": 0.2, "clock_back": 0.25, "other_boot": 0.15, "hostile_cwd": 0.12}
 #: Those that only a driver that resumes has.
 RESUMED = ("clock_forward", "clock_back", "other_boot")
 #: Those that only sessions of one kind have.
@@ -124,7 +124,7 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         plan.machines, plan.devices = 2, draws.randint(3, 4)
     if elastic:
         plan.options |= {"planner": "portfolio", "packing": "off"}
-    plan.faults = draws.randint(6, 16) if faults is None else faults
+    plan.faults = draws.randint(8, 18) if faults is None else faults
     if kind in ("tune", "optuna", "ray", "elastic") and faults is None:
         plan.faults = draws.randint(5, 10)
 

@@ -185,7 +185,7 @@ class Session:
                 if kind in _FATAL_LATER and "kill_lane" in kinds and self._faults.bring("kill_lane"):
                     self._count("kill_lane")
                 break
-        return self._draws.expovariate(1.0)
+        return self._draws.expovariate(1.5)
 
     def _count(self, kind: str, driver: int | None = None) -> None:
         self.counts[kind] += 1

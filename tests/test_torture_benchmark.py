@@ -80,6 +80,25 @@ def test_every_kind_of_fault_is_drawn_for_some_session_and_those_of_a_machine_on
             assert not (plan.fault_weights.keys() | plan.start_shares.keys()) & set(OWN_MACHINE)
 
 
+def test_what_the_machine_does_not_permit_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skipped: list[str] = []
+
+    def run(seed: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+        skipped.extend(options["skipped"])
+        return Sessions().run(seed, folder, options)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torture, "can_change_clocks", lambda: False)
+    monkeypatch.setattr(torture, "run_session", run)
+    torture.main(["--faults", "1", "--skip", "kill_lane", "--folder", str(tmp_path / "sessions")])
+    shown = capsys.readouterr().out
+    assert "left out: eio, short_write, enospc: no C compiler (cc)\n" in shown
+    assert "left out: clock_forward, clock_back: time namespaces are not permitted\n" in shown
+    assert {"kill_lane", "eio", "short_write", "enospc", "clock_forward", "clock_back"} <= set(skipped)
+
+
 # --- Runs that go on
 
 
