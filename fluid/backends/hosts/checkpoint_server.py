@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
+from fluid._waiting import BackgroundThread
 from fluid.backends.hosts.checkpoint_sending import describe, send_checkpoint
 from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path, trial_folder_name
@@ -61,7 +62,7 @@ class CheckpointServer:
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._closed = threading.Event()
         self._clock = MonotonicClock()
-        self._accepting = threading.Thread(target=self._accept, name="fluid-checkpoints", daemon=True)
+        self._accepting = BackgroundThread("fluid-checkpoints", self._accept)
         self._accepting.start()
 
     def close(self) -> None:
