@@ -43,6 +43,8 @@ _OTHERS = {
     "fluid/trainables/reporting_resident.py": "a trial's own",
     "integrations/ray_tune/inner_training.py": "kills a run",
     # An error ends what they do, and is told there.
+    "fluid/display/live.py": "the view ends, and gives the terminal back",
+    "fluid/display/notebook.py": "the view ends",
     "fluid/loggers/hub.py": "nothing more is logged",
     "fluid/session/played_forecasts.py": "a forecast each",
     "fluid/session/pump.py": "the session ends",

@@ -15,7 +15,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.file_proxy import FileProxy
 
-from fluid._waiting import BackgroundThread
+from fluid._waiting import AwaitedThread
 from fluid.display.dashboard import Dashboard, render
 from fluid.display.follow import StatusFollower
 from fluid.display.region import AboveRegion, TerminalRegion
@@ -60,7 +60,7 @@ class LiveView:
         self._draws = _showing.acquire(blocking=False)
         # Started in the program's own thread: redirecting its output from another one could split a line.
         self._region = self._begin() if self._draws else None
-        self._thread = BackgroundThread("fluid-live", self._run, lambda error: self._finish())
+        self._thread = AwaitedThread("fluid-live", self._run)
         self._thread.start()
 
     @staticmethod
@@ -120,7 +120,8 @@ class LiveView:
                 self._refresh()  # The lines that remain must show the final state.
         except OSError:
             pass  # The terminal has been closed.
-        self._finish()
+        finally:
+            self._finish()
 
     def _refresh(self) -> bool:
         """Draws the current status; returns whether to continue."""

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 
-from fluid._waiting import BackgroundThread
+from fluid._waiting import AwaitedThread
 from fluid.display.dashboard import render
 from fluid.display.follow import StatusFollower
 from fluid.display.notebook_html import final_html, status_html
@@ -56,7 +56,7 @@ class NotebookView:
         self._sent = ""
         self._finished = False
         self._stopping = threading.Event()
-        self._thread = BackgroundThread("fluid-live", self._run, lambda error: self._finish())
+        self._thread = AwaitedThread("fluid-live", self._run)
         self._thread.start()
 
     @staticmethod
@@ -99,12 +99,14 @@ class NotebookView:
     # -- the view's thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._refresh() and not self._stopping.wait(self._interval):
-            pass
-        if self._stopping.is_set():
-            self._refresh()
-        else:
-            self._finish()
+        try:
+            while self._refresh() and not self._stopping.wait(self._interval):
+                pass
+            if self._stopping.is_set():
+                self._refresh()
+        finally:
+            if not self._stopping.is_set():
+                self._finish()
 
     def _refresh(self) -> bool:
         """Takes the current status, and sends it if it has changed; returns whether to continue."""
