@@ -3,6 +3,8 @@
 Python runs the handler of a signal in the main thread, between two bytecodes. A signal that another thread received, or
 that came just before the main thread began to wait, does not wake it: a wait without end would leave Ctrl-C and notices
 of preemption unheard. So every wait of unknown length is made of short ones.
+
+Threads that others wait for are here, too.
 """
 
 from __future__ import annotations
@@ -12,10 +14,17 @@ import select
 import threading
 from collections.abc import Callable
 
-from fluid._clock import MonotonicClock
+from fluid._clock import MonotonicClock, nap
+from fluid._logs import logger_of
 
 #: Seconds after which a thread that waits runs a few bytecodes.
 LOOK_UP_S = 0.5
+#: Times that a background thread begins its work again which does not go well for so many seconds in between.
+_MOST_TIMES = 5
+_WELL_S = 60.0
+#: Seconds before it begins again; twice as many each further time.
+_PAUSE_S = 0.1
+_log = logger_of("fluid.session")
 
 
 def await_descriptor(
@@ -80,3 +89,43 @@ class AwaitedThread(threading.Thread):
                 self._until_over.release()
         if self._pid == os.getpid():
             super().join(timeout)
+
+
+class BackgroundThread(AwaitedThread):
+    """A thread whose work goes on until it returns, also where it raises what nobody expected.
+
+    The log tells the error, once; a thread that fails again and again is given up, which the log tells, too.
+
+    Args:
+        name: of the thread.
+        work: returns once it is told to end; may be begun again after it has raised.
+        given_up: called in the thread, with the last error, if it is given up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], object],
+        given_up: Callable[[BaseException], object] = lambda error: None,
+    ) -> None:
+        super().__init__(name, self._go_on)
+        self._work, self._given_up = work, given_up
+
+    def _go_on(self) -> None:
+        clock, failures, told = MonotonicClock(), 0, ""
+        while True:
+            began = clock.now()
+            try:
+                self._work()
+                return
+            except BaseException as error:
+                failures = 1 if clock.now() - began >= _WELL_S else failures + 1
+                text = f"{type(error).__name__}: {error}"
+                if failures > _MOST_TIMES:
+                    _log.error("the thread %s is given up after %d errors in a row: %s", self.name, failures, text)
+                    self._given_up(error)
+                    return
+                if text != told:
+                    _log.error("the thread %s has ended on an error, and goes on", self.name, exc_info=error)
+                    told = text
+            nap(_PAUSE_S * 2.0 ** (failures - 1))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Protocol, TextIO
 
 from fluid._clock import Clock, MonotonicClock
-from fluid._waiting import AwaitedThread
+from fluid._waiting import BackgroundThread
 from fluid.backends.base import LaneText
 from fluid.display.deduplication import Deduplicator
 from fluid.display.printed_lines import LineAssembler, PrintedLine
@@ -67,7 +67,7 @@ class TrialOutput:
         #: Held while lines are written.
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._thread = AwaitedThread("fluid-output", self._run)
+        self._thread = BackgroundThread("fluid-output", self._run)
         self._thread.start()
 
     def flush(self) -> None:

@@ -78,8 +78,10 @@ class Worker:
         while True:
             try:
                 message = pickle.loads(self._connection.recv_bytes())
-            except (EOFError, OSError):
-                os._exit(1)  # The controller is gone.
+            except BaseException as error:
+                if not isinstance(error, (EOFError, OSError)):  # Else the controller is gone.
+                    traceback.print_exc()
+                os._exit(1)
             protocol = self._protocol
             if protocol is not None:
                 protocol.preview(message)

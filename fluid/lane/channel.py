@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from fluid._clock import Clock
+from fluid._waiting import BackgroundThread
 from fluid.lane.errors import print_exception
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.messages import ResidentIterated, decode, encode
@@ -113,7 +114,7 @@ class Channel:
         self._ahead: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         # A sub-process of a trial must not keep the connection open after this process has died.
         os.register_at_fork(after_in_child=self._close_in_child)
-        threading.Thread(target=self._watch, name="fluid-lane-watcher", daemon=True).start()
+        BackgroundThread("fluid-lane-watcher", self._watch, lambda error: on_hangup()).start()
 
     def send(self, message: Any, *, at_once: bool = True) -> None:
         """Sends a message; unless ``at_once``, it may wait a few milliseconds for others to share its batch."""

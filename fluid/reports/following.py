@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fluid._clock import MonotonicClock, thread_seconds
+from fluid._waiting import BackgroundThread
 from fluid.errors import FluidError
 from fluid.reports.html import embedded
 from fluid.reports.importance import by_metric
@@ -91,7 +92,7 @@ class RunFollower:
         self._judged, self._next_judging = 0, 0.0
         self._seen = self._signature()
         self._snapshot = self._draw(FollowedState(0, (), (), ""))
-        self._thread = threading.Thread(target=self._follow, name="fluid-view", daemon=True)
+        self._thread = BackgroundThread("fluid-view", self._follow)
         self._thread.start()
 
     @property

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fluid._logs import logger_of
+from fluid._waiting import BackgroundThread
 from fluid.backends.base import Backend
 from fluid.backends.retention import KeepingBackend
 from fluid.keeping import FACTS, KeepRule
@@ -41,7 +42,7 @@ class KeptFiles:
         self._backend = backend
         self._post = post
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._lock = threading.Lock()
         self._waiting = 0
         self._warned = False
@@ -89,7 +90,7 @@ class KeptFiles:
 
         self._jobs.put(run)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fluid-kept", daemon=True)
+            self._thread = BackgroundThread("fluid-kept", self._run)
             self._thread.start()
 
     def _run(self) -> None:

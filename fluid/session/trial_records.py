@@ -11,7 +11,7 @@ import queue
 import threading
 
 from fluid._logs import logger_of
-from fluid._waiting import AwaitedThread
+from fluid._waiting import BackgroundThread
 from fluid.lane.log_records import LaneLogged, record_of
 
 _log = logger_of("fluid.session")
@@ -31,7 +31,7 @@ class TrialRecords:
         self._bytes = 0
         #: How many were dropped, counted by the session's thread; and of how many the log has told.
         self._dropped = self._told = 0
-        self._thread: AwaitedThread | None = None
+        self._thread: BackgroundThread | None = None
 
     def take(self, logged: LaneLogged) -> None:
         """Takes records in, in the session's thread; never waits."""
@@ -43,7 +43,7 @@ class TrialRecords:
             self._bytes += len(data)
             self._queue.put(data)
         if self._thread is None:
-            self._thread = AwaitedThread("fluid-trial-logs", self._run)
+            self._thread = BackgroundThread("fluid-trial-logs", self._run)
             self._thread.start()
 
     def close(self) -> None:

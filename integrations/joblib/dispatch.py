@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fluid._clock import MonotonicClock
+from fluid._waiting import BackgroundThread
 from fluid.engine.events import Failure
 from fluid.engine.state import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError
@@ -130,7 +131,7 @@ class Workers(TrialListener):
         self._closed = False
         self._over = threading.Event()
         self._ended: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        threading.Thread(target=self._call_back, name=f"fluid-{self._name}", daemon=True).start()
+        BackgroundThread(f"fluid-{self._name}", self._call_back).start()
 
     # -- joblib's side ---------------------------------------------------------------------------------------
 
@@ -195,7 +196,7 @@ class Workers(TrialListener):
             known |= modules
         group = TrialGroup([self._worker(trial_id) for trial_id in workers], name=self._name)
         self._handle = self._executor.submit_trialgroup(group, self)
-        threading.Thread(target=self._dismiss_idle, name=f"fluid-{self._name}-idle", daemon=True).start()
+        BackgroundThread(f"fluid-{self._name}-idle", self._dismiss_idle).start()
 
     def _open_worker(self) -> str:
         """Returns the id of a new worker, which counts as open; for a thread that holds the lock."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import queue
 import shutil
-import threading
 from collections.abc import Callable
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
+from fluid._waiting import BackgroundThread
 from fluid.lane.checkpoint_files import discard_kept
 from fluid.lane.checkpoint_messages import CheckpointPersisted
 from fluid.lane.checkpoint_store import CheckpointStore
@@ -39,7 +39,7 @@ class CheckpointJobs:
         self._report = report
         self._clock = MonotonicClock()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         #: When to begin no further ones, once the host closes.
         self._end_at = float("inf")
 
@@ -65,7 +65,7 @@ class CheckpointJobs:
     def _put(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fluid-checkpoint-jobs", daemon=True)
+            self._thread = BackgroundThread("fluid-checkpoint-jobs", self._run)
             self._thread.start()
 
     def _run(self) -> None:

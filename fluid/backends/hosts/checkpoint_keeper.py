@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
-from fluid._waiting import await_descriptor
+from fluid._waiting import BackgroundThread, await_descriptor
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.checkpoint_jobs import CheckpointJobs
 from fluid.backends.hosts.checkpoint_values import (
@@ -115,7 +115,7 @@ class CheckpointKeeper:
         self._wishes = CheckpointWishes()
         store = CheckpointStore(-1, options.run_folder, options.memory_folder, self._ledger)
         self._jobs = CheckpointJobs(options.host, store, self._report)
-        self._threads: list[threading.Thread] = []
+        self._threads: list[BackgroundThread] = []
         self._pipe = self._leader = -1
         if options.memory_folder:
             with suppress(OSError):  # Host memory is full: everything goes to disk.
@@ -210,7 +210,7 @@ class CheckpointKeeper:
     # -- room for the next checkpoints -----------------------------------------------------------------------
 
     def _start(self, run: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread = BackgroundThread(name, run)
         self._threads.append(thread)
         thread.start()
 

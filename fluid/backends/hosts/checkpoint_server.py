@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
+from fluid._waiting import BackgroundThread
 from fluid.backends.hosts.checkpoint_sending import describe, send_checkpoint
 from fluid.backends.hosts.listener import LaneListener
 from fluid.backends.hosts.selector import WakeableSelector
@@ -63,7 +64,7 @@ class CheckpointServer:
         self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._closed = threading.Event()
         self._clock = MonotonicClock()
-        self._accepting = threading.Thread(target=self._accept, name="fluid-checkpoints", daemon=True)
+        self._accepting = BackgroundThread("fluid-checkpoints", self._accept)
         self._accepting.start()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
+from fluid._waiting import BackgroundThread
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.gpu.mps_control import MpsError
 from fluid.gpu.mps_foreign import ForeignDaemon
@@ -74,7 +75,7 @@ class MpsWatchdog:
         self._starting = True
         self._closed = False
         self._given_up = ""
-        self._thread = threading.Thread(target=self._run, name="fluid-mps-watchdog", daemon=True)
+        self._thread = BackgroundThread("fluid-mps-watchdog", self._run, self._give_up)
         self._thread.start()
 
     @property
@@ -150,18 +151,22 @@ class MpsWatchdog:
     # -- in its own thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
-            while not self._given_up and self._turn():
-                pass
-        except Exception as error:  # Else deaths of lanes would wait for its checks for ever.
-            _log.exception("MPS is given up on %s: its watch has failed", ", ".join(self.devices))
-            with self._condition:
-                self._given_up, self._starting, self._wanted = f"its watch has failed: {error}", False, 0
-                self._condition.notify_all()
-            self._wake()
-        finally:
-            if isinstance(self._daemon, MpsDaemon):
-                self._daemon.close()
+        while not self._given_up and self._turn():
+            pass
+        self._end_daemon()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Ends the waiting for its checks: lanes share by time slices, without MPS."""
+        _log.warning("MPS is given up on %s: its watch has failed", ", ".join(self.devices))
+        with self._condition:
+            self._given_up, self._starting, self._wanted = f"its watch has failed: {error}", False, 0
+            self._condition.notify_all()
+        self._wake()
+        self._end_daemon()
+
+    def _end_daemon(self) -> None:
+        if isinstance(self._daemon, MpsDaemon):
+            self._daemon.close()
 
     def _turn(self) -> bool:
         """Starts or checks the daemon, when that is due; returns False once the daemon is to be ended."""

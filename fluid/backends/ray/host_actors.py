@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import queue
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fluid._imports import try_import
 from fluid._logs import logger_of
+from fluid._waiting import BackgroundThread
 from fluid.backends.hosts.folders import SessionFolders, clear_host
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.host_actor import HostStart, run_host
@@ -79,7 +79,7 @@ class HostActors:
         self._news: deque[Checked | ActorEnded] = deque()
         self._changes: deque[NodeChanges] = deque()
         self._notify: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._run, name="fluid-ray", daemon=True)
+        self._thread = BackgroundThread("fluid-ray", self._run)
         self._thread.start()
 
     def start(self, node: str, start: HostStart) -> None:

@@ -543,6 +543,47 @@ def test_a_daemon_that_does_not_answer_has_failed_at_the_third_check_if_a_lane_d
     assert "temporarily unavailable" in watchdog.problem
 
 
+def test_the_daemon_is_watched_after_an_error(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = MpsWatchdog(["GPU-0"], starts(fake))
+    assert made.await_start() == ""
+    errors, check = [ZeroDivisionError("unforeseen")], made._check
+
+    def fail_once(*, lane_died: bool) -> None:
+        if errors:
+            raise errors.pop()
+        check(lane_died=lane_died)
+
+    monkeypatch.setattr(made, "_check", fail_once)
+    made.request_check()
+    eventually(lambda: not made.is_checking)
+    assert not errors and made.is_ready and made.given_up == ""
+    made.close()
+    assert caplog.messages == ["the thread fluid-mps-watchdog has ended on an error, and goes on"]
+
+
+def test_mps_is_given_up_if_its_watch_fails_again_and_again(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, processes: Any
+) -> None:
+    monkeypatch.setattr("fluid._waiting._PAUSE_S", 0.001)
+    made = MpsWatchdog(["GPU-0"], starts(fake))
+    assert made.await_start() == ""
+    assert isinstance(made._daemon, MpsDaemon) and made._daemon.pid is not None
+    processes.watch(made._daemon.pid)
+
+    def fail(*, lane_died: bool) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    monkeypatch.setattr(made, "_check", fail)
+    made.request_check()
+    eventually(lambda: made.given_up)
+    assert made.given_up == "its watch has failed: unforeseen"
+    assert made.is_ready and not made.is_checking and made.lane_environment("GPU-0") == ()
+    assert processes.have_ended(PATIENCE), "the daemon has no clients any more"
+    made.close()
+
+
 def test_an_answer_renews_the_patience(watchdog: MpsWatchdog, fake: Fake) -> None:
     for _ in range(2):
         watchdog._check(lane_died=True)
