@@ -17,7 +17,6 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -44,6 +43,7 @@ from fluid.elastic.messages import (
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.elastic.tune import require_elastic_class
 from fluid.errors import FluidError
+from fluid.processes.frames import FramedConnection, FrameError
 
 
 class Worker:
@@ -54,7 +54,7 @@ class Worker:
         backend: name for :func:`fluid.elastic.make_group.make_group`.
     """
 
-    def __init__(self, connection: Connection, backend: str) -> None:
+    def __init__(self, connection: FramedConnection, backend: str) -> None:
         self._connection = connection
         self._backend = backend
         self._sending = threading.Lock()
@@ -77,8 +77,8 @@ class Worker:
         while True:
             try:
                 message = pickle.loads(self._connection.recv_bytes())
-            except (EOFError, OSError):
-                os._exit(1)  # The controller is gone.
+            except (EOFError, OSError, FrameError):
+                os._exit(1)  # The controller is gone, or another thread has taken part of what it sent.
             protocol = self._protocol
             if protocol is not None:
                 protocol.preview(message)
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> None:
         with suppress(OSError):  # It may have been taken from this container.
             os.sched_setaffinity(0, {core})
     torch.set_num_threads(threads)
-    Worker(Connection(descriptor), backend).serve()
+    Worker(FramedConnection(descriptor), backend).serve()
     sys.stdout.flush()
     # A regular exit would wait for libraries' threads, which wait for peers.
     os._exit(0)
