@@ -293,18 +293,19 @@ class ElasticRun:
                 event = self._events.pop(0)
                 if isinstance(event, kinds):
                     return event
-            members = {connection: member for member, (_, connection) in self._processes.items()}
-            for connection in wait(list(members)):
-                assert isinstance(connection, FramedConnection)
-                self._receive(members[connection], connection)
+            members = {connection.fileno(): member for member, (_, connection) in self._processes.items()}
+            for descriptor in wait(list(members)):
+                assert isinstance(descriptor, int)
+                self._receive(members[descriptor])
 
-    def _receive(self, member: int, connection: FramedConnection) -> None:
+    def _receive(self, member: int) -> None:
+        process, connection = self._processes[member]
         try:
             message = pickle.loads(connection.recv_bytes(_STALL_S))
             if not isinstance(message, FROM_MEMBER):
                 raise TypeError(f"{type(message).__qualname__} is no message of a member")
         except Exception:  # It has ended, or cannot be believed: what it wrote is no message.
-            process, _ = self._processes.pop(member)
+            del self._processes[member]
             connection.close()
             process.kill()
             process.wait()

@@ -83,7 +83,7 @@ class FrameBuffer:
         mark, length, complement = _HEAD.unpack_from(data, start)
         if mark != _BEGIN or length + complement != _ALL_ONES or length > LONGEST_BODY:
             raise _foreign(data[start:begin])
-        end = begin + length
+        end: int = begin + length
         if len(data) >= end + len(_END):
             if not data.startswith(_END, end):
                 raise FrameError(f"a message of {length} bytes does not end where it should")

@@ -165,10 +165,16 @@ class Babbling(Regression):
 
 @pytest.mark.parametrize(
     "data",
-    [b"hello world\n", b"".join(framed(b"no pickle")), b"".join(framed(pickle.dumps([1, 2]))), framed(bytes(99))[0][:80]],
+    [
+        b"hello world\n",
+        b"".join(framed(b"no pickle")),
+        b"".join(framed(pickle.dumps([1, 2]))),
+        framed(bytes(99))[0][:80],
+    ],
     ids=["text", "no pickle", "no message", "half a frame"],
 )
 def test_a_member_that_writes_what_is_no_message_is_lost_alone(data: bytes, tmp_path: Path) -> None:
-    with QuickRun(Babbling, {"once": str(tmp_path / "once"), "data": data}, 1) as run:
-        with pytest.raises(FluidError, match="no process with the trial's state is left"):
-            run.run(3)
+    config = {"once": str(tmp_path / "once"), "data": data}
+    lost = pytest.raises(FluidError, match="no process with the trial's state is left")
+    with QuickRun(Babbling, config, 1) as run, lost:
+        run.run(3)

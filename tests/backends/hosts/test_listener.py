@@ -172,8 +172,9 @@ def test_strangers_keep_nobody_out(listening: Listening, kind: str, caplog: pyte
     close(authenticated, [])
     assert sorted(connection.hello.number for connection in authenticated) == sorted(3 * list(range(20)))
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["closed a connection to the port for lanes that did not show that it may use it; further ones are "
-                    "not logged"]
+    assert told == [
+        "closed a connection to the port for lanes that did not show that it may use it; further ones are not logged"
+    ]
 
 
 def test_one_that_only_looks_who_listens_is_not_told_of(listening: Listening, caplog: pytest.LogCaptureFixture) -> None:
