@@ -1,4 +1,4 @@
-"""A process that connects to a port many times and shows nothing by which it may, and connects again where it is closed.
+"""A process that connects to a port many times, shows nothing by which it may, and connects again where it is closed.
 
 python stranger_processes.py HOST PORT COUNT KIND
 """

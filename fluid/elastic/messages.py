@@ -210,3 +210,19 @@ class MemberRaised(NamedTuple):
 
     message: str
     traceback: str
+
+
+#: All that members say.
+FROM_MEMBER = (
+    Prepared,
+    StorePut,
+    StoreGet,
+    Connected,
+    Joined,
+    MemberIterated,
+    Halted,
+    CheckpointWritten,
+    Left,
+    Broken,
+    MemberRaised,
+)

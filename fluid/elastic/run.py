@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import get_start_method, set_start_method, spawn
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -30,14 +30,16 @@ from fluid.elastic.actions import (
     Send,
 )
 from fluid.elastic.controller import ElasticController, Phase
-from fluid.elastic.messages import CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
+from fluid.elastic.messages import FROM_MEMBER, CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
 from fluid.errors import FluidError, require_integer
+from fluid.processes.frames import FramedConnection
 from fluid.processes.interpreters import import_path, start_program
 from fluid.resources import available_cores
 from fluid.trainables.pickling import dump_config, dump_trainable
 
-#: Longest that processes may take to end before they are killed, seconds.
+#: Longest that processes may take to end before they are killed, and to go on with a message, seconds.
 _END_S = 10.0
+_STALL_S = 10.0
 
 
 class ElasticResult(NamedTuple):
@@ -110,7 +112,7 @@ class ElasticRun:
         self._backend = backend
         self._gpus = gpus
         self._controller = ElasticController()
-        self._processes: dict[int, tuple[subprocess.Popen[bytes], Connection]] = {}
+        self._processes: dict[int, tuple[subprocess.Popen[bytes], FramedConnection]] = {}
         self._cores: dict[int, int] = {}
         self._next = 0
         #: Events that no method has consumed yet.
@@ -277,7 +279,7 @@ class ElasticRun:
         self._cores[member] = core
         process = start_program("fluid.elastic.worker", arguments, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
-        self._processes[member] = (process, Connection(ours.detach()))
+        self._processes[member] = (process, FramedConnection(ours))
         return member
 
     def _end(self, member: int) -> None:
@@ -299,16 +301,19 @@ class ElasticRun:
                 event = self._events.pop(0)
                 if isinstance(event, kinds):
                     return event
-            members = {connection: member for member, (_, connection) in self._processes.items()}
-            for connection in wait(list(members)):
-                assert isinstance(connection, Connection)
-                self._receive(members[connection], connection)
+            members = {connection.fileno(): member for member, (_, connection) in self._processes.items()}
+            for descriptor in wait(list(members)):
+                assert isinstance(descriptor, int)
+                self._receive(members[descriptor])
 
-    def _receive(self, member: int, connection: Connection) -> None:
+    def _receive(self, member: int) -> None:
+        process, connection = self._processes[member]
         try:
-            message = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            process, _ = self._processes.pop(member)
+            message = pickle.loads(connection.recv_bytes(_STALL_S))
+            if not isinstance(message, FROM_MEMBER):
+                raise TypeError(f"{type(message).__qualname__} is no message of a member")
+        except Exception:  # It has ended, or cannot be believed: what it wrote is no message.
+            del self._processes[member]
             connection.close()
             process.kill()
             process.wait()

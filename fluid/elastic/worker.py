@@ -18,7 +18,6 @@ import threading
 import traceback
 from contextlib import suppress
 from multiprocessing import spawn
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -45,6 +44,7 @@ from fluid.elastic.messages import (
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.elastic.tune import require_elastic_class
 from fluid.errors import FluidError
+from fluid.processes.frames import FramedConnection, FrameError
 
 
 class Worker:
@@ -55,7 +55,7 @@ class Worker:
         backend: name for :func:`fluid.elastic.make_group.make_group`.
     """
 
-    def __init__(self, connection: Connection, backend: str) -> None:
+    def __init__(self, connection: FramedConnection, backend: str) -> None:
         self._connection = connection
         self._backend = backend
         self._sending = threading.Lock()
@@ -79,7 +79,8 @@ class Worker:
             try:
                 message = pickle.loads(self._connection.recv_bytes())
             except BaseException as error:
-                if not isinstance(error, (EOFError, OSError)):  # Else the controller is gone.
+                # The controller is gone, or another thread has taken part of what it sent.
+                if not isinstance(error, (EOFError, OSError, FrameError)):
                     traceback.print_exc()
                 os._exit(1)
             protocol = self._protocol
@@ -144,7 +145,7 @@ def main(arguments: list[str]) -> None:
         with suppress(OSError):  # It may have been taken from this container.
             os.sched_setaffinity(0, {core})
     torch.set_num_threads(threads)
-    Worker(Connection(descriptor), backend).serve()
+    Worker(FramedConnection(descriptor), backend).serve()
     sys.stdout.flush()
     # A regular exit would wait for libraries' threads, which wait for peers.
     os._exit(0)

@@ -83,7 +83,7 @@ class FrameBuffer:
         mark, length, complement = _HEAD.unpack_from(data, start)
         if mark != _BEGIN or length + complement != _ALL_ONES or length > LONGEST_BODY:
             raise _foreign(data[start:begin])
-        end = begin + length
+        end: int = begin + length
         if len(data) >= end + len(_END):
             if not data.startswith(_END, end):
                 raise FrameError(f"a message of {length} bytes does not end where it should")
@@ -134,14 +134,30 @@ class FramedConnection:
         else:
             self._send_all(parts)
 
-    def recv_bytes(self) -> bytearray:
+    def recv_bytes(self, stall: float | None = None) -> bytearray:
         """Waits for a frame; returns its body.
+
+        Args:
+            stall: longest time in which nothing comes, seconds; ``None`` for no limit.
 
         Raises:
             EOFError: the other end has closed the connection.
             FrameError: what came is no frame.
-            OSError: the connection is broken.
+            OSError: the connection is broken, or stalls.
         """
+        if stall is None:
+            return self._receive_frame()
+        self._socket.settimeout(stall)
+        try:
+            return self._receive_frame()
+        finally:
+            self._socket.settimeout(None)
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._socket.close()
+
+    def _receive_frame(self) -> bytearray:
         head = self._receive(_HEAD.size)
         mark, length, complement = _HEAD.unpack(head)
         if mark != _BEGIN or length + complement != _ALL_ONES or length > LONGEST_BODY:
@@ -151,10 +167,6 @@ class FramedConnection:
             raise FrameError(f"a message of {length} bytes does not end where it should")
         del data[length:]
         return data
-
-    def close(self) -> None:
-        """Closes this end."""
-        self._socket.close()
 
     def _send_all(self, parts: Sequence[bytes]) -> None:
         # In one call, so that no other thread that holds the interpreter for long comes between head and body.

@@ -30,11 +30,10 @@ from fluid.integrations.ray_tune.log_records import (
     SentTrial,
 )
 from fluid.loggers.left_out import LeftOut
+from fluid.processes import frames
 from fluid.processes.children import set_process_name
 from fluid.trainables.exception_pickle import dump_exception
 
-#: Bytes that precede each record: its length.
-HEADER_BYTES = 8
 #: Most records that wait here; the driver waits once the connection is full as well.
 _MOST_WAITING = 4096
 _CHUNK = 1 << 18
@@ -42,20 +41,17 @@ _CHUNK = 1 << 18
 
 def framed(record: Any) -> bytes:
     """Returns a record as it is sent."""
-    data = pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(HEADER_BYTES, "little") + data
+    return b"".join(frames.framed(pickle.dumps(record, pickle.HIGHEST_PROTOCOL)))
 
 
-def take_records(buffer: bytearray) -> Iterator[Any]:
-    """Yields the records that are complete in a buffer, and removes them from it."""
-    begin = 0
-    while len(buffer) - begin >= HEADER_BYTES:
-        end = begin + HEADER_BYTES + int.from_bytes(buffer[begin : begin + HEADER_BYTES], "little")
-        if len(buffer) < end:
-            break
-        yield pickle.loads(memoryview(buffer)[begin + HEADER_BYTES : end].tobytes())
-        begin = end
-    del buffer[:begin]
+def take_records(buffer: frames.FrameBuffer) -> Iterator[Any]:
+    """Yields the records that are complete in a buffer, and removes them from it.
+
+    Raises:
+        FrameError: what has come is no record.
+    """
+    for body in buffer.bodies():
+        yield pickle.loads(body)
 
 
 def serve(connection: socket.socket) -> None:
@@ -81,7 +77,7 @@ class _DriverConnection:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._buffer = bytearray()
+        self._buffer = frames.FrameBuffer()
         self._waiting: deque[Any] = deque()
 
     @property
@@ -114,8 +110,11 @@ class _DriverConnection:
             return True
         except OSError:
             return False
-        self._buffer += data
-        self._waiting.extend(take_records(self._buffer))
+        self._buffer.add(data)
+        try:
+            self._waiting.extend(take_records(self._buffer))
+        except frames.FrameError:
+            return False
         return bool(data)
 
 

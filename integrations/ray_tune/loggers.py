@@ -35,6 +35,7 @@ from fluid.integrations.ray_tune.log_records import (
 )
 from fluid.integrations.ray_tune.logger_process import framed, take_records
 from fluid.integrations.ray_tune.private_api import Trial
+from fluid.processes.frames import FrameBuffer
 from fluid.trainables.exception_pickle import load_exception, with_lane_cause
 
 #: Set to ``driver``, Tune's loggers stay in the driver.
@@ -178,7 +179,7 @@ class LoggerConnection:
     def _connect(self, connection: socket.socket) -> None:
         self._socket = connection
         self._socket.setblocking(False)
-        self._buffer = bytearray()
+        self._buffer = FrameBuffer()
 
     def _replace(self) -> None:
         """Starts another process, which goes on with the files."""
@@ -217,8 +218,12 @@ class LoggerConnection:
             data = b""
         if not data:
             raise LoggersLostError
-        self._buffer += data
-        for record in take_records(self._buffer):
+        self._buffer.add(data)
+        try:
+            records = list(take_records(self._buffer))
+        except Exception as error:  # Another library has written to the connection.
+            raise LoggersLostError from error
+        for record in records:
             if isinstance(record, LogFlush):
                 self._flushed, self._under_way = True, 0
             elif isinstance(record, LoggerFailed):

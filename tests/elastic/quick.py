@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from typing import Any
 
 from fluid.elastic import ElasticRun
 from fluid.elastic.messages import LOOPBACK
+from fluid.processes.frames import FramedConnection
 
 #: What the test's own process is set back to, once the one that is forked has started with it.
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -32,7 +33,7 @@ class QuickRun(ElasticRun):
 
     def _start(self) -> int:
         member, self._next = self._next, self._next + 1
-        ours, theirs = _context.Pipe()
+        ours, theirs = socket.socketpair()
         preload = ["pytest", "torch._dynamo", "fluid.elastic.worker"]
         if find_spec("horovod") is not None:
             preload.append("horovod.torch")
@@ -44,7 +45,7 @@ class QuickRun(ElasticRun):
         with _environment():
             process.start()
         theirs.close()
-        self._processes[member] = (_Process(process), ours)  # type: ignore[assignment]
+        self._processes[member] = (_Process(process), FramedConnection(ours))  # type: ignore[assignment]
         return member
 
 
@@ -77,8 +78,8 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _serve(connection: Connection, backend: str, core: int, address: str) -> None:
+def _serve(connection: socket.socket, backend: str, core: int, address: str) -> None:
     from fluid.elastic import worker
 
     worker.LOOPBACK = address
-    worker.main([str(os.dup(connection.fileno())), backend, "1", str(core)])
+    worker.main([str(connection.detach()), backend, "1", str(core)])

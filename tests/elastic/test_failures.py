@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from elastic.quick import QuickRun  # noqa: E402
 from elastic.trainables import Dying, Regression  # noqa: E402
 
 from fluid.errors import FluidError  # noqa: E402
+from fluid.processes.frames import framed  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -139,3 +143,38 @@ def test_the_processes_end_with_their_driver(tmp_path: Path) -> None:
     # The pipe ends when the last process that has inherited it has ended.
     output, _ = process.communicate(timeout=90)
     assert len(output.split()) == 2
+
+
+class Babbling(Regression):
+    """Writes on its process's connection to the controller once, after an iteration."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._config = config
+        super().setup({**CONFIG})
+
+    def step(self) -> dict[str, Any]:
+        result = super().step()
+        if not Path(self._config["once"]).exists():
+            Path(self._config["once"]).touch()
+            for name in os.listdir("/proc/self/fd"):
+                with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+                    if found.family == socket.AF_UNIX:
+                        found.send(self._config["data"])
+        return result
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello world\n",
+        b"".join(framed(b"no pickle")),
+        b"".join(framed(pickle.dumps([1, 2]))),
+        framed(bytes(99))[0][:80],
+    ],
+    ids=["text", "no pickle", "no message", "half a frame"],
+)
+def test_a_member_that_writes_what_is_no_message_is_lost_alone(data: bytes, tmp_path: Path) -> None:
+    config = {"once": str(tmp_path / "once"), "data": data}
+    lost = pytest.raises(FluidError, match="no process with the trial's state is left")
+    with QuickRun(Babbling, config, 1) as run, lost:
+        run.run(3)

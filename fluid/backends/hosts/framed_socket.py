@@ -19,9 +19,9 @@ from fluid.processes.frames import FrameBuffer, FrameError, framed
 _CHUNK = 1 << 18
 #: Bytes read before the caller gets to see what has come: one lane must not keep the driver from the others.
 _MOST_AT_ONCE = 1 << 24
-#: Looks, 2 s apart, at an unfinished message of which nothing comes, up to the one at which it is given up. A lane sends
-#: a message in one call of the system, so it is a matter of milliseconds on one machine. After an outage of a network of
-#: 15 s, which ends a connection (:func:`fluid.processes.handshake.keep_alive`), TCP may wait as long again.
+#: Looks, 2 s apart, at an unfinished message of which nothing comes; at the next one it is given up. A lane sends a
+#: message in one call of the system: on one machine that takes milliseconds. After an outage of a network of less than
+#: 15 s, which ends no connection (:func:`fluid.processes.handshake.keep_alive`), TCP may wait as long again.
 _LOCAL_LOOKS, _REMOTE_LOOKS = 5, 20
 
 

@@ -1,7 +1,7 @@
 """Accepts connections of lanes on any machine, once they are authenticated (:mod:`fluid.processes.handshake`).
 
-One silent client must not keep the driver from its lanes, so nothing blocks here. Both servers of a session use it: that
-of lanes' connections to the driver, and that of checkpoints.
+One silent client must not keep the driver from its lanes, so nothing blocks here. Both servers of a session use it:
+that of lanes' connections to the driver, and that of checkpoints.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import types
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fluid.backends.lanes.translate import EVENTS
+from fluid.elastic.messages import FROM_MEMBER
 from fluid.lane.device_messages import LaneUnusable, LaneWarming, ModulesLoaded
 from fluid.lane.log_records import LaneLogged
 from fluid.lane.messages import CleanUpBegun, FromMember, PayloadMissing
@@ -32,6 +33,8 @@ def require_types(message: Any) -> None:
         raise TypeError(f"{kind.__qualname__} is no message of a lane")
     found = (kind, *map(type, message))
     if found not in _right:
+        if kind is FromMember and not isinstance(message.message, FROM_MEMBER):
+            raise TypeError(f"{type(message.message).__qualname__} is no message of a member")
         for (name, declared), value in zip(get_type_hints(kind).items(), message, strict=True):
             if not _fits(value, declared):
                 raise TypeError(f"{kind.__name__}.{name} is of type {type(value).__qualname__}")

@@ -31,6 +31,7 @@ from fluid import FluidExecutor, tune
 from fluid.integrations.ray_tune import logger_process, loggers
 from fluid.integrations.ray_tune.log_records import LoggedResult, ShownValue
 from fluid.integrations.ray_tune.loggers import LoggerConnection, LoggersLostError, loggers_apart
+from fluid.processes.frames import framed
 
 pytestmark = pytest.mark.ray
 
@@ -367,6 +368,18 @@ def test_what_loggers_log_is_logged_in_the_driver(caplog: pytest.LogCaptureFixtu
         connection.flush()
     assert [(line.name, line.getMessage()) for line in caplog.records] == [("tensorboardX", "100% of it")]
     connection.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("data", [b"hello world, from a C library", b"".join(framed(b"no pickle"))])
+def test_what_is_no_record_ends_the_connection(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    connection = LoggerConnection(ours, [])  # As no process can take the place of this one, that is told.
+    theirs.send(data)
+    with pytest.raises(LoggersLostError):
+        connection.flush()
+    channel = logger_process._DriverConnection(theirs)
+    assert channel.next() == ()
     theirs.close()
 
 
