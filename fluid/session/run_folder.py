@@ -54,6 +54,7 @@ from fluid.results.folder_files import (
 from fluid.results.group_lines import GroupLine
 from fluid.results.iterations import CLOCK_RESET_S
 from fluid.session.folder_lock import FolderLock
+from fluid.session.folder_watch import AppendedFile, FolderWatch
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial
@@ -99,6 +100,10 @@ class RunFolder:
         self._results = _open(path / RESULTS)
         self._trials = _open(path / TRIALS)
         self._payloads = _open(path / PAYLOADS)
+        self._watch = FolderWatch(
+            path,
+            {JOURNAL: self._journal, RESULTS: self._results, TRIALS: self._trials, PAYLOADS: self._payloads},
+        )
         #: Trainables written so far, by their digests: each is written once, before the first trial that has it.
         self._trainables: dict[bytes, int] = {}
         #: Groups whose line was written.
@@ -171,9 +176,7 @@ class RunFolder:
         """
         if self._last_at is not None:
             known, last = time_in_files(self._clock_before, now), self._last_at
-            if (
-                known is None
-            ):  # An older Fluid wrote there: a step back is a reboot.
+            if known is None:  # An older Fluid wrote there: a step back is a reboot.
                 known = now.at if now.at >= last - CLOCK_RESET_S else last
             elif known < last:
                 known, behind = last, last - known
@@ -181,17 +184,29 @@ class RunFolder:
                     text = "the clock is %.0f s behind the end of the session before: no time counts between the two"
                     _log.warning(text, behind)
             self.shift = known - now.at
+        self._watch.begin()
         return clock_facts(now, self.shift)
+
+    def look(self) -> None:
+        """Looks whether the folder and its files are what and where they were.
+
+        Raises:
+            FluidError: they are not; the error says what is lost, and what can be done.
+        """
+        self._watch.look()
 
     def write_session(self, **facts: Any) -> None:
         """Writes what the session is, in place of what was written before."""
         own = {"format": FORMAT, "fluid": __version__, "id": self.session_id, "began": self._began, "pid": os.getpid()}
         content = {**own, **facts}
-        draft = self.path / f".{SESSION}.tmp"
+        place = self._watch.place
+        if place is None:
+            return
+        draft = place / f".{SESSION}.tmp"
         draft.unlink(missing_ok=True)
         with _open(draft) as file:
             _append(file, json.dumps(content, indent=1, default=repr).encode())
-        os.replace(draft, self.path / SESSION)
+        os.replace(draft, place / SESSION)
 
     def write_trials(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes submitted trials, and the line of their group before the first of them.
@@ -259,14 +274,14 @@ class RunFolder:
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""
-        path = self.path / PROFILE
-        profile.save(path)
-        path.chmod(_FILE_MODE)
+        place = self._watch.place
+        if place is not None:
+            profile.save(place / PROFILE)
+            (place / PROFILE).chmod(_FILE_MODE)
 
     def close(self) -> None:
         """Closes the files, and gives the folder free."""
-        if not self._results.closed and not os.fstat(self._results.fileno()).st_nlink:
-            _log.error("the run folder %s was deleted while the session ran: its results are lost", self.path)
+        self._watch.close()
         for file in (self._journal, self._results, self._trials, self._payloads, self._forecasts):
             if file is not None:
                 file.close()
@@ -348,10 +363,10 @@ def _result_lines(report: Report, shift: float) -> str:
     )
 
 
-def _open(path: Path) -> FileIO:
+def _open(path: Path) -> AppendedFile:
     """Opens a file to append to, for its owner only."""
     # Without a buffer: what a full disk refuses is not written later, behind the session's back.
-    file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE), "a")
+    file = AppendedFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE), "a")
     found = os.fstat(file.fileno())
     if stat.S_IMODE(found.st_mode) != _FILE_MODE and found.st_uid == os.geteuid():
         os.fchmod(file.fileno(), _FILE_MODE)  # The umask, or an older Fluid.
