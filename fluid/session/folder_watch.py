@@ -61,8 +61,11 @@ class FolderWatch:
 
     @property
     def place(self) -> Path | None:
-        """Where the folder is now; ``None`` if it was deleted."""
-        place = None if self._descriptor < 0 else path_now(self._descriptor)
+        """Where the folder is now; ``None`` if it is nowhere."""
+        try:
+            place = path_now(self._descriptor)
+        except OSError:
+            return None
         return None if place is None else Path(place)
 
     def begin(self) -> None:
@@ -95,7 +98,13 @@ class FolderWatch:
     def _problem(self) -> str | None:
         """What is amiss, and what follows from it; ``None`` if nothing is."""
         if not _is(str(self._path), self._descriptor):
-            place = self.place
+            try:
+                place = path_now(self._descriptor)
+            except OSError:
+                return (
+                    f"the run folder {self._path} cannot be found any more: while the session ran, it was moved to "
+                    "where this program cannot see it, or its disk was unmounted"
+                )
             if place is None:
                 return (
                     f"the run folder {self._path} was deleted while the session ran: its results are lost, except for "
@@ -103,7 +112,7 @@ class FolderWatch:
                 )
             return (
                 f"the run folder {self._path} was moved to {place} while the session ran; "
-                f"FluidExecutor.resume({str(place)!r}) goes on with the session"
+                f"FluidExecutor.resume({place!r}) goes on with the session"
             )
         lost = [name for name, file in self._files.items() if not _is(str(self._path / name), file.fileno())]
         cut = [name for name, file in self._files.items() if name not in lost and file.is_cut]

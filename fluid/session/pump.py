@@ -102,8 +102,8 @@ class Pump:
         self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self.began = backend.now()
-        clock = read_clock()._replace(at=self.began, **({"name": ""} if self.hold.is_virtual else {}))
-        self._facts["clock"] = folder.begin(clock)
+        clock = read_clock()._replace(at=self.began)
+        self._facts["clock"] = folder.begin(clock._replace(name="") if self.hold.is_virtual else clock)
         if goals.deadline_s is not None:
             self._facts["deadline_at"] = wall_seconds() + goals.deadline_s
         self.scaling = DeviceScaling(state, backend, self.handle, goals, self.began, self._finish_early)
