@@ -59,12 +59,17 @@ def path_now(descriptor: int) -> str | None:
 
     Args:
         descriptor: as :func:`open_folder` returned it.
+
+    Raises:
+        OSError: that cannot be told: its disk was unmounted, or does not answer.
     """
-    try:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        return path if os.path.samestat(os.stat(path), os.fstat(descriptor)) else None
-    except OSError:
+    folder = os.fstat(descriptor)
+    if not folder.st_nlink:
         return None
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    if not os.path.samestat(os.stat(path), folder):
+        raise FileNotFoundError(path)
+    return path
 
 
 def own_folder(run_folder: str, trial_id: str) -> str:

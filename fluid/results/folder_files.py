@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ PAYLOADS = "payloads.pkl"
 PROFILE = "profile.json"
 FORECASTS = "forecasts.jsonl"
 LOCK = "session.lock"
+#: The files that a session holds locked while it runs.
+LOCKED = (LOCK, JOURNAL)
 #: Version of the folder's files; the journal's entries have a version of their own. Version 1 had no checksums.
 FORMAT = 2
 
@@ -90,17 +93,41 @@ def why_unreadable(facts: Mapping[str, Any]) -> str | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a session of this machine runs in the folder.
+    """Whether a session runs in the folder: whether one of :data:`LOCKED` is locked, by whatever process.
 
-    The kernel's list of locks is read: to try the lock would keep off a session that begins at that moment.
+    A file that may not be opened is looked for in the kernel's list of locks, by its number alone: on some file systems
+    the list names another device. So a session may be taken to run that has ended, but not the reverse.
     """
+    return any(_is_locked(folder / name) for name in LOCKED)
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        lock = (folder / LOCK).stat()
-        listed = Path("/proc/locks").read_text(encoding="ascii")
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError:
+        return _is_listed(path)
+    except OSError:
+        return False
+    try:
+        # It is shared with other readers, and given up at once: a session that begins at this moment tries again.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_UN)  # A child that another thread forks meanwhile has the file open, too.
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # A file system without locks.
+    finally:
+        os.close(file)
+    return False
+
+
+def _is_listed(path: Path) -> bool:
+    try:
+        number, listed = str(path.stat().st_ino), Path("/proc/locks").read_text(encoding="ascii")
     except (OSError, ValueError):
         return False
-    name = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
-    return any(name in line.split() and "->" not in line for line in listed.splitlines())
+    fields = [line.split() for line in listed.splitlines() if "->" not in line]
+    return any(field.rpartition(":")[2] == number for line in fields for field in line if field.count(":") == 2)
 
 
 def json_lines(path: Path, start: int = 0, end: int | None = None, checks: LineChecks | None = None) -> Iterator[Line]:

@@ -33,7 +33,7 @@ class Alerts:
     def __init__(
         self, state: EngineState, folder: Path, inboxes: Mapping[str, GroupInbox], *, resumable: bool = True
     ) -> None:
-        self._state, self._resumable = state, resumable
+        self._state, self.resumable = state, resumable
         self._folder = str(folder)
         self._inboxes = inboxes
         #: (group, kind, class of the exception) of the failures that were told.
@@ -70,7 +70,7 @@ class Alerts:
         dropped = sum(self._is_open(trial.state) for trial in state.trials.values())
         if dropped and not state.drained:
             trials = "1 trial that had not ended was" if dropped == 1 else f"{dropped} trials that had not ended were"
-            further = f"; FluidExecutor.resume({self._folder!r}) goes on with the session" if self._resumable else ""
+            further = f"; FluidExecutor.resume({self._folder!r}) goes on with the session" if self.resumable else ""
             _log.warning("%s dropped%s", trials, further)
         for group_id, group in state.groups.items():
             states = [state.trials[trial_id].state for trial_id in group.trial_ids]

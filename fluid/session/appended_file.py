@@ -39,6 +39,11 @@ class AppendedFile(FileIO):
         return self._size
 
     @property
+    def is_cut(self) -> bool:
+        """Whether somebody else has truncated it since the size was first asked for."""
+        return self._size is not None and os.fstat(self.fileno()).st_size < self._size
+
+    @property
     def next_offset(self) -> int:
         """The offset of the next line, for its checksum.
 

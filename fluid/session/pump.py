@@ -46,6 +46,8 @@ from fluid.session.waits import SessionWaits
 from fluid.sizing.goals import NO_GOALS, Goals
 
 T = TypeVar("T")
+#: Seconds between two looks at the run folder.
+_LOOK_S = 2.0
 _log = logger_of(__name__)
 
 
@@ -100,13 +102,15 @@ class Pump:
         self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self.began = backend.now()
-        clock = read_clock()._replace(at=self.began, **({"name": ""} if self.hold.is_virtual else {}))
-        self._facts["clock"] = folder.begin(clock)
+        clock = read_clock()._replace(at=self.began)
+        self._facts["clock"] = folder.begin(clock._replace(name="") if self.hold.is_virtual else clock)
         if goals.deadline_s is not None:
             self._facts["deadline_at"] = wall_seconds() + goals.deadline_s
         self.scaling = DeviceScaling(state, backend, self.handle, goals, self.began, self._finish_early)
         #: Why the session ends by itself, once its deadline has come or its budget is spent.
         self._limit: LimitReachedError | None = None
+        #: When to look at the run folder again; ``None`` for never.
+        self._look_at: float | None = None if self.hold.is_virtual else self.began
         self._closing = False
         self._broken: BaseException | None = None
         self._thread = AwaitedThread("fluid-pump", self._run)
@@ -353,10 +357,11 @@ class Pump:
         if self._broken is not None:
             return
         begun = self._backend.now()
+        self._look_at_folder(begun)
         scale_at = self.scaling.act(begun)
         if self._closing:  # The session ends, and the backend may have nothing more to report.
             return
-        until, wake_at = self._ticks.until(begun), earlier(self._state.alarm_at, scale_at)
+        until, wake_at = self._ticks.until(begun), earlier(earlier(self._state.alarm_at, scale_at), self._look_at)
         events = self._backend.poll(earlier(until, None if wake_at is None else max(0.0, wake_at - begun)))
         waited = self._backend.now() - begun
         if events:
@@ -374,6 +379,16 @@ class Pump:
         alarm_at = self._state.alarm_at
         if self._broken is None and alarm_at is not None and begun >= alarm_at:
             self.handle(Alarm(self._backend.now()))
+
+    def _look_at_folder(self, now: float) -> None:
+        """Ends the session if its run folder was deleted or moved; a virtual clock's is over before anybody does."""
+        if self._look_at is not None and now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            try:
+                self._folder.look()
+            except FluidError:
+                self._alerts.resumable = False  # The error says where, if it can be resumed.
+                raise
 
     def _handle_all(self, events: list[Event]) -> None:
         for together in apart(events):

@@ -15,10 +15,10 @@ profile.json      measured overheads and paces, written at the end
 logs/             what lanes printed outside of trials
 trials/           what trials printed, and their checkpoints
 
-Each line has a checksum, its key "crc", which also tells where in the file it belongs; session.json and profile.json end
-with one, and each frame of payloads.pkl begins with one (:mod:`fluid.checksums`). What is damaged is not used, and that is
-told, or the folder is refused. By "bytes" in session.json, where the other files ended when that was written, a file that
-was cut since is noticed.
+Each line has a checksum, its key "crc", which also tells where in the file it belongs; session.json and profile.json
+end with one, and each frame of payloads.pkl begins with one (:mod:`fluid.checksums`). What is damaged is not used, and
+that is told, or the folder is refused. By "bytes" in session.json, where the other files ended when that was written, a
+file that was cut since is noticed.
 
 Configs may hold secrets: all files are for their owner only.
 """
@@ -62,6 +62,7 @@ from fluid.results.iterations import CLOCK_RESET_S
 from fluid.results.payload_file import checked_frame
 from fluid.session.appended_file import AppendedFile, with_checksums
 from fluid.session.folder_lock import FolderLock
+from fluid.session.folder_watch import FolderWatch
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial
@@ -106,13 +107,14 @@ class RunFolder:
         self._results = AppendedFile(path / RESULTS)
         self._trials = AppendedFile(path / TRIALS)
         self._payloads = AppendedFile(path / PAYLOADS)
+        self._forecasts: AppendedFile | None = None
+        self._watch = FolderWatch(path, self._files)
         #: Trainables written so far, by their digests: each is written once, before the first trial that has it.
         self._trainables: dict[bytes, int] = {}
         #: Groups whose line was written.
         self._groups: set[str] = set()
         self._followers: list[Follower] = []
         self.shift = 0.0
-        self._forecasts: AppendedFile | None = None
 
     @classmethod
     def create(cls, path: str | Path | None) -> RunFolder:
@@ -188,16 +190,27 @@ class RunFolder:
             self.shift = known - now.at
         return clock_facts(now, self.shift)
 
+    def look(self) -> None:
+        """Looks whether the folder and its files are what and where they were.
+
+        Raises:
+            FluidError: they are not; the error says what is lost, and what can be done.
+        """
+        self._watch.look()
+
     def write_session(self, **facts: Any) -> None:
         """Writes what the session is, in place of what was written before."""
         own = {"format": FORMAT, "fluid": __version__, "id": self.session_id, "began": self._began, "pid": os.getpid()}
+        place = self._watch.place
+        if place is None:
+            return
         ends = {name: file.size if name == PAYLOADS else file.next_offset for name, file in self._files.items()}
         content = {**own, **facts, "bytes": ends}
-        draft = self.path / f".{SESSION}.tmp"
+        draft = place / f".{SESSION}.tmp"
         draft.unlink(missing_ok=True)
         with AppendedFile(draft) as file:
             _append(file, checked_object(json.dumps(content, indent=1, default=repr)))
-        os.replace(draft, self.path / SESSION)
+        os.replace(draft, place / SESSION)
 
     def write_trials(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes submitted trials, and the line of their group before the first of them.
@@ -273,14 +286,14 @@ class RunFolder:
 
     def write_profile(self, profile: Profile) -> None:
         """Writes what was measured."""
-        path = self.path / PROFILE
-        profile.save(path)
-        path.chmod(FILE_MODE)
+        place = self._watch.place
+        if place is not None:
+            profile.save(place / PROFILE)
+            (place / PROFILE).chmod(FILE_MODE)
 
     def close(self) -> None:
         """Closes the files, and gives the folder free."""
-        if not self._results.closed and not os.fstat(self._results.fileno()).st_nlink:
-            _log.error("the run folder %s was deleted while the session ran: its results are lost", self.path)
+        self._watch.close()
         for file in self._files.values():
             file.close()
         self._lock.release()

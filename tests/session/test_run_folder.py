@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.reports.loader import load_run
 from fluid.resources import Device
-from fluid.results.folder_files import FORMAT
+from fluid.results.folder_files import FORMAT, is_locked
 from fluid.session.folder_lock import FolderLock
 from fluid.trialgroup import Trial, TrialGroup
 
@@ -34,6 +36,24 @@ def endless(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     while True:
         step += 1
         yield {"step": step}
+
+
+class Slow:
+    """Counts, and is saved."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.seconds, self.count = config["seconds"], 0
+
+    def step(self) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        self.count += 1
+        return {"count": self.count}
+
+    def save_checkpoint(self, folder: str) -> None:
+        Path(folder, "count").write_text(str(self.count))
+
+    def load_checkpoint(self, folder: str) -> None:
+        self.count = int(Path(folder, "count").read_text())
 
 
 def executor_in(folder: Any, **options: Any) -> FluidExecutor:
@@ -249,18 +269,125 @@ def test_a_trainable_that_this_process_cannot_unpickle_is_named(
 # -- what happens to the folder meanwhile --------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_deleted_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "run"
+def remove(folder: Path) -> None:
+    while folder.exists():  # Lanes may write there meanwhile.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def exchange(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.mkdir()
+
+
+def replace_by_copy(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+#: What is done to a run folder, and what is said of it.
+ACCIDENTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "deleted": (remove, "the run folder {folder} was deleted while the session ran: its results are lost"),
+    "moved": (
+        lambda folder: folder.rename(folder.with_name("elsewhere")),
+        "the run folder {folder} was moved to {elsewhere} while the session ran",
+    ),
+    "exchanged": (exchange, "the run folder {folder} was moved to {elsewhere} while the session ran"),
+    "results deleted": (
+        lambda folder: (folder / "results.jsonl").unlink(),
+        "results.jsonl was deleted or replaced in the run folder {folder}",
+    ),
+    "journal replaced": (
+        lambda folder: replace_by_copy(folder / "journal.jsonl"),
+        "journal.jsonl was deleted or replaced in the run folder {folder}",
+    ),
+    "results truncated": (
+        lambda folder: os.truncate(folder / "results.jsonl", 0),
+        "results.jsonl was truncated in the run folder {folder}",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "accident", [pytest.param(name, marks=() if name == "moved" else pytest.mark.slow) for name in ACCIDENTS]
+)
+def test_a_session_whose_folder_is_lost_ends_within_seconds_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, accident: str
+) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    do, text = ACCIDENTS[accident]
+    told = text.format(folder=folder, elsewhere=elsewhere)
     with executor_in(folder, backend="local", devices=1) as executor:
-        handle = executor.submit_trialgroup(TrialGroup([Trial(endless, budget=10**9, trial_id="a")]))
+        trial = Trial(Slow, {"seconds": 0.05}, budget=10**6, trial_id="a")
+        handle = executor.submit_trialgroup(TrialGroup([trial]))
         next(handle.results())
-        shutil.rmtree(folder)
-        (device,) = executor.devices
-        executor.add_device(Device(1, kind=device.kind))
-        executor.remove_device(device.index)
-        assert handle.wait(PATIENCE)
-        assert f"the run folder {folder} is gone" in handle.failures["a"].message
-    assert f"the run folder {folder} was deleted while the session ran" in caplog.text
+        do(folder)
+        since = time.monotonic()
+        with pytest.raises(FluidError, match=re.escape(told)):
+            handle.wait(PATIENCE)
+        assert time.monotonic() - since < 30.0
+    said = [record for record in caplog.records if told in record.getMessage()]
+    assert len(said) == 1 and "goes on with the session" not in caplog.text.replace(told, "").replace(
+        f"FluidExecutor.resume({str(elsewhere)!r}) goes on with the session", ""
+    )
+    assert not [lock for lock in Path("/dev/shm").glob("fluid-*/.session") if str(tmp_path) in lock.read_text()]
+    if accident == "exchanged":
+        assert not any((folder / name).exists() for name in ("session.json", "profile.json", "journal.jsonl"))
+    if accident in ("moved", "exchanged"):
+        steps = len((elsewhere / "results.jsonl").read_text().splitlines())
+        with FluidExecutor.resume(elsewhere, backend="local", devices=1, verbose=0) as executor:
+            (handle,) = executor.handles
+            numbers = [next(results).iteration for results in [iter(handle.results())] for _ in range(steps + 1)]
+        assert numbers == list(range(1, steps + 2))
+
+
+@pytest.mark.parametrize("name", ["session.lock", "journal.jsonl"])
+def test_a_deleted_lock_lets_no_second_session_in(tmp_path: Path, name: str) -> None:
+    first = FolderLock(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(InvalidFieldError, match="is in use"):
+        FolderLock(tmp_path)
+    assert is_locked(tmp_path)
+    first.release()
+    assert not is_locked(tmp_path)
+    FolderLock(tmp_path).release()
+
+
+def test_whoever_looks_whether_a_session_runs_keeps_none_from_beginning(tmp_path: Path) -> None:
+    """Many readers look all the time, each for an instant."""
+    FolderLock(tmp_path).release()
+    looks = "import sys; from pathlib import Path; from fluid.results.folder_files import is_locked\n"
+    looks += "while True: is_locked(Path(sys.argv[1]))"
+    readers = [subprocess.Popen([sys.executable, "-c", looks, str(tmp_path)]) for _ in range(2)]
+    try:
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until:
+            lock = FolderLock(tmp_path)
+            assert is_locked(tmp_path)
+            lock.release()
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+    assert not is_locked(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["--pid", "--mount", "--user"])
+def test_a_session_is_seen_to_run_from_another_namespace(tmp_path: Path, how: str) -> None:
+    """As from another container, where the kernel's list of locks is empty or names other devices."""
+    looks = "import sys; from pathlib import Path; from fluid.results.folder_files import is_locked\n"
+    looks += "print(is_locked(Path(sys.argv[1])))"
+
+    def seen() -> str:
+        command = ["unshare", how, "--fork", sys.executable, "-c", looks, str(tmp_path)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        if found.returncode and "unshare" in found.stderr:
+            pytest.skip("namespaces cannot be made here")
+        return found.stdout.strip()
+
+    lock = FolderLock(tmp_path)
+    assert seen() == "True"
+    lock.release()
+    assert seen() == "False"
 
 
 LIMITED = """

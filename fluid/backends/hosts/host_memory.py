@@ -136,11 +136,15 @@ def settle(folder: str, lock: int, run: int = -1) -> None:
         run: a descriptor of the run folder (:func:`fluid.lane.run_paths.open_folder`), if this process has one.
     """
     left = json.loads(os.pread(lock, 1 << 16, 0))
-    run_folder, inode = left["run_folder"], left.get("inode")  # Not written by earlier versions.
-    if run >= 0:
-        run_folder = path_now(run)
-    elif inode is not None and _inode(run_folder) != inode:
-        if not left["temporary"] and (age := wall_seconds() - _written_at(folder)) < _MISSING_S:
+    run_folder: str | None = left["run_folder"]
+    try:
+        if run >= 0:
+            run_folder = path_now(run)
+        elif (inode := left.get("inode")) is not None and os.stat(left["run_folder"]).st_ino != inode:
+            raise FileNotFoundError(run_folder)  # Another folder is in its place. Earlier versions did not write it.
+    except OSError:
+        age = wall_seconds() - _written_at(folder)
+        if not left["temporary"] and age < _MISSING_S:
             _log.warning(_STAYS, folder, run_folder, (_MISSING_S - age) / 86400)
             return
         run_folder = None
