@@ -411,4 +411,4 @@ class SessionState:
             failure = Failure(failed.kind, f"the trial failed: {failed.message}", failed.traceback)
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)
-        trial.calls.clear()
+        trial.calls = ()

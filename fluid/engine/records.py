@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -13,8 +14,8 @@ from fluid.planning.sharing_groups import TURNS
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
-#: Transitions of a trial that are kept for error messages, and of one that has ended: a session has many of those.
-STORY_LENGTH, STORY_LENGTH_OF_ENDED = 20, 2
+#: Transitions of a trial that are kept for error messages.
+STORY_LENGTH = 20
 NO_LANES: frozenset[int] = frozenset()
 NO_REQUESTS: frozenset[tuple[int, int]] = frozenset()
 
@@ -299,11 +300,11 @@ class TrialRecord:
     residence: Residence = field(default_factory=Residence)
     limits: Limits = field(default_factory=Limits)
     pace: Pace = field(default_factory=Pace)
-    calls: list[PendingCall] = field(default_factory=list)
+    calls: tuple[PendingCall, ...] = ()
     restored_for_call: bool = False
     held: str = ""
     outcome: TrialState | None = None
-    story: list[tuple[float, str]] = field(default_factory=list)
+    story: Sequence[tuple[float, str]] = ()
     constraint: Constraint | None = field(init=False)
     sharing_group: str | None = None
     owner: int = 0
@@ -333,14 +334,15 @@ class TrialRecord:
 
     def add_to_story(self, at: float, text: str) -> None:
         """Adds what happened at a time, seconds; the oldest of many entries are dropped."""
-        story = self.story
-        story.append((at, text))
-        if len(story) > 2 * STORY_LENGTH:
-            del story[:-STORY_LENGTH]
+        if not isinstance(self.story, list):
+            self.story = list(self.story)
+        self.story.append((at, text))
+        if len(self.story) > 2 * STORY_LENGTH:
+            del self.story[:-STORY_LENGTH]
 
     def shorten_story(self) -> None:
-        """Drops all but the latest entries, as the trial has ended."""
-        self.story = self.story[-STORY_LENGTH_OF_ENDED:]
+        """Drops all but the latest entry, as the trial has ended: a session has many of those."""
+        self.story = tuple(self.story[-1:])
 
     @property
     def priority(self) -> tuple[float, float]:
