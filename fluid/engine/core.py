@@ -296,7 +296,6 @@ class SessionState:
         if trial.state is not TrialState.DONE:
             self.groups[trial.group_id].open -= 1
         self.set_state(trial, state, why)
-        trial.shorten_story()
         known, trial.restored_for_call = trial.restored_for_call, False
         trial.held = ""
         if state is not TrialState.DONE:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from fluid.engine.events import Checkpoint, Failure
 from fluid.engine.pace import Pace
@@ -340,9 +342,24 @@ class TrialRecord:
         if len(self.story) > 2 * STORY_LENGTH:
             del self.story[:-STORY_LENGTH]
 
-    def shorten_story(self) -> None:
-        """Drops all but the latest entry, as the trial has ended: a session has many of those."""
-        self.story = tuple(self.story[-1:])
+    def shrink(self) -> None:
+        """Drops what is not needed of a trial that has ended, and what is made again when asked for.
+
+        A session has many of those. Nobody else keeps a trial's parts.
+        """
+        self.story = tuple((at, sys.intern(text)) for at, text in self.story[-1:])
+        self.placement.since, self.placement.iterates, self.placement.dumped = 0.0, False, False
+        for name, make in _PARTS.items():
+            if getattr(self, name) == make():
+                delattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        """Makes a part that was dropped as it was like a new one; not called for others."""
+        if name not in _PARTS:
+            raise AttributeError(name)
+        part = _PARTS[name]()
+        setattr(self, name, part)
+        return part
 
     @property
     def priority(self) -> tuple[float, float]:
@@ -384,3 +401,7 @@ class TrialRecord:
     def pinned(self) -> bool:
         """Whether the trial can go on only in the lane that keeps its state."""
         return self.residence.lane is not None and not self.spec.can_save
+
+
+#: Parts of a trial that may be dropped, and what makes them.
+_PARTS: dict[str, Callable[[], object]] = {"placement": TrialPlacement, "residence": Residence, "limits": Limits}
