@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import pickle
@@ -35,6 +36,7 @@ from fluid.trialgroup import Trial, TrialGroup, TrialState
 _log = logger_of(__name__)
 #: The trials of a group that have not ended, where all have.
 _NONE: frozenset[str] = frozenset()
+_NO_OUTCOMES: Mapping[str, TrialState] = {}
 
 
 class GroupInbox:
@@ -65,12 +67,10 @@ class GroupInbox:
         self._news, self._ends = ChangeWaits(self._waits, "results"), ChangeWaits(self._waits, "trials")
         #: What trials reported, if there is no listener; readers make results of it.
         self._reports: list[_KeptResult] = []
-        #: Where iterations ran that were kept: each is one object, however many ran there.
-        self._places: dict[_Place, _Place] = {}
         self._states: dict[str, TrialState] = {}
         self._failures: dict[str, Failure] = {}
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
-        self.outcomes: Mapping[str, TrialState] = {}
+        self.outcomes: Mapping[str, TrialState] = _NO_OUTCOMES
         self.has_forgotten = False
         self._seeds: dict[str, Seeds] = {}
         #: Trials that were forgotten since a handle asks for them, by id.
@@ -343,8 +343,7 @@ class GroupInbox:
             self._call_listener("on_result", _result(report.trial_id, trial, iteration, seconds, metrics, report))
 
     def _keep(self, report: Report, trial: Trial | None) -> None:
-        place = _Place(report.width, report.device_ids, report.rows)
-        place = self._places.setdefault(place, place)
+        place = _place(report.width, report.device_ids, report.rows)
         whose = report.trial_id if trial is None else trial
         self._reports += [
             _KeptResult(whose, iteration, seconds, metrics.text, metrics.payload, place)
@@ -420,6 +419,12 @@ class _Place(NamedTuple):
     width: float
     device_ids: tuple[int, ...]
     rows: int
+
+
+@functools.lru_cache(4096)
+def _place(width: float, device_ids: tuple[int, ...], rows: int) -> _Place:
+    """One object for all that are alike."""
+    return _Place(width, device_ids, rows)
 
 
 class _KeptResult(NamedTuple):
