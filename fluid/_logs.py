@@ -73,8 +73,10 @@ def brief(error: BaseException) -> str:
     """
     try:
         # These hold the whole of what was to be encoded.
-        of_unicode = isinstance(error, (UnicodeEncodeError, UnicodeDecodeError))
-        text = f"{type(error).__name__}({error.reason!r})" if of_unicode else repr(error)
+        if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):
+            text = f"{type(error).__name__}({error.reason!r})"
+        else:
+            text = repr(error)
     except Exception:
         text = f"{type(error).__name__}(...)"
     text = without_secrets(text[: 10 * _LONGEST])

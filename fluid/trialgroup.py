@@ -89,6 +89,7 @@ class TrialState(str, Enum):
 # Tuples: membership compares by identity first, which is several times faster than hashing a member.
 _HOLDING = (TrialState.RUNNING, TrialState.STARTING, TrialState.RESIZING, TrialState.STOPPING)
 _ENDED = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
+_NONE: frozenset[str] = frozenset()
 #: How displays and results show a trial that the user paused by hand; one that waits for its search is PAUSED.
 PAUSED_BY_USER = "PAUSED BY THE USER"
 
@@ -385,7 +386,8 @@ class TrialGroup:
         self.requires = requires
         self.owner = None if owner is None else require_text("owner", owner)
         self._trials: dict[str, Trial] = {}
-        self._stopped: set[str] = set()
+        #: Most groups have none, and a session may have very many groups.
+        self._stopped: frozenset[str] | set[str] = _NONE
         for trial in trials:
             self.add(trial)
 
@@ -441,13 +443,16 @@ class TrialGroup:
 
     def stop(self, trial_id: str) -> None:
         """Stops a trial: it stays in the group, but is no longer active. Stopping twice is harmless."""
+        if not isinstance(self._stopped, set):
+            self._stopped = set()
         self._stopped.add(self[trial_id].id)
 
     def remove(self, trial_id: str) -> Trial:
         """Removes a trial from the group and returns it."""
         trial = self[trial_id]
         del self._trials[trial_id]
-        self._stopped.discard(trial_id)
+        if isinstance(self._stopped, set):
+            self._stopped.discard(trial_id)
         return trial
 
     def is_stopped(self, trial_id: str) -> bool:

@@ -29,7 +29,8 @@ class Calls:
         """Adds a call, and makes it if a lane has the trial's state."""
         trial = self._core.trials[event.trial_id]
         progress, residence = trial.progress, trial.residence
-        trial.calls.append(PendingCall(event.call_id, event.method, event.payload, progress.reported, progress.budget))
+        call = PendingCall(event.call_id, event.method, event.payload, progress.reported, progress.budget)
+        trial.calls = (*trial.calls, call)
         if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
             self._core.refuse_calls(trial)  # it ended at this very instant
         elif trial.state is TrialState.DONE and (residence.lane is None or residence.saving):
@@ -62,7 +63,7 @@ class Calls:
             # The answer of a lane that was lost meanwhile counts, as its iterations do.
             heard = call.lane_id == event.lane_id or event.lane_id in trial.placement.lost_lanes
             if heard and call.call_id == event.call_id:
-                del trial.calls[position]
+                trial.calls = (*trial.calls[:position], *trial.calls[position + 1 :])
                 trial.residence.checkpoint_is_current = False  # the method may have changed the trial
                 self._core.report_call(trial, call.call_id, event.result, event.failure)
                 return trial
@@ -87,7 +88,7 @@ class Calls:
             call = trial.calls[0]
             call.losses += 1
             if call.losses > max_losses:
-                del trial.calls[0]
+                trial.calls = trial.calls[1:]
                 self._core.report_call(trial, call.call_id, failure=Failure("lane_lost", reason))
 
     def _restore(self, trial: TrialRecord) -> None:

@@ -115,7 +115,6 @@ class CheckpointValues:
         """Tells the stores what has changed in this call of the engine, and asks for what is wanted in memory."""
         core, due = self._core, self._due
         due.update(name for name in core.trials.touched if name in self._in_memory or name in self._rung_of)
-        core.trials.touched.clear()
         changed: dict[str, CheckpointValue] = {}
         wanted: list[tuple[int, str, str]] = []
         for trial_id in due:

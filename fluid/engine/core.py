@@ -307,7 +307,6 @@ class SessionState:
         if trial.state is not TrialState.DONE:
             self.groups[trial.group_id].open -= 1
         self.set_state(trial, state, why)
-        trial.shorten_story()
         known, trial.restored_for_call = trial.restored_for_call, False
         trial.held = ""
         if state is not TrialState.DONE:
@@ -422,4 +421,4 @@ class SessionState:
             failure = Failure(failed.kind, f"the trial failed: {failed.message}", failed.traceback)
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)
-        trial.calls.clear()
+        trial.calls = ()

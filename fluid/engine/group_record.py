@@ -5,6 +5,7 @@ Looks at a session, of which there are several a second, cost what goes on, and 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -45,6 +46,12 @@ class EndedTrial(NamedTuple):
         return self.outcome is TrialState.PAUSED
 
 
+@functools.lru_cache(1024)
+def _one_of(alike: EndedTrial) -> EndedTrial:
+    """One object for all that are alike."""
+    return alike
+
+
 @dataclass(slots=True)
 class GroupRecord:
     """One TrialGroup.
@@ -83,7 +90,7 @@ class GroupRecord:
         """Counts one of its trials as it stands now: live, or as what it has ended."""
         self._discount(trial)
         if trial.state.ended:
-            found = self._counted[trial.trial_id] = EndedTrial.of(trial)
+            found = self._counted[trial.trial_id] = _one_of(EndedTrial.of(trial))
             self.ended[found] += 1
         else:
             self.live[trial.trial_id] = trial
@@ -100,7 +107,8 @@ class GroupRecord:
 
     def _discount(self, trial: TrialRecord) -> None:
         self.changes += 1
-        self.live.pop(trial.trial_id, None)
+        if self.live.pop(trial.trial_id, None) is not None and not self.live:
+            self.live = {}  # An empty dict keeps the room that its members took.
         before = self._counted.pop(trial.trial_id, None)
         if before is not None:
             self.ended[before] -= 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from fluid.engine.events import Checkpoint, Failure
 from fluid.engine.pace import Pace
@@ -13,8 +16,8 @@ from fluid.planning.sharing_groups import TURNS
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
-#: Transitions of a trial that are kept for error messages, and of one that has ended: a session has many of those.
-STORY_LENGTH, STORY_LENGTH_OF_ENDED = 20, 2
+#: Transitions of a trial that are kept for error messages.
+STORY_LENGTH = 20
 NO_LANES: frozenset[int] = frozenset()
 NO_REQUESTS: frozenset[tuple[int, int]] = frozenset()
 
@@ -299,11 +302,11 @@ class TrialRecord:
     residence: Residence = field(default_factory=Residence)
     limits: Limits = field(default_factory=Limits)
     pace: Pace = field(default_factory=Pace)
-    calls: list[PendingCall] = field(default_factory=list)
+    calls: tuple[PendingCall, ...] = ()
     restored_for_call: bool = False
     held: str = ""
     outcome: TrialState | None = None
-    story: list[tuple[float, str]] = field(default_factory=list)
+    story: Sequence[tuple[float, str]] = ()
     constraint: Constraint | None = field(init=False)
     sharing_group: str | None = None
     owner: int = 0
@@ -333,14 +336,30 @@ class TrialRecord:
 
     def add_to_story(self, at: float, text: str) -> None:
         """Adds what happened at a time, seconds; the oldest of many entries are dropped."""
-        story = self.story
-        story.append((at, text))
-        if len(story) > 2 * STORY_LENGTH:
-            del story[:-STORY_LENGTH]
+        if not isinstance(self.story, list):
+            self.story = list(self.story)
+        self.story.append((at, text))
+        if len(self.story) > 2 * STORY_LENGTH:
+            del self.story[:-STORY_LENGTH]
 
-    def shorten_story(self) -> None:
-        """Drops all but the latest entries, as the trial has ended."""
-        self.story = self.story[-STORY_LENGTH_OF_ENDED:]
+    def shrink(self) -> None:
+        """Drops what is not needed of a trial that has ended, and what is made again when asked for.
+
+        A session has many of those. Nobody else keeps a trial's parts.
+        """
+        self.story = tuple((at, sys.intern(text)) for at, text in self.story[-1:])
+        self.placement.since, self.placement.iterates, self.placement.dumped = 0.0, False, False
+        for name, make in _PARTS.items():
+            if getattr(self, name) == make():
+                delattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        """Makes a part that was dropped as it was like a new one; not called for others."""
+        if name not in _PARTS:
+            raise AttributeError(name)
+        part = _PARTS[name]()
+        setattr(self, name, part)
+        return part
 
     @property
     def priority(self) -> tuple[float, float]:
@@ -382,3 +401,7 @@ class TrialRecord:
     def pinned(self) -> bool:
         """Whether the trial can go on only in the lane that keeps its state."""
         return self.residence.lane is not None and not self.spec.can_save
+
+
+#: Parts of a trial that may be dropped, and what makes them.
+_PARTS: dict[str, Callable[[], object]] = {"placement": TrialPlacement, "residence": Residence, "limits": Limits}

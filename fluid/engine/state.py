@@ -362,6 +362,7 @@ class EngineState:
         self._failures.starts.ease()
         core.fusing.tell_rows(core.commands)
         self.checkpoints.tell()
+        core.trials.shrink_ended()
         # 10. Return what the backend is to do and what the submitter is told, in order.
         return core.commands
 

@@ -51,6 +51,14 @@ class Trials:
         """The records."""
         return self._by_id.values()
 
+    def shrink_ended(self) -> None:
+        """Drops, as a call of the engine ends, what is not needed of the trials that have ended in it."""
+        for trial_id in self.touched:
+            trial = self._by_id.get(trial_id)
+            if trial is not None and trial.state.ended:
+                trial.shrink()
+        self.touched.clear()
+
     def new_row(self) -> int:
         """A row that was never used."""
         self._rows += 1

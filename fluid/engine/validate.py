@@ -286,7 +286,7 @@ def _calls(trial: TrialRecord) -> Iterator[str]:
     waiting = trial.calls[len(made) :]
     if any(call.lane_id is not None for call in waiting):
         yield "a call was made before an older one"
-    in_order = sorted(trial.calls, key=lambda call: (call.after, call.before)) == trial.calls
+    in_order = tuple(sorted(trial.calls, key=lambda call: (call.after, call.before))) == trial.calls
     if not progress.finished_early and not in_order:
         yield "later calls wait for less than older ones"
     if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED)):

@@ -13,7 +13,7 @@ import io
 import os
 import re
 from contextlib import suppress
-from typing import TextIO
+from typing import TextIO, cast
 
 from fluid._private_files import make_folder, open_private
 from fluid.lane.own_output import OwnOutput
@@ -99,7 +99,9 @@ class TrialLog:
             with suppress(OSError):
                 make_folder(os.path.dirname(self.path))
                 # What a trial prints may hold secrets of its config: the file is for its owner only.
-                self._file = open_private(self.path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
+                self._file = cast(
+                    TextIO, open_private(self.path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
+                )
         return self._file
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from fluid.directions import direction_text, known_mode
 from fluid.results.best import Merit
@@ -52,31 +52,16 @@ class BestSoFar:
         return ", failed" if self.failed else ""
 
 
-class _ShownPart(NamedTuple):
-    """A submitted trial, and how reports show it: see :class:`fluid.results.submitted.SubmittedTrial`."""
-
-    trial_id: str
-    shown_id: str
-    before: int
-    config: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, trial: Trial | SubmittedTrial) -> _ShownPart:
-        if isinstance(trial, SubmittedTrial):
-            return cls(trial.trial_id, trial.shown_id, trial.before, trial.config)
-        shown = trial.shown
-        if shown is None:
-            return cls(trial.id, trial.id, 0, trial.config)
-        return cls(trial.id, shown.trial_id, shown.iterations, shown.config)
+def _shown(trial: Trial | SubmittedTrial) -> tuple[str, int, Mapping[str, Any]]:
+    """How reports show a submitted trial: its id, the iterations before it, and its config."""
+    if isinstance(trial, SubmittedTrial):
+        return trial.shown_id, trial.before, trial.config
+    shown = trial.shown
+    return (trial.id, 0, trial.config) if shown is None else (shown.trial_id, shown.iterations, shown.config)
 
 
-class _BestIteration(NamedTuple):
-    """The best iteration of a trial: its number as shown, its value, and those of further metrics."""
-
-    part: _ShownPart
-    iteration: int
-    value: float
-    besides: tuple[tuple[str, float], ...]
+def _id_of(trial: Trial | SubmittedTrial) -> str:
+    return trial.trial_id if isinstance(trial, SubmittedTrial) else trial.id
 
 
 @dataclass(slots=True, eq=False)
@@ -85,19 +70,27 @@ class _TrackedTrial:
 
     Attributes:
         place: its place in order of submission.
+        first: id of the first one submitted of those shown as it, as long as that is the id as which it is shown, and
+            was not forgotten; else empty.
         last: id of the last one submitted of those shown as it, which determines its state.
         parts: how many of those there are, but for forgotten ones.
         ended_failed: whether it has failed.
         said_failed: whether its submitter says that it has; ``None`` if that says nothing.
-        entry: its best iteration; ``None`` if it has reported no number.
+        best_of: the submitted trial of its best iteration; ``None`` if it has reported no number.
+        iteration: the number of that, as shown.
+        value, besides: the value of the metric then, and those of further ones.
     """
 
     place: int
+    first: str
     last: str
     parts: int = 0
     ended_failed: bool = False
     said_failed: bool | None = None
-    entry: _BestIteration | None = None
+    best_of: Trial | SubmittedTrial | None = None
+    iteration: int = 0
+    value: float = math.nan
+    besides: tuple[tuple[str, float], ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -125,7 +118,8 @@ class BestTracker:
         self._find_mode()
         #: By the id under which trials are shown.
         self._standings: dict[str, _TrackedTrial] = {}
-        #: By the id of a submitted trial, with its own place in order of submission.
+        #: By the id of a submitted trial that is not the first one of its id to be shown, with its own place in order
+        #: of submission. The others, most of all, are those of ``_standings`` that ``first`` names.
         self._of: dict[str, tuple[_TrackedTrial, int]] = {}
         self._entered = 0
         #: Of forgotten trials, the best one that failed, and the best one that did not.
@@ -140,20 +134,32 @@ class BestTracker:
 
     def place_of(self, trial_id: str) -> int:
         """The place of a trial in the group's order of submission, from 0; one that never came is behind all."""
-        known = self._of.get(trial_id)
+        known = self._find(trial_id)
         return self._entered if known is None else known[1]
+
+    def _find(self, trial_id: str) -> tuple[_TrackedTrial, int] | None:
+        """How a submitted trial stands, and its place; ``None`` if it is unknown."""
+        found = self._of.get(trial_id)
+        if found is None:
+            standing = self._standings.get(trial_id)
+            if standing is not None and standing.first == trial_id:
+                return standing, standing.place
+        return found
 
     def enter(self, trial: Trial | SubmittedTrial) -> None:
         """Takes a trial that was submitted, or one that goes on after its end."""
-        part = _ShownPart.of(trial)
-        if part.trial_id not in self._of:
-            standing = self._standings.get(part.shown_id)
-            if standing is None:
-                standing = self._standings[part.shown_id] = _TrackedTrial(self._entered, part.trial_id)
-            self._of[part.trial_id] = standing, self._entered
+        trial_id, shown_id = _id_of(trial), _shown(trial)[0]
+        if self._find(trial_id) is None:
+            standing = self._standings.get(shown_id)
+            if standing is None and trial_id == shown_id:
+                standing = self._standings[shown_id] = _TrackedTrial(self._entered, trial_id, trial_id)
+            else:
+                if standing is None:
+                    standing = self._standings[shown_id] = _TrackedTrial(self._entered, "", trial_id)
+                self._of[trial_id] = standing, self._entered
             self._entered += 1
-            standing.last, standing.parts, standing.said_failed = part.trial_id, standing.parts + 1, None
-        self.end(part.trial_id, None)
+            standing.last, standing.parts, standing.said_failed = trial_id, standing.parts + 1, None
+        self.end(trial_id, None)
 
     def hear(self, trial: Trial | SubmittedTrial, iteration: int, numbers: Mapping[str, float]) -> None:
         """Takes a result of a trial.
@@ -174,47 +180,51 @@ class BestTracker:
         value = None if self._metric is None or self._mode is None else numbers.get(inner + self._metric)
         if value is None or not math.isfinite(value):
             return
-        if trial_id not in self._of:
+        found = self._find(trial_id)
+        if found is None:
             self.enter(trial)
-        standing, _ = self._of[trial_id]
-        known = standing.entry
-        if known is not None and (known.value <= value if self._less else known.value >= value):
+            found = self._find(trial_id)
+            assert found is not None
+        standing, _ = found
+        if standing.best_of is not None and (standing.value <= value if self._less else standing.value >= value):
             return
         besides: tuple[tuple[str, float], ...] = ()
         if self._besides:
             further = ((name, numbers.get(inner + name)) for name in self._besides)
             besides = tuple((name, found) for name, found in further if found is not None and math.isfinite(found))
-        part = _ShownPart.of(trial) if known is None or known.part.trial_id != trial_id else known.part
-        standing.entry = _BestIteration(part, iteration + part.before, value, besides)
+        standing.best_of, standing.iteration = trial, iteration + _shown(trial)[1]
+        standing.value, standing.besides = value, besides
         if standing is not self._best:
             self._moved(standing)
 
     def end(self, trial_id: str, state: TrialState | None) -> None:
         """Takes it how a trial has ended; ``None`` if it goes on."""
-        if trial_id in self._of and (standing := self._of[trial_id][0]).last == trial_id:
+        found = self._find(trial_id)
+        if found is not None and (standing := found[0]).last == trial_id:
             standing.ended_failed = state is TrialState.FAILED
             self._moved(standing)
 
     def say(self, trial_id: str, outcome: str | None) -> None:
         """Takes it how a trial came out, as its submitter says; ``None`` if that says nothing."""
-        if outcome is None or trial_id not in self._of:
-            return
-        standing, _ = self._of[trial_id]
-        if standing.last == trial_id:
+        found = None if outcome is None else self._find(trial_id)
+        if found is not None and (standing := found[0]).last == trial_id:
             standing.said_failed = outcome == TrialState.FAILED
             self._moved(standing)
 
     def show(self, trial: Trial) -> None:
         """Takes it that a trial is shown with another config from now on."""
-        standing = self._of[trial.id][0] if trial.id in self._of else None
-        if standing is not None and standing.entry is not None and standing.entry.part.trial_id == trial.id:
-            standing.entry = standing.entry._replace(part=_ShownPart.of(trial))
+        found = self._find(trial.id)
+        if found is not None and (known := found[0].best_of) is not None and _id_of(known) == trial.id:
+            found[0].best_of = trial
 
     def forget(self, trial_id: str) -> None:
         """Drops a trial; what it reported counts on."""
-        if trial_id not in self._of:
+        found = self._find(trial_id)
+        if found is None:
             return
-        standing, _ = self._of.pop(trial_id)
+        standing, _ = found
+        if self._of.pop(trial_id, None) is None:
+            standing.first = ""
         standing.parts -= 1
         if standing.parts or self._standings.get(trial_id) is not standing:
             return  # It has another name, under which a further trial may be shown.
@@ -228,22 +238,22 @@ class BestTracker:
         if self._best is None:
             self._best = min((*self._standings.values(), *self._past.values()), key=self._rank, default=None)
         standing = self._best
-        if standing is None or standing.entry is None or self._metric is None or self._mode is None:
+        if standing is None or standing.best_of is None or self._metric is None or self._mode is None:
             return None
-        part, iteration, value, besides = standing.entry
+        shown_id, _, config = _shown(standing.best_of)
         return BestSoFar(
             metric=self._metric,
             mode=self._mode,
-            value=value,
-            trial_id=part.shown_id,
-            iteration=iteration,
-            config=part.config,
-            besides=dict(besides),
+            value=standing.value,
+            trial_id=shown_id,
+            iteration=standing.iteration,
+            config=config,
+            besides=dict(standing.besides),
             failed=standing.failed,
         )
 
     def _rank(self, standing: _TrackedTrial) -> tuple[Merit, int]:
-        value = None if standing.entry is None else standing.entry.value
+        value = None if standing.best_of is None else standing.value
         return Merit.of(value, failed=standing.failed, less=self._less), standing.place
 
     def _moved(self, standing: _TrackedTrial) -> None:

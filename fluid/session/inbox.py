@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from fluid._logs import logger_of
 from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
@@ -25,12 +27,16 @@ from fluid.session.results import CallFailedError, TrialListener, TrialRequest, 
 from fluid.session.status import GroupFacts
 from fluid.session.waits import ChangeWaits, SessionFuture, SessionWaits
 from fluid.trainables.driver_link import RequestRefusedError
+from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.exception_pickle import with_lane_cause
 from fluid.trainables.json_form import message_of
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logger_of(__name__)
+#: The trials of a group that have not ended, where all have.
+_NONE: frozenset[str] = frozenset()
+_NO_OUTCOMES: Mapping[str, TrialState] = {}
 
 
 class GroupInbox:
@@ -60,18 +66,18 @@ class GroupInbox:
         #: For results, and for the end of all trials.
         self._news, self._ends = ChangeWaits(self._waits, "results"), ChangeWaits(self._waits, "trials")
         #: What trials reported, if there is no listener; readers make results of it.
-        self._reports: list[tuple[Report, Trial | None]] = []
+        self._reports: list[_KeptResult] = []
         self._states: dict[str, TrialState] = {}
         self._failures: dict[str, Failure] = {}
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
-        self.outcomes: Mapping[str, TrialState] = {}
+        self.outcomes: Mapping[str, TrialState] = _NO_OUTCOMES
         self.has_forgotten = False
         self._seeds: dict[str, Seeds] = {}
         #: Trials that were forgotten since a handle asks for them, by id.
         self._forgotten: dict[str, SubmittedTrial] = {}
         self._keeps_forgotten = False
         #: Trials that have not ended.
-        self._open: set[str] = {trial.id for trial in group.active}
+        self._open: set[str] | frozenset[str] = {trial.id for trial in group.active}
         #: What an earlier session reported; ``None`` if none did.
         self._earlier: GroupResults | None = None
         #: Seconds from the clock of this session to that of the first one.
@@ -112,8 +118,7 @@ class GroupInbox:
                 return
             if not fresh:
                 self._raise_if_over()
-            for report, trial in fresh:
-                yield from _results_of(report, trial)
+            yield from map(_result_of, fresh)
             position += len(fresh)
 
     def _has_news(self, position: int) -> bool:
@@ -204,7 +209,10 @@ class GroupInbox:
         trial = self._trial_of(trial_id)
         if trial is not None:
             self._tracker.enter(trial)
-        self._open.add(trial_id)
+        if isinstance(self._open, frozenset):
+            self._open = {trial_id}
+        else:
+            self._open.add(trial_id)
 
     def note_seeds(self, trials: Mapping[Trial, TrialPayload]) -> None:
         """Takes the seeds of trials."""
@@ -272,7 +280,7 @@ class GroupInbox:
         self._states.update(ended)
         self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
         self._tracker = tracker
-        self._open -= set(ended)
+        self._open = set(self._open).difference(ended) or _NONE
         self.wake()
 
     def break_off(self, error: BaseException) -> None:
@@ -328,11 +336,19 @@ class GroupInbox:
         end = report.at + self._clock_offset
         self._last_end = end if self._last_end is None else max(self._last_end, end)
         if self.listener is None:
-            self._reports.append((report, trial))
+            self._keep(report, trial)
             self._news.notify()
-        if self.listener is not None:
-            for result in _results_of(report, trial):
-                self._call_listener("on_result", result)
+            return
+        for iteration, _, seconds, metrics in report.iterations:
+            self._call_listener("on_result", _result(report.trial_id, trial, iteration, seconds, metrics, report))
+
+    def _keep(self, report: Report, trial: Trial | None) -> None:
+        place = _place(report.width, report.device_ids, report.rows)
+        whose = report.trial_id if trial is None else trial
+        self._reports += [
+            _KeptResult(whose, iteration, seconds, metrics.text, metrics.payload, place)
+            for iteration, _, seconds, metrics in report.iterations
+        ]
 
     def _take_end(self, end: ReportEnd) -> None:
         state = end.state
@@ -340,9 +356,10 @@ class GroupInbox:
         if end.failure is not None and state is TrialState.FAILED:
             self._failures[end.trial_id] = end.failure
         self._tracker.end(end.trial_id, state)
-        self._open.discard(end.trial_id)
+        if isinstance(self._open, set):
+            self._open.discard(end.trial_id)
         if not self._open:
-            self._open = set()  # An empty set keeps the room that its members took.
+            self._open = _NONE  # An empty set keeps the room that its members took.
             self.wake()
         if self.listener is not None:
             self._call_listener("on_end", end.trial_id, state, end.failure)
@@ -396,24 +413,59 @@ class GroupInbox:
             raise broken_off(self.group.name, error) from error
 
 
-def _results_of(report: Report, trial: Trial | None) -> Iterator[Result]:
-    """Makes the results of a run of iterations, each its reader's own.
+class _Place(NamedTuple):
+    """Where an iteration ran: see :class:`fluid.results.records.Result`."""
 
-    Args:
-        report: the run.
-        trial: whose it is; ``None`` if that was forgotten.
+    width: float
+    device_ids: tuple[int, ...]
+    rows: int
+
+
+@functools.lru_cache(4096)
+def _place(width: float, device_ids: tuple[int, ...], rows: int) -> _Place:
+    """One object for all that are alike."""
+    return _Place(width, device_ids, rows)
+
+
+class _KeptResult(NamedTuple):
+    """A result as it waits for its readers. There is one for each iteration of a group: it takes little memory.
+
+    Attributes:
+        whose: the trial, or the id of one that was forgotten.
+        iteration, seconds, place: of the iteration.
+        text, payload: its metrics, of which the numbers can be read again.
     """
-    for iteration, _, seconds, metrics in report.iterations:
-        yield Result(
-            trial_id=report.trial_id,
-            iteration=iteration,
-            metrics=metrics,
-            seconds=seconds,
-            width=report.width,
-            device_ids=report.device_ids,
-            rows=report.rows,
-            config={} if trial is None else cast(Any, trial),
-        )
+
+    whose: Trial | str
+    iteration: int
+    seconds: float
+    text: str
+    payload: bytes | None
+    place: _Place
+
+
+def _result_of(kept: _KeptResult) -> Result:
+    """Makes a reader's own result."""
+    whose, iteration, seconds, text, payload, place = kept
+    metrics = EncodedMetrics(text, numbers_in(json.loads(text)), payload)
+    if isinstance(whose, Trial):
+        return _result(whose.id, whose, iteration, seconds, metrics, place)
+    return _result(whose, None, iteration, seconds, metrics, place)
+
+
+def _result(
+    trial_id: str, trial: Trial | None, iteration: int, seconds: float, metrics: EncodedMetrics, place: Report | _Place
+) -> Result:
+    return Result(
+        trial_id=trial_id,
+        iteration=iteration,
+        metrics=metrics,
+        seconds=seconds,
+        width=place.width,
+        device_ids=place.device_ids,
+        rows=place.rows,
+        config={} if trial is None else cast(Any, trial),
+    )
 
 
 #: What takes each notice.

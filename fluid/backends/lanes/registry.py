@@ -49,7 +49,7 @@ class Registry:
     def __init__(self, preload: Callable[..., None], payloads: HostPayloads) -> None:
         self._preload = preload
         self._payloads = payloads
-        self._trials: dict[str, tuple[int, bytes]] = {}
+        self._trials: dict[str, tuple[int, bytes, TrialProcess]] = {}
         #: Key of each trainable, by its digest. A key is not used again.
         self._keys: dict[bytes, int] = {}
         self._next_key = 0
@@ -61,8 +61,6 @@ class Registry:
         self._large_configs: dict[str, str] = {}
         #: Which checkpoints outlive the run, of the trials that have such ones.
         self._rules: dict[str, KeepRule] = {}
-        #: What trials ask of their processes.
-        self._processes: dict[str, TrialProcess] = {}
 
     def preload(self, modules: Sequence[str]) -> None:
         """Has modules loaded that trials were found to load, for later lanes; no lane waits for that."""
@@ -83,8 +81,7 @@ class Registry:
         if key in self._idle:
             del self._idle[key]
             self._idle_bytes -= known.size
-        self._trials[trial_id] = (key, payload.config)
-        self._processes[trial_id] = payload.process
+        self._trials[trial_id] = (key, payload.config, payload.process)
         if payload.keep is not None:
             self._rules[trial_id] = payload.keep
         if payload.config_digest:
@@ -100,7 +97,6 @@ class Registry:
         trial = self._trials.pop(trial_id, None)
         if trial is None:
             return []
-        self._processes.pop(trial_id, None)
         self._rules.pop(trial_id, None)
         name = self._large_configs.pop(trial_id, None)
         if name is not None:
@@ -126,11 +122,11 @@ class Registry:
 
     def look_up(self, trial_id: str) -> tuple[int, bytes]:
         """Returns the key of a trial's trainable, and its pickled config."""
-        return self._trials[trial_id]
+        return self._trials[trial_id][:2]
 
     def process(self, trial_id: str) -> TrialProcess:
         """Returns what a trial asks of its process."""
-        return self._processes[trial_id]
+        return self._trials[trial_id][2]
 
     def rule(self, trial_id: str) -> KeepRule | None:
         """Returns which checkpoints of a trial outlive the run; ``None`` if none do."""

@@ -304,13 +304,14 @@ def a_trial(folder: Path) -> Any:
 class Raising(LoggerCallback):  # type: ignore[misc]
     """Raises at one result, and counts the results."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception = OSError("loss -1.0")) -> None:  # noqa: B008
         self.iterations: list[int] = []
+        self.error = error
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         self.iterations.append(iteration)
         if result["loss"] < 0:
-            raise ValueError(f"loss {result['loss']}")
+            raise self.error
 
 
 def test_an_error_of_a_logger_is_raised_in_the_driver(
@@ -322,13 +323,36 @@ def test_an_error_of_a_logger_is_raised_in_the_driver(
     connection.write((0,), trial, 1, {"loss": 1.0})
     connection.write((0,), trial, 2, {"loss": -1.0})
     connection.flush()
-    with pytest.raises(ValueError, match=r"loss -1.0") as caught:
+    with pytest.raises(OSError, match=r"loss -1.0") as caught:
         connection.write((0,), trial, 3, {"loss": 1.0})
     assert "log_trial_result" in str(caught.value.__cause__)
     connection.write((0,), trial, 4, {"loss": 1.0})
     connection.end((0,), trial, failed=False)
     connection.flush()
     assert logger.iterations == [1, 2, 3, 4]
+
+
+def test_a_value_that_a_logger_cannot_hold_is_left_out(
+    process: Callable[[list[Any]], LoggerConnection], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, trial = Raising(ValueError("x" * 20_000)), Raising(), a_trial(tmp_path)
+    second.error = OverflowError("too much")
+    connection = process([first, second])
+    for iteration, loss in enumerate([1.0, -1.0, -1.0, 1.0], 1):
+        connection.write((0, 1), trial, iteration, {"loss": loss})
+    connection.end((0, 1), trial, failed=False)
+    connection.flush()
+    connection.raise_failure()
+    assert first.iterations == second.iterations == [1, 2, 3, 4]
+    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(told) == 2 and max(map(len, told)) < 700
+
+
+def test_text_that_no_file_holds_is_escaped(tmp_path: Path) -> None:
+    result = {"loss": 1.0, "path": "\udce9.csv", "m\ud800": 2}
+    sent = LoggedResult.of(result, None)
+    read = sent.unpickle(SimpleNamespace(config={}))  # type: ignore[arg-type]
+    assert read == {"loss": 1.0, "path": r"\udce9.csv", r"m\ud800": 2}
 
 
 def test_more_records_than_the_connection_holds(
