@@ -228,7 +228,7 @@ def run(
     )
     if earlier is not None:
         earlier.require_goals(goals)
-        earlier.require_group(requires, plan.group)
+        earlier.require_group(plan.group)
         if plan.shape is not None:
             earlier.require_shape(plan.shape)
     given = _checked_executor(executor, run_dir, loggers, metrics_port, goes_on=earlier is not None)
