@@ -152,6 +152,12 @@ class _Generator(NamedTuple):
     seed: Callable[[Any, Seeds], object]
 
 
+def _numpy_random() -> Any:
+    module = sys.modules.get("numpy.random")
+    # Another thread may be importing it: it has no state of its own then.
+    return module if hasattr(module, "set_state") else None
+
+
 def _torch() -> Any:
     torch = sys.modules.get("torch")
     # A trial that failed to import it leaves a partial module without a generator.
@@ -179,7 +185,7 @@ _GENERATORS = {
         lambda module, seeds: module.seed(seeds.random),
     ),
     "numpy.random": _Generator(
-        lambda: sys.modules.get("numpy.random"),
+        _numpy_random,
         lambda module: module.get_state(),
         lambda module, state: module.set_state(state),
         lambda module, seeds: module.seed(seeds.numpy),

@@ -475,7 +475,7 @@ def _tell_of_gaps(folder: Path, missing: Mapping[str, list[tuple[int, int]]], re
         if (one := histories.get(name)) is not None and one.ended is None and one.reported < parts[-1][1]
     ]
     if again:
-        _log.warning("trials that run what is missing at their end again, from a checkpoint: %s", ", ".join(again))
+        _log.warning("trials that run what is missing at their end again: %s", ", ".join(again))
 
 
 def _groups(
