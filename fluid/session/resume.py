@@ -466,6 +466,8 @@ def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> Trial
 
 def _tell_of_gaps(folder: Path, missing: Mapping[str, list[tuple[int, int]]], recovered: Recovered) -> None:
     """Warns of iterations that are missing, and says which of them are run again."""
+    if not missing:
+        return
     histories = {name: one for trials in recovered.groups.values() for name, one in trials.items()}
     for note in gap_notes(missing):
         _log.warning("%s: %s", folder, note)
