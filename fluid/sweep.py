@@ -228,7 +228,7 @@ def run(
     )
     if earlier is not None:
         earlier.require_goals(goals)
-        earlier.require_group(requires, plan.group)
+        earlier.require_group(plan.group)
         if plan.shape is not None:
             earlier.require_shape(plan.shape)
     given = _checked_executor(executor, run_dir, loggers, metrics_port, goes_on=earlier is not None)
@@ -338,6 +338,8 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
     plan = loop.plan
     metrics, modes = tuple(goal.metric for goal in plan.goals), tuple(goal.mode for goal in plan.goals)
     early = () if loop.reason is None else (f"The sweep ended early: {loop.reason}.",)
+    entries = (line.entry or {} for line in json_lines(run_dir / TRIALS)) if loop.was_resumed else ()
+    changes = code_notes(entries)
     return SweepResult(
         trials=loop.trials.results,
         metric=metrics if len(metrics) > 1 else metrics[0],
@@ -345,7 +347,7 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
         run_dir=run_dir,
         name=plan.name,
         state="UNFINISHED" if loop.trials.unfinished else "DONE",
-        notes=(*early, *code_notes(line.entry or {} for line in json_lines(run_dir / TRIALS))),
+        notes=(*early, *changes),
     )
 
 

@@ -50,9 +50,11 @@ class GivenCode:
         if code not in CODES:
             reason = "must be 'begun', so that a trial keeps the code that it began with, or 'new', for all trials"
             raise InvalidFieldError("code", code, reason)
-        for trainable in trainables.values():
-            if not isinstance(trainable, Trial):
-                Trial(trainable)  # Raises.
+        for name, given in trainables.items():
+            trial = given if isinstance(given, Trial) else Trial(given)  # Raises.
+            if trial.config or trial.budget != 1:
+                reason = "has a config or a budget: trials that go on keep theirs; leave that out"
+                raise InvalidFieldError(f"trainables[{name!r}]", given, reason)
         return cls(trainables, code)
 
     def apply(self, left: LeftSession) -> list[CodeChange]:
@@ -80,6 +82,7 @@ class GivenCode:
             template, given = with_requirements([template], group.submitted())[0], template.trainable
         now = None if given is None else code_of(given)
         unpickled: dict[int, TrainableCode | None] = {}
+        differences: dict[tuple[int, int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         found: dict[tuple[tuple[str, ...], tuple[str, ...]], CodeChange] = {}
         for trial_id, trial in list(group.trials.items()):
             history = left.recovered.groups.get(group_id, {}).get(trial_id)
@@ -89,8 +92,11 @@ class GivenCode:
             has_begun = reported > 0 or (history is not None and history.checkpoint is not None)
             if (key := id(trial.trainable)) not in unpickled:
                 unpickled[key] = code_of(trial.trainable)
-            imported = _difference(unpickled[key], left.codes.get(trial_id))
-            changed = () if given is None else _difference(now, unpickled[key])
+            before = left.codes.get(trial_id)  # One object for all trials of one trainable.
+            if (pair := (key, id(before))) not in differences:
+                imported = _difference(unpickled[key], before)
+                differences[pair] = () if given is None else _difference(now, unpickled[key]), imported
+            changed, imported = differences[pair]
             takes = given is not None and (self.code == "new" or (bool(changed) and not has_begun))
             fields = {} if template is None else _other_fields(trial, template)
             if takes or fields:

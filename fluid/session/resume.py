@@ -542,6 +542,8 @@ def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> Trial
 
 def _tell_of_gaps(folder: Path, missing: Mapping[str, list[tuple[int, int]]], recovered: Recovered) -> None:
     """Warns of iterations that are missing, and says which of them are run again."""
+    if not missing:
+        return
     histories = {name: one for trials in recovered.groups.values() for name, one in trials.items()}
     for note in gap_notes(missing):
         _log.warning("%s: %s", folder, note)
@@ -551,7 +553,7 @@ def _tell_of_gaps(folder: Path, missing: Mapping[str, list[tuple[int, int]]], re
         if (one := histories.get(name)) is not None and one.ended is None and one.reported < parts[-1][1]
     ]
     if again:
-        _log.warning("trials that run what is missing at their end again, from a checkpoint: %s", ", ".join(again))
+        _log.warning("trials that run what is missing at their end again: %s", ", ".join(again))
 
 
 def _groups(

@@ -46,6 +46,7 @@ class SweepLoop(TrialListener):
 
     Attributes:
         trials: those that were started.
+        was_resumed: whether it goes on with what an earlier session has left.
         reason: what ended the sweep before its trials were done; ``None`` if nothing did.
     """
 
@@ -55,6 +56,7 @@ class SweepLoop(TrialListener):
         self._clock: Clock = MonotonicClock()
         self.trials = SweepTrials(plan, self)
         self.reason: str | None = None
+        self.was_resumed = False
         self._callbacks = Callbacks(plan.callbacks, plan.name)
         self.tells_failures = self._callbacks.tells_failures
         self._work = SerialWork()
@@ -87,7 +89,7 @@ class SweepLoop(TrialListener):
         Raises:
             Exception: what ended the sweep.
         """
-        self.trials.executor, self._clock = executor, executor.session.clock
+        self.trials.executor, self._clock, self.was_resumed = executor, executor.session.clock, earlier is not None
         executor.session.require_open("fluid.run")
         self._asking.begin(executor.session.hold)
         budget_s = self.plan.time_budget_s

@@ -11,10 +11,8 @@ from typing import Any, TypeAlias
 
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import BudgetExtended, Failure, GroupRecovered, TrialHistory
-from fluid.engine.group_terms import GroupTerms
 from fluid.engine.journal import IterationReported
 from fluid.errors import InvalidFieldError
-from fluid.resources import Requires
 from fluid.results.loading import load
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult
@@ -22,6 +20,7 @@ from fluid.results.run_files import RunFiles
 from fluid.results.submitted import SubmittedGroup, SubmittedTrials
 from fluid.search_shape import SearchShape
 from fluid.session.resume import closes_gap
+from fluid.sweeping.plan import GroupOptions
 from fluid.trialgroup import Trial, TrialState
 
 #: Terms of a group that a call gives.
@@ -134,7 +133,7 @@ class EarlierSweep:
             reason = f"cannot be with resume=True: the sweep of the folder optimizes {known}, and this call {given}"
             raise InvalidFieldError("metric", [metric for metric, _ in given], reason)
 
-    def require_group(self, requires: Requires | None, terms: GroupTerms) -> None:
+    def require_group(self, options: GroupOptions) -> None:
         """Checks that the group of a sweep that goes on with this one has the same terms.
 
         Raises:
@@ -143,11 +142,10 @@ class EarlierSweep:
         if self.group is None:
             return
         there = {"requires": self.group.requires, **{name: getattr(self.group.terms, name) for name in _TERMS}}
-        given = {"requires": requires, **{name: getattr(terms, name) for name in _TERMS}}
-        for name, value in given.items():
-            if value != there[name]:
-                reason = f"cannot be with resume=True: the sweep of the folder has {there[name]!r}"
-                raise InvalidFieldError(name, value, reason)
+        for name, known in there.items():
+            if (given := getattr(options, name)) != known:
+                reason = f"cannot be with resume=True: the sweep of the folder has {known!r}"
+                raise InvalidFieldError(name, given, reason)
 
     def require_shape(self, shape: SearchShape) -> None:
         """Checks that the trials of a sweep that goes on with this one are to run as far.

@@ -51,6 +51,7 @@ from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.plan import SweepPlan
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trainables.exception_pickle import load_any_exception, with_lane_cause
+from fluid.trialgroup import Trial
 
 
 @dataclass(kw_only=True)
@@ -232,8 +233,14 @@ def resumed_executor(
     run_dir: str | Path, n_jobs: int | None, search: SearchRun, *, is_shown: bool
 ) -> contextlib.closing[FluidExecutor]:
     """The executor of an earlier session, which a search goes on with."""
-    listeners = {search.loop.plan.name: search.loop}
-    executor = FluidExecutor.resume(run_dir, listeners=listeners, **_options(n_jobs, is_shown))
+    plan = search.loop.plan
+    given = Trial(plan.trainable, **plan.trial_options)
+    executor = FluidExecutor.resume(
+        run_dir,
+        listeners={plan.name: search.loop},
+        trainables={plan.name: given},
+        **_options(n_jobs, is_shown),
+    )
     return contextlib.closing(executor)
 
 

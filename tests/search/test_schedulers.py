@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fluid.search.brackets import Brackets
 from fluid.search.rungs import brackets_for, halving_shape, hyperband_shapes, rungs_of
-from fluid.search.schedulers import AsynchronousHalving, FullBudget, RungScheduler
+from fluid.search.schedulers import AsynchronousHalving, FullBudget, RungScheduler, StoppingHalving
 
 
 class Workers:
@@ -257,3 +257,45 @@ def test_full_budget() -> None:
     endless = FullBudget(budget=5, samples=None)
     assert [endless.start().budget for _ in range(100)] == [5] * 100  # type: ignore[union-attr]
     assert endless.reached(3, 0.1).ended == (3,)
+
+
+# -- trials that are tried again ---------------------------------------------------------------------------------
+
+
+def test_a_trial_that_is_tried_again_comes_to_the_rung_that_it_was_on_its_way_to() -> None:
+    scheduler = AsynchronousHalving(rungs=(1, 3), eta=2, samples=3)
+    for _ in range(3):
+        scheduler.start()
+    assert scheduler.reached(0, 0.5).promoted == ()
+    assert [each.trial for each in scheduler.reached(1, 0.2).promoted] == [1]
+    scheduler.ended(2)
+    scheduler.ended(1)
+    scheduler.retried(1)
+    scheduler.retried(2)
+    assert scheduler.rung_of(1).iterations == 3 and scheduler.rung_of(2).iterations == 1
+    assert scheduler.reached(1, 0.1).ended[0] == 1
+
+
+@pytest.mark.parametrize("is_worst", [False, True])
+def test_asha_that_stops_trials_takes_one_up_again(is_worst: bool) -> None:
+    scheduler = StoppingHalving(rungs=(1, 3), eta=2)
+    scheduler.start()
+    scheduler.reached(0, 0.5)
+    scheduler.ended(0, is_worst=is_worst)
+    scheduler.retried(0)
+    assert scheduler.rung_of(0).iterations == 3 and scheduler.reached(0, 0.1).ended == (0,)
+
+
+def test_a_rung_that_was_decided_without_a_trial_stays_decided() -> None:
+    scheduler = Brackets([halving_shape(3, (1, 3), 3)])
+    for _ in range(3):
+        scheduler.start()
+    scheduler.reached(0, 0.5)
+    scheduler.ended(2)
+    scheduler.retried(2)  # The rung waits for it again.
+    assert scheduler.reached(1, 0.7).promoted == ()
+    scheduler.ended(2)
+    assert scheduler.rung_of(0).iterations == 3, "trial 0 was promoted"
+    scheduler.retried(2)
+    assert scheduler.reached(2, 0.1).ended == (2,) and scheduler.rung_of(0).iterations == 3
+    assert scheduler.reached(0, 0.2).ended == (0,)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +17,10 @@ from typing import Any
 
 import pytest
 
+import fluid
 from fluid.backends.simulated import SimulatedBackend, Truth
+from fluid.engine.events import Checkpoint, TrialSaved
+from fluid.engine.journal import encode
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.reports.loader import load_run
@@ -341,6 +346,146 @@ def test_results_that_are_gone_are_reported_again_where_the_trial_can_go_back(tm
         kept = [line for line in kept if line not in of_b[6 if name == "journal.jsonl" else 3 :]]
         (folder / name).write_text("".join(kept))
     assert finish(folder) == {"a": [1, 2, 3, 4], "b": list(range(1, 10))}
+
+
+def lose_results(folder: Path, trial_id: str, iterations: set[int]) -> None:
+    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    entries = [json.loads(line) for line in lines]
+    kept = [
+        line
+        for line, entry in zip(lines, entries, strict=True)
+        if entry["trial"] != trial_id or entry["iteration"] not in iterations
+    ]
+    (folder / "results.jsonl").write_text("".join(kept))
+
+
+@pytest.mark.parametrize("kept", [3, 5])
+def test_a_trial_that_was_done_runs_its_lost_end_again_from_a_checkpoint_before_it(
+    kept: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    with FluidExecutor(simulated(saves=True), run_dir=folder, verbose=0) as executor:
+        handle = executor.submit_trialgroup(TrialGroup([trial("a", 6, trainable=Savable), trial("b", 2)]))
+        assert handle.wait(PATIENCE)
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    entry = encode(TrialSaved(4.0, "a", None, Checkpoint(4, str(folder / "none"))))
+    lines = [line for line in lines if "TrialSaved" not in line]
+    end = next(place for place, line in enumerate(lines) if "ReportEnd" in line and '"a"' in line)
+    (folder / "journal.jsonl").write_text("".join([*lines[:end], json.dumps(entry) + "\n", *lines[end:]]))
+    lose_results(folder, "a", set(range(kept + 1, 7)))
+    text = f"{6 - kept} iteration{'s are' if kept < 5 else ' is'} missing from results.jsonl, though reported: a ("
+    assert text in fluid.load(folder).notes[0] and text in load_run(folder).notes[0]
+    told = finish(folder)
+    assert text in caplog.text
+    if kept >= 4:  # The checkpoint is of iteration 4.
+        assert told == written(folder) == {"a": list(range(1, 7)), "b": [1, 2]}
+        assert not fluid.load(folder).notes and "run what is missing at their end again" in caplog.text
+    else:
+        assert told["a"] == [1, 2, 3] and text in fluid.load(folder).notes[0]
+
+
+def test_a_gap_in_the_middle_is_named(ended: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lose_results(ended, "a", {2})
+    note = "1 iteration is missing from results.jsonl, though reported: a (2)."
+    assert fluid.load(ended).notes == (note,) and load_run(ended).notes == (note,)
+    assert finish(ended)["a"] == [1, 3, 4]
+    assert note in caplog.text
+
+
+def test_a_trainable_that_cannot_be_unpickled_fails_its_own_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, modules = tmp_path / "run", tmp_path / "modules"
+    modules.mkdir()
+    monkeypatch.syspath_prepend(modules)
+    names = ("left_of_this_test", "gone_of_this_test")
+    for name in names:
+        (modules / f"{name}.py").write_text("class Net:\n    def step(self):\n        return {}\n")
+    importlib.invalidate_caches()
+    with FluidExecutor(simulated(), run_dir=folder, verbose=0) as executor:
+        for name in names:
+            net = importlib.import_module(name).Net
+            group = TrialGroup([trial(f"{name}-{part}", 3, trainable=net) for part in ("done", "open")], name)
+            assert executor.submit_trialgroup(group).wait(PATIENCE)
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    lines = [line for line in lines if not ("-open" in line and ("ReportEnd" in line or "IterationReported" in line))]
+    (folder / "journal.jsonl").write_text("".join(lines))
+    for name in names:
+        lose_results(folder, f"{name}-open", {2, 3})
+    text = (modules / "gone_of_this_test.py").read_text()
+    (modules / "gone_of_this_test.py").write_text("class Net:\n    def = step\n")
+    monkeypatch.delitem(sys.modules, "gone_of_this_test")
+    importlib.invalidate_caches()
+    with resume(folder) as executor:
+        left, gone = executor.handles
+        assert left.wait(PATIENCE) and set(left.states.values()) == {"DONE"}
+        assert gone.wait(PATIENCE)
+        assert gone.states == {"gone_of_this_test-done": "DONE", "gone_of_this_test-open": "FAILED"}
+        assert "cannot be unpickled from payloads.pkl: SyntaxError" in gone.failures["gone_of_this_test-open"].message
+    assert "1 trials cannot go on" not in caplog.text and "2 trials cannot go on" in caplog.text
+    (modules / "gone_of_this_test.py").write_text(text)
+    importlib.invalidate_caches()
+    with FluidExecutor.resume(folder, backend=simulated(), verbose=0, retry_failed=True) as executor:
+        _, gone = executor.handles
+        assert gone.wait(PATIENCE) and set(gone.states.values()) == {"DONE"}
+        assert [one.iteration for one in gone.results() if one.trial_id.endswith("open")] == [1, 2, 3]
+
+
+def test_what_has_changed_of_an_imported_class_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, module = tmp_path / "run", tmp_path / "net_of_that_test.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    module.write_text("class Net:\n    def step(self):\n        return {'version': 1}\n")
+    importlib.invalidate_caches()
+    net = importlib.import_module("net_of_that_test").Net
+    with FluidExecutor(simulated(), run_dir=folder, verbose=0) as executor:
+        assert executor.submit_trialgroup(TrialGroup([trial("a", 3, trainable=net)], "nets")).wait(PATIENCE)
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    (folder / "journal.jsonl").write_text("".join(line for line in lines if "ReportEnd" not in line))
+    lose_results(folder, "a", {3})
+    with resume(folder):
+        assert "changed since" not in caplog.text
+    module.write_text("class Net:\n    def step(self):\n        return {'version': 2, 'more': 3}\n")
+    monkeypatch.delitem(sys.modules, "net_of_that_test")
+    importlib.invalidate_caches()
+    with resume(folder) as executor:
+        assert executor.handles[0].wait(PATIENCE)
+    assert "nets: Net.step changed since the session before: 1 trial (a from iteration" in caplog.text
+    assert "Net.step changed between two sessions" in fluid.load(folder).notes[0]
+
+
+def test_trainables_can_be_given_to_a_session_that_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def make(version: int) -> Any:
+        def step(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+            while True:
+                yield {"version": version}
+
+        return step
+
+    folder = tmp_path / "run"
+    with FluidExecutor("local", 1, run_dir=folder, verbose=0) as executor:
+        group = TrialGroup([Trial(make(1), budget=2, trial_id=name) for name in "ab"], "steps")
+        executor.submit_trialgroup(group).pause("b")
+        executor.handles[0].pause("a")
+    options = {"backend": "local", "devices": 1, "verbose": 0}
+    for bad, problem in (
+        ({"trainables": {"stairs": make(2)}}, "is no group of the session, which has steps"),
+        ({"trainables": [make(2)]}, "must be a dict"),
+        ({"trainables": {"steps": 3}}, "trainable=3"),
+        ({"code": "old"}, "code='old'"),
+        ({"retry_failed": "yes"}, "retry_failed='yes'"),
+    ):
+        with pytest.raises(InvalidFieldError, match=problem):
+            FluidExecutor.resume(folder, **options, **bad)
+    given = Trial(make(2), priority=3.0)
+    with FluidExecutor.resume(folder, **options, trainables={"steps": given}, code="new") as executor:
+        (handle,) = executor.handles
+        for name in "ab":
+            handle.resume(name)
+        assert handle.wait(PATIENCE)
+        assert {result.metrics["version"] for result in handle.results() if result.iteration == 2} == {2}
+    assert "steps: version of step changed since" in caplog.text
 
 
 # -- what handles have after a resume ------------------------------------------------------------------------------

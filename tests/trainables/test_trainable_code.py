@@ -1,0 +1,232 @@
+"""What a trainable's code is: the same in every process, and what has changed is named."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import fluid
+from fluid.trainables.trainable_code import TrainableCode, code_of
+
+SOURCE = """
+import dataclasses
+import enum
+import functools
+import math
+
+import helpers
+
+RATE = 0.1
+WORDS = {"a", "b", "ccc", "zz"}
+CONFIG = {"x": [1, 2.5], "y": {"q", "r"}}
+ANYTHING = object()
+
+
+class Kind(enum.Enum):
+    A = 1
+
+
+def logged(function):
+    @functools.wraps(function)
+    def inner(*args, **options):
+        return function(*args, **options)
+
+    return inner
+
+
+@dataclasses.dataclass
+class Point:
+    a: int = 3
+    b: str = "x"
+
+
+class Model:
+    lock = object()
+    size = 3
+
+    def __init__(self):
+        self.point = Point()
+
+    @property
+    def weight(self):
+        return 3
+
+    @staticmethod
+    def has(x):
+        return x in {"a", "b", "c"}
+
+    @classmethod
+    def name(cls):
+        return "model"
+
+
+@logged
+def loss(x, y=3, *, z=(1, 2)):
+    "docstring"
+    try:
+        return math.sin(x) * RATE + CONFIG["x"][0] + len(WORDS) + helpers.shift(x) * helpers.FACTOR
+    except ValueError:
+        return Kind.A, ANYTHING
+
+
+def make(n):
+    def train(config, state):
+        model = Model()
+        for i in range(n):
+            yield {"loss": loss(i) + model.weight}, None
+
+    return train
+
+
+train = make(5)
+"""
+HELPERS = """
+FACTOR = 2
+
+def shift(x):
+    return x + 1
+
+def unused(x):
+    return x
+"""
+PROGRAM = """
+import json
+import sys
+
+import cloudpickle
+
+import __main__
+from fluid.trainables.trainable_code import code_of
+
+exec(compile(open(sys.argv[1]).read(), sys.argv[2], "exec"), vars(__main__))
+codes = [code_of(train), code_of(cloudpickle.loads(cloudpickle.dumps(train)))]
+print(json.dumps([code.entry() for code in codes]))
+"""
+
+
+def codes_of(folder: Path, source: str = SOURCE, helpers: str = HELPERS, seed: str = "0") -> list[TrainableCode]:
+    """The code of ``train`` in another process: as it is there, and as its pickle gives it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "helpers.py").write_text(helpers)
+    (folder / "source.py").write_text(source)
+    places = [str(folder), str(Path(fluid.__file__).parents[1])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(places),
+        "PYTHONHASHSEED": seed,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-c", PROGRAM, str(folder / "source.py"), f"{folder.name}.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = [TrainableCode.read(entry) for entry in json.loads(done.stdout)]
+    return [code for code in found if code is not None]
+
+
+def test_the_same_text_has_the_same_code_in_every_process(tmp_path: Path) -> None:
+    first = codes_of(tmp_path / "first")
+    broken = "return (\n            math.sin(x)\n            * RATE\n            + CONFIG"
+    moved = "# A comment.\n\n\n" + SOURCE.replace("docstring", "other words")
+    moved = moved.replace("return math.sin(x) * RATE + CONFIG", broken)
+    moved = moved.replace("helpers.FACTOR\n", "helpers.FACTOR)\n")
+    assert moved.count("\n") > SOURCE.count("\n")
+    again = codes_of(tmp_path / "again", moved, HELPERS.replace("return x\n", "return -x\n"), seed="7")
+    assert len(first) == len(again) == 2 and "loss" in first[0].parts
+    for code in (*first, *again):
+        assert code.changed_since(first[0]) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("RATE = 0.1", "RATE = 0.2", "RATE"),
+        ("make(5)", "make(6)", "n of train"),
+        ("return 3", "return 4", "Model.weight"),
+        ("except ValueError", "except TypeError", "loss"),
+        ('"y": {"q"', '"y": {"s"', "CONFIG"),
+        ("y=3", "y=4", "default 0 of loss"),
+        ("size = 3", "size = 4", "Model.size"),
+        ('in {"a"', 'in {"d"', "Model.has"),
+        ("range(n)", "range(n + 1)", "train"),
+        ("helpers.FACTOR", "2", "helpers.FACTOR"),
+    ],
+)
+def test_what_has_changed_is_named(old: str, new: str, named: str, tmp_path: Path) -> None:
+    assert SOURCE.count(old) == 1
+    first, edited = codes_of(tmp_path / "first"), codes_of(tmp_path / "edited", SOURCE.replace(old, new))
+    for code in edited:
+        assert named in code.changed_since(first[0])
+        assert len(code.changed_since(first[0])) <= 2
+
+
+def test_what_has_changed_in_a_module_is_named_too(tmp_path: Path) -> None:
+    first = codes_of(tmp_path / "first")
+    edited = codes_of(
+        tmp_path / "edited", helpers=HELPERS.replace("x + 1", "x + 2").replace("FACTOR = 2", "FACTOR = 3")
+    )
+    assert edited[0].changed_since(first[0]) == ("helpers.FACTOR", "helpers.shift")
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the user's with a class."""
+    text = """
+class Net:
+    def __init__(self, depth=2):
+        self.depth = depth
+
+    def step(self):
+        return {}
+"""
+    (tmp_path / "net_of_this_test.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return importlib.import_module("net_of_this_test")
+
+
+def code(trainable: Any) -> TrainableCode:
+    found = code_of(trainable)
+    assert found is not None
+    return found
+
+
+def test_objects_and_partials_have_the_code_of_what_they_are_made_of(module: ModuleType) -> None:
+    assert sorted(code(module.Net).parts) == ["Net", "Net.__init__", "Net.step", "default 0 of Net.__init__"]
+    assert code(module.Net(3)).changed_since(code(module.Net(2))) == ("attribute depth",)
+    one, other = (functools.partial(module.Net, depth=depth) for depth in (1, 2))
+    assert code(other).changed_since(code(one)) == ("argument depth",)
+    assert code(cloudpickle.loads(cloudpickle.dumps(module.Net))).changed_since(code(module.Net)) == ()
+
+
+def test_codes_of_other_interpreters_are_not_compared() -> None:
+    one, other = TrainableCode("cpython-311", {"train": "a"}), TrainableCode("cpython-312", {"train": "b"})
+    assert other.changed_since(one) == ()
+    assert TrainableCode("cpython-311", {"train": "b"}).changed_since(one) == ("train",)
+    cut = TrainableCode("cpython-311", {"train": "a", "more": "b"}, is_whole=False)
+    assert cut.changed_since(one) == (), "what was not visited is not said to have changed"
+
+
+def test_an_object_that_cannot_be_looked_at_has_no_code() -> None:
+    class Odd:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("do not look")
+
+        def step(self) -> dict[str, float]:
+            return {}
+
+    assert code_of(Odd()) is None
+
+
+def test_entries_of_a_file_that_are_no_code_are_none() -> None:
+    assert TrainableCode.read(None) is None and TrainableCode.read({"parts": 3}) is None
+    known = TrainableCode("cpython-311", {"train": "a"})
+    assert TrainableCode.read(json.loads(json.dumps(known.entry()))) == known
