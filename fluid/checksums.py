@@ -28,7 +28,7 @@ def checked_line(text: str, offset: int) -> bytes:
 
     Example:
         >>> checked_line('{"a": 1}', 0)
-        b'{"a": 1, "crc": "0-f9e2a6d1"}\\n'
+        b'{"a": 1, "crc": "0-c90196bb"}\\n'
     """
     head = f'{text[:-1]}, "crc": "{offset}-'.encode()
     return b'%b%08x"}\n' % (head, crc32(head))

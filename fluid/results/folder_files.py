@@ -24,6 +24,8 @@ FORECASTS = "forecasts.jsonl"
 LOCK = "session.lock"
 #: Version of the folder's files; the journal's entries have a version of their own. Version 1 had no checksums.
 FORMAT = 2
+#: Where ``session.json`` says how far the other files went when it was written.
+ENDS = "bytes"
 
 
 class Line(NamedTuple):
@@ -66,7 +68,7 @@ def facts_in(data: bytes) -> dict[str, Any] | None:
 
 def ends_in(facts: Mapping[str, Any]) -> dict[str, int]:
     """Where the files ended when these facts were written, by name: the offset of the next line, or bytes."""
-    found = facts.get("bytes")
+    found = facts.get(ENDS)
     return {name: end for name, end in found.items() if type(end) is int} if isinstance(found, dict) else {}
 
 

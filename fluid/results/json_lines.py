@@ -84,7 +84,9 @@ class JsonLines:
     def _is_whole(self, line: bytes) -> bool:
         """Whether an unfinished last line lacks its newline only."""
         offset, text = split_line(line)
-        return offset >= 0 or (not self.checks.is_checked and isinstance(parsed(text), dict))
+        if offset >= 0:
+            return b'"}' in line[-3:]  # Behind these the newline may be damaged.
+        return not self.checks.is_checked and isinstance(parsed(text), dict)
 
 
 class ReplacedError(FluidError):

@@ -225,5 +225,9 @@ def _is_torn(file: IO[bytes], start: int, size: int) -> bool:
             if end <= size and (place, content[size - 1]) != (start, 0) and (fields is not None or place == start):
                 return False
             place = content.find(_MARK, place + 1)
-        later = _BEGIN.finditer(content, start + 1)
-        return all(_read_frame(content, begin.start(), size) is None for begin in later)
+        begin = _BEGIN.search(content, start + 1)  # An iterator would keep the content open.
+        while begin is not None:
+            if _read_frame(content, begin.start(), size) is not None:
+                return False
+            begin = _BEGIN.search(content, begin.start() + 1)
+    return True

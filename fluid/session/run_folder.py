@@ -14,10 +14,10 @@ profile.json      measured overheads and paces, written at the end
 logs/             what lanes printed outside of trials
 trials/           what trials printed, and their checkpoints
 
-Each line has a checksum, its key "crc", which also tells where in the file it belongs; session.json and profile.json end
-with one, and each frame of payloads.pkl begins with one (:mod:`fluid.checksums`). What is damaged is not used, and that is
-told, or the folder is refused. By "bytes" in session.json, where the other files ended when that was written, a file that
-was cut since is noticed.
+Each line has a checksum, its key "crc", which also tells where in the file it belongs; session.json and profile.json
+end with one, and each frame of payloads.pkl begins with one (:mod:`fluid.checksums`). What is damaged is not used, and
+that is told, or the folder is refused. By "bytes" in session.json, where the other files ended when that was written, a
+file that was cut since is noticed.
 
 Configs may hold secrets: all files are for their owner only.
 """
@@ -42,6 +42,7 @@ from fluid.engine.journal import encode
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.results.folder_files import (
+    ENDS,
     FORECASTS,
     FORMAT,
     JOURNAL,
@@ -159,7 +160,7 @@ class RunFolder:
         """Writes what the session is, in place of what was written before."""
         own = {"format": FORMAT, "fluid": __version__, "id": self.session_id, "began": self._began, "pid": os.getpid()}
         ends = {name: file.size if name == PAYLOADS else file.next_offset for name, file in self._files.items()}
-        content = {**own, **facts, "bytes": ends}
+        content = {**own, **facts, ENDS: ends}
         draft = self.path / f".{SESSION}.tmp"
         draft.unlink(missing_ok=True)
         with AppendedFile(draft) as file:
