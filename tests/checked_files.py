@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from fluid.checksums import checked_line, split_object
+from fluid.checksums import checked_lines, split_object
 from fluid.results.folder_files import ENDS, SESSION
 
 _CHECKSUM = re.compile(rb', "crc": "[^"]*"\}\s*\Z')
@@ -15,12 +15,7 @@ _CHECKSUM = re.compile(rb', "crc": "[^"]*"\}\s*\Z')
 
 def checked(lines: Iterable[bytes], offset: int = 0) -> bytes:
     """Lines as they are written at a byte of a file, in place of the checksums that they have, if any."""
-    found = []
-    for line in lines:
-        text = _CHECKSUM.sub(b"}", line).rstrip(b"\n").decode()
-        found.append(checked_line(text, offset))
-        offset += len(found[-1])
-    return b"".join(found)
+    return checked_lines((_CHECKSUM.sub(b"}", line).rstrip(b"\n").decode() for line in lines), offset)
 
 
 def without_checksums(folder: Path) -> Path:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluid.checksums import LineChecks, checked_lines
 from fluid.results.folder_files import json_lines
-from fluid.session.appended_file import AppendedFile, with_checksums
-from fluid.session.torn_files import cut_torn_line
+from fluid.session.appended_file import AppendedFile
+from fluid.session.torn_files import cut_torn_line, tell_damage
 
 LOGGERS = "loggers.jsonl"
 
@@ -31,13 +32,15 @@ def read_progress(run_dir: Path) -> dict[str, LoggerProgress]:
     """What the loggers of earlier sessions have stored, by their keys. Cuts a torn last line off."""
     cut_torn_line(run_dir / LOGGERS)
     found: dict[str, LoggerProgress] = {}
-    for line in json_lines(run_dir / LOGGERS):
+    checks = LineChecks()
+    for line in json_lines(run_dir / LOGGERS, checks=checks):
         entry = line.entry or {}
         results, ends = entry.get("results"), entry.get("ends")
         if isinstance(results, int) and isinstance(ends, dict):
             stored = found.setdefault(str(entry.get("logger")), LoggerProgress())
             stored.results = results
             stored.ends.update(ends)
+    tell_damage(run_dir / LOGGERS, checks)
     return found
 
 
@@ -51,4 +54,4 @@ class LoggerProgressFile:
         """Notes how far a logger has come, and the ends that it was told since the last call."""
         entry: dict[str, Any] = {"logger": key, "results": results, "ends": ends}
         with AppendedFile(self._path) as file:
-            file.append(with_checksums([json.dumps(entry)], file.next_offset))
+            file.append(checked_lines([json.dumps(entry)], file.next_offset))

@@ -51,6 +51,7 @@ from fluid.session.earlier_results import EarlierResults
 from fluid.session.run_folder import RunFolder
 from fluid.session.torn_files import cut_file, cut_torn_line, tell_damage
 from fluid.trainables.encoded_metrics import numbers_in
+from fluid.trainables.json_form import is_form_of
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 
@@ -278,6 +279,7 @@ def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
     lost = _agree(recovered, results, stored)
     recovered.profile = recovered.profile or _profile(folder)
     groups = _groups(recovered, stored, written)
+    _require_same_configs(folder, groups, {name for name, trial in stored.items() if not trial.is_checked})
     _wait_until_settled(recovered)
     seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
     return LeftSession(folder, recovered, groups, results, written, lost, seeds)
@@ -426,6 +428,21 @@ def _groups(recovered: Recovered, stored: Mapping[str, StoredTrial], written: Wr
                 kept = Trial(_LostTrainable, config, spec.budget, trial_id=trial_id, profile_key=spec.profile_key)
                 groups[group_id].trials[trial_id] = kept
     return groups
+
+
+def _require_same_configs(folder: Path, groups: Mapping[str, LeftGroup], unchecked: set[str]) -> None:
+    """Compares the configs that are pickled without a checksum with those in ``trials.jsonl``.
+
+    Raises:
+        InvalidFieldError: one is another: either file is damaged.
+    """
+    trials = {name: trial for group in groups.values() for name, trial in group.trials.items() if name in unchecked}
+    for line in json_lines(folder / TRIALS) if trials else ():
+        entry = line.entry or {}
+        trial = trials.get(entry.get("trial", ""))
+        if trial is not None and "shown" not in entry and not is_form_of(trial.config, entry.get("config")):
+            reason = f"the config of trial {trial.id!r} in {PAYLOADS} is another one than in {TRIALS}: one is damaged"
+            raise InvalidFieldError("run_dir", str(folder), reason)
 
 
 class _LostTrainable:

@@ -35,7 +35,7 @@ from typing import Any
 from fluid._clock import timestamp
 from fluid._logs import logger_of
 from fluid._version import __version__
-from fluid.checksums import checked_object
+from fluid.checksums import checked_lines, checked_object
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
 from fluid.engine.journal import encode
@@ -56,8 +56,8 @@ from fluid.results.folder_files import (
     why_unreadable,
 )
 from fluid.results.group_lines import GroupLine
-from fluid.results.payload_file import checked_frame
-from fluid.session.appended_file import FILE_MODE, AppendedFile, with_checksums
+from fluid.results.payload_file import checked_frames
+from fluid.session.appended_file import FILE_MODE, AppendedFile
 from fluid.session.folder_lock import FolderLock
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
@@ -179,7 +179,7 @@ class RunFolder:
         frames = [frame for each in pickled for frame in each]
         if frames:
             frames[-1]["complete"] = True
-        _append(self._payloads, with_checksums(map(pickle.dumps, frames), self._payloads.size, checked_frame))
+        _append(self._payloads, checked_frames(map(pickle.dumps, frames), self._payloads.size))
         self.write_trial_lines(group_id, group, trials)
 
     def write_trial_lines(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
@@ -322,7 +322,7 @@ def _append(file: AppendedFile, data: bytes) -> None:
 
 def _append_lines(file: AppendedFile, lines: Iterable[str]) -> None:
     """Writes lines, each of them a JSON object, with their checksums."""
-    _append(file, with_checksums(lines, file.next_offset))
+    _append(file, checked_lines(lines, file.next_offset))
 
 
 def _line(entry: dict[str, Any]) -> str:
