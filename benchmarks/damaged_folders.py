@@ -14,8 +14,8 @@ swapped, doubled and dropped. Of each damage, three readers read the folder: ``f
     silent    it makes something else of it without a word
     traceback it raises another exception
 
-The last two are to be 0. A file of the killed session that is cut ends as a crash may leave it, but for
-``results.jsonl``, and is not counted. ``--resumes`` resumes so many damaged folders of the killed session to their end:
+The last two are to be 0. Files of the killed session are not cut at their ends, as a crash may leave them so.
+``--resumes`` resumes so many damaged folders of the killed session to their end:
 what is reported then is compared with what an undisturbed session reports.
 """
 
@@ -258,15 +258,13 @@ class Checker:
         return "silent", f"{whole[at : at + 100]!r} -> {found[at : at + 100]!r}"
 
 
-def check_folder(source: Path, place: Path, flips: int, seed: int) -> Checker:
-    """Damages each file of a folder."""
-    was_killed = "closed" not in json.loads((source / "session.json").read_bytes())
+def check_folder(source: Path, place: Path, flips: int, seed: int, *, cuts: bool = True) -> Checker:
+    """Damages each file of a folder; without ``cuts``, no file is cut at its end."""
     checker = Checker(source, place)
     for name in checker.files:
         content, draws = (source / name).read_bytes(), random.Random(f"{seed} {name}")
         for kind, damaged in damages(content, flips, draws):
-            as_a_crash = was_killed and kind == "cut" and name != "results.jsonl"
-            if damaged != content and not as_a_crash:
+            if damaged != content and (cuts or kind != "cut"):
                 checker.check(name, kind, damaged)
     return checker
 
@@ -324,7 +322,7 @@ def main() -> int:
     place = Path(tempfile.mkdtemp(prefix="damaged-"))
     folders, bad = make_folders(place), []
     for state, folder in folders.items():
-        checker = check_folder(folder, place, flips, options.seed)
+        checker = check_folder(folder, place, flips, options.seed, cuts=state == "ended")
         bad += checker.bad
         for (name, reader), counts in checker.counts.items():
             table.add_row(state, name, reader, *(f"{counts[outcome]:,}" for outcome in OUTCOMES))
