@@ -124,7 +124,7 @@ def measure_here(results: int) -> dict[str, dict[str, float]]:
 
 
 def line_costs(lines: int = 2_000) -> dict[str, float]:
-    """Microseconds that the bytes of a usual line take to make, with its checksum and without; the least of many runs."""
+    """Microseconds that the bytes of a usual line take, with its checksum and without; the least of many runs."""
     from fluid.checksums import checked_lines
 
     metrics = {"loss": 0.8333333333333333, "accuracy": 0.71484375, "epoch": 12}

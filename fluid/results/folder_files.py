@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fluid.checksums import DAMAGED, LineChecks, split_line, split_object
+from fluid.checksums import DAMAGED, LineChecks, parse_text, split_line, split_object
 from fluid.errors import InvalidFieldError
 from fluid.keeping import finite_number
 from fluid.search_shape import SearchShape
@@ -164,7 +164,7 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
 
 def _object_in(text: bytes) -> dict[str, Any] | None:
     try:
-        entry = json.loads(text.decode("utf-8"))  # Of bytes, json would guess the encoding.
+        entry = parse_text(text.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from fluid.checksums import LineChecks, split_line
+from fluid.checksums import LineChecks, parse_text, split_line
 from fluid.errors import FluidError
 
 #: What stands for a line that is no JSON, or is damaged, repeated or out of order.
@@ -112,7 +111,7 @@ def parsed(line: bytes) -> Any:
     # A line cut off within a character must not make the others unreadable.
     text = line.decode("utf-8", errors="replace")
     try:
-        content = json.loads(text)
+        content = parse_text(text)
     except (ValueError, RecursionError):
         return BROKEN
     return without_surrogates(content) if "\\ud" in text else content
