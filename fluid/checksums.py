@@ -18,7 +18,8 @@ _KEY = b', "crc": "'
 _scan = json.JSONDecoder().scan_once
 #: Most bytes of a line from the key on: an offset has at most 20 digits.
 _LONGEST = len(_KEY) + 20 + len('-01234567"}\n')
-_OBJECT_END = re.compile(rb',\n "crc": "([0-9a-f]{8})"\n\}\Z')
+#: The end of an object with a checksum, also where a bit of its name or its digits was flipped.
+_OBJECT_END = re.compile(rb',\n "([^"]{3})": "([^"]{8})"\n\}\Z')
 #: What :func:`split_line` gives as the offset of a line without a checksum, and of a damaged one.
 UNCHECKED, DAMAGED = -1, -2
 
@@ -77,7 +78,8 @@ def split_object(data: bytes) -> bytes | None:
     end = _OBJECT_END.search(data)
     if end is None:
         return data
-    return data[: end.start()] + b"\n}" if crc32(data[: end.start(1)]) == int(end[1], 16) else None
+    is_right = end[1] == b"crc" and end[2] == b"%08x" % crc32(data[: end.start(2)])
+    return data[: end.start()] + b"\n}" if is_right else None
 
 
 def parse_text(text: str) -> Any:

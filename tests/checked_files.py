@@ -30,6 +30,14 @@ def without_checksums(folder: Path) -> Path:
     return folder
 
 
+def append_checked(path: Path, text: str) -> bytes:
+    """Appends a line to a file; returns it."""
+    line = checked([text.encode()], path.stat().st_size)
+    with path.open("ab") as file:
+        file.write(line)
+    return line
+
+
 def write_checked(path: Path, lines: Iterable[str | bytes]) -> None:
     """Writes a file of JSON lines anew."""
     path.write_bytes(checked(line.encode() if isinstance(line, str) else line for line in lines))
