@@ -20,13 +20,13 @@ out.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from fluid.checksums import parse_text
 from fluid.engine.commands import KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd
 from fluid.engine.events import (
     BudgetExtended,
@@ -191,7 +191,7 @@ def replay(lines: Iterable[str | bytes]) -> Recovered:
         if not text.strip():
             continue
         try:
-            entry = json.loads(text)
+            entry = parse_text(text)
         except ValueError:
             replayed.take_broken(number, text[:80])
         else:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fluid._logs import without_secrets
+from fluid.checksums import LineChecks, checked_lines
 from fluid.results.folder_files import json_lines
-from fluid.session.appended_file import AppendedFile, with_checksums
-from fluid.session.torn_files import cut_torn_line
+from fluid.session.appended_file import AppendedFile
+from fluid.session.torn_files import cut_torn_line, tell_damage
 
 LOGGERS = "loggers.jsonl"
 
@@ -32,7 +33,8 @@ def read_progress(run_dir: Path) -> dict[str, LoggerProgress]:
     """What the loggers of earlier sessions have stored, by their keys. Cuts a torn last line off."""
     cut_torn_line(run_dir / LOGGERS)
     found: dict[str, LoggerProgress] = {}
-    for line in json_lines(run_dir / LOGGERS):
+    checks = LineChecks()
+    for line in json_lines(run_dir / LOGGERS, checks=checks):
         entry = line.entry or {}
         results, ends = entry.get("results"), entry.get("ends")
         if isinstance(results, int) and isinstance(ends, dict):
@@ -40,6 +42,7 @@ def read_progress(run_dir: Path) -> dict[str, LoggerProgress]:
             stored = found.setdefault(without_secrets(str(entry.get("logger"))), LoggerProgress())
             stored.results = results
             stored.ends.update(ends)
+    tell_damage(run_dir / LOGGERS, checks)
     return found
 
 
@@ -53,4 +56,4 @@ class LoggerProgressFile:
         """Notes how far a logger has come, and the ends that it was told since the last call."""
         entry: dict[str, Any] = {"logger": key, "results": results, "ends": ends}
         with AppendedFile(self._path) as file:
-            file.append(with_checksums([json.dumps(entry)], file.next_offset))
+            file.append(checked_lines([json.dumps(entry)], file.next_offset))

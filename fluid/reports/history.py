@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from fluid.errors import InvalidFieldError
-from fluid.reports.history_records import Entry, Measured, Reason, Stay, Wait, is_set_aside, requires_of
+from fluid.reports.history_records import UNUSABLE, Entry, Measured, Reason, Stay, Wait, is_set_aside, requires_of
 from fluid.resources import Device, Requires
 from fluid.results.iterations import FinishedIterations
 from fluid.results.run_files import device_from
@@ -119,7 +119,7 @@ class RunHistory:
                 named.add(trial)
             handler = self._handlers.get(entry.what)
             if handler is not None:
-                with contextlib.suppress(KeyError, TypeError, ValueError):  # An entry that is not as it should be.
+                with contextlib.suppress(*UNUSABLE):  # An entry that is not as it should be.
                     handler(entry)
         self._index()
         return named

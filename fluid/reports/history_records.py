@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from fluid.errors import InvalidFieldError
 from fluid.resources import Requires
 
+#: What a reader of an entry raises that is not as it should be: of an older Fluid, and damaged.
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
 
 class Entry(NamedTuple):
     """An entry of the journal.

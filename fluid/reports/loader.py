@@ -129,7 +129,7 @@ class _Content:
         files = self._files
         files.notes.clear()
         self._session, self._journal, reported = files.session(), files.journal(), self._reported.new()
-        self._entries = files.trials()
+        self._entries, self._foretold = files.trials(), files.forecasts()
         self._profile = files.profile()
         self._keys = key_measurements(self._profile)
         self._all_reported += reported
@@ -139,13 +139,12 @@ class _Content:
         if not stays:
             self._done = FinishedIterations()
             self._done.extend(self._all_reported)
-        heard = files.entries()
-        # The journal is ignored as a whole from the first entry on that cannot be used.
-        if not stays or had_times != bool(self._done.by_trial) or len(heard) < self._heard:
+        if not stays or had_times != bool(self._done.by_trial):
             self._history, self._heard = RunHistory(self._done), 0
             self._made.clear()
             self._run = None
         self._changed.update(one.trial_id for one in reported)
+        heard = files.entries()
         self._changed |= self._history.extend(heard[self._heard :])
         self._heard = len(heard)
         _note_rehearsal(files, self._session)
@@ -242,7 +241,7 @@ class _Content:
         return self._run
 
     def _forecasts(self) -> dict[str, list[WrittenForecast]]:
-        return read_forecasts(self._files.forecasts(), self._done, self._history.zero)
+        return read_forecasts(self._foretold, self._done, self._history.zero)
 
     def _read_at(self) -> float | None:
         """The time now, in seconds since the run began; ``None`` if its session has ended."""

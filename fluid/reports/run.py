@@ -245,7 +245,10 @@ class RecordedRun:
 
     def clock_time(self, at: float) -> str:
         """The time of day, ``"12:34:56"``, so many seconds after the first iteration began; empty if unknown."""
-        return "" if self.clock is None else (self.clock + timedelta(seconds=at)).strftime("%H:%M:%S")
+        try:
+            return "" if self.clock is None else (self.clock + timedelta(seconds=at)).strftime("%H:%M:%S")
+        except OverflowError:  # The time of an entry that is not as it should be.
+            return ""
 
     @property
     def name(self) -> str:

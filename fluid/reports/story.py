@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fluid.display.format import count, duration
 from fluid.reports.cohorts import predicted_text
 from fluid.reports.history import RunHistory
-from fluid.reports.history_records import Entry, Stay, why_paused
+from fluid.reports.history_records import UNUSABLE, Entry, Stay, why_paused
 from fluid.reports.resizes import kept_width
 from fluid.reports.restores import set_up_words
 from fluid.reports.story_waits import SHORTEST_WAIT, WaitTeller, fusing_ended
@@ -29,6 +29,7 @@ from fluid.reports.story_words import (
 )
 from fluid.results.iterations import FinishedIteration
 
+T = TypeVar("T")
 #: Iterations before a resize whose median is the pace that the trial would have kept.
 _PACE_OVER = 5
 #: Most trials that a line names.
@@ -124,15 +125,11 @@ class _Story:
     def lines(self) -> list[StoryLine]:
         found: list[StoryLine] = []
         for entry in self._entries:
-            teller = self._tellers.get(entry.what)
-            try:
-                line = teller(entry) if teller is not None else None
-            except (KeyError, TypeError, ValueError, AttributeError):  # An entry that is not as it should be.
-                continue
-            if line is not None:
-                found.append(line)
+            if (teller := self._tellers.get(entry.what)) is not None:
+                found += _told(teller, entry)
         waits = WaitTeller(self._history, self._teller.names, self._teller.owner_of)
-        found += filter(None, map(waits.line, self._history.waits.get(self._trial, ())))
+        for wait in self._history.waits.get(self._trial, ()):
+            found += _told(waits.line, wait)
         found += fusing_ended(self._history, self._trial, self._iterations)
         found += self._ran(found)
         # What waits and iterations began at the same time as an entry follows it.
@@ -387,6 +384,15 @@ class _Story:
         stays = self._history.stays.get(self._trial, [])
         held = f", and held {self._named(stays[-1].devices)}" if stays and math.isinf(stays[-1].end) else ""
         return StoryLine(at, "unfinished", f"had not ended when the journal was read{held}")
+
+
+def _told(teller: Callable[[T], StoryLine | None], about: T) -> list[StoryLine]:
+    """The line that a teller makes; none of an entry that is not as it should be."""
+    try:
+        line = teller(about)
+    except UNUSABLE:
+        return []
+    return [] if line is None else [line]
 
 
 def _where(iteration: FinishedIteration) -> tuple[object, ...]:

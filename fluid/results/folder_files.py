@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fluid.checksums import DAMAGED, LineChecks, split_line, split_object
+from fluid.checksums import DAMAGED, LineChecks, parse_text, split_line, split_object
 from fluid.errors import InvalidFieldError
 from fluid.keeping import finite_number
 from fluid.search_shape import SearchShape
@@ -27,6 +27,8 @@ LOCK = "session.lock"
 LOCKED = (LOCK, JOURNAL)
 #: Version of the folder's files; the journal's entries have a version of their own. Version 1 had no checksums.
 FORMAT = 2
+#: Where ``session.json`` says how far the other files went when it was written.
+ENDS = "bytes"
 
 
 class Line(NamedTuple):
@@ -64,12 +66,15 @@ def facts_in(data: bytes) -> dict[str, Any] | None:
         facts = None if content is None else json.loads(content.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
-    return facts if isinstance(facts, dict) else None
+    if not isinstance(facts, dict):
+        return None
+    facts.pop("crc", None)  # Of a file that another program has written anew.
+    return facts
 
 
 def ends_in(facts: Mapping[str, Any]) -> dict[str, int]:
     """Where the files ended when these facts were written, by name: the offset of the next line, or bytes."""
-    found = facts.get("bytes")
+    found = facts.get(ENDS)
     return {name: end for name, end in found.items() if type(end) is int} if isinstance(found, dict) else {}
 
 
@@ -185,7 +190,7 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
 
 def _object_in(text: bytes) -> dict[str, Any] | None:
     try:
-        entry = json.loads(text.decode("utf-8"))  # Of bytes, json would guess the encoding.
+        entry = parse_text(text.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None

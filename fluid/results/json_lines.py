@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from fluid.checksums import LineChecks, split_line
+from fluid.checksums import LineChecks, parse_text, split_line
 from fluid.errors import FluidError
 
 #: What stands for a line that is no JSON, or is damaged, repeated or out of order.
@@ -84,7 +83,9 @@ class JsonLines:
     def _is_whole(self, line: bytes) -> bool:
         """Whether an unfinished last line lacks its newline only."""
         offset, text = split_line(line)
-        return offset >= 0 or (not self.checks.is_checked and isinstance(parsed(text), dict))
+        if offset >= 0:
+            return b'"}' in line[-3:]  # Behind these the newline may be damaged.
+        return not self.checks.is_checked and isinstance(parsed(text), dict)
 
 
 class ReplacedError(FluidError):
@@ -110,7 +111,7 @@ def parsed(line: bytes) -> Any:
     # A line cut off within a character must not make the others unreadable.
     text = line.decode("utf-8", errors="replace")
     try:
-        content = json.loads(text)
+        content = parse_text(text)
     except (ValueError, RecursionError):
         return BROKEN
     return without_surrogates(content) if "\\ud" in text else content

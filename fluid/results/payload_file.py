@@ -13,7 +13,7 @@ import mmap
 import pickle
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -48,6 +48,7 @@ class StoredTrial:
         fields: the trial's other fields.
         seeds: of its random number generators; ``None`` if an older Fluid wrote the file.
         code: of the trainable; ``None`` if it is not known, as of an older Fluid.
+        is_checked: whether a checksum vouches for it.
     """
 
     group_id: str
@@ -57,6 +58,7 @@ class StoredTrial:
     fields: dict[str, Any]
     seeds: Seeds | None = None
     code: TrainableCode | None = None
+    is_checked: bool = False
 
     @property
     def trial_id(self) -> str:
@@ -153,15 +155,19 @@ def _damaged(path: Path, at: int) -> InvalidFieldError:
     )
 
 
-def checked_frame(frame: bytes, offset: int) -> bytes:
-    """A frame behind its head.
+def checked_frames(frames: Iterable[bytes], offset: int) -> bytes:
+    """Frames behind their heads.
 
     Args:
-        frame: a pickle.
-        offset: the byte of the file where the head begins.
+        frames: pickles.
+        offset: the byte of the file where the first head begins.
     """
-    head = _HEAD.pack(_MARK, offset, len(frame), crc32(frame))
-    return head + _HEAD_CRC.pack(crc32(head)) + frame
+    parts: list[bytes] = []
+    for frame in frames:
+        head = _HEAD.pack(_MARK, offset, len(frame), crc32(frame))
+        parts += (head, _HEAD_CRC.pack(crc32(head)), frame)
+        offset += _HEAD_BYTES + len(frame)
+    return b"".join(parts)
 
 
 class _FrameReader(pickle.Unpickler):
@@ -175,8 +181,9 @@ class _FrameReader(pickle.Unpickler):
 
 
 def _stored_trial(frame: dict[str, Any], trainable: bytes, code: TrainableCode | None) -> StoredTrial:
-    seeds = Seeds.read(frame.get("seeds"))
-    return StoredTrial(frame["group"], frame["name"], trainable, frame["config"], frame["fields"], seeds, code)
+    seeds, is_checked = Seeds.read(frame.get("seeds")), frame.get("is_checked", False)
+    config, fields = frame["config"], frame["fields"]
+    return StoredTrial(frame["group"], frame["name"], trainable, config, fields, seeds, code, is_checked)
 
 
 def _read_frame(file: IO[bytes] | mmap.mmap, start: int, size: int) -> dict[str, Any] | None:
@@ -190,7 +197,8 @@ def _read_frame(file: IO[bytes] | mmap.mmap, start: int, size: int) -> dict[str,
     if fields is None or fields[0] != start or start + _HEAD_BYTES + fields[1] > size:
         return None
     pickled = file.read(fields[1])
-    return _load_frame(BytesIO(pickled)) if crc32(pickled) == fields[2] else None
+    frame = _load_frame(BytesIO(pickled)) if crc32(pickled) == fields[2] else None
+    return None if frame is None else {**frame, "is_checked": True}
 
 
 def _fields_of(head: bytes) -> tuple[int, int, int] | None:
@@ -234,5 +242,9 @@ def _is_torn(file: IO[bytes], start: int, size: int) -> bool:
             if end <= size and (place, content[size - 1]) != (start, 0) and (fields is not None or place == start):
                 return False
             place = content.find(_MARK, place + 1)
-        later = _BEGIN.finditer(content, start + 1)
-        return all(_read_frame(content, begin.start(), size) is None for begin in later)
+        begin = _BEGIN.search(content, start + 1)  # An iterator would keep the content open.
+        while begin is not None:
+            if _read_frame(content, begin.start(), size) is not None:
+                return False
+            begin = _BEGIN.search(content, begin.start() + 1)
+    return True

@@ -18,6 +18,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.resources import Device
 from fluid.results.folder_files import (
+    ENDS,
     FORECASTS,
     JOURNAL,
     PROFILE,
@@ -29,7 +30,7 @@ from fluid.results.folder_files import (
     read_facts,
     why_unreadable,
 )
-from fluid.results.json_lines import BROKEN, JsonLines, without_surrogates
+from fluid.results.json_lines import BROKEN, JsonLines, parsed, without_surrogates
 
 
 class RunFiles:
@@ -69,15 +70,18 @@ class RunFiles:
     def session(self) -> dict[str, Any]:
         """The content of ``session.json``; empty if it is missing or damaged."""
         try:
-            content = facts_in((self.path / SESSION).read_bytes())
+            data = (self.path / SESSION).read_bytes()
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise self._unreadable(SESSION, error) from error
+        content = facts_in(data)
         if content is None:
-            self.notes.append("session.json is damaged and was ignored.")
+            what = "not JSON" if parsed(data) is BROKEN else "damaged"
+            self.notes.append(f"session.json is {what} and was ignored.")
             return {}
         self._ends = ends_in(content)
+        content.pop(ENDS, None)
         facts: dict[str, Any] = without_surrogates(content)
         return facts
 
@@ -104,7 +108,7 @@ class RunFiles:
         return self._entries(FORECASTS) if (self.path / FORECASTS).is_file() else ()
 
     def entries(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of the journal that :meth:`journal` read, as they are; none if it was ignored."""
+        """The lines of the journal that :meth:`journal` read, as they are, up to the first that cannot be used."""
         return self._journal.entries
 
     def journal(self) -> Recovered:
@@ -172,31 +176,30 @@ class _Journal:
         self.lines = JsonLines(path)
         self._replay = Replay()
         self._error: InvalidFieldError | None = None
-        self._entries: list[Mapping[str, Any]] = []
-
-    @property
-    def entries(self) -> Sequence[Mapping[str, Any]]:
-        """The entries; none if one of them cannot be used."""
-        return self._entries if self._error is None else ()
+        #: The entries up to the first that cannot be used.
+        self.entries: list[Mapping[str, Any]] = []
 
     def read(self) -> Recovered:
         """Takes the new lines; raises InvalidFieldError if one of them or of those before cannot be used."""
-        checks = self.lines.checks
         for number, value in self.lines.new():
-            if isinstance(value, dict):
-                self._entries.append(value)
             try:
-                if self._error is None and value is BROKEN:
-                    self._replay.take_broken(number)
-                elif self._error is None:
-                    self._replay.take(value, number)
+                if self._error is None:
+                    self._take(value, number)
             except InvalidFieldError as error:
                 self._error = error
-        if self._error is None and checks.is_checked and checks.damage:
-            self._error = InvalidFieldError("journal", None, f"is damaged at line {checks.first}")
         if self._error is not None:
             raise self._error
         return self._replay.result
+
+    def _take(self, value: Any, number: int) -> None:
+        checks = self.lines.checks
+        if checks.is_checked and checks.first is not None and number >= checks.first:
+            raise InvalidFieldError("journal", None, f"is damaged at line {checks.first}")
+        if value is BROKEN:
+            self._replay.take_broken(number)
+        else:
+            self._replay.take(value, number)
+            self.entries.append(value)
 
 
 def line_count(number: int) -> str:

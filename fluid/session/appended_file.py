@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
 from fluid._private_files import open_descriptor
-from fluid.checksums import checked_line
 from fluid.session.torn_files import end_of_lines
 
 
@@ -69,20 +67,3 @@ class AppendedFile(FileIO):
                 self.truncate(size)
             raise
         self._size = size + len(data)
-
-
-def with_checksums(
-    entries: Iterable[str] | Iterable[bytes], offset: int, checked: Callable[..., bytes] = checked_line
-) -> bytes:
-    """What is written for entries that begin at byte ``offset`` of a file, each with its checksum.
-
-    Args:
-        entries: lines as JSON objects, or whatever else ``checked`` takes.
-        offset: bytes of the file.
-        checked: adds the checksum to an entry that begins at a byte.
-    """
-    found = []
-    for entry in entries:
-        found.append(checked(entry, offset))
-        offset += len(found[-1])
-    return b"".join(found)

@@ -55,6 +55,7 @@ from fluid.session.earlier_results import EarlierResults
 from fluid.session.run_folder import RunFolder
 from fluid.session.torn_files import cut_file, cut_torn_line, tell_damage
 from fluid.trainables.encoded_metrics import numbers_in
+from fluid.trainables.json_form import is_form_of
 from fluid.trainables.payload import TrialPayload
 from fluid.trainables.trainable_code import TrainableCode
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
@@ -348,6 +349,8 @@ def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
     lost = _agree(recovered, results, stored, problems)
     _tell_of_gaps(folder, missing, recovered)
     recovered.profile = recovered.profile or _profile(folder)
+    unchecked = {name for name, trial in stored.items() if not trial.is_checked and name not in problems}
+    _require_same_configs(folder, groups, unchecked)
     _reclaim(recovered, folder)
     seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
     codes = {trial_id: trial.code for trial_id, trial in stored.items() if trial.code is not None}
@@ -633,6 +636,21 @@ class _Trackers:
             tracker.say(trial_id, recovered.outcomes.get(trial_id))
             if trial_id in self._forgotten:
                 tracker.forget(trial_id)
+
+
+def _require_same_configs(folder: Path, groups: Mapping[str, LeftGroup], unchecked: set[str]) -> None:
+    """Compares the configs that are pickled without a checksum with those in ``trials.jsonl``.
+
+    Raises:
+        InvalidFieldError: one is another: either file is damaged.
+    """
+    trials = {name: trial for group in groups.values() for name, trial in group.trials.items() if name in unchecked}
+    for line in json_lines(folder / TRIALS) if trials else ():
+        entry = line.entry or {}
+        trial = trials.get(entry.get("trial", ""))
+        if trial is not None and "shown" not in entry and not is_form_of(trial.config, entry.get("config")):
+            reason = f"the config of trial {trial.id!r} in {PAYLOADS} is another one than in {TRIALS}: one is damaged"
+            raise InvalidFieldError("run_dir", str(folder), reason)
 
 
 class _LostTrainable:

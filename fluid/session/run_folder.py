@@ -37,7 +37,7 @@ from fluid._clock import ClockReading, timestamp
 from fluid._logs import logger_of
 from fluid._private_files import FILE_MODE, FOLDER_MODE, make_folder
 from fluid._version import __version__
-from fluid.checksums import checked_object
+from fluid.checksums import checked_lines, checked_object
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
 from fluid.engine.journal import encode
@@ -45,6 +45,7 @@ from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.results.file_times import clock_facts, time_in_files
 from fluid.results.folder_files import (
+    ENDS,
     FORECASTS,
     FORMAT,
     JOURNAL,
@@ -59,8 +60,8 @@ from fluid.results.folder_files import (
 )
 from fluid.results.group_lines import GroupLine
 from fluid.results.iterations import CLOCK_RESET_S
-from fluid.results.payload_file import checked_frame
-from fluid.session.appended_file import AppendedFile, with_checksums
+from fluid.results.payload_file import checked_frames
+from fluid.session.appended_file import AppendedFile
 from fluid.session.folder_lock import FolderLock
 from fluid.session.folder_watch import FolderWatch
 from fluid.trainables.json_form import json_form
@@ -205,7 +206,7 @@ class RunFolder:
         if place is None:
             return
         ends = {name: file.size if name == PAYLOADS else file.next_offset for name, file in self._files.items()}
-        content = {**own, **facts, "bytes": ends}
+        content = {**own, **facts, ENDS: ends}
         draft = place / f".{SESSION}.tmp"
         draft.unlink(missing_ok=True)
         with AppendedFile(draft) as file:
@@ -229,7 +230,7 @@ class RunFolder:
         frames = [frame for each in pickled for frame in each]
         if frames:
             frames[-1]["complete"] = True
-        _append(self._payloads, with_checksums(map(pickle.dumps, frames), self._payloads.size, checked_frame))
+        _append(self._payloads, checked_frames(map(pickle.dumps, frames), self._payloads.size))
 
     def write_trial_lines(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes what reports show of trials, and the line of their group before the first of them."""
@@ -388,7 +389,7 @@ def _append(file: AppendedFile, data: bytes) -> None:
 
 def _append_lines(file: AppendedFile, lines: Iterable[str]) -> None:
     """Writes lines, each of them a JSON object, with their checksums."""
-    _append(file, with_checksums(lines, file.next_offset))
+    _append(file, checked_lines(lines, file.next_offset))
 
 
 def _line(entry: dict[str, Any]) -> str:

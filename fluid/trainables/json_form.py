@@ -54,6 +54,16 @@ def json_form(value: Any, depth: int = _DEPTH, within: tuple[int, ...] = ()) -> 
         return _text(value)
 
 
+def is_form_of(value: Any, form: Any) -> bool:
+    """Whether JSON may give ``form`` back of a value, by what JSON holds as it is; of other parts that is not known."""
+    if type(value) is dict and type(form) is dict and all(type(name) is str for name in value):
+        return value.keys() == form.keys() and all(is_form_of(inner, form[name]) for name, inner in value.items())
+    if type(value) is list and type(form) is list:
+        return len(value) == len(form) and all(map(is_form_of, value, form))
+    is_plain = type(value) in _ATOMS or (type(value) is int and -_LARGEST < value < _LARGEST)
+    return not is_plain or (type(value) is type(form) and (value == form or value != value))
+
+
 def message_of(error: BaseException) -> str:
     """Returns the message of an exception, whose class may be the user's. Never raises."""
     try:

@@ -21,6 +21,7 @@ from fluid.reports.page_data import page_data
 from fluid.resources import Device
 from fluid.results.loading import load
 from fluid.trialgroup import Trial, TrialState
+from tests.checked_files import append_checked
 
 Sessions = Callable[..., Any]
 Captured = pytest.CaptureFixture[str]
@@ -85,8 +86,7 @@ def test_a_run_that_goes_on_pays_until_its_last_news(session: Sessions) -> None:
     (path / "session.json").write_text(json.dumps(facts))
     reader = RunReader(path, 3600.0)
     assert reader.read().paid.held == pytest.approx(13.0 + 10.0), "until device 1 was lost at 12 s"
-    with (path / "results.jsonl").open("a") as file:
-        file.write(json.dumps(_result("c", 2, 14.0, 18.0)) + "\n")
+    append_checked(path / "results.jsonl", json.dumps(_result("c", 2, 14.0, 18.0)))
     run = reader.read_on()
     assert run is not None
     assert run.paid.held == pytest.approx(19.0 + 10.0) and run.paid.busy == pytest.approx(15.0 + 4.0)

@@ -28,6 +28,7 @@ from waiting import PATIENCE, eventually
 from fluid.cli import main
 from fluid.reports.server import RunServer
 from fluid.trialgroup import Trial
+from tests.checked_files import checked
 
 ROOT = Path(__file__).resolve().parents[2]
 Captured = pytest.CaptureFixture[str]
@@ -137,8 +138,9 @@ def test_half_a_line_is_not_read_before_its_end(session: Sessions) -> None:
     with serving(made.path) as url:
         events = Events(url, after=0)
         events.next()
-        line = (made.path / "results.jsonl").read_text().replace('"iteration": 1', '"iteration": 2')
-        with (made.path / "results.jsonl").open("a") as file:
+        before = (made.path / "results.jsonl").read_bytes()
+        line = checked([before.replace(b'"iteration": 1', b'"iteration": 2')], len(before))
+        with (made.path / "results.jsonl").open("ab") as file:
             file.write(line[:40])
             file.flush()
             half = events.next()

@@ -18,6 +18,7 @@ from fluid.rehearsal.outcome import outcome_of
 from fluid.reports.loader import load_run
 from fluid.reports.page_data import metrics_of
 from fluid.search.stop_rules import StopRules, TrialStop
+from tests.checked_files import write_checked
 
 EITHER = "mode=None: 'default' may mean either; pass mode='min' or mode='max'"
 
@@ -119,7 +120,7 @@ def test_a_folder_whose_search_was_recorded_without_a_mode_is_read(folder: Path,
     for entry in entries:
         if "name" in entry and "trial" not in entry:
             entry.update(metric="default", mode=None, trials=2)
-    (copy / "trials.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    write_checked(copy / "trials.jsonl", map(json.dumps, entries))
     result = fluid.load(copy)
     assert (result.metric, result.mode) == ("default", None)
     assert f"no best: {EITHER.partition(': ')[2]}" in repr(result)
