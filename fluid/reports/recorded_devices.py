@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from fluid.resources import Device
 from fluid.results.iterations import FinishedIterations
 from fluid.results.run_files import device_from
 
+#: Most seconds between two devices with which a session begins.
+_TOGETHER_S = 5.0
+
 
 def device_events(
     journal: Recovered, done: FinishedIterations, row_of: Mapping[str, int]
@@ -25,16 +29,22 @@ def device_events(
     present: set[int] = set()
     #: Of a session that was resumed: devices that it had and that were not reported once more so far, and when it was.
     left, resumed_at = set[int](), 0.0
+    #: Those that were added last, one shortly after the other: a session that begins has them all.
+    together, added_at = set[int](), -math.inf
     for note, at in done.with_run_times(journal.places):
         time = max(at, 0.0)
         if isinstance(note, DeviceAdded):
             index = note.device.index
+            if index in together or time > added_at + _TOGETHER_S:
+                together = set()
             if index in present - left:
-                left, resumed_at = present - {index}, time
+                left, resumed_at = present - together - {index}, time
             elif index not in present:
                 changes.append((time, index, True))
             present.add(index)
+            together.add(index)
             left.discard(index)
+            added_at = time
             continue
         changes += [(resumed_at, index, False) for index in sorted(left)]
         present -= left

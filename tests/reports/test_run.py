@@ -440,6 +440,18 @@ def test_devices_that_a_session_did_not_find_again_when_it_was_resumed_were_abse
     assert load_run(made.close()).timeline.absences == {1: ((20.0, 40.0),), 2: ((30.0, 40.0),), 3: ((0.0, 25.0),)}
 
 
+def test_a_device_that_was_given_up_and_is_there_again_when_the_session_is_resumed_is_not_the_only_one(
+    session: Sessions,
+) -> None:
+    made = session({"g": [trial("a", 9)]})
+    made.happened(*(DeviceAdded(500.0, Device(index)) for index in range(3)), NoteDeviceLost(0, 505.0))
+    made.results(("a", 1, 500.0, 510.0, 1.0, (1,), None))
+    made.happened(*(DeviceAdded(520.0 + index / 10, Device(index)) for index in range(2)))
+    made.results(("a", 2, 520.0, 540.0, 1.0, (1,), None))
+    line = load_run(made.close()).timeline
+    assert line.absences == {0: ((5.0, 20.0),), 2: ((pytest.approx(20.1), 40.0),)}
+
+
 def test_a_resize_is_a_pause_at_the_beginning_of_what_follows(session: Sessions) -> None:
     made = session({"g": [trial("a", 4), trial("b", 1)]})
     made.results(
