@@ -186,13 +186,17 @@ class BestTracker:
             found = self._find(trial_id)
             assert found is not None
         standing, _ = found
-        if standing.best_of is not None and (standing.value <= value if self._less else standing.value >= value):
-            return
+        shown_at = iteration + _shown(trial)[1]
+        if standing.best_of is not None:
+            was_better = standing.value < value if self._less else standing.value > value
+            # Of equal ones the first counts. Parts of a trial may be heard in another order.
+            if was_better or (standing.value == value and standing.iteration <= shown_at):
+                return
         besides: tuple[tuple[str, float], ...] = ()
         if self._besides:
             further = ((name, numbers.get(inner + name)) for name in self._besides)
             besides = tuple((name, found) for name, found in further if found is not None and math.isfinite(found))
-        standing.best_of, standing.iteration = trial, iteration + _shown(trial)[1]
+        standing.best_of, standing.iteration = trial, shown_at
         standing.value, standing.besides = value, besides
         if standing is not self._best:
             self._moved(standing)
