@@ -118,11 +118,12 @@ class LineChecks:
     def take(self, line: bytes) -> bytes | None:
         """Takes the next line; returns its JSON text, or ``None`` if it is damaged, repeated or out of order."""
         self.count += 1
-        right = b', "crc": "%d-%08x"}\n' % (self._next, crc32(line[:-11]))
-        if line.endswith(right):  # As nearly all do: what follows is not needed.
-            self._next += len(line)
-            self.is_checked, self._after_damage = True, False
-            return line[: -len(right)] + b"}"
+        if line[-12:-11] == b"-":
+            right = b', "crc": "%d-%08x"}\n' % (self._next, crc32(line[:-11]))
+            if line.endswith(right):  # As nearly all do: what follows is not needed.
+                self._next += len(line)
+                self.is_checked, self._after_damage = True, False
+                return line[: -len(right)] + b"}"
         offset, text = split_line(line)
         if offset == UNCHECKED and not self.is_checked:
             self._next += len(line)
