@@ -65,14 +65,14 @@ class MetricsServer:
 def _handler_for(registry: Any) -> Any:
     """Returns the handler of requests. Anybody may ask: whoever has asked is no stranger."""
 
-    class Handler(prometheus_client.MetricsHandler.factory(registry)):  # type: ignore[misc]
+    class MetricsRequests(prometheus_client.MetricsHandler.factory(registry)):  # type: ignore[misc]
         timeout = _REQUEST_S
 
         def do_GET(self) -> None:
             self.server.strangers.remove(self.connection)
             super().do_GET()
 
-    return Handler
+    return MetricsRequests
 
 
 class SessionCollector:

@@ -48,7 +48,7 @@ class RunServer:
         require_integer("port", port, at_least=0, at_most=65535)
         self.follower = RunFollower(paths, price)
         try:
-            self._http = _HttpServer(self.follower, port)
+            self._http = _PageServer(self.follower, port)
         except OSError as error:
             self.follower.close()
             raise InvalidFieldError("port", port, f"cannot be used: {error.strerror}") from error
@@ -77,7 +77,7 @@ class RunServer:
         self.close()
 
 
-class _HttpServer(HttpServer):
+class _PageServer(HttpServer):
     #: Seconds between two looks at whether the server was closed.
     timeout = 0.5
 
@@ -88,7 +88,7 @@ class _HttpServer(HttpServer):
 
 
 class _PageRequests(BaseHTTPRequestHandler):
-    server: _HttpServer
+    server: _PageServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "fluid", ""
     timeout = 60.0
