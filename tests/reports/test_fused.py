@@ -218,7 +218,7 @@ def test_the_measurements_say_how_many_rows_pay(fused_run: Path, session: Callab
 def test_the_table_shows_device_time_and_widths(fused_run: Path) -> None:
     text = text_of(run_tables(load_run(fused_run), width=120), 120)
     assert "device time" in text and "1/8" in text
-    rows = [line for line in text.splitlines() if " t7 " in line]
+    rows = [line for line in text.splitlines() if line.strip().startswith("t7 ")]
     assert len(rows) == 1 and "1.17 s" in rows[0] and "1/8, 1/6" in rows[0]
     assert "resize" not in text, "that others come or go changes no trial's devices"
 
