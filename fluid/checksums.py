@@ -15,7 +15,8 @@ from typing import Any
 from zlib import crc32
 
 _KEY = b', "crc": "'
-_scan = json.JSONDecoder().scan_once
+_decoder: Any = json.JSONDecoder()
+_scan = _decoder.scan_once
 #: Most bytes of a line from the key on: an offset has at most 20 digits.
 _LONGEST = len(_KEY) + 20 + len('-01234567"}\n')
 #: The end of an object with a checksum, also where a bit of its name or its digits was flipped.
