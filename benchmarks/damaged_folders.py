@@ -114,7 +114,7 @@ def make_folders(place: Path, seconds: float = 0.05) -> dict[str, Path]:
 
 
 def damages(content: bytes, flips: int, draws: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Damages of a file, each with its kind. Only a "cut" is what a crash may leave: half a line, or zeros at the end."""
+    """Damages of a file, each with its kind. A "cut" is what a crash may leave: half a line, or zeros at the end."""
     size, others = len(content), max(2, flips // 8)
     for _ in range(flips):
         flipped = bytearray(content)
