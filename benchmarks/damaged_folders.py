@@ -114,7 +114,7 @@ def make_folders(place: Path, seconds: float = 0.05) -> dict[str, Path]:
 
 
 def damages(content: bytes, flips: int, draws: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Damages of a file, each with its kind. None leaves the file as it is, nor as a crash may leave it."""
+    """Damages of a file, each with its kind. A "cut" is what a crash may leave: half a line, or zeros at the end."""
     size, others = len(content), max(2, flips // 8)
     for _ in range(flips):
         flipped = bytearray(content)
@@ -125,8 +125,8 @@ def damages(content: bytes, flips: int, draws: random.Random) -> Iterator[tuple[
         yield "cut", content[:start]
         end = min(size, start + length)
         if any(content[start:end]):
-            yield "zeros", content[:start] + bytes(end - start) + content[end:]
-        yield "hole", content[:start] + content[end:]
+            yield "zeros" if end < size else "cut", content[:start] + bytes(end - start) + content[end:]
+        yield "hole" if end < size else "cut", content[:start] + content[end:]
         yield "doubled block", content[:end] + content[start:]
     lines = content.splitlines(keepends=True)
     for _ in range(others if len(lines) > 2 else 0):
