@@ -211,6 +211,7 @@ class RunFolder:
         draft.unlink(missing_ok=True)
         with AppendedFile(draft) as file:
             _append(file, checked_object(json.dumps(content, indent=1, default=repr)))
+            os.fsync(file.fileno())  # Else a power cut may leave the new name with nothing in it.
         os.replace(draft, place / SESSION)
 
     def write_trials(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
