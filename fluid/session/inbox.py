@@ -343,7 +343,7 @@ class GroupInbox:
             self._call_listener("on_result", _result(report.trial_id, trial, iteration, seconds, metrics, report))
 
     def _keep(self, report: Report, trial: Trial | None) -> None:
-        place = _place(report.width, report.device_ids, report.rows)
+        place = _ran_at(report.width, report.device_ids, report.rows)
         whose = report.trial_id if trial is None else trial
         self._reports += [
             _KeptResult(whose, iteration, seconds, metrics.text, metrics.payload, place)
@@ -413,7 +413,7 @@ class GroupInbox:
             raise broken_off(self.group.name, error) from error
 
 
-class _Place(NamedTuple):
+class _RanAt(NamedTuple):
     """Where an iteration ran: see :class:`fluid.results.records.Result`."""
 
     width: float
@@ -422,9 +422,9 @@ class _Place(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _place(width: float, device_ids: tuple[int, ...], rows: int) -> _Place:
+def _ran_at(width: float, device_ids: tuple[int, ...], rows: int) -> _RanAt:
     """One object for all that are alike."""
-    return _Place(width, device_ids, rows)
+    return _RanAt(width, device_ids, rows)
 
 
 class _KeptResult(NamedTuple):
@@ -441,7 +441,7 @@ class _KeptResult(NamedTuple):
     seconds: float
     text: str
     payload: bytes | None
-    place: _Place
+    place: _RanAt
 
 
 def _result_of(kept: _KeptResult) -> Result:
@@ -454,7 +454,7 @@ def _result_of(kept: _KeptResult) -> Result:
 
 
 def _result(
-    trial_id: str, trial: Trial | None, iteration: int, seconds: float, metrics: EncodedMetrics, place: Report | _Place
+    trial_id: str, trial: Trial | None, iteration: int, seconds: float, metrics: EncodedMetrics, place: Report | _RanAt
 ) -> Result:
     return Result(
         trial_id=trial_id,

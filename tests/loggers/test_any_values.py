@@ -205,7 +205,8 @@ def test_an_error_of_the_logger_ends_it(tmp_path: Path) -> None:
     with FluidExecutor("local", 1, loggers=[logger], run_dir=tmp_path / "run", verbose=0) as executor:
         trials = [Trial(_count, {}, 3, trial_id=name) for name in ("bad", "good")]
         assert executor.submit_trialgroup(TrialGroup(trials)).wait(PATIENCE)
-    assert logger.told == ["closed"]
+    assert logger.told[-1] == "closed" and "trial bad" not in logger.told
+    assert [text for text in logger.told if text.startswith("bad ")] == []
     with pytest.raises(Down):
         export(tmp_path / "run", [Refuses(lambda: Down("the server is gone"))])
 
