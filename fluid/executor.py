@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from fluid._collector import collector_held
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
 from fluid.engine.state import DEFAULT_MAX_FAILURES
@@ -20,6 +19,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.loggers.attached import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.planning.profile import Profile
+from fluid.processes.collector import collector_held
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
 from fluid.session.door import SessionDoor

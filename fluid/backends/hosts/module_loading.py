@@ -7,17 +7,16 @@ Arrow's memory pool, do so again after a fork, and half of all data libraries lo
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 from fluid._clock import Clock
 from fluid.processes.children import children
+from fluid.processes.collector import collector_held
 
 #: What the driver of CUDA opens when it is initialised by whatever library; asking NVML what there is does not.
 _CUDA_FILE = "/dev/nvidia-uvm"
@@ -79,7 +78,7 @@ def load_module(name: str, clock: Clock, *, whole: bool = False) -> LoadedModule
     """
     before, begun, error = _Traces.of_now(), clock.now(), ""
     modules = len(sys.modules)
-    with _without_collector():
+    with collector_held():
         try:
             importlib.import_module(name)
         except BaseException as raised:  # Also what a script without a main guard may do.
@@ -89,16 +88,6 @@ def load_module(name: str, clock: Clock, *, whole: bool = False) -> LoadedModule
     if whole and error and not spoilt and len(sys.modules) > modules:
         spoilt = f"cannot be imported: {error}"
     return LoadedModule(seconds, error, spoilt)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Switches the garbage collector off: a quarter of the time would go into looking for cycles among what stays."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _open_files() -> list[str]:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, held back while many records are made at once."""
+"""Python's garbage collector, held back while much is made that stays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_held() -> Iterator[None]:
-    """Holds the collector back: each of its passes looks at all records made so far, and finds none to free.
+    """Holds the collector back, which would go through all that was made again and again, and find nothing to free.
 
-    A third of the time of a resume went there. What another thread has set meanwhile is lost.
+    A quarter of the time of loading modules or a run folder went there.
     """
     was_enabled = gc.isenabled()
     gc.disable()
