@@ -109,6 +109,8 @@ _REPORTED = re.compile(
     rf'\{{"v": {VERSION}, "what": "IterationReported", "at": (\d+\.\d+), '
     r'"trial_id": "([ !#-\[\]-~]+)", "iteration": (\d+)\}\s*\Z'
 )
+#: The kind and the time of any entry.
+_OTHER = re.compile(rf'\{{"v": {VERSION}, "what": "(\w+)", (?:"trial_id": "[^"\\]*", )?"at": (\d+\.\d+)\b')
 #: Values that JSON holds as they are.
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 #: What is written of dataclasses, as :func:`_fields_of` says; ``None`` of other classes.
@@ -160,8 +162,12 @@ def _as_json(value: Any) -> Any:
     known = _FIELDS[kind]
     if known is None:
         return value
-    parts = ((name, part) for name, left_out in known if (part := getattr(value, name)) is not left_out)
-    return {name: part if type(part) in _PLAIN else _as_json(part) for name, part in parts}
+    entry = {}
+    for name, left_out in known:
+        part = getattr(value, name)
+        if part is not left_out:
+            entry[name] = part if type(part) in _PLAIN else _as_json(part)
+    return entry
 
 
 def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
@@ -173,11 +179,12 @@ def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
 # -- reading --------------------------------------------------------------------------------------------------
 
 
-def replay(lines: Iterable[str | bytes]) -> Recovered:
+def replay(lines: Iterable[str | bytes], is_checked: Callable[[], bool] = lambda: False) -> Recovered:
     """Reads a journal.
 
     Args:
         lines: one entry each. A last line that is cut off is ignored.
+        is_checked: whether a checksum vouches for the line given last, so that it need not be read to be found right.
 
     Raises:
         InvalidFieldError: a line but the last is not JSON, or an entry's version, class or fields are wrong.
@@ -187,6 +194,10 @@ def replay(lines: Iterable[str | bytes]) -> Recovered:
         text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
         if (quick := _REPORTED.match(text)) is not None:
             replayed.take_reported(float(quick[1]), quick[2], int(quick[3]))
+            continue
+        told = _OTHER.match(text)
+        if told is not None and told[1] in _TOLD and is_checked():
+            replayed.take_told(float(told[2]))
             continue
         if not text.strip():
             continue
@@ -261,6 +272,16 @@ class Replay:
         self._told.at = at
         self._change(trial_id, reported=iteration)
 
+    def take_told(self, at: float) -> None:
+        """Takes an entry that is written for reports only.
+
+        Raises:
+            InvalidFieldError: the line before was not JSON.
+        """
+        if self._bad is not None:
+            raise self._bad
+        self._told.at = at
+
     def take(self, entry: object, number: int) -> None:
         """Takes the entry of line ``number``.
 
@@ -278,7 +299,7 @@ class Replay:
             raise InvalidFieldError("what", entry.get("what"), f"line {number} is of an unknown kind")
         if entry["what"] in _TOLD:
             at = entry.get("at")
-            self._told.at = at if isinstance(at, float) else self._told.at
+            self.take_told(at if isinstance(at, float) else self._told.at)
             return
         content = dict(entry)
         del content["v"], content["what"]

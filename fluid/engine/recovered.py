@@ -17,9 +17,10 @@ T = TypeVar("T")
 
 def changed(record: T, **fields: Any) -> T:
     """A dataclass's instance with other fields; itself where they are as they were, as of most trials of a session."""
-    if all(getattr(record, name) == value for name, value in fields.items()):
-        return record
-    return replace(record, **fields)  # type: ignore[type-var]
+    for name, value in fields.items():
+        if getattr(record, name) != value:
+            return replace(record, **fields)  # type: ignore[type-var]
+    return record
 
 
 @dataclass(frozen=True)

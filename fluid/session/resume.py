@@ -276,6 +276,8 @@ class _CheckpointFolders:
 
     def of(self, trial_id: str) -> list[str]:
         """The folders that may hold checkpoints of a trial."""
+        if not any(self._trials.values()):
+            return []
         name = folder_name(trial_id)
         found = [checkpoints_folder(base, name) for base, trials in self._trials.items() if name in trials]
         return [kept_folder(self._run_folder, name), *found] if found else []
@@ -374,7 +376,7 @@ def _replay(folder: Path, end: int) -> Recovered:
     checks = LineChecks()
     try:
         with (folder / JOURNAL).open("rb") as lines:
-            recovered = replay(_checked_lines(folder, lines, checks))
+            recovered = replay(_checked_lines(folder, lines, checks), lambda: checks.is_checked)
     except InvalidFieldError as error:
         raise InvalidFieldError("run_dir", str(folder), f"{JOURNAL}: {error.field} {error.reason}") from error
     tell_damage(folder / JOURNAL, checks, end)
