@@ -149,10 +149,11 @@ def _converter() -> Converter:
         hints = get_type_hints(kind, localns={"KW_ONLY": object}, include_extras=True)
         for field in dataclasses.fields(kind):
             field.type = hints[field.name]
-        read = make_dict_structure_fn(kind, converter)
+        # Generated when it is first needed, which takes a while: it says where in the data an error is.
+        read_slowly = functools.cache(lambda: make_dict_structure_fn(kind, converter))
 
-        def read_quickly(value: Any, _: Any) -> Any:
-            """Takes what is of the type wanted as it is, in a third of the time."""
+        def read(value: Any, _: Any) -> Any:
+            """Takes what is of the type wanted as it is."""
             made = {}
             try:
                 for name, part in value.items():
@@ -161,9 +162,9 @@ def _converter() -> Converter:
                     made[name] = part if is_right else converter.structure(part, wanted)
                 return kind(**made)
             except Exception:
-                return read(value, kind)  # Says where in the data the error is.
+                return read_slowly()(value, kind)
 
-        return read_quickly
+        return read
 
     # By default cattrs reads any iterable as a list, and any container as a record.
     readers: list[tuple[Callable[[Any], bool], Any, _Accepted, str]] = [
