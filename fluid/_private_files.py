@@ -45,7 +45,10 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     try:
         os.mkdir(path, FOLDER_MODE)
     except FileNotFoundError:
-        make_folder(os.path.dirname(path))
+        above = os.path.dirname(path)
+        if os.path.isdir(above):  # As /proc, where no folder can be made.
+            raise
+        make_folder(above)
         make_folder(path)
     except FileExistsError:
         if not os.path.isdir(path):

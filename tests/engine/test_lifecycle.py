@@ -3,10 +3,19 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import Call, Report, ReportEnd, RunIteration, Save, StartLane, StartTrial, StopTrial
+from fluid.engine.commands import (
+    Call,
+    KillLane,
+    Report,
+    ReportEnd,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopTrial,
+)
 from fluid.engine.events import Failure, IterationDone, StopRequested, TrialReleased, TrialStarted
 from fluid.engine.set_back import ReportSetBack
-from fluid.engine.state import EngineError
 from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
 
@@ -169,12 +178,13 @@ def test_events_of_a_lane_that_the_trial_has_left_change_nothing() -> None:
         assert hand.states() == before
 
 
-def test_an_iteration_out_of_order_is_an_error_that_tells_the_story() -> None:
+def test_a_lane_that_reports_an_iteration_out_of_order_is_killed() -> None:
     hand = Hand()
     hand.submit("a")
     hand.started("a")
-    with pytest.raises(EngineError, match=r"(?s)'a'.*iteration 2 after 0.*QUEUED: submitted.*RUNNING"):
-        hand.do(IterationDone(1.0, "a", 0, iteration=2, seconds=1.0))
+    kill = only(hand.do(IterationDone(1.0, "a", 0, iteration=2, seconds=1.0)), KillLane)
+    assert kill.lane_id == 0 and "'a' reports iteration 2 after 0" in kill.reason
+    assert hand.trial("a").progress.reported == 0
 
 
 def done_where_another_runs() -> tuple[Hand, int, str]:

@@ -190,7 +190,7 @@ def test_a_checkpoint_arrives_whole(there: Machine, here: Path, tmp_path: Path) 
     got = {one.relative_to(found).as_posix() for one in Path(found).rglob("*")}
     assert got == {one.relative_to(path).as_posix() for one in Path(path).rglob("*")} - {"pipe"}
     assert state(found) == state(path)
-    assert Path(found, "program").stat().st_mode & 0o777 == 0o755
+    assert Path(found, "program").stat().st_mode & 0o777 == 0o700
     link = Path(found, "file link")
     assert not link.is_symlink() and link.read_text() == "outside"
     assert os.readlink(Path(found, "folder link")) == "sub"
