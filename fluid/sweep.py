@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fluid._clock import MonotonicClock
 from fluid._given_executor import closes_executor
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
@@ -194,7 +196,10 @@ def run(
                 raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
             # What it suggested followed from what was done by then.
             points = [trial.config for trial in earlier.trials]
-        searcher = _make_searcher(algorithm, space, goals, seed_in_force(seed), points)
+        sampler_seed = seed_in_force(seed)
+        if algorithm == "tpe" and points and earlier is not None and sampler_seed is not None:
+            sampler_seed = _seed_behind(sampler_seed, len(points))
+        searcher = _make_searcher(algorithm, space, goals, sampler_seed, points)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
@@ -362,6 +367,12 @@ def _checked_goals(metric: Any, mode: Any, algorithm: str, searcher: Any) -> tup
         reason = f"{algorithm!r} compares trials by one metric; several go with random, grid, tpe and full"
         raise InvalidFieldError("metric", metric, reason)
     return goals
+
+
+def _seed_behind(seed: int, trials: int) -> int:
+    """The seed of what TPE suggests behind the trials of earlier sessions: with the same it would begin anew."""
+    seed = require_integer("seed", seed, at_least=0, at_most=2**32 - 1)
+    return int(np.random.SeedSequence((seed, trials)).generate_state(1)[0])
 
 
 def _make_searcher(

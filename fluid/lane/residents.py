@@ -11,6 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fluid._clock import Clock
@@ -121,7 +122,10 @@ class Residents:
         self.is_spent = False
         self.threads = LaneThreads(options.threads)
         self._busy = make_busy_meter(options, clock)
-        self._home = os.getcwd()
+        #: Where its trials begin; "" where that folder, the driver's, was deleted: then they stay there.
+        self._home = ""
+        with suppress(OSError):
+            self._home = os.getcwd()
         #: ``None`` where no two trials run, and none is set up twice.
         self._settings: ProcessSettings | None = None
         self._exit = process_exit

@@ -62,7 +62,9 @@ class AppendedFile(FileIO):
             written = self.write(data)
             while written < len(data):
                 written += self.write(data[written:])
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError):
+                error.filename = str(self._path)
             with suppress(OSError):
                 self.truncate(size)
             raise

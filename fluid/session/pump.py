@@ -27,6 +27,7 @@ from fluid.engine.requests import ReportRequest, RequestAnswered
 from fluid.engine.state import EngineState
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
+from fluid.results.folder_files import PROFILE, SESSION
 from fluid.session.alerts import Alerts
 from fluid.session.batches import apart, earlier
 from fluid.session.departures import Departures
@@ -308,7 +309,9 @@ class Pump:
         except BaseException as error:
             self._broken = error
         if self._broken is not None:
-            _log.error("the session has ended early: %r", self._broken, exc_info=self._broken)
+            # A full disk and the like need no traceback; calls raise the error with it.
+            told = None if isinstance(self._broken, (OSError, FluidError)) else self._broken
+            _log.error("the session has ended early: %s: %s", type(self._broken).__name__, self._broken, exc_info=told)
         try:
             self._end(self._broken or self._limit or FluidError("the executor was closed"))
         except BaseException:
@@ -324,8 +327,10 @@ class Pump:
         """Ends everything, each part also where another one fails: the last callback first."""
         with contextlib.ExitStack() as rest:
             rest.callback(self._folder.close)
-            rest.callback(lambda: self._folder.write_profile(self._state.profile))
-            rest.callback(lambda: self._write_facts(closed=self._backend.now() + self._folder.shift))
+            rest.callback(_write_last, PROFILE, lambda: self._folder.write_profile(self._state.profile))
+            rest.callback(
+                _write_last, SESSION, lambda: self._write_facts(closed=self._backend.now() + self._folder.shift)
+            )
             rest.callback(self._backend.close)
             for inbox in reversed(self.inboxes.values()):
                 rest.callback(inbox.break_off, reason)
@@ -405,3 +410,11 @@ class Pump:
         self._calls.refuse(self._closed_error)
         self.departures.give_up()
         self.drains.give_up(self._closed_error())
+
+
+def _write_last(name: str, write: Callable[[], None]) -> None:
+    """Writes a file as the session ends. What trials did is not in it: where the disk is full, a line says so."""
+    try:
+        write()
+    except OSError as error:
+        _log.warning("%s was not written as the session ended (%s); the session can be resumed without", name, error)

@@ -239,7 +239,9 @@ def _events(files: RunFiles, trials: Mapping[str, TrialResult], again: Collectio
             if not trials.keys().isdisjoint(known):
                 yield from [left.pop(key) for key in list(left) if key[1] <= known.get(key[0], 0)]
                 yield EarlierResumption(
-                    unfinished=frozenset(one["trial"]["trial_id"] for one in entry["trials"] if one["ended"] is None)
+                    unfinished=frozenset(
+                        one["trial"]["trial_id"] for one in entry["trials"] if one.get("ended") is None
+                    )
                 )
         elif trial_id not in trials or (what == ReportEnd.__name__ and trial_id in again):
             continue

@@ -162,8 +162,8 @@ class _Walk:
     def _visit_class(self, cls: type) -> None:
         if not self._is_users(cls.__module__):
             return
-        label = self._label(cls.__module__, cls.__qualname__)
-        self._note(label, "class", *(self._label(base.__module__, base.__qualname__) for base in cls.__bases__))
+        label = self._label(cls.__module__, cls.__name__)  # A pickled class loses its qualified name.
+        self._note(label, "class", *(self._label(base.__module__, base.__name__) for base in cls.__bases__))
         self._queue += cls.__bases__
         for name, value in sorted(vars(cls).items()):
             if name in _ADDED or (issubclass(cls, Enum) and name.startswith("_")):

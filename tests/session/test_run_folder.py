@@ -421,7 +421,10 @@ def test_files_that_reach_their_limit_end_the_session_which_goes_on_later(tmp_pa
     script, folder = tmp_path / "driver.py", tmp_path / "run"
     script.write_text(textwrap.dedent(LIMITED))
     ended = subprocess.run([sys.executable, str(script), str(folder)], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1 and "File too large" in ended.stderr
+    assert ended.returncode == 1
+    assert re.search(
+        r"ended early: OSError: \[Errno 27\] File too large: '.*/run/\w+\.jsonl'$", ended.stderr, re.MULTILINE
+    )
     for _ in range(2):
         with FluidExecutor.resume(folder, backend="local", devices=1, verbose=0) as executor:
             (handle,) = executor.handles
@@ -431,6 +434,29 @@ def test_files_that_reach_their_limit_end_the_session_which_goes_on_later(tmp_pa
                 steps = [(each.iteration, each.metrics["step"]) for each in results if each.trial_id == name]
                 assert [iteration for iteration, _ in steps] == list(range(1, 41))
     assert len((folder / "results.jsonl").read_text().splitlines()) == 80
+
+
+FULL_AT_THE_END = """
+    import resource, sys
+    from fluid import FluidExecutor, Trial, TrialGroup
+
+    def train(config):
+        yield {}
+
+    with FluidExecutor("local", 1, run_dir=sys.argv[1], verbose=0) as executor:
+        executor.submit_trialgroup(TrialGroup([Trial(train, trial_id="a")])).wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+"""
+
+
+def test_what_cannot_be_written_at_the_end_is_told_in_a_line(tmp_path: Path) -> None:
+    folder, command = tmp_path / "run", [sys.executable, "-c", textwrap.dedent(FULL_AT_THE_END)]
+    ended = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
+    assert "Traceback" not in ended.stderr
+    for name in ("session.json", "profile.json"):
+        assert re.search(rf"{name} was not written as the session ended \(.*File too large", ended.stderr)
+    with FluidExecutor.resume(folder, backend="local", devices=1, verbose=0) as executor:
+        assert executor.handles[0].states == {"a": "DONE"}
 
 
 # -- listeners, options and trials ---------------------------------------------------------------------------------

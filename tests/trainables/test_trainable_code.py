@@ -54,6 +54,13 @@ class Model:
     lock = object()
     size = 3
 
+    class Layer:
+        width = 8
+
+        class Unit:
+            def depth(self):
+                return self.width
+
     def __init__(self):
         self.point = Point()
 
@@ -101,6 +108,7 @@ def unused(x):
 """
 PROGRAM = """
 import json
+import subprocess
 import sys
 
 import cloudpickle
@@ -109,8 +117,18 @@ import __main__
 from fluid.trainables.trainable_code import code_of
 
 exec(compile(open(sys.argv[1]).read(), sys.argv[2], "exec"), vars(__main__))
-codes = [code_of(train), code_of(cloudpickle.loads(cloudpickle.dumps(train)))]
-print(json.dumps([code.entry() for code in codes]))
+print(json.dumps(code_of(train).entry()), flush=True)
+# In this process cloudpickle would give the same classes.
+subprocess.run([sys.executable, "-c", sys.argv[3]], input=cloudpickle.dumps(train), check=True)
+"""
+UNPICKLING = """
+import json
+import pickle
+import sys
+
+from fluid.trainables.trainable_code import code_of
+
+print(json.dumps(code_of(pickle.load(sys.stdin.buffer)).entry()))
 """
 
 
@@ -126,9 +144,9 @@ def codes_of(folder: Path, source: str = SOURCE, helpers: str = HELPERS, seed: s
         "PYTHONHASHSEED": seed,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-c", PROGRAM, str(folder / "source.py"), f"{folder.name}.py"]
+    command = [sys.executable, "-c", PROGRAM, str(folder / "source.py"), f"{folder.name}.py", UNPICKLING]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found = [TrainableCode.read(entry) for entry in json.loads(done.stdout)]
+    found = [TrainableCode.read(entry) for entry in map(json.loads, done.stdout.splitlines())]
     return [code for code in found if code is not None]
 
 

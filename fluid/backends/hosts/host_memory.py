@@ -52,7 +52,8 @@ def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> i
         temporary: whether both are deleted then.
 
     Returns:
-        The descriptor of the lock. Close it to stop using the folder.
+        The descriptor of the lock, for reading: trials have it, too, and what they write to any descriptor by accident
+        must not spoil it. Close it to stop using the folder.
 
     Raises:
         OSError: the folder cannot be made, or another user owns it.
@@ -62,7 +63,7 @@ def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> i
         require_own(folder)
         path = os.path.join(folder, _LOCK)
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
             continue  # Another session has just swept the empty folder.
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -73,7 +74,11 @@ def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> i
     try:
         if os.fstat(lock).st_size == 0:
             facts = {"run_folder": run_folder, "inode": _inode(run_folder), "mark": mark, "temporary": temporary}
-            os.pwrite(lock, json.dumps(facts).encode(), 0)
+            writer = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                os.pwrite(writer, json.dumps(facts).encode(), 0)
+            finally:
+                os.close(writer)
     except OSError:  # The RAM disk is full.
         if is_last(lock):
             shutil.rmtree(folder, ignore_errors=True)

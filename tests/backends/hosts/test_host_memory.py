@@ -141,6 +141,16 @@ def test_the_last_user_is_told_so(ram: Path) -> None:
     os.close(first)
 
 
+def test_what_is_written_to_the_lock_by_accident_does_not_spoil_the_folder(ram: Path, tmp_path: Path) -> None:
+    """As by a trial, which inherits it."""
+    lock = host_memory.enter(str(ram / "fluid-1"), str(tmp_path), temporary=False)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(lock, b"garbage")
+    host_memory.settle(str(ram / "fluid-1"), lock)
+    os.close(lock)
+    assert os.listdir(ram) == []
+
+
 HOLDER = """
 import os, sys
 from fluid.backends.hosts import host_memory
