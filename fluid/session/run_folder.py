@@ -264,7 +264,7 @@ class RunFolder:
         reports = [command for command in commands if isinstance(command, Report)]
         if reports:
             _append_lines(self._results, (line for report in reports for line in _result_lines(report, self.shift)))
-        entries = []
+        entries: list[dict[str, Any]] = []
         for item in (*events, *commands):
             if (apart := encode_apart(item)) is not None:
                 self._append_entries(entries)

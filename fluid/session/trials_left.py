@@ -106,7 +106,7 @@ def trials_left(
     own = [trial for trial in trials if trial.group_id == group_id]
     if not own or not n or not any(state.estimates.is_measured(trial) for trial in own):
         return None
-    packing = max(1, max(round(1.0 / min(1.0, trial.placement.width)) for trial in trials))
+    packing = max(1, max(round(1.0 / min(1.0, trial.width)) for trial in trials))
     columns = [_row_of(state, trial, now, packing, group_id) for trial in trials]
     ids = [trial.trial_id for trial in trials]
     if coming:
@@ -164,7 +164,7 @@ def _row_of(state: EngineState, trial: TrialRecord, now: float, packing: int, gr
         elapsed = min(elapsed, seconds / max(1, progress.left)) if trial.pace.seconds is not None else elapsed
     elif not (runs and place.launched) and (starts := estimates.of_key(trial).starts):
         seconds += median_low(starts)
-    width = place.width if trial.fixed_width is None else float(trial.fixed_width)
+    width = trial.width if trial.fixed_width is None else float(trial.fixed_width)
     return TrialLeft(
         seconds=seconds,
         sigma=estimates.sigma(trial),
@@ -204,7 +204,7 @@ def _typical(state: EngineState, own: list[TrialRecord]) -> TrialLeft:
     middle = median_low(paces)
     logs = [math.log(pace / middle) for pace in paces if pace > 0.0 and middle > 0.0]
     sigma = math.sqrt(sum(each * each for each in logs) / max(1, len(logs)))
-    seconds = budget * middle * state.estimates.of_key(own[0]).stretch(min(1.0, own[-1].placement.width))
+    seconds = budget * middle * state.estimates.of_key(own[0]).stretch(min(1.0, own[-1].width))
     return TrialLeft(seconds=seconds, sigma=sigma)
 
 
