@@ -152,17 +152,18 @@ def early_ends(state: EngineState, group_id: str) -> EarlyEnds:
 
 
 def _row_of(state: EngineState, trial: TrialRecord, now: float, packing: int, group_id: str) -> TrialLeft:
-    estimates, progress, place = state.estimates, trial.progress, trial.placement
+    estimates, progress = state.estimates, trial.progress
     runs = trial.state in _ON_DEVICES and trial.row in state.occupancy.held
+    place = trial.placement if runs else None
     seconds = estimates.seconds_left(trial)
     elapsed = at_least = 0.0
-    if runs and place.iterates:
+    if place is not None and place.iterates:
         # What the present iteration has taken so far; of a trial whose pace is known, at most what it takes.
         elapsed = max(0.0, now - place.since)
         if trial.pace.seconds is None:
             at_least = elapsed * progress.left
         elapsed = min(elapsed, seconds / max(1, progress.left)) if trial.pace.seconds is not None else elapsed
-    elif not (runs and place.launched) and (starts := estimates.of_key(trial).starts):
+    elif not (place is not None and place.launched) and (starts := estimates.of_key(trial).starts):
         seconds += median_low(starts)
     width = trial.width if trial.fixed_width is None else float(trial.fixed_width)
     return TrialLeft(
