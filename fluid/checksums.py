@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 from zlib import crc32
 
@@ -43,6 +43,27 @@ def checked_lines(texts: Iterable[str], offset: int) -> bytes:
         lines.append(line)
         offset += len(line)
     return b"".join(lines)
+
+
+def checked_parts(parts: Iterable[str], offset: int) -> Iterator[bytes]:
+    """One line with its checksum, part by part.
+
+    Args:
+        parts: those of a JSON object that is not empty, without newlines; the last one is its closing brace.
+        offset: that of the line.
+
+    Example:
+        >>> b"".join(checked_parts(['{"a": ', "1", "}"], 0))
+        b'{"a": 1, "crc": "0-c90196bb"}\\n'
+    """
+    crc, before = 0, b""
+    for part in parts:
+        if before:
+            crc = crc32(before, crc)
+            yield before
+        before = part.encode()
+    head = b'%b, "crc": "%d-' % (before.removesuffix(b"}"), offset)
+    yield b'%b%08x"}\n' % (head, crc32(head, crc))
 
 
 def split_line(line: bytes) -> tuple[int, bytes]:

@@ -68,7 +68,7 @@ class Admitting:
             refused: trials that did not fit, one of those that are alike to placement.
         """
         for trial in refused:
-            if trial.row in self._queue and trial.placement.width < 1.0 and not trial.pinned:
+            if trial.row in self._queue and trial.width < 1.0 and not trial.pinned:
                 self._passed_over(trial)
 
     def lift(self, is_emptying: Callable[[int], bool]) -> bool:

@@ -84,7 +84,7 @@ class Allocations:
         Returns:
             Whether it fits now.
         """
-        need, width, by_model = self._estimates.need(trial), trial.placement.width, self._estimates.by_model(trial)
+        need, width, by_model = self._estimates.need(trial), trial.width, self._estimates.by_model(trial)
         self.update_group(trial)
         placed = self._occupancy.place(
             trial.row,
@@ -114,7 +114,7 @@ class Allocations:
     def hold(self, trial: TrialRecord, devices: tuple[int, ...]) -> None:
         """Gives a trial that holds nothing these devices, whether or not there is room."""
         self.update_group(trial)
-        self._occupancy.hold(trial.row, devices, trial.placement.width, self._estimates.need(trial))
+        self._occupancy.hold(trial.row, devices, trial.width, self._estimates.need(trial))
 
     def update_group(self, trial: TrialRecord) -> None:
         """Books with which trials alone a trial shares a device."""
@@ -137,14 +137,14 @@ class Allocations:
 
     def set_width(self, trial: TrialRecord, width: float) -> None:
         """Changes the width of a trial that waits, or that keeps its devices."""
-        trial.placement.width = width
+        trial.width = width
         if trial.row in self._occupancy.held:
             self._occupancy.tolerate(trial.row, width)
             self._table.set_width(trial.row, width)
 
     def allow_packing(self, trial: TrialRecord, width: float) -> None:
         """Opens a trial's device to as many others as fit beside that width; that costs only their company."""
-        if width < trial.placement.width - TOLERANCE:
+        if width < trial.width - TOLERANCE:
             self.set_width(trial, width)
 
     def move(
@@ -168,7 +168,7 @@ class Allocations:
         if old_devices_row is not None and trial.sharing_group is not None:
             self._occupancy.groups.of[old_devices_row] = trial.sharing_group
         self._occupancy.move(trial.row, devices, width, need, old_devices_row=old_devices_row)
-        trial.placement.width = width
+        trial.width = width
         self._table.remove(trial.row)
         self._moving.add(trial.row)
 
@@ -178,7 +178,7 @@ class Allocations:
         self.release_old_devices(move)
         self._occupancy.hold(trial.row, move.old_devices, move.old_width, move.old_need)
         self.update_need(trial)
-        trial.placement.width = move.old_width
+        trial.width = move.old_width
 
     def release_old_devices(self, move: Move) -> None:
         """Frees the devices that a moved trial has left."""

@@ -64,7 +64,7 @@ class Calls:
             heard = call.lane_id == event.lane_id or event.lane_id in trial.placement.lost_lanes
             if heard and call.call_id == event.call_id:
                 trial.calls = (*trial.calls[:position], *trial.calls[position + 1 :])
-                trial.residence.checkpoint_is_current = False  # the method may have changed the trial
+                trial.outdate_checkpoint()  # the method may have changed the trial
                 self._core.report_call(trial, call.call_id, event.result, event.failure)
                 return trial
         return None

@@ -7,6 +7,8 @@ and of those that wait at a rung the ones that rank well there.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fluid.engine import tuning
 from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.claims import Claims
@@ -90,7 +92,7 @@ class CheckpointValues:
             return
         residence = trial.residence
         if residence.checkpoint is not None and residence.checkpoint.iteration == moved.iteration:
-            residence.checkpoint = moved
+            trial.residence = replace(trial.residence, checkpoint=moved)
             self._due.add(trial.trial_id)
             if moved.in_memory:
                 self._in_memory.add(trial.trial_id)
@@ -98,7 +100,7 @@ class CheckpointValues:
                 self._in_memory.discard(trial.trial_id)
         durable = residence.durable
         if not moved.in_memory and (durable is None or moved.iteration >= durable.iteration):
-            residence.durable = moved
+            trial.residence = replace(trial.residence, durable=moved)
 
     def forgotten(self, event: TrialForgotten) -> None:
         """Drops what was known of a trial that is forgotten; its checkpoints are deleted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fluid.engine.allocations import Allocations
 from fluid.engine.cohorts import Cohorts
@@ -250,7 +250,7 @@ class SessionState:
     def queue_again(self, trial: TrialRecord, why: str) -> None:
         """Queues a preempted trial at the width it has, before trials like it."""
         self._set_queued(trial, why)
-        self.scheduling.enqueue(trial, trial.placement.width, again=True)
+        self.scheduling.enqueue(trial, trial.width, again=True)
         self.changed = True
 
     def rest(self, trial: TrialRecord, why: str, *, kind: str | None = None) -> None:
@@ -303,7 +303,7 @@ class SessionState:
         """
         verdict = trial.limits.verdict
         if state is TrialState.STOPPED and verdict is not None:
-            state, why, trial.limits.failure = TrialState.FAILED, verdict.message, verdict
+            state, why, trial.limits = TrialState.FAILED, verdict.message, replace(trial.limits, failure=verdict)
         if trial.state is not TrialState.DONE:
             self.groups[trial.group_id].open -= 1
         self.set_state(trial, state, why)
@@ -321,7 +321,7 @@ class SessionState:
         """Tells the submitter that a trial begins to run, unless it was restored only to be called."""
         if not trial.restored_for_call:
             devices = self._devices_of(trial)
-            width = self.lanes.width_of(trial, trial.placement.width, fused=not trial.takes_turns)
+            width = self.lanes.width_of(trial, trial.width, fused=not trial.takes_turns)
             self.commands.append(
                 ReportStart(trial.trial_id, trial.group_id, at=self.now, width=width, device_ids=devices)
             )
@@ -332,7 +332,7 @@ class SessionState:
             NoteResize(
                 trial.trial_id,
                 at=self.now,
-                width=trial.placement.width,
+                width=trial.width,
                 device_ids=self._devices_of(trial),
                 seconds=seconds,
                 old_width=move.old_width,
@@ -350,12 +350,12 @@ class SessionState:
             NotePlaced(
                 trial.trial_id,
                 at=self.now,
-                width=self.lanes.width_of(trial, place.width, fused=not trial.takes_turns),
+                width=self.lanes.width_of(trial, trial.width, fused=not trial.takes_turns),
                 device_ids=devices,
                 lane_ids=place.lanes,
                 iteration=trial.progress.done,
                 resident=trial.residence.lane in place.lanes,
-                alpha=self.estimates.of_key(trial).alpha if place.width < 1.0 else None,
+                alpha=self.estimates.of_key(trial).alpha if trial.width < 1.0 else None,
                 predicted_s=trial.pace.predicted if trial.pace.seconds is None else None,
                 cohort=self.cohorts.name_of(trial),
                 takes_turns=trial.takes_turns,

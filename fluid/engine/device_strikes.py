@@ -8,6 +8,7 @@ devices completed iterations meanwhile, so code with a fault, which fails on eve
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fluid.engine import tuning
 from fluid.engine.records import TrialRecord
@@ -46,7 +47,7 @@ class DeviceStrikes:
         self.any = True
         if trial.limits.excused or not others:
             return False
-        trial.limits.excused, trial.limits.avoids = True, devices[0]
+        trial.limits = replace(trial.limits, excused=True, avoids=devices[0])
         return True
 
     def iterated(self, devices: Iterable[int]) -> bool:
@@ -59,7 +60,7 @@ class DeviceStrikes:
         """Clears a device; returns whether a trial need not avoid it any longer."""
         avoiding = [trial for trial in self._strikes.pop(device, {}).values() if trial.limits.avoids == device]
         for trial in avoiding:
-            trial.limits.avoids = None
+            trial.limits = replace(trial.limits, avoids=None)
         self._others_work.discard(device)
         self.any = bool(self._strikes)
         return bool(avoiding)

@@ -193,7 +193,7 @@ class Drains:
             self._core.release(trial)
             self._core.enqueue(trial, "its device is drained")
         # Others may be by now on a device that it is to share: then it moves there first.
-        elif place.move is not None and place.move.stage is not Stage.MOVING and place.width >= 1.0:
+        elif place.move is not None and place.move.stage is not Stage.MOVING and trial.width >= 1.0:
             self._resizing.call_off(trial, "its device is drained")
         if trial.state is TrialState.RUNNING and place.preemption is None and trial.spec.can_save:
             why = "is told to pause, as its device is drained"

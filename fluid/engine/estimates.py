@@ -281,7 +281,7 @@ class Estimates:
 
     def seconds_at_speed_1(self, trial: TrialRecord) -> float:
         """Predicted seconds of running at its width on devices of speed 1, whatever devices it holds."""
-        return self.height(trial) * (1.0 if trial.spec.gang else self.of_key(trial).stretch(trial.placement.width))
+        return self.height(trial) * (1.0 if trial.spec.gang else self.of_key(trial).stretch(trial.width))
 
     def fastest_part(self, trial: TrialRecord, devices: tuple[int, ...]) -> tuple[int, ...]:
         """Those of some devices on which an elastic trial alone there ends first; all while speeds are unknown."""
@@ -293,7 +293,7 @@ class Estimates:
     def stretch(self, trial: TrialRecord) -> float:
         """h(w)/h(1) at the trial's present width and co-residency, device speed included."""
         devices = self._occupancy.held[trial.row]
-        width = trial.placement.width
+        width = trial.width
         if width < 1.0:
             width = 1.0 / len(self._occupancy.residents[devices[0]])
         elif trial.spec.gang:

@@ -110,7 +110,7 @@ class Failures:
         elif neighbours > 1:
             # The trial runs again with fewer neighbours, and this does not count as a failure.
             fused = trial.sharing_group is not None
-            trial.limits.packing_cap = neighbours // 2 if fused else neighbours - 1
+            trial.limits = replace(trial.limits, packing_cap=neighbours // 2 if fused else neighbours - 1)
             core.enqueue(trial, f"out of memory beside {neighbours - 1} others", kind=failure.kind)
         elif self._others_leave(devices):
             self._count(trial, failure)
@@ -118,7 +118,8 @@ class Failures:
             # The machine's other processes use that memory, too, and may have filled it.
             self._count(trial, failure, lambda: self._what_there_was(trial, failure, devices))
         else:
-            trial.limits.failure = replace(failure, message=self._what_there_was(trial, failure, devices))
+            shown = replace(failure, message=self._what_there_was(trial, failure, devices))
+            trial.limits = replace(trial.limits, failure=shown)
             core.end(trial, TrialState.FAILED, failure.message)
 
     def _note_raised(self, lane_id: int) -> None:
@@ -131,7 +132,7 @@ class Failures:
     def _left_device_unusable(self, trial: TrialRecord, failure: Failure, devices: tuple[int, ...]) -> None:
         core, strikes = self._core, self._core.strikes
         if strikes.excuses(trial, devices, others=core.scheduling.placing.has_choice(trial)):
-            trial.limits.failure = failure
+            trial.limits = replace(trial.limits, failure=failure)
             core.enqueue(trial, f"device {devices[0]} answered no more after: {failure.message}", kind="device")
         else:
             self._count(trial, failure)
@@ -173,7 +174,7 @@ class Failures:
             core.release(trial)
             self._count(trial, failure)
         elif trial.state in (TrialState.QUEUED, TrialState.PAUSED) and failure.kind != "not_saved":
-            trial.limits.add_failure(failure)
+            trial.add_failure(failure)
             if _is_final(trial, failure):
                 core.unqueue(trial)
                 core.end(trial, TrialState.FAILED, failure.message)
@@ -189,10 +190,11 @@ class Failures:
         if failure.kind == "not_saved":  # the disk is to blame
             self._core.enqueue(trial, f"could not be saved: {failure.message}", kind=failure.kind)
             return
-        trial.limits.add_failure(failure)
+        trial.add_failure(failure)
         if trial.limits.failures > self._max_failures or _is_final(trial, failure):
             if at_last is not None:
-                failure = trial.limits.failure = replace(failure, message=at_last())
+                failure = replace(failure, message=at_last())
+                trial.limits = replace(trial.limits, failure=failure)
             self._core.end(trial, TrialState.FAILED, failure.message)
         else:
             why = f"failure {trial.limits.failures} of {self._max_failures}: {failure.message}"
@@ -252,8 +254,9 @@ class Failures:
         for trial in [*core.arrivals.values(), *(core.trials.by_row[row] for row in core.queue)]:
             core.unqueue(trial)
             self._residency.drop(trial)
-            trial.limits.failure = Failure("lane_lost", f"no lane could be started on any device: {reason}")
-            core.end(trial, TrialState.FAILED, trial.limits.failure.message)
+            failure = Failure("lane_lost", f"no lane could be started on any device: {reason}")
+            trial.limits = replace(trial.limits, failure=failure)
+            core.end(trial, TrialState.FAILED, failure.message)
 
     # -- devices -------------------------------------------------------------------------------------------
 
@@ -310,7 +313,7 @@ class Failures:
     def _end_misfit(self, trial: TrialRecord, failure: Failure) -> None:
         self._core.unqueue(trial)
         self._residency.drop(trial)
-        trial.limits.failure = failure
+        trial.limits = replace(trial.limits, failure=failure)
         self._core.end(trial, TrialState.FAILED, failure.message)
 
 

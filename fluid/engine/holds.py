@@ -93,7 +93,7 @@ class Holds:
             core.release(trial)
             core.rest(trial, trial.held)
         # Others may be by now on a device that it is to share: then it moves there first.
-        elif place.move is not None and place.move.stage is not Stage.MOVING and place.width >= 1.0:
+        elif place.move is not None and place.move.stage is not Stage.MOVING and trial.width >= 1.0:
             self._resizing.call_off(trial, f"it is {trial.held}")
         if trial.state is TrialState.RUNNING and place.preemption is None:
             self._lifecycle.preempt(trial, why=f"is told to pause: it is {trial.held}")

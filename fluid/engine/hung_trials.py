@@ -70,11 +70,13 @@ class HungTrials:
     def begin_anew(self) -> None:
         """Lets the time of every trial begin now: the driver was suspended, and has not read what lanes reported."""
         for trial in self._core.trials.values():
-            if trial.placement.launched:
+            if trial.state.holds_devices and trial.placement.launched:
                 self._core.watching.answered(trial, self._core.now)
 
     def silence(self, trial: TrialRecord, now: float) -> float | None:
         """Seconds for which a trial has given no result, if that is far longer than usual; ``None`` otherwise."""
+        if not trial.state.holds_devices:
+            return None
         place = trial.placement
         if not place.launched or self._waits_for_submitter(trial):
             return None

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -118,6 +118,8 @@ _FIELDS: dict[type, tuple[tuple[str, Any], ...] | None] = {}
 #: There are thousands of these in an entry: what is nothing by default, and is so, is left out.
 _LEAN = frozenset((TrialSpec, TrialHistory))
 _NEVER = object()
+#: Trials that are encoded together: a submission may have a hundred thousand.
+_BATCH = 256
 #: What is written, by the name in ``what``.
 _WRITTEN: dict[str, type] = {
     kind.__name__: kind
@@ -141,6 +143,21 @@ def encode(item: object) -> Entry | None:
     if isinstance(item, LaneReady) and math.isinf(item.seconds):
         return None  # What is written of it is how long it took.
     return _entry(item) if type(item).__name__ in _WRITTEN else None
+
+
+def encode_apart(item: object) -> tuple[Entry, Iterator[list[Entry]]] | None:
+    """Makes the entry of many submitted trials in two: without them, and batches of what it has under ``trials``.
+
+    Returns:
+        Both; ``None`` for what has few trials or none, which :func:`encode` encodes.
+    """
+    trials = item.trials if isinstance(item, (GroupSubmitted, GroupRecovered, TrialsAdded)) else ()
+    if len(trials) <= _BATCH:
+        return None
+    batches = (trials[start : start + _BATCH] for start in range(0, len(trials), _BATCH))
+    entry = _entry(replace(item, trials=()))  # type: ignore[type-var]
+    del entry["trials"]
+    return entry, map(_as_json, batches)
 
 
 def encode_profile(profile: Profile, at: float) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from fluid.engine import tuning
@@ -115,7 +116,7 @@ class LaneLosses:
             return True
         if trial.limits.failures >= self._max_failures:
             return False
-        trial.limits.add_failure(Failure("lane_lost", loss.reason))
+        trial.add_failure(Failure("lane_lost", loss.reason))
         self._calls.blame(trial, loss.reason, self._max_failures)
         return True
 
@@ -137,7 +138,7 @@ class LaneLosses:
         self._residency.lose_state(trial, reason)
         if blamed and loss.culprit is None and loss.trials > 1:
             # One of the trials in the lane killed it: with half of them at a time, in the end it runs alone.
-            trial.limits.packing_cap = loss.trials // 2
+            trial.limits = replace(trial.limits, packing_cap=loss.trials // 2)
             blamed = False
         if not blamed:
             core.enqueue(trial, reason)
@@ -145,13 +146,13 @@ class LaneLosses:
             self._timed_out(trial, loss.failure)
         else:
             if loss.culprit is not None:
-                trial.limits.packing_cap = 1  # a trial that kills its lane may kill those of its neighbours
+                # A trial that kills its lane may kill those of its neighbours.
+                trial.limits = replace(trial.limits, packing_cap=1)
             self._count(trial, Failure("lane_lost", reason))
 
     def _timed_out(self, trial: TrialRecord, failure: Failure) -> None:
         """Queues a trial again whose lanes were killed because it gave no result; the second time it has failed."""
-        trial.limits.timeouts += 1
-        trial.limits.failure = failure
+        trial.limits = replace(trial.limits, timeouts=trial.limits.timeouts + 1, failure=failure)
         if trial.limits.timeouts > tuning.MOST_TIMEOUTS:
             self._core.end(trial, TrialState.FAILED, failure.message)
         else:

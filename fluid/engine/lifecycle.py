@@ -50,7 +50,7 @@ class Lifecycle:
         core.fusing.placed(trial)
         core.timing.placed(trial, lanes, core.now)
         trial.pace.is_first = not core.estimates.of_key(trial).starts
-        core.set_state(trial, TrialState.STARTING, f"width {trial.placement.width:g} on devices {list(devices)}")
+        core.set_state(trial, TrialState.STARTING, f"width {trial.width:g} on devices {list(devices)}")
         core.note_placed(trial, devices)
         core.timing.invalidate(trial)
         core.measuring.observe_arrival(trial)
@@ -80,7 +80,8 @@ class Lifecycle:
         trial.progress.go_back_to(trial.residence.restart_at)
         self._core.memory.note_change(trial.row)
         self._core.lanes.use(trial.placement.lanes)
-        trial.placement.launched, trial.residence.held_bytes = True, None
+        trial.placement.launched = True
+        self._residency.is_measured_again(trial)
         self._core.watching.launched(trial, self._core.now, iterates=False)
         iterations, checkpoint = trial.progress.grant(self._core.limit_of(trial)), trial.residence.checkpoint
         self._core.commands.append(
@@ -157,7 +158,7 @@ class Lifecycle:
         self._residency.set_back(trial, checkpoint)
         known = event.cannot_load and trial.limits.cannot_load
         if event.cannot_load:
-            trial.limits.cannot_load = True
+            trial.limits = replace(trial.limits, cannot_load=True)
             trial.spec = replace(trial.spec, can_save=False)
         core.allocations.update_work(trial)
         text = f"goes on from iteration {iteration} instead of {lost}: {event.reason}"
@@ -207,7 +208,7 @@ class Lifecycle:
             return
         progress.count(event.iteration)
         core.watching.answered(trial, core.now)
-        trial.residence.checkpoint_is_current = False
+        trial.outdate_checkpoint()
         if further:
             core.estimates.of_key(trial).add_iterations(event)
             if (lane := core.lanes.get(event.lane_id)) is not None:
@@ -215,7 +216,7 @@ class Lifecycle:
             if core.strikes.any:
                 core.changed |= core.strikes.iterated(core.occupancy.held[trial.row])
             if trial.limits.avoids is not None:
-                trial.limits.avoids = None
+                trial.limits = replace(trial.limits, avoids=None)
             learn_from(core, trial, event)
             self._report(trial, event)
         if event.finished:
@@ -240,7 +241,7 @@ class Lifecycle:
         unreported = event.iteration - trial.progress.reported  # Of a run that repeats iterations, the rest is news.
         trial.progress.reported = event.iteration
         move = place.move
-        width = place.width if move is None or move.called_off else move.old_width
+        width = trial.width if move is None or move.called_off else move.old_width
         if move is None:
             devices = core.occupancy.held[trial.row]
         else:

@@ -70,7 +70,7 @@ class Measuring:
         seconds, memory, busy = done.typical_seconds, done.memory, done.busy
         estimate = self._estimates.of_key(trial)
         residents = len(co_residents)
-        width = 1 if trial.spec.gang else max(1, round(trial.placement.width))
+        width = 1 if trial.spec.gang else max(1, round(trial.width))
         if memory is not None:
             self.observe_memory(trial, memory)
         if seconds <= 0.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from functools import partial
 
 from fluid.engine.admitting import Admitting
@@ -94,7 +95,7 @@ class Placing:
             device = trial.limits.avoids
             if device is not None and not self._occupancy.residents.get(device):
                 # No other trial can use that device, and so show that it works, or the trial fits nowhere else.
-                trial.limits.avoids, self.refused = None, []
+                trial.limits, self.refused = replace(trial.limits, avoids=None), []
                 started += self._queue.start(self._place)
         return started
 
@@ -116,12 +117,12 @@ class Placing:
         that devices are reserved for them before later ones take these.
         """
         trial = self._trials.by_row[row]
-        if trial.pinned or (anywhere and trial.placement.width >= 1.0):
+        if trial.pinned or (anywhere and trial.width >= 1.0):
             return self._place_or_reserve(trial, None)
         share = None if anywhere else self._shares.share_of(trial)
         if share is not None and max(1, len(share)) < (trial.fixed_width or 1):
             share = None
-        if trial.placement.width >= 1.0 or not only_idle:
+        if trial.width >= 1.0 or not only_idle:
             return self._place_or_reserve(trial, share)
         idle = self._occupancy.idle_since
         return self._place_or_reserve(trial, frozenset(index for index in idle if share is None or index in share))

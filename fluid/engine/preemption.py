@@ -65,7 +65,7 @@ class Preemptions:
         estimates = self._core.estimates
         seconds = estimates.seconds_left(trial)
         holds = trial.row in self._core.occupancy.held
-        width = 1.0 / estimates.co_residents(trial) if holds and trial.placement.width < 1.0 else trial.placement.width
+        width = 1.0 / estimates.co_residents(trial) if holds and trial.width < 1.0 else trial.width
         step = seconds / max(1, trial.progress.left)
         cost = estimates.of_key(trial).interruption()
         return Demand(trial.row, seconds, trial.progress.follow_up_iterations * usual_pace, step, width, cost, yields)
@@ -80,7 +80,7 @@ class Preemptions:
     def _may_take_over(trial: TrialRecord, first: tuple[float, float], owner: int | None) -> bool:
         if owner is not None and trial.owner != owner:
             return False
-        return trial.placement.width <= 1.0 and trial.priority == first and not trial.pinned and not trial.calls
+        return trial.width <= 1.0 and trial.priority == first and not trial.pinned and not trial.calls
 
     def _fits(self, leaving: TrialRecord, coming: TrialRecord) -> bool:
         """Whether a trial may have the device of a preempted one, and fits beside the state that that leaves there."""

@@ -118,11 +118,11 @@ class Rebalancing:
             if move is not None and width > 1.0 and self._estimates.seconds_gained(trial, width) < move.gain:
                 continue
             chosen.append(Reallocation(trial, width))
-        return chosen + [Reallocation(move.trial, move.trial.placement.width, move.device) for move in moves.values()]
+        return chosen + [Reallocation(move.trial, move.trial.width, move.device) for move in moves.values()]
 
     def _leaves_host(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial is to be wider than its host has room for."""
-        is_wider = width > max(1.0, trial.placement.width)
+        is_wider = width > max(1.0, trial.width)
         return is_wider and not self._occupancy.can_widen_in_place(trial.row, width)
 
     def _has_nothing_to_move(self, replanner: Replanner) -> bool:
@@ -150,7 +150,7 @@ class Rebalancing:
         if self._trials.constrained or self._table.constraints or any(trial.pinned for trial in waiting):
             return None
         instance, _ = self._inputs.instance(waiting, Cluster(tuple(self._occupancy.open_devices)))
-        return Waiting(instance, np.array([trial.placement.width for trial in waiting]))
+        return Waiting(instance, np.array([trial.width for trial in waiting]))
 
     def _replan(self, replanner: Replanner, running: Running) -> list[WidthChange]:
         if not isinstance(replanner, Refined):
@@ -161,11 +161,11 @@ class Rebalancing:
         """Keeps what was rejected to be told, once for a trial and a width until it has another one."""
         for each in refinement.rejected:
             row, width = each.change
-            if self._told.get(row) != (self._trials.by_row[row].placement.width, width):
+            if self._told.get(row) != (self._trials.by_row[row].width, width):
                 self._rejected.append(each)
         if refinement.rejected:
             self._told = {row: told for row, told in self._told.items() if row in self._table}
-            told = {row: (self._trials.by_row[row].placement.width, width) for (row, width), *_ in refinement.rejected}
+            told = {row: (self._trials.by_row[row].width, width) for (row, width), *_ in refinement.rejected}
             self._told.update(told)
         return refinement.kept
 
@@ -178,9 +178,9 @@ class Rebalancing:
         """Whether a trial can be resized now, and a wider one ends sooner."""
         if trial.state is not TrialState.RUNNING or trial.placement.preemption is not None:
             return False
-        if width > max(1.0, trial.placement.width) and not self._pays(trial, width):
+        if width > max(1.0, trial.width) and not self._pays(trial, width):
             return False
-        stays = self._estimates.co_residents(trial) == 1 and max(trial.placement.width, width) <= 1.0
+        stays = self._estimates.co_residents(trial) == 1 and max(trial.width, width) <= 1.0
         return stays or trial.spec.can_save
 
     def _pays(self, trial: TrialRecord, width: float) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from fluid.engine.events import Checkpoint, Failure
@@ -153,9 +153,11 @@ class Progress:
         self.finished_early, self.budget = True, self.done
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Residence:
     """Where a trial's state is while the trial does not run, and where it was saved.
+
+    It is replaced, never changed: trials whose state is nowhere have one between them.
 
     Attributes:
         lane, device: lane that keeps the state, and its device; ``None`` if none does.
@@ -184,10 +186,13 @@ class Residence:
         """Iterations done by the state that a trial would go on from if its lanes were gone."""
         return self.checkpoint.iteration if self.checkpoint is not None else 0
 
-    def leave_lane(self) -> None:
-        """Clears the lane: none keeps the state any more."""
-        self.lane = self.device = None
-        self.saving = False
+    def without_lane(self) -> Residence:
+        """The same, with no lane that keeps the state."""
+        return replace(self, lane=None, device=None, saving=False)
+
+    def without_newest(self) -> Residence:
+        """The same, with the newest durable checkpoint as the newest one."""
+        return replace(self, checkpoint=self.durable, checkpoint_is_current=False)
 
 
 @dataclass(slots=True)
@@ -195,27 +200,23 @@ class TrialPlacement:
     """Where a trial runs.
 
     Attributes:
-        width: width given or to be given.
         lanes, launched: lanes that the trial runs on or is to run on, rank 0 first, empty unless it holds devices; and
             whether they were told to.
         move: the resize under way; ``None`` unless there is one.
         preemption: set while the trial's lane was told to pause it for others; ``None`` otherwise.
         stopping_lanes: lanes that were told to stop the trial and have not answered; empty unless it is STOPPING.
         lost_lanes: lanes that the trial lost and went on without; what they had reported may still arrive.
-        line: number of the line of queued trials in which the journal last said that it waits.
         since: when its lanes were told what they do now, or gave their latest sign of progress, seconds.
         iterates, dumped: whether that is an iteration, no set-up or resize; whether its stacks were dumped since.
         asking: (lane, number) of its requests to the submitter that were not answered.
     """
 
-    width: float = 1.0
     lanes: tuple[int, ...] = ()
     launched: bool = False
     move: Move | None = None
     preemption: PendingPreemption | None = None
     stopping_lanes: frozenset[int] = NO_LANES
     lost_lanes: frozenset[int] = NO_LANES
-    line: int | None = None
     since: float = 0.0
     iterates: bool = False
     dumped: bool = False
@@ -238,9 +239,11 @@ class TrialPlacement:
         return self.lanes if self.move is not None and self.move.stage is Stage.MOVING else self.hosts
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What went wrong with a trial, and what it is given no more of since.
+
+    They are replaced, never changed: trials with which nothing went wrong have one between them.
 
     Attributes:
         failures, timeouts: times it failed and was queued again; times its lanes were killed as it gave no result.
@@ -263,10 +266,9 @@ class Limits:
     excused: bool = False
     avoids: int | None = None
 
-    def add_failure(self, failure: Failure) -> None:
-        """Counts a failure after which the trial may be tried again."""
-        self.failures += 1
-        self.failure = failure
+
+#: Those of most trials.
+NOWHERE, NO_LIMITS = Residence(), Limits()
 
 
 @dataclass(slots=True, eq=False)
@@ -276,7 +278,9 @@ class TrialRecord:
     Attributes:
         row: the number by which placement and planners know the trial.
         progress: iterations; ``done`` and ``granted`` are written by its methods alone.
-        placement: devices and lanes; the width is written by :mod:`fluid.engine.allocations` alone.
+        width: width given or to be given, written by :mod:`fluid.engine.allocations` and as it is planned.
+        line: number of the line of queued trials in which the journal last said that it waits.
+        placement: its lanes; made when first asked for, as most trials wait, or have ended.
         residence: the trial's state while it does not run, written by :mod:`fluid.engine.residency`; an iteration or an
             answered call makes its checkpoint outdated.
         limits: written when something fails.
@@ -298,15 +302,17 @@ class TrialRecord:
     group_id: str
     progress: Progress
     state: TrialState = TrialState.QUEUED
-    placement: TrialPlacement = field(default_factory=TrialPlacement)
-    residence: Residence = field(default_factory=Residence)
-    limits: Limits = field(default_factory=Limits)
+    width: float = 1.0
+    line: int | None = None
+    placement: TrialPlacement = field(init=False)
+    residence: Residence = NOWHERE
+    limits: Limits = NO_LIMITS
     pace: Pace = field(default_factory=Pace)
     calls: tuple[PendingCall, ...] = ()
     restored_for_call: bool = False
     held: str = ""
     outcome: TrialState | None = None
-    story: Sequence[tuple[float, str]] = ()
+    story: tuple[tuple[float, str], ...] = ()
     constraint: Constraint | None = field(init=False)
     sharing_group: str | None = None
     owner: int = 0
@@ -336,30 +342,32 @@ class TrialRecord:
 
     def add_to_story(self, at: float, text: str) -> None:
         """Adds what happened at a time, seconds; the oldest of many entries are dropped."""
-        if not isinstance(self.story, list):
-            self.story = list(self.story)
-        self.story.append((at, text))
-        if len(self.story) > 2 * STORY_LENGTH:
-            del self.story[:-STORY_LENGTH]
+        self.story = (*self.story[1 - STORY_LENGTH :], (at, text)) if self.story else _begun(at, text)
+
+    def add_failure(self, failure: Failure) -> None:
+        """Counts a failure after which the trial may be tried again."""
+        self.limits = replace(self.limits, failures=self.limits.failures + 1, failure=failure)
+
+    def outdate_checkpoint(self) -> None:
+        """Takes it that the newest checkpoint does not hold the trial's present state any more."""
+        if self.residence.checkpoint_is_current:
+            self.residence = replace(self.residence, checkpoint_is_current=False)
 
     def shrink(self) -> None:
-        """Drops what is not needed of a trial that has ended, and what is made again when asked for.
-
-        A session has many of those. Nobody else keeps a trial's parts.
-        """
+        """Drops what is not needed of a trial that has ended. A session has many of those."""
         self.story = tuple((at, sys.intern(text)) for at, text in self.story[-1:])
-        self.placement.since, self.placement.iterates, self.placement.dumped = 0.0, False, False
-        for name, make in _PARTS.items():
-            if getattr(self, name) == make():
-                delattr(self, name)
+        self.line = None
+        if self.residence == NOWHERE:
+            self.residence = NOWHERE
+        if not self.placement.lanes and not self.placement.lost_lanes and not self.placement.asking:
+            del self.placement
 
     def __getattr__(self, name: str) -> Any:
-        """Makes a part that was dropped as it was like a new one; not called for others."""
-        if name not in _PARTS:
+        """Makes the placement, where there is none; not called for what there is."""
+        if name != "placement":
             raise AttributeError(name)
-        part = _PARTS[name]()
-        setattr(self, name, part)
-        return part
+        self.placement = TrialPlacement()
+        return self.placement
 
     @property
     def priority(self) -> tuple[float, float]:
@@ -403,5 +411,7 @@ class TrialRecord:
         return self.residence.lane is not None and not self.spec.can_save
 
 
-#: Parts of a trial that may be dropped, and what makes them.
-_PARTS: dict[str, Callable[[], object]] = {"placement": TrialPlacement, "residence": Residence, "limits": Limits}
+@lru_cache(1)
+def _begun(at: float, text: str) -> tuple[tuple[float, str], ...]:
+    """The story of a trial of which this is known; one for all that are submitted together."""
+    return ((at, text),)

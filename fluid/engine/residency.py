@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
@@ -43,7 +44,7 @@ class Residency:
     def keep(self, trial: TrialRecord, lane_id: int) -> None:
         """Keeps a trial's state resident in its lane, and evicts others if the device keeps too many."""
         core, device = self._core, self._core.lanes[lane_id].device_id
-        trial.residence.lane, trial.residence.device = lane_id, device
+        trial.residence = replace(trial.residence, lane=lane_id, device=device)
         core.lanes.keep(lane_id, trial.trial_id, self._kept_bytes(trial))
         self._calls.deliver(trial)
         self._trim_residents(device)
@@ -76,32 +77,41 @@ class Residency:
         if trial is None:
             return
         if trial.residence.lane == event.lane_id:
-            trial.residence.held_bytes = event.held_bytes
+            trial.residence = replace(trial.residence, held_bytes=event.held_bytes)
             core.lanes.keep(event.lane_id, event.trial_id, event.held_bytes)
             core.changed |= bool(core.queue)
         elif core.holder(event.trial_id, event.lane_id) is trial:
-            trial.residence.held_bytes = event.held_bytes
+            trial.residence = replace(trial.residence, held_bytes=event.held_bytes)
+
+    @staticmethod
+    def is_measured_again(trial: TrialRecord) -> None:
+        """A lane sets a trial up anew: what its state took before says nothing."""
+        if trial.residence.held_bytes is not None:
+            trial.residence = replace(trial.residence, held_bytes=None)
 
     def leave_lane(self, trial: TrialRecord) -> None:
         """Ends the residence of a trial that runs again in the lane that kept its state."""
         assert trial.residence.lane is not None
         self._core.lanes.remove_resident(trial.residence.lane, trial.trial_id)
-        trial.residence.leave_lane()
+        trial.residence = trial.residence.without_lane()
 
     def restored(self, trial: TrialRecord, iteration: int) -> None:
         """A lane has set the trial up from a checkpoint of that iteration, maybe not the newest one."""
         if iteration != trial.progress.done:
-            trial.residence.checkpoint_is_current = False
+            trial.outdate_checkpoint()
 
     @staticmethod
     def set_back(trial: TrialRecord, checkpoint: Checkpoint | None) -> None:
         """A lane could use no later checkpoint than this one: later ones are damaged or gone."""
-        residence = trial.residence
-        residence.checkpoint, residence.checkpoint_is_current = checkpoint, checkpoint is not None
-        if checkpoint is None or (residence.durable is not None and residence.durable.iteration > checkpoint.iteration):
-            residence.durable = None
+        durable = trial.residence.durable
+        if checkpoint is None or (durable is not None and durable.iteration > checkpoint.iteration):
+            durable = None
         if checkpoint is not None and not checkpoint.in_memory:
-            residence.durable = checkpoint
+            durable = checkpoint
+        is_current = checkpoint is not None
+        trial.residence = replace(
+            trial.residence, checkpoint=checkpoint, checkpoint_is_current=is_current, durable=durable
+        )
 
     def answered(self, trial: TrialRecord) -> None:
         """Lets a resident whose last call was answered be evicted again."""
@@ -233,7 +243,7 @@ class Residency:
         """Tells a resident's lane to save it, to disk if ``durable``, and drop it."""
         lane_id = trial.residence.lane
         assert lane_id is not None and not trial.residence.saving
-        trial.residence.saving = True
+        trial.residence = replace(trial.residence, saving=True)
         # Host memory may go with a device that is closed.
         durable |= any(map(self._core.occupancy.is_closed, self._core.lanes[lane_id].device_ids))
         self._core.commands.append(Save(trial.trial_id, (lane_id,), drop=True, durable=durable))
@@ -243,9 +253,12 @@ class Residency:
         """Notes that a checkpoint which was to outlive the run does not exist."""
         trial = self._core.trials.get(event.trial_id)
         if trial is not None:
-            residence = trial.residence
-            residence.kept_at = 0 if residence.kept_at == event.iteration else residence.kept_at
-            residence.keeping = 0 if residence.keeping == event.iteration else residence.keeping
+            kept_at, keeping = trial.residence.kept_at, trial.residence.keeping
+            trial.residence = replace(
+                trial.residence,
+                kept_at=0 if kept_at == event.iteration else kept_at,
+                keeping=0 if keeping == event.iteration else keeping,
+            )
             self._core.note(trial, f"the checkpoint of iteration {event.iteration} is not kept: {event.reason}")
             if _is_over(trial) and not trial.residence.saving and not trial.calls:
                 self.drop(trial)  # It would not be saved in another way, either.
@@ -258,7 +271,7 @@ class Residency:
             self._core.commands.append(StopTrial(trial.trial_id, (lane_id,), keep=keep))
             self._core.lanes.dismiss(lane_id, trial.trial_id)
             self._core.watching.cleaning_up(trial.trial_id, lane_id, self._core.now)
-            trial.residence.leave_lane()
+            trial.residence = trial.residence.without_lane()
 
     def saved(self, event: TrialSaved) -> TrialRecord | None:
         """Records a checkpoint; returns the trial if its state has left the lane that kept it."""
@@ -267,8 +280,9 @@ class Residency:
             if not event.copied:
                 self._core.measuring.observe_save(trial, event.seconds)
             if event.kept is not None:
-                trial.residence.kept_at = max(trial.residence.kept_at, event.checkpoint.iteration)
-                trial.residence.keeping = 0 if event.lane_id is not None else trial.residence.keeping
+                kept_at = max(trial.residence.kept_at, event.checkpoint.iteration)
+                keeping = 0 if event.lane_id is not None else trial.residence.keeping
+                trial.residence = replace(trial.residence, kept_at=kept_at, keeping=keeping)
             self._add_checkpoint(trial, event.checkpoint)
             if event.kept is not None and not event.dropped:
                 self.let_go(trial)
@@ -279,7 +293,7 @@ class Residency:
         self._core.changed = True  # the memory that it held is free
         if trial is None or trial.residence.lane != event.lane_id:
             return None
-        trial.residence.leave_lane()
+        trial.residence = trial.residence.without_lane()
         return trial
 
     @staticmethod
@@ -288,35 +302,37 @@ class Residency:
             return  # of a lane that the trial has left, whose last reports do not count: those iterations run again
         residence = trial.residence
         if residence.checkpoint is None or checkpoint.iteration >= residence.checkpoint.iteration:
-            residence.checkpoint = checkpoint
-            residence.checkpoint_is_current = checkpoint.iteration == trial.progress.done
+            is_current = checkpoint.iteration == trial.progress.done
+            trial.residence = replace(trial.residence, checkpoint=checkpoint, checkpoint_is_current=is_current)
         if checkpoint.in_memory:
             return
         if residence.durable is None or checkpoint.iteration >= residence.durable.iteration:
-            residence.durable = checkpoint
+            trial.residence = replace(trial.residence, durable=checkpoint)
 
     @staticmethod
     def copied(trial: TrialRecord, original: Checkpoint, copy: Checkpoint) -> None:
         """Replaces a checkpoint in memory by its copy on disk; the trial may have a newer one by now."""
         residence = trial.residence
         if residence.durable is None or copy.iteration >= residence.durable.iteration:
-            residence.durable = copy
+            trial.residence = replace(trial.residence, durable=copy)
         if residence.checkpoint == original:
-            residence.checkpoint = copy
+            trial.residence = replace(trial.residence, checkpoint=copy)
 
     def forget_later_checkpoints(self, trial: TrialRecord) -> None:
         """Forgets checkpoints beyond the last iteration of a trial that was set back and then finished earlier."""
         residence, done = trial.residence, trial.progress.done
         if residence.durable is not None and residence.durable.iteration > done:
-            residence.durable = None
+            residence = trial.residence = replace(residence, durable=None)
         if residence.checkpoint is not None and residence.checkpoint.iteration > done:
-            residence.checkpoint, residence.checkpoint_is_current = residence.durable, False
+            trial.residence = residence.without_newest()
 
     def lose_state(self, trial: TrialRecord, why: str) -> None:
         """Sets a trial whose state is gone back to its newest checkpoint."""
         if trial.residence.lane is not None:
             self.leave_lane(trial)
-        told, trial.residence.keeping = trial.residence.keeping, 0
+        told = trial.residence.keeping
+        if told:
+            trial.residence = replace(trial.residence, keeping=0)
         if not trial.state.ended:
             trial.progress.go_back_to(trial.residence.restart_at)
         elif told and trial.state is TrialState.DONE:
@@ -330,7 +346,7 @@ class Residency:
             residence = trial.residence
             checkpoint = residence.checkpoint
             if checkpoint is not None and checkpoint.in_memory and checkpoint.host == host:
-                residence.checkpoint, residence.checkpoint_is_current = residence.durable, False
+                trial.residence = residence.without_newest()
 
     def make_room(self) -> list[TrialRecord]:
         """Evicts residents from devices that a queued trial would get but for the memory of those residents.
@@ -352,7 +368,7 @@ class Residency:
                 seen.add(trial.constraint)
             # One whose need is unknown needs at least a device that is not overfull.
             need = core.estimates.need(trial) or MemoryNeed()
-            lacking = max(1, round(trial.placement.width))
+            lacking = max(1, round(trial.width))
             by_model = core.estimates.by_model(trial)
             for device in (kept[row],) if row in kept else self._open_to(trial, by_model):
                 there = need if by_model is None else by_model[core.occupancy.device(device).model].need or MemoryNeed()
@@ -371,7 +387,7 @@ class Residency:
 
     def _open_to(self, trial: TrialRecord, by_model: ByModel | None) -> list[int]:
         """The devices that a queued trial may get but for their memory, the emptiest first; of one host for a gang."""
-        core, width = self._core, trial.placement.width
+        core, width = self._core, trial.width
         open_ = [index for index in core.occupancy.residents if core.occupancy.is_open(index, width, by_model)]
         lane = trial.residence.lane
         if trial.pinned and lane is not None:
@@ -402,7 +418,7 @@ class Residency:
             Whether there is room now, or room is being made.
         """
         core, occupancy = self._core, self._core.occupancy
-        stays = trial.placement.width <= 1.0  # the trial runs where its state is, so that is counted once
+        stays = trial.width <= 1.0  # the trial runs where its state is, so that is counted once
         own = self._held_bytes(device).get(trial.trial_id, 0.0) if stays else 0.0
 
         def excess_bytes() -> float:

@@ -7,6 +7,8 @@ is resized onto the others.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Pause, Resize, StopTrial
 from fluid.engine.core import SessionState
@@ -36,7 +38,7 @@ class Resizing:
         need = core.estimates.need(trial)
         old_devices = occupancy.held[trial.row]
         # While others wait, a trial that is narrowed below its device lets them in; it does not join others elsewhere.
-        stays = width < 1.0 and place.width == 1.0 and bool(core.queue)
+        stays = width < 1.0 and trial.width == 1.0 and bool(core.queue)
         allowed = core.scheduling.placing.allowed(trial) if core.scheduling.placing.restricts else None
         by_model = core.estimates.by_model(trial)
         devices: tuple[int, ...] | None
@@ -64,12 +66,12 @@ class Resizing:
             gain = core.estimates.seconds_gained_on(trial, device)
         else:
             gain = core.estimates.seconds_gained(trial, width, devices)
-            if gain <= 0.0 and width > place.width and occupancy.is_unlike:
+            if gain <= 0.0 and width > trial.width and occupancy.is_unlike:
                 return  # planners do not know that the idle devices are slower than those that it has
         old_need, old_devices_row = core.memory.placed_need_of(trial.row), core.trials.new_row()
         beside = {row for index in (*old_devices, *devices) for row in occupancy.residents[index]} - {trial.row}
         stall, left = core.estimates.epsilon * (1 + len(beside)), max(0, trial.progress.left - 1)
-        move = Move(place.lanes, old_devices, place.width, old_devices_row, old_need, begun_at=core.now, gain=gain)
+        move = Move(place.lanes, old_devices, trial.width, old_devices_row, old_need, begun_at=core.now, gain=gain)
         move.stall_s, move.left = stall, left
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
@@ -156,7 +158,7 @@ class Resizing:
         core, move = self._core, trial.placement.move
         if move is None or move.called_off:
             return
-        planned = trial.placement.width
+        planned = trial.width
         self._give_back(trial, move)
         core.note(trial, f"stays at width {move.old_width:g} instead of going to {planned:g}: {why}")
         if move.stage is Stage.WARMING:
@@ -179,7 +181,7 @@ class Resizing:
     def refused(self, trial: TrialRecord, why: str) -> None:
         """Lets a trial stay where it is because a new lane could not set it up; it is not widened again."""
         assert trial.placement.move is not None
-        trial.limits.width_cap = max(1, round(trial.placement.move.old_width))
+        trial.limits = replace(trial.limits, width_cap=max(1, round(trial.placement.move.old_width)))
         self.call_off(trial, f"it could not be set up on further devices: {why}")
 
     # -- losses --------------------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ class Resizing:
         width = float(len(lanes))
         if place.move is not None and place.move.stage is not Stage.MOVING and not place.move.called_off:
             if place.lanes == lanes:
-                width = place.width  # less than 1 if it was to share that device, where others may be by now
+                width = trial.width  # less than 1 if it was to share that device, where others may be by now
             self._give_back(trial, place.move)
         place.preemption = None  # The loss answers a Pause as well.
         core.timing.invalidate(trial)
@@ -261,7 +263,7 @@ class Resizing:
         """
         for trial in reversed(self._core.resizing.values()):
             move = trial.placement.move
-            if move is None or move.called_off or move.stage is Stage.MOVING or trial.placement.width < move.old_width:
+            if move is None or move.called_off or move.stage is Stage.MOVING or trial.width < move.old_width:
                 continue
             self.call_off(trial, "a queued trial needs the devices")
             return True

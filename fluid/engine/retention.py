@@ -6,7 +6,7 @@ lane, its host copies its newest checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from fluid.engine.commands import Persist, Save
 from fluid.engine.events import Event
@@ -38,7 +38,7 @@ def last_to_keep(trial: TrialRecord, lane_id: int) -> list[Save]:
     """Returns the command by which the lane of a trial that is done saves it for good, if that is wanted."""
     if not is_to_be_kept(trial):
         return []
-    trial.residence.keeping = trial.progress.done
+    trial.residence = replace(trial.residence, keeping=trial.progress.done)
     return [Save(trial.trial_id, (lane_id,), durable=True, keep=True)]
 
 

@@ -116,7 +116,7 @@ class RunningTable:
         self._packing_cap.values[position] = _NO_LIMIT if packing_cap is None else packing_cap
         self._width_cap.values[position] = trial.max_width
         self._work.values[position] = work
-        self._width.values[position] = trial.placement.width
+        self._width.values[position] = trial.width
         self._speed.values[position] = speed
         self._sigma.values[position] = 0.0
 

@@ -94,7 +94,7 @@ class Savability:
     def _stays_resident(self, trial: TrialRecord) -> None:
         """Leaves a trial where its state is; if it was about to start elsewhere, it waits for that lane instead."""
         core = self._core
-        trial.residence.saving = False
+        trial.residence = replace(trial.residence, saving=False)
         core.changed = True
         if trial.state is TrialState.STARTING:
             core.release(trial)

@@ -210,7 +210,7 @@ class Scheduling:
         if not self._set_widths({trial.row: width for trial, width in zip(trials, plan.widths, strict=True)}):
             return False
         for trial, width, height in zip(trials, plan.widths, plan.heights, strict=True):
-            trial.placement.width = width
+            trial.width = width
             self._work.set(trial.row, height)
         return True
 
@@ -266,9 +266,9 @@ class Scheduling:
             if height != work.by_row[one.row]:
                 work.set_all(trials, height)
             width = width_of[one.row]
-            if width != one.placement.width:
+            if width != one.width:
                 for trial in trials.values():
-                    trial.placement.width = width
+                    trial.width = width
         self.replanner = self._planner.replanner()
         return True
 
@@ -295,7 +295,7 @@ class Scheduling:
         row, spec = trial.row, trial.spec
         pinned = trial.pinned
         # A pinned trial can use only the device of its lane.
-        trial.placement.width = width = min(width, 1.0) if pinned and not trial.spec.gang else width
+        trial.width = width = min(width, 1.0) if pinned and not trial.spec.gang else width
         self._work.set(row, height)
         kind = placed_as(trial, self._estimates, self._occupancy)
         # It has follow-up iterations, or is by itself longer than the longest critical path.
@@ -394,7 +394,7 @@ class Scheduling:
         most = max(1, len(self._occupancy))
         for row in list(self._queue):
             trial = self._trials.by_row[row]
-            if trial.placement.width > most and trial.fixed_width is None:
+            if trial.width > most and trial.fixed_width is None:
                 self._queue.remove(row)
                 self._left_queue(trial)
                 self.enqueue(trial, float(most))

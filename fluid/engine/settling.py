@@ -111,7 +111,7 @@ class Settling:
                     trial.trial_id,
                     at=core.now,
                     width=change.width,
-                    old_width=trial.placement.width,
+                    old_width=trial.width,
                     gain=gain,
                     stall_s=stall,
                 )
@@ -122,7 +122,7 @@ class Settling:
             if transfer.device is None:
                 self._lifecycle.preempt(transfer.leaving, transfer.coming)
             else:
-                self._resizing.begin(transfer.leaving, transfer.leaving.placement.width, transfer.device)
+                self._resizing.begin(transfer.leaving, transfer.leaving.width, transfer.device)
         # 7. Preempt running trials for waiting ones, if all end earlier that way.
         for leaving, coming in self._preemptions.choose():
             self._lifecycle.preempt(leaving, coming)

@@ -26,7 +26,7 @@ def devices_at_state(
     Returns:
         Their indices; none if the host is the only one, restores were not measured, or another host is better.
     """
-    checkpoint, width = trial.residence.checkpoint, trial.placement.width
+    checkpoint, width = trial.residence.checkpoint, trial.width
     if checkpoint is None or not checkpoint.in_memory or width > 1.0 or trial.residence.lane is not None:
         return frozenset()
     seconds = estimates.of_key(trial).restores

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fluid.engine.claims import Claims
 from fluid.engine.core import SessionState
 from fluid.engine.events import (
@@ -101,11 +103,13 @@ class Submissions:
         ended = None if history.ended is None else TrialState(history.ended)
         trial = self._admit(group_id, history.trial, ended or TrialState.QUEUED)
         trial.progress.budget, trial.progress.reported = history.budget, history.reported
-        trial.limits.failures = history.failures
+        if history.failures:
+            trial.limits = replace(trial.limits, failures=history.failures)
         trial.outcome = None if history.outcome is None else TrialState(history.outcome)
-        trial.residence.checkpoint = history.checkpoint
-        if history.checkpoint is not None and not history.checkpoint.in_memory:
-            trial.residence.durable = history.checkpoint
+        durable = history.checkpoint is not None and not history.checkpoint.in_memory
+        trial.residence = replace(
+            trial.residence, checkpoint=history.checkpoint, durable=history.checkpoint if durable else None
+        )
         if ended is not None:
             trial.progress.go_back_to(history.reported)
             self._core.groups[group_id].count(trial)
@@ -208,7 +212,7 @@ class Submissions:
     def fail_requested(self, event: FailRequested) -> None:
         """Stops a trial, which is FAILED then. One that has failed or was stopped stays as it is."""
         trial = self._core.trials[event.trial_id]
-        trial.limits.verdict = trial.limits.verdict or event.failure
+        trial.limits = replace(trial.limits, verdict=trial.limits.verdict or event.failure)
         self._lifecycle.stop(trial)
 
     def check_forgotten(self, event: TrialForgotten, claims: Claims) -> None:

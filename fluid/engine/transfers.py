@@ -159,6 +159,6 @@ class Transfers:
         return rarely and self._core.estimates.is_measured(trial)
 
     def _may_come(self, trial: TrialRecord) -> bool:
-        if trial.placement.width > 1.0 or trial.pinned or trial.calls or trial.sharing_group is not None:
+        if trial.width > 1.0 or trial.pinned or trial.calls or trial.sharing_group is not None:
             return False
         return trial.owner in self._core.shares.demands and self._core.estimates.is_measured(trial)

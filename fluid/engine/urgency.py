@@ -53,7 +53,7 @@ class Urgency:
         for trial in waiting:
             cleared = hopes.get(trial.row)
             if cleared is not None and self._rooms.are_being_cleared(*cleared):
-                width = trial.placement.width
+                width = trial.width
                 choice: Clearing | None = Clearing(0.0, 0.0, cleared[0], ())
             else:
                 self._rooms.give_up(trial, () if cleared is None else cleared[0])
@@ -64,7 +64,7 @@ class Urgency:
             for device in choice.devices:
                 claims[device] = max(claims.get(device, trial.group_priority), trial.group_priority)
             self._rooms.join(trial, choice.devices)
-            if width != trial.placement.width:
+            if width != trial.width:
                 core.scheduling.withdraw(trial)
                 core.scheduling.enqueue(trial, width)
                 is_free = True  # There may be room for it as it is now.
@@ -93,7 +93,7 @@ class Urgency:
 
     def _choose(self, trial: TrialRecord) -> tuple[float, Clearing | None]:
         """The width that a trial is to have, and what makes room for it."""
-        planned, fixed = trial.placement.width, trial.fixed_width
+        planned, fixed = trial.width, trial.fixed_width
         if fixed is not None and fixed > 1:
             rooms = [room for device in self._devices() if (room := self._rooms.on(device, trial, planned)) is not None]
             return planned, choose_rooms(rooms, fixed, one_host=trial.spec.gang)

@@ -107,7 +107,7 @@ class UrgentRooms:
         residents = [self._resident(core.trials.by_row.get(row), row, device, trial, held_lane) for row in rows]
         newcomers = self._joining.get(device, [])
         residents += [
-            RoomMate(each.row, 0.0, most=residents_at(each.placement.width), yields=False, shares=_agree(each, trial))
+            RoomMate(each.row, 0.0, most=residents_at(each.width), yields=False, shares=_agree(each, trial))
             for each in newcomers
         ]
         free, kept = self._bytes(device, trial, newcomers)
@@ -161,7 +161,7 @@ class UrgentRooms:
             size=size,
             freed=0.0 if need is None or in_turns else need.peak_bytes - need.persistent_bytes,
             state=0.0 if need is None or not other.spec.can_save else need.persistent_bytes,
-            most=residents_at(place.width),
+            most=residents_at(other.width),
             wait=0.0 if other.state is TrialState.STARTING else max(0.0, begun + step - core.now),
             yields=self.may_pause(other, trial),
             leaves=_leaves(other),

@@ -186,13 +186,13 @@ def _copies(state: EngineState) -> Iterator[str]:
     columns = (column.tolist() for column in (running.rows, running.widths, running.remaining, running.speed))
     for row, *seen in zip(*columns, strict=True):
         speed = state.estimates.speed(records[row], state.occupancy.held[row])
-        if seen != (known := [records[row].placement.width, work[row], speed]):
+        if seen != (known := [records[row].width, work[row], speed]):
             yield f"row {row}: width, work and speed are {known}; planners see {seen}"
     for row in state.queue:
-        if state.queue.width(row) != records[row].placement.width:
-            yield f"row {row}: width {records[row].placement.width:g}, and it is queued for {state.queue.width(row):g}"
+        if state.queue.width(row) != records[row].width:
+            yield f"row {row}: width {records[row].width:g}, and it is queued for {state.queue.width(row):g}"
     for device, rows in state.occupancy.residents.items():
-        tolerated = [residents_at(records[row].placement.width) for row in rows if row in records]
+        tolerated = [residents_at(records[row].width) for row in rows if row in records]
         most = min([*tolerated, state.occupancy.caps.get(device, float("inf"))])
         if rows and len(tolerated) == len(rows) and state.occupancy.limit(device) != most:
             yield f"device {device} tolerates {state.occupancy.limit(device)}, and its trials {most}"
@@ -311,8 +311,8 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         if held or place.lanes:
             yield f"holds devices {held} and lanes {place.lanes}"
         return
-    if len(held) != max(1, round(place.width)):
-        yield f"width {place.width:g} and devices {held}"
+    if len(held) != max(1, round(trial.width)):
+        yield f"width {trial.width:g} and devices {held}"
     if any(lane not in state.lanes for lane in place.lanes):
         yield f"runs in lanes {place.lanes}, of which some are gone"
         return
@@ -334,7 +334,7 @@ def _place(state: EngineState, trial: TrialRecord) -> Iterator[str]:
         yield f"is to leave lanes {place.stopping_lanes}, and runs in {place.lanes}"
     yield from _constraint(state, trial, held)
     cap, limit = trial.packing_cap, occupancy.limit(held[0])
-    if cap is not None and trial.state is not TrialState.STOPPING and limit > max(cap, residents_at(place.width)):
+    if cap is not None and trial.state is not TrialState.STOPPING and limit > max(cap, residents_at(trial.width)):
         yield f"may be one of {cap}, and device {held[0]} takes {limit}"
 
 

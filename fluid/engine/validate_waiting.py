@@ -27,7 +27,7 @@ def _idle_devices(state: EngineState) -> Iterator[str]:
         if any(device in reserved for device in fitting) or trial.constraint in state.placing.awaiting_faster:
             continue
         if fitting := _enough(state, trial, fitting):
-            yield f"devices {fitting} are idle, and {trial.trial_id!r} of width {trial.placement.width:g} waits"
+            yield f"devices {fitting} are idle, and {trial.trial_id!r} of width {trial.width:g} waits"
 
 
 def _could_start(state: EngineState, trial: TrialRecord, device: int) -> bool:
@@ -37,7 +37,7 @@ def _could_start(state: EngineState, trial: TrialRecord, device: int) -> bool:
     if trial.pinned and lane is not None and (device not in lane.device_ids or lane.holders):
         return False
     own_state = 0.0
-    stays = trial.placement.width <= 1.0 or trial.spec.gang
+    stays = trial.width <= 1.0 or trial.spec.gang
     if lane is not None and device in lane.device_ids and not residence.saving and stays:
         own_state = state.lanes.kept_bytes(lane.lane_id, trial.trial_id)
     return state.memory.fits(device, state.estimates.need_on(trial, device), own_state=own_state)
@@ -71,8 +71,8 @@ def _enough(state: EngineState, trial: TrialRecord, devices: list[int]) -> list[
     """Those of the devices among which there are as many as a trial needs, of one host for a gang; else none."""
     if trial.spec.gang:
         hosts = Counter(state.occupancy.device(device).host for device in devices)
-        devices = [at for at in devices if hosts[state.occupancy.device(at).host] >= trial.placement.width]
-    return devices if len(devices) >= round(trial.placement.width) else []
+        devices = [at for at in devices if hosts[state.occupancy.device(at).host] >= trial.width]
+    return devices if len(devices) >= round(trial.width) else []
 
 
 def _is_called(trial: TrialRecord) -> bool:

@@ -110,9 +110,7 @@ def _device_view(device: Device, trials: Trials, occupancy: Occupancy, lanes: La
         packs = (tuple(trial.trial_id for trial in held),)
     return DeviceView(
         device=device,
-        residents=tuple(
-            (trial.trial_id, lanes.width_of(trial, trial.placement.width, fused=not in_turns)) for trial in held
-        ),
+        residents=tuple((trial.trial_id, lanes.width_of(trial, trial.width, fused=not in_turns)) for trial in held),
         lanes=len(lanes.on(device.index)),
         packs=packs,
         in_turns=in_turns,

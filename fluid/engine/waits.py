@@ -66,16 +66,16 @@ class Waits:
         for trial in joined:
             if trial.row in queue:
                 line = self._line_of(trial)
-                if trial.placement.line != line.number:
-                    trial.placement.line = line.number
+                if trial.line != line.number:
+                    trial.line = line.number
                     new.setdefault(line.number, []).append(trial.trial_id)
         for trial in refused:
             if trial.row in queue:
                 line = self._line_of(trial)
                 self._note(trial, line, tuple(new.pop(line.number, ())) if new else ())
         for trial in joined:  # of lines whose first trial was not offered a device, as one like it was refused
-            if new and trial.row in queue and trial.placement.line in new:
-                self._note(trial, self._line_of(trial), tuple(new.pop(trial.placement.line)))
+            if new and trial.row in queue and trial.line in new:
+                self._note(trial, self._line_of(trial), tuple(new.pop(trial.line)))
         if len(self._lines) > 2 * len(queue) + _SPARE_LINES:
             live = {queue.line(row) for row in queue}
             self._lines = {key: line for key, line in self._lines.items() if key in live}
@@ -108,7 +108,7 @@ class Waits:
                 line.number,
                 at=self._core.now,
                 trial_ids=joined,
-                width=trial.placement.width,
+                width=trial.width,
                 reason=reason,
                 need_bytes=None if need is None else need.peak_bytes,
                 memory=self._free_memory(trial) if reason is WaitReason.MEMORY else (),
@@ -124,7 +124,7 @@ class Waits:
             return WaitReason.LANE if core.lanes[lane_id].holders else WaitReason.MEMORY
         if core.awaits_devices(trial):
             return WaitReason.REQUIREMENTS
-        is_open = core.occupancy.has_open(trial.placement.width, core.estimates.by_model(trial))
+        is_open = core.occupancy.has_open(trial.width, core.estimates.by_model(trial))
         return WaitReason.MEMORY if is_open else WaitReason.DEVICES
 
     def _free_memory(self, trial: TrialRecord) -> tuple[FreeMemory, ...]:
@@ -134,6 +134,6 @@ class Waits:
         found = []
         for index in occupancy.residents:
             usable = memory.usable_bytes(index)
-            if usable is not None and occupancy.is_open(index, trial.placement.width, by_model):
+            if usable is not None and occupancy.is_open(index, trial.width, by_model):
                 found.append(FreeMemory(index, max(0.0, usable - memory.filled_bytes(index)), usable))
         return tuple(sorted(found, key=lambda each: -each.free)[:_MOST_DEVICES])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -57,15 +58,25 @@ class AppendedFile(FileIO):
         Raises:
             OSError: it cannot be written. What was written of it is cut off again.
         """
-        size = self.size
+        self.append_parts((data,))
+
+    def append_parts(self, parts: Iterable[bytes]) -> None:
+        """Writes data that is made part by part: all of it, or nothing.
+
+        Raises:
+            OSError: it cannot be written. What was written of it is cut off again, as after any other error.
+        """
+        start = size = self.size
         try:
-            written = self.write(data)
-            while written < len(data):
-                written += self.write(data[written:])
+            for part in parts:
+                written = self.write(part)
+                while written < len(part):
+                    written += self.write(part[written:])
+                size += len(part)
         except BaseException as error:
             if isinstance(error, OSError):
                 error.filename = str(self._path)
             with suppress(OSError):
-                self.truncate(size)
+                self.truncate(start)
             raise
-        self._size = size + len(data)
+        self._size = size

@@ -34,8 +34,6 @@ from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logger_of(__name__)
-#: The trials of a group that have not ended, where all have.
-_NONE: frozenset[str] = frozenset()
 _NO_OUTCOMES: Mapping[str, TrialState] = {}
 
 
@@ -76,8 +74,8 @@ class GroupInbox:
         #: Trials that were forgotten since a handle asks for them, by id.
         self._forgotten: dict[str, SubmittedTrial] = {}
         self._keeps_forgotten = False
-        #: Trials that have not ended.
-        self._open: set[str] | frozenset[str] = {trial.id for trial in group.active}
+        #: Trials that have not ended, by id.
+        self._open: dict[str, None] = dict.fromkeys(trial.id for trial in group.active)
         #: What an earlier session reported; ``None`` if none did.
         self._earlier: GroupResults | None = None
         #: Seconds from the clock of this session to that of the first one.
@@ -209,10 +207,7 @@ class GroupInbox:
         trial = self._trial_of(trial_id)
         if trial is not None:
             self._tracker.enter(trial)
-        if isinstance(self._open, frozenset):
-            self._open = {trial_id}
-        else:
-            self._open.add(trial_id)
+        self._open[trial_id] = None
 
     def note_seeds(self, trials: Mapping[Trial, TrialPayload]) -> None:
         """Takes the seeds of trials."""
@@ -280,7 +275,7 @@ class GroupInbox:
         self._states.update(ended)
         self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
         self._tracker = tracker
-        self._open = set(self._open).difference(ended) or _NONE
+        self._open = {trial_id: None for trial_id in self._open if trial_id not in ended}
         self.wake()
 
     def break_off(self, error: BaseException) -> None:
@@ -356,10 +351,9 @@ class GroupInbox:
         if end.failure is not None and state is TrialState.FAILED:
             self._failures[end.trial_id] = end.failure
         self._tracker.end(end.trial_id, state)
-        if isinstance(self._open, set):
-            self._open.discard(end.trial_id)
+        self._open.pop(end.trial_id, None)
         if not self._open:
-            self._open = _NONE  # An empty set keeps the room that its members took.
+            self._open = {}  # An empty dict keeps the room that its members took.
             self.wake()
         if self.listener is not None:
             self._call_listener("on_end", end.trial_id, state, end.failure)

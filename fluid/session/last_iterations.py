@@ -70,10 +70,11 @@ class Foresight:
         """
         found = LastIterations()
         for trial in trials:
-            if trial.held or trial.placement.preemption is not None:
+            if trial.held:
                 continue
             if trial.state in _RUNS and trial.row in self._state.occupancy.held:
-                self._runs(found, trial, end, now, saves=saves)
+                if trial.placement.preemption is None:
+                    self._runs(found, trial, end, now, saves=saves)
             elif trial.state is TrialState.QUEUED:
                 self._waits(found, trial, end, now, saves=saves)
         return found

@@ -30,17 +30,18 @@ import os
 import pickle
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fluid._clock import ClockReading, timestamp
 from fluid._logs import logger_of
 from fluid._private_files import FILE_MODE, FOLDER_MODE, make_folder
 from fluid._version import __version__
-from fluid.checksums import checked_lines, checked_object
+from fluid.checksums import checked_lines, checked_object, checked_parts
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
-from fluid.engine.journal import encode
+from fluid.engine.journal import encode, encode_apart
 from fluid.errors import InvalidFieldError
 from fluid.planning.profile import Profile
 from fluid.results.file_times import clock_facts, time_in_files
@@ -73,7 +74,11 @@ DEFAULT_HOME = "~/fluid_runs"
 _TIMES = ("at", "begun_at", "deadline")
 #: A clock that is behind by more seconds than this is told of.
 _BEHIND_S = 5.0
+#: Trials that are written together.
+_BATCH = 256
 _log = logger_of(__name__)
+
+T = TypeVar("T")
 
 #: Is told what happened, and what the engine decided.
 Follower = Callable[[Sequence[Event], Sequence[Command]], None]
@@ -210,7 +215,7 @@ class RunFolder:
         draft = place / f".{SESSION}.tmp"
         draft.unlink(missing_ok=True)
         with AppendedFile(draft) as file:
-            _append(file, checked_object(json.dumps(content, indent=1, default=repr)))
+            file.append(checked_object(json.dumps(content, indent=1, default=repr)))
             os.fsync(file.fileno())  # Else a power cut may leave the new name with nothing in it.
         os.replace(draft, place / SESSION)
 
@@ -227,21 +232,16 @@ class RunFolder:
 
     def write_payloads(self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes what trials of a group are resumed from; of one that was written before, this counts from now on."""
-        pickled = [self._frames(group_id, name, trial, payload) for trial, payload in trials.items()]
-        frames = [frame for each in pickled for frame in each]
-        if frames:
-            frames[-1]["complete"] = True
-        _append(self._payloads, checked_frames(map(pickle.dumps, frames), self._payloads.size))
+        self._payloads.append_parts(self._framed(group_id, name, trials))
 
     def write_trial_lines(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes what reports show of trials, and the line of their group before the first of them."""
-        entries = [
-            {"group": group_id, "trial": trial.id, **_facts(trial, payload)} for trial, payload in trials.items()
-        ]
         if group_id not in self._groups:
             self._groups.add(group_id)
-            entries.insert(0, group.entry(group_id))
-        _append_lines(self._trials, map(_line, entries))
+            _append_lines(self._trials, [_line(group.entry(group_id))])
+        for batch in _batches(trials.items()):
+            entries = ({"group": group_id, "trial": trial.id, **_facts(trial, payload)} for trial, payload in batch)
+            _append_lines(self._trials, map(_line, entries))
 
     def write_code_change(self, entry: Mapping[str, Any]) -> None:
         """Writes which trials of a group go on with other code, for reports."""
@@ -264,12 +264,22 @@ class RunFolder:
         reports = [command for command in commands if isinstance(command, Report)]
         if reports:
             _append_lines(self._results, (line for report in reports for line in _result_lines(report, self.shift)))
-        items: list[Event | Command] = [*events, *commands]
-        entries = [self._timed(entry) for item in items if (entry := encode(item)) is not None]
-        if entries:
-            _append_lines(self._journal, map(_line, entries))
+        entries: list[dict[str, Any]] = []
+        for item in (*events, *commands):
+            if (apart := encode_apart(item)) is not None:
+                self._append_entries(entries)
+                entries = []
+                parts = _parts(self._timed(apart[0]), apart[1])
+                self._journal.append_parts(checked_parts(parts, self._journal.next_offset))
+            elif (entry := encode(item)) is not None:
+                entries.append(self._timed(entry))
+        self._append_entries(entries)
         for follower in self._followers:
             follower(events, commands)
+
+    def _append_entries(self, entries: list[dict[str, Any]]) -> None:
+        if entries:
+            _append_lines(self._journal, map(_line, entries))
 
     def write_forecasts(self, entries: Iterable[dict[str, Any]]) -> None:
         """Appends forecasts of groups."""
@@ -305,6 +315,18 @@ class RunFolder:
         """The files that are appended to, by name."""
         files = {JOURNAL: self._journal, RESULTS: self._results, TRIALS: self._trials, PAYLOADS: self._payloads}
         return files if self._forecasts is None else {**files, FORECASTS: self._forecasts}
+
+    def _framed(self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload]) -> Iterator[bytes]:
+        """The frames of trials behind their heads, some at a time: pickles of all would be a multiple of the trials."""
+        offset, left = self._payloads.size, len(trials)
+        for batch in _batches(trials.items()):
+            frames = [frame for trial, payload in batch for frame in self._frames(group_id, name, trial, payload)]
+            left -= len(batch)
+            if not left:
+                frames[-1]["complete"] = True
+            part = checked_frames(map(pickle.dumps, frames), offset)
+            offset += len(part)
+            yield part
 
     def _frames(self, group_id: str, name: str, trial: Trial, payload: TrialPayload) -> Iterator[dict[str, Any]]:
         """What ``payloads.pkl`` gets for a trial: the trainable, if it is new, then the trial."""
@@ -383,18 +405,30 @@ def _result_lines(report: Report, shift: float) -> list[str]:
     ]
 
 
-def _append(file: AppendedFile, data: bytes) -> None:
-    """Writes data to one of the files."""
-    file.append(data)
-
-
 def _append_lines(file: AppendedFile, lines: Iterable[str]) -> None:
     """Writes lines, each of them a JSON object, with their checksums."""
-    _append(file, checked_lines(lines, file.next_offset))
+    file.append(checked_lines(lines, file.next_offset))
 
 
-def _line(entry: dict[str, Any]) -> str:
-    """An entry as JSON; what JSON cannot hold is written as its text."""
+def _parts(entry: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
+    """The JSON of an entry, part by part, with the ``trials`` that batches give."""
+    begin = f'{_line(entry)[:-1]}, "trials": ['
+    for batch in batches:
+        yield begin + _line(batch)[1:-1]
+        begin = ", "
+    yield "]"
+    yield "}"
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    """Items, so many at a time that what is made of them takes little memory."""
+    rest = iter(items)
+    while batch := list(islice(rest, _BATCH)):
+        yield batch
+
+
+def _line(entry: dict[str, Any] | list[dict[str, Any]]) -> str:
+    """An entry, or several, as JSON; what JSON cannot hold is written as its text."""
     try:
         return json.dumps(entry)
     except Exception:

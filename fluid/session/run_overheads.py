@@ -49,8 +49,9 @@ class RunOverheads:
             runs += trial.progress.done > 0
             # In a lane that no trial had used it loads everything; those that come there start faster. One with a lane
             # of its own waits for the start of that, each time; but the first ones also wait for the fork server, once.
-            waits = trial.spec.isolated or trial.placement.launched
-            if trial.state.holds_devices and waits and not trial.starts_cold:
+            if not trial.state.holds_devices or trial.starts_cold:
+                continue
+            if trial.spec.isolated or trial.placement.launched:
                 holders += 1
                 if trial.placement.iterates:
                     in_flight += max(0.0, now - trial.placement.since)

@@ -205,7 +205,7 @@ def _shared(now: SearchNow, state: EngineState, live: list[TrialRecord]) -> Sear
         return now
     usual = live[0]
     estimate = state.estimates.of_key(usual)
-    packing = max(1, max(round(1.0 / min(1.0, trial.placement.width)) for trial in live))
+    packing = max(1, max(round(1.0 / min(1.0, trial.width)) for trial in live))
     widest = 1 if usual.fixed_width is not None else max(1, int(state.estimates.widest(usual)))
     return replace(
         now,

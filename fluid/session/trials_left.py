@@ -106,7 +106,7 @@ def trials_left(
     own = [trial for trial in trials if trial.group_id == group_id]
     if not own or not n or not any(state.estimates.is_measured(trial) for trial in own):
         return None
-    packing = max(1, max(round(1.0 / min(1.0, trial.placement.width)) for trial in trials))
+    packing = max(1, max(round(1.0 / min(1.0, trial.width)) for trial in trials))
     columns = [_row_of(state, trial, now, packing, group_id) for trial in trials]
     ids = [trial.trial_id for trial in trials]
     if coming:
@@ -152,19 +152,20 @@ def early_ends(state: EngineState, group_id: str) -> EarlyEnds:
 
 
 def _row_of(state: EngineState, trial: TrialRecord, now: float, packing: int, group_id: str) -> TrialLeft:
-    estimates, progress, place = state.estimates, trial.progress, trial.placement
+    estimates, progress = state.estimates, trial.progress
     runs = trial.state in _ON_DEVICES and trial.row in state.occupancy.held
+    place = trial.placement if runs else None
     seconds = estimates.seconds_left(trial)
     elapsed = at_least = 0.0
-    if runs and place.iterates:
+    if place is not None and place.iterates:
         # What the present iteration has taken so far; of a trial whose pace is known, at most what it takes.
         elapsed = max(0.0, now - place.since)
         if trial.pace.seconds is None:
             at_least = elapsed * progress.left
         elapsed = min(elapsed, seconds / max(1, progress.left)) if trial.pace.seconds is not None else elapsed
-    elif not (runs and place.launched) and (starts := estimates.of_key(trial).starts):
+    elif not (place is not None and place.launched) and (starts := estimates.of_key(trial).starts):
         seconds += median_low(starts)
-    width = place.width if trial.fixed_width is None else float(trial.fixed_width)
+    width = trial.width if trial.fixed_width is None else float(trial.fixed_width)
     return TrialLeft(
         seconds=seconds,
         sigma=estimates.sigma(trial),
@@ -204,7 +205,7 @@ def _typical(state: EngineState, own: list[TrialRecord]) -> TrialLeft:
     middle = median_low(paces)
     logs = [math.log(pace / middle) for pace in paces if pace > 0.0 and middle > 0.0]
     sigma = math.sqrt(sum(each * each for each in logs) / max(1, len(logs)))
-    seconds = budget * middle * state.estimates.of_key(own[0]).stretch(min(1.0, own[-1].placement.width))
+    seconds = budget * middle * state.estimates.of_key(own[0]).stretch(min(1.0, own[-1].width))
     return TrialLeft(seconds=seconds, sigma=sigma)
 
 

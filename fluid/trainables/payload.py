@@ -106,7 +106,8 @@ def trial_payload(
         InvalidFieldError: the config cannot be pickled.
     """
     shown = config if shown_config is None else shown_config
-    return TrialPayload(trainable, dump_config(config), json_form(dict(shown)), process)
+    form = json_form(shown if type(shown) is dict else dict(shown))
+    return TrialPayload(trainable, dump_config(config), form, process)
 
 
 def trainable_payload(

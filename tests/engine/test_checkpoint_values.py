@@ -195,11 +195,12 @@ def test_a_checkpoint_of_a_host_without_devices_is_fetched_to_another() -> None:
 def test_a_moved_checkpoint_is_where_the_store_says() -> None:
     sweep = Sweep()
     sweep.run("t0", 1.0)
-    residence = sweep.trial("t0").residence
-    assert residence.durable is None
+    assert sweep.trial("t0").residence.durable is None
     sweep.move("t0", in_memory=False)
+    residence = sweep.trial("t0").residence
     assert residence.checkpoint.path == residence.durable.path == "t0/moved"
     sweep.move("t0", in_memory=True)
+    residence = sweep.trial("t0").residence
     assert residence.checkpoint.in_memory and not residence.durable.in_memory
     sweep.do(CheckpointPlaced(sweep.now, "t0", Checkpoint(0, "older")))
     assert residence.checkpoint.path == "t0/moved" and residence.durable.iteration == 1

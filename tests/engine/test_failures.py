@@ -61,7 +61,7 @@ def test_a_lane_that_dies_takes_its_trial_down_only() -> None:
 
 def test_a_lane_killed_by_another_trial_costs_no_attempt_and_its_killer_runs_alone() -> None:
     hand = running("a", "b")
-    assert hand.trial("a").placement.width < 1.0
+    assert hand.trial("a").width < 1.0
     lanes = {name: hand.lane(name) for name in "ab"}
     hand.do(
         LaneLost(1.0, lanes["a"], "a client's fault", culprit="a"),
@@ -70,7 +70,7 @@ def test_a_lane_killed_by_another_trial_costs_no_attempt_and_its_killer_runs_alo
     assert (hand.trial("a").limits.failures, hand.trial("b").limits.failures) == (1, 0)
     assert hand.trial("a").limits.packing_cap == 1
     waiting = hand.trial("a")
-    assert waiting.placement.width >= 1.0
+    assert waiting.width >= 1.0
 
 
 def test_a_lost_device_costs_no_attempt() -> None:
@@ -132,7 +132,7 @@ def test_a_trial_out_of_memory_beside_others_runs_with_fewer_and_loses_no_attemp
     lane = hand.lane("c")
     hand.failed("c", lane, "out_of_memory")
     assert (hand.trial("c").limits.failures, hand.trial("c").limits.packing_cap) == (0, 2)
-    assert hand.trial("c").placement.width == 0.5
+    assert hand.trial("c").width == 0.5
 
 
 def test_a_trial_out_of_memory_alone_fails_and_says_what_there_was() -> None:
@@ -253,7 +253,7 @@ def test_a_wide_trial_that_loses_a_lane_goes_on_in_the_others(lost: int) -> None
     assert hand.states() == {"a": "RESIZING"} and hand.trial("a").limits.failures == 1
     hand.iterate("a")  # All lanes had finished it, and the lost one had not reported it.
     hand.resized("a")
-    assert hand.states() == {"a": "RUNNING"} and hand.trial("a").placement.width == 2.0
+    assert hand.states() == {"a": "RUNNING"} and hand.trial("a").width == 2.0
     hand.iterate("a", 6)
     assert hand.reports("a") == list(range(1, 10)) and hand.end("a") == "DONE"
 
@@ -339,7 +339,7 @@ def test_a_lane_lost_while_a_wide_trial_is_paused_to_be_widened_leaves_it_the_ot
     a = hand.trial("a")
     lanes = a.placement.move.old_lanes
     resize = only(hand.lose(lanes[1]), Resize)
-    assert resize.lane_ids == lanes[:1] and a.placement.width == 1.0
+    assert resize.lane_ids == lanes[:1] and a.width == 1.0
 
 
 def test_a_lane_lost_while_a_wide_trial_is_narrowed_to_share_a_device_leaves_room_for_the_others_there() -> None:
@@ -354,7 +354,7 @@ def test_a_lane_lost_while_a_wide_trial_is_narrowed_to_share_a_device_leaves_roo
     shared = hand.state.lanes[first].device_id
     assert len(hand.state.occupancy.residents[shared]) > 1, "others were placed beside it"
     resize = only(hand.lose(second), Resize)
-    assert resize.lane_ids == (first,) and hand.trial("wide").placement.width == 0.25
+    assert resize.lane_ids == (first,) and hand.trial("wide").width == 0.25
 
 
 def test_a_wide_trial_that_is_stopped_ends_when_it_has_left_all_its_lanes() -> None:

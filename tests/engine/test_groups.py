@@ -103,14 +103,14 @@ def widths_of(hand: Hand, trial_id: str, seconds: Callable[[float], float]) -> l
         if trial.placement.move is not None:
             hand.paused(trial_id)
             hand.resized(trial_id)
-        widths.append(trial.placement.width)
+        widths.append(trial.width)
         hand.do(
             IterationDone(
                 hand.now,
                 trial_id,
                 hand.lane(trial_id),
                 iteration=trial.progress.done + 1,
-                seconds=seconds(trial.placement.width),
+                seconds=seconds(trial.width),
             )
         )
     return widths
@@ -119,7 +119,7 @@ def widths_of(hand: Hand, trial_id: str, seconds: Callable[[float], float]) -> l
 def test_widths_are_tried_by_doubling() -> None:
     hand = Hand(devices=8, profile=Profile())
     hand.submit("a", budget=100, max_width=8)
-    assert hand.trial("a").placement.width == 1.0, "nothing is known of it yet"
+    assert hand.trial("a").width == 1.0, "nothing is known of it yet"
     hand.started("a")
     assert sorted(set(widths_of(hand, "a", lambda width: 1.0 / width))) == [1.0, 2.0, 4.0, 8.0]
 
@@ -129,7 +129,7 @@ def test_a_width_that_does_not_help_is_left_again() -> None:
     hand.submit("a", budget=100, max_width=4)
     hand.started("a")
     widths = widths_of(hand, "a", lambda width: 1.2 if width > 1 else 1.0)
-    assert 2.0 in widths and hand.trial("a").placement.width == 1.0
+    assert 2.0 in widths and hand.trial("a").width == 1.0
 
 
 def test_a_width_that_makes_it_far_slower_is_left_after_one_iteration_that_counts() -> None:
@@ -138,7 +138,7 @@ def test_a_width_that_makes_it_far_slower_is_left_after_one_iteration_that_count
     hand.submit("a", budget=100, max_width=2)
     hand.started("a")
     widths = widths_of(hand, "a", lambda width: 5.0 if width > 1 else 1.0)
-    assert widths.count(2.0) == 2 and hand.trial("a").placement.width == 1.0
+    assert widths.count(2.0) == 2 and hand.trial("a").width == 1.0
 
 
 @pytest.mark.parametrize(("left", "width"), [(3, 1.0), (4, 2.0)])
@@ -150,7 +150,7 @@ def test_an_unmeasured_width_is_not_tried_for_a_few_iterations(left: int, width:
     hand.submit("b", budget=left, max_width=2)
     hand.started("b")
     hand.tick()
-    assert (hand.trial("b").placement.width, hand.trial("b").placement.move) == (width, None)
+    assert (hand.trial("b").width, hand.trial("b").placement.move) == (width, None)
 
 
 def test_a_trial_that_resumes_in_its_lane_tries_a_width_while_it_runs() -> None:
@@ -175,7 +175,7 @@ def test_a_trial_of_a_few_iterations_starts_at_a_measured_width(known: bool) -> 
     for lane_id in hand.trial("a").placement.lanes:
         hand.released("a", lane_id)
     hand.submit("b", budget=3, max_width=2)
-    assert hand.trial("b").placement.width == (2.0 if known else 1.0)
+    assert hand.trial("b").width == (2.0 if known else 1.0)
 
 
 def test_which_of_a_keys_trials_is_widened_does_not_count() -> None:
@@ -198,7 +198,7 @@ def test_which_of_a_keys_trials_is_widened_does_not_count() -> None:
             )
         )
     widths_of(hand, "slow", lambda width: 2.2 if width > 1 else 4.0)
-    assert hand.trial("slow").placement.width == 2.0
+    assert hand.trial("slow").width == 2.0
     assert profile.beta("net") == pytest.approx(1.1, rel=0.01)
 
 

@@ -358,7 +358,7 @@ class TestNotDemand:
         hand.tick()
         hand.paused("b")
         hand.resized("b")
-        assert hand.trial("b").placement.width == 2.0
+        assert hand.trial("b").width == 2.0
 
     def test_the_widths_of_others_are_planned_as_if_it_were_not_there(self) -> None:
         def widths(paused: bool) -> dict[str, float]:
@@ -368,7 +368,7 @@ class TestNotDemand:
                 hand.pause(name)
             events = [hand.add_device(index) for index in range(4)]
             assert events
-            return {name: hand.trial(name).placement.width for name in ("a", "b")}
+            return {name: hand.trial(name).width for name in ("a", "b")}
 
         assert widths(paused=True) == widths(paused=False)
 
@@ -464,7 +464,7 @@ def test_planners_give_the_others_what_they_would_get_without_the_paused_ones(
             assert trial.state is TrialState.PAUSED and trial.row not in there.state.queue
             continue
         held, expected = there.state.occupancy.held, absent.state.occupancy.held
-        assert (trial.state, trial.placement.width) == (other.state, other.placement.width)
+        assert (trial.state, trial.width) == (other.state, other.width)
         assert held.get(trial.row) == expected.get(other.row)
     waiting = [there.state.trials.by_row[row].trial_id for row in there.state.queue]
     assert waiting == [absent.state.trials.by_row[row].trial_id for row in absent.state.queue]

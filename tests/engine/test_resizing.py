@@ -146,7 +146,7 @@ def test_a_device_that_goes_before_the_trial_came_calls_the_resize_off() -> None
     hand = widening()
     hand.lose_device(1)
     only(hand.paused("a"), RunIteration)
-    assert hand.trial("a").placement.width == 1.0
+    assert hand.trial("a").width == 1.0
 
 
 def test_a_lane_that_dies_while_the_trial_moves_takes_it_down() -> None:
@@ -181,7 +181,7 @@ def test_a_resize_that_fails_is_a_failure() -> None:
 def test_a_wide_trial_shrinks_when_others_arrive() -> None:
     hand = Hand(devices=4, profile=Known(packing=1))
     hand.submit("a", budget=100, max_width=4)
-    assert hand.trial("a").placement.width == 4.0
+    assert hand.trial("a").width == 4.0
     hand.started("a")
     hand.iterate("a")
     hand.submit("b", "c", "d", budget=100)

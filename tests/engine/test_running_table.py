@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from fluid.engine.key_estimates import KeyEstimate
-from fluid.engine.records import Progress, TrialRecord
+from fluid.engine.records import Limits, Progress, TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trial_spec import TrialSpec
 from fluid.planning.occupancy import Occupancy
@@ -20,7 +20,7 @@ KEYS = {
 
 def record(row: int, key: str, width: float, cap: int | None) -> TrialRecord:
     trial = TrialRecord(TrialSpec(f"t{row}", 10, profile_key=key, max_width=8), row, "group", Progress(10))
-    trial.placement.width, trial.limits.packing_cap = width, cap
+    trial.width, trial.limits = width, Limits(packing_cap=cap)
     return trial
 
 
@@ -52,14 +52,14 @@ def test_what_is_left_after_removals_and_changes_is_what_a_new_table_says(
 ) -> None:
     table, occupancy = table_of(trials), Occupancy(Cluster.of(201))
     for trial in trials:
-        occupancy.hold(trial.row, (trial.row,), trial.placement.width)
+        occupancy.hold(trial.row, (trial.row,), trial.width)
     gone = data.draw(st.sets(st.sampled_from(trials))) if trials else set()
     left = [trial for trial in trials if trial not in gone]
     for trial in gone:
         table.remove(trial.row)
         table.remove(trial.row)  # a second time it is passed over
     for trial in left[::2]:
-        trial.placement.width = 0.5
+        trial.width = 0.5
         table.set_width(trial.row, 0.5)
     for trial in gone:
         table.set_width(trial.row, 7.0)
@@ -83,10 +83,10 @@ def test_the_questions_are_answered_as_by_going_through_the_records(trials: list
     table = table_of(trials)
     estimates = {trial.row: KEYS[trial.spec.profile_key] for trial in trials}
     too_wide = {t.row: 2 if estimates[t.row].width == 2 else 1 for t in trials}
-    too_wide = {t.row: too_wide[t.row] for t in trials if t.placement.width > too_wide[t.row]}
+    too_wide = {t.row: too_wide[t.row] for t in trials if t.width > too_wide[t.row]}
     assert dict(table.too_wide()) == too_wide
-    packed = {t.row for t in trials if t.placement.width == 0.5}
+    packed = {t.row for t in trials if t.width == 0.5}
     assert set(table.packed_wider_than(0.25)) == packed
     packing = {t.row: min(estimates[t.row].packing, t.limits.packing_cap or 99) for t in trials}
-    narrowable = [t for t in trials if t.placement.width >= 2 or (t.placement.width == 1 and packing[t.row] > 1)]
+    narrowable = [t for t in trials if t.width >= 2 or (t.width == 1 and packing[t.row] > 1)]
     assert table.can_narrow() == bool(narrowable)

@@ -30,7 +30,7 @@ def test_an_elastic_trial_leaves_out_devices_on_which_it_would_be_slower() -> No
     hand = hand_of(4.0, 4.0, 1.0, 1.0)
     hand.submit("a", budget=10, max_width=4)
     assert held(hand, "a") == (0, 1)
-    assert hand.trial("a").placement.width == 2.0
+    assert hand.trial("a").width == 2.0
     hand.started("a")
     for _ in range(4):
         hand.iterate("a", seconds=0.125)

@@ -215,7 +215,7 @@ def test_a_wide_trial_makes_room_for_several() -> None:
     if hand.trial("a").placement.move is not None:
         hand.paused("a")
         hand.resized("a")
-    assert hand.trial("a").placement.width == 2.0
+    assert hand.trial("a").width == 2.0
     assert paused_in(submit(hand, "u", "v")) == ["a"]
     hand.paused("a")
     assert [hand.states()[name] for name in "auv"] == ["QUEUED", "STARTING", "STARTING"]

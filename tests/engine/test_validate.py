@@ -15,12 +15,12 @@ def test_a_width_that_was_not_written_everywhere_is_found() -> None:
     hand.submit("a", "b")
     hand.started("a")
     running, waiting = hand.trial("a"), hand.trial("b")
-    running.placement.width = 0.5
+    running.width = 0.5
     with pytest.raises(EngineError, match=r"row 1: .* \[0\.5, 3\.0, 1\.0\]; planners see \[1\.0, 3\.0, 1\.0\]"):
         validate_state(hand.state)
     hand.state.allocations.set_width(running, 0.5)
     validate_state(hand.state)
-    waiting.placement.width = 2.0
+    waiting.width = 2.0
     with pytest.raises(EngineError, match="row 2: width 2, and it is queued for 1"):
         validate_state(hand.state)
 
