@@ -718,7 +718,7 @@ def test_it_closes_itself_when_it_is_let_go(processes: Any) -> None:
     events: list[Any] = []
     while not any(isinstance(event, IterationDone) for event in events):
         events += backend.poll(60.0)
-    told = events[-1].metrics.decode()
+    told = next(event.metrics.decode() for event in events if isinstance(event, IterationDone))
     processes.watch(told["pid"], told["server"])
     del backend
     assert processes.have_ended()
