@@ -56,8 +56,9 @@ class ForecastLog:
         groups = [group_id for group_id, group in self._state.groups.items() if group.open][-_MOST_GROUPS:]
         try:
             self._write(now, groups)
-        except Exception:  # A forecast that fails does not end the session.
-            _log.warning("forecasts are no longer written to the run folder", exc_info=True)
+        except Exception as error:  # A forecast that fails does not end the session.
+            told = None if isinstance(error, OSError) else error
+            _log.warning("forecasts are no longer written to the run folder: %s", error, exc_info=told)
             self._next_at = float("inf")
 
     def _write(self, now: float, groups: Sequence[str]) -> None:

@@ -53,8 +53,9 @@ def cut_file(path: Path, keep: int) -> None:
 def tell_damage(path: Path, checks: LineChecks, end: int = 0) -> None:
     """Logs what is damaged of a file whose lines were read, and went on to the offset ``end`` at least."""
     if checks.damage:
-        text = "%s: %d lines are damaged or missing, the first at line %d; what they told is lost"
-        _log.warning(text, path, checks.damage, checks.first)
+        what, whose = ("line is", "it") if checks.damage == 1 else ("lines are", "they")
+        text = "%s: %d %s damaged or missing, the first at line %d; what %s told is lost"
+        _log.warning(text, path, checks.damage, what, checks.first, whose)
     if not checks.reaches(end):
         _log.warning("%s ends too early: its last lines are missing, and what they told is lost", path)
 
