@@ -8,42 +8,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
-from fluid.engine.records import TrialRecord
-from fluid.trialgroup import TrialState
+from fluid.engine.records import EndedTrial, TrialRecord
 
-
-class EndedTrial(NamedTuple):
-    """What displays and forecasts know of a trial that has ended: those of which it is equal are alike to them.
-
-    Attributes:
-        state: how it ended.
-        outcome: what the submitter says came of it; ``None`` if it did not say.
-        done, budget: iterations done, and allowed in all.
-        submitted: the budget with which it was submitted.
-        follow_up_iterations: iterations that later rungs may add after the budget.
-    """
-
-    state: TrialState
-    outcome: TrialState | None
-    done: int
-    budget: int
-    submitted: int
-    follow_up_iterations: int
-
-    @classmethod
-    def of(cls, trial: TrialRecord) -> EndedTrial:
-        """What is known of a trial."""
-        progress = trial.progress
-        left = progress.follow_up_iterations
-        return cls(trial.state, trial.outcome, progress.done, progress.budget, trial.spec.budget, left)
-
-    @property
-    def comes_back(self) -> bool:
-        """Whether it goes on as another trial."""
-        return self.outcome is TrialState.PAUSED
+#: Of most groups no trial is ever forgotten; this is never changed.
+_NO_PAST: Counter[Any] = Counter()
 
 
 @functools.lru_cache(1024)
@@ -75,11 +46,9 @@ class GroupRecord:
     live: dict[str, TrialRecord] = field(default_factory=dict, repr=False)
     ended: Counter[EndedTrial] = field(default_factory=Counter)
     changes: int = 0
-    past: Counter[str] = field(default_factory=Counter)
+    past: Counter[str] = field(default_factory=lambda: _NO_PAST)
     past_iterations: int = 0
-    past_lengths: Counter[int] = field(default_factory=Counter)
-    #: As what each trial is counted that has ended.
-    _counted: dict[str, EndedTrial] = field(default_factory=dict, repr=False)
+    past_lengths: Counter[int] = field(default_factory=lambda: _NO_PAST)
 
     @property
     def known(self) -> int:
@@ -90,8 +59,8 @@ class GroupRecord:
         """Counts one of its trials as it stands now: live, or as what it has ended."""
         self._discount(trial)
         if trial.state.ended:
-            found = self._counted[trial.trial_id] = _one_of(EndedTrial.of(trial))
-            self.ended[found] += 1
+            trial.counted = _one_of(EndedTrial.of(trial))
+            self.ended[trial.counted] += 1
         else:
             self.live[trial.trial_id] = trial
 
@@ -102,6 +71,8 @@ class GroupRecord:
         found = EndedTrial.of(trial)
         self.past_iterations += found.done
         if not found.comes_back:  # Else it is counted when it has.
+            if self.past is _NO_PAST:
+                self.past, self.past_lengths = Counter(), Counter()
             self.past[(found.outcome or found.state).value] += 1
             self.past_lengths[found.done] += 1
 
@@ -109,7 +80,7 @@ class GroupRecord:
         self.changes += 1
         if self.live.pop(trial.trial_id, None) is not None and not self.live:
             self.live = {}  # An empty dict keeps the room that its members took.
-        before = self._counted.pop(trial.trial_id, None)
+        before, trial.counted = trial.counted, None
         if before is not None:
             self.ended[before] -= 1
             if not self.ended[before]:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluid.engine.events import Checkpoint, Failure
 from fluid.engine.pace import Pace
@@ -271,6 +271,37 @@ class Limits:
 NOWHERE, NO_LIMITS = Residence(), Limits()
 
 
+class EndedTrial(NamedTuple):
+    """What displays and forecasts know of a trial that has ended: those of which it is equal are alike to them.
+
+    Attributes:
+        state: how it ended.
+        outcome: what the submitter says came of it; ``None`` if it did not say.
+        done, budget: iterations done, and allowed in all.
+        submitted: the budget with which it was submitted.
+        follow_up_iterations: iterations that later rungs may add after the budget.
+    """
+
+    state: TrialState
+    outcome: TrialState | None
+    done: int
+    budget: int
+    submitted: int
+    follow_up_iterations: int
+
+    @classmethod
+    def of(cls, trial: TrialRecord) -> EndedTrial:
+        """What is known of a trial."""
+        progress = trial.progress
+        left = progress.follow_up_iterations
+        return cls(trial.state, trial.outcome, progress.done, progress.budget, trial.spec.budget, left)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it goes on as another trial."""
+        return self.outcome is TrialState.PAUSED
+
+
 @dataclass(slots=True, eq=False)
 class TrialRecord:
     """One trial.
@@ -289,6 +320,7 @@ class TrialRecord:
         restored_for_call: whether the trial was done, and goes on only because a call needs its state.
         held: why it does not run until it is resumed: the user paused it, or it is set aside; empty if it may run.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
+        counted: as what its group counts it; ``None`` while it has not ended.
         story: the latest transitions, for error messages.
         constraint: what the trial asks of its devices; ``None`` if nothing.
         sharing_group: the trials with which it shares a lane and devices; ``None`` if it has a lane of its own.
@@ -312,6 +344,7 @@ class TrialRecord:
     restored_for_call: bool = False
     held: str = ""
     outcome: TrialState | None = None
+    counted: EndedTrial | None = None
     story: tuple[tuple[float, str], ...] = ()
     constraint: Constraint | None = field(init=False)
     sharing_group: str | None = None

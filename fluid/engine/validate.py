@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from fluid.engine import tuning
 from fluid.engine.core import EngineError
-from fluid.engine.group_record import EndedTrial
 from fluid.engine.holds import is_leaving
 from fluid.engine.lane_record import LaneRecord
-from fluid.engine.records import Stage, TrialRecord
+from fluid.engine.records import EndedTrial, Stage, TrialRecord
 from fluid.engine.state import EngineState
 from fluid.engine.validate_waiting import waiting_problems
 from fluid.engine.watching import IterationDeadline

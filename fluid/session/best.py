@@ -97,6 +97,10 @@ class _TrackedTrial:
         return self.ended_failed if self.said_failed is None else self.said_failed
 
 
+#: Most trackers have nothing of what this stands for; it is never changed.
+_NOTHING: dict[Any, Any] = {}
+
+
 class BestTracker:
     """Tracks the best result of a group: see :class:`fluid.results.best.Merit` for what that is.
 
@@ -120,10 +124,10 @@ class BestTracker:
         self._standings: dict[str, _TrackedTrial] = {}
         #: By the id of a submitted trial that is not the first one of its id to be shown, with its own place in order
         #: of submission. The others, most of all, are those of ``_standings`` that ``first`` names.
-        self._of: dict[str, tuple[_TrackedTrial, int]] = {}
+        self._of: dict[str, tuple[_TrackedTrial, int]] = _NOTHING
         self._entered = 0
         #: Of forgotten trials, the best one that failed, and the best one that did not.
-        self._past: dict[bool, _TrackedTrial] = {}
+        self._past: dict[bool, _TrackedTrial] = _NOTHING
         #: The first of all by merit; ``None`` if it has to be looked for.
         self._best: _TrackedTrial | None = None
 
@@ -156,6 +160,7 @@ class BestTracker:
             else:
                 if standing is None:
                     standing = self._standings[shown_id] = _TrackedTrial(self._entered, "", trial_id)
+                self._of = self._of or {}
                 self._of[trial_id] = standing, self._entered
             self._entered += 1
             standing.last, standing.parts, standing.said_failed = trial_id, standing.parts + 1, None
@@ -235,6 +240,7 @@ class BestTracker:
         del self._standings[trial_id]
         known = self._past.get(standing.failed)
         if known is None or self._rank(standing) < self._rank(known):
+            self._past = self._past or {}
             self._past[standing.failed] = standing
 
     def best(self) -> BestSoFar | None:

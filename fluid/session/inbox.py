@@ -35,6 +35,8 @@ from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logger_of(__name__)
 _NO_OUTCOMES: Mapping[str, TrialState] = {}
+#: A session may have very many groups, most of which have nothing of what this stands for; it is never changed.
+_NOTHING: dict[str, Any] = {}
 
 
 class GroupInbox:
@@ -66,13 +68,13 @@ class GroupInbox:
         #: What trials reported, if there is no listener; readers make results of it.
         self._reports: list[_KeptResult] = []
         self._states: dict[str, TrialState] = {}
-        self._failures: dict[str, Failure] = {}
+        self._failures: dict[str, Failure] = _NOTHING
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
         self.outcomes: Mapping[str, TrialState] = _NO_OUTCOMES
         self.has_forgotten = False
         self._seeds: dict[str, Seeds] = {}
         #: Trials that were forgotten since a handle asks for them, by id.
-        self._forgotten: dict[str, SubmittedTrial] = {}
+        self._forgotten: dict[str, SubmittedTrial] = _NOTHING
         self._keeps_forgotten = False
         #: Trials that have not ended, by id.
         self._open: dict[str, None] = dict.fromkeys(trial.id for trial in group.active)
@@ -207,6 +209,7 @@ class GroupInbox:
         trial = self._trial_of(trial_id)
         if trial is not None:
             self._tracker.enter(trial)
+        self._open = self._open or {}
         self._open[trial_id] = None
 
     def note_seeds(self, trials: Mapping[Trial, TrialPayload]) -> None:
@@ -230,6 +233,7 @@ class GroupInbox:
         if self._keeps_forgotten and trial is not None and state is not None:
             text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
             place = self._tracker.place_of(trial_id)
+            self._forgotten = self._forgotten or {}
             self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place, seeds)
         self._tracker.forget(trial_id)
         if trial is not None:
@@ -273,7 +277,7 @@ class GroupInbox:
         if results is not None:
             self._first_start, self._last_end = results.first_start, results.last_end
         self._states.update(ended)
-        self._failures.update({trial_id: failures[trial_id] for trial_id in ended if trial_id in failures})
+        self._failures = {trial_id: failures[trial_id] for trial_id in ended if trial_id in failures}
         self._tracker = tracker
         self._open = {trial_id: None for trial_id in self._open if trial_id not in ended}
         self.wake()
@@ -349,11 +353,12 @@ class GroupInbox:
         state = end.state
         self._states[end.trial_id] = state
         if end.failure is not None and state is TrialState.FAILED:
+            self._failures = self._failures or {}
             self._failures[end.trial_id] = end.failure
         self._tracker.end(end.trial_id, state)
         self._open.pop(end.trial_id, None)
         if not self._open:
-            self._open = {}  # An empty dict keeps the room that its members took.
+            self._open = _NOTHING  # An empty dict keeps the room that its members took.
             self.wake()
         if self.listener is not None:
             self._call_listener("on_end", end.trial_id, state, end.failure)

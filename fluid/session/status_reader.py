@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from fluid.engine.group_record import EndedTrial, GroupRecord
+from fluid.engine.group_record import GroupRecord
+from fluid.engine.records import EndedTrial
 from fluid.engine.set_aside import BY_USER
 from fluid.engine.state import EngineState
 from fluid.planning.profile import Profile

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median_low
 
-from fluid.engine.group_record import EndedTrial
-from fluid.engine.records import TrialRecord
+from fluid.engine.records import EndedTrial, TrialRecord
 from fluid.engine.state import EngineState
 from fluid.planning.early_ends import EarlyEnds
 from fluid.planning.group_forecast import GroupForecast, PlanError, TrialLeft, TrialsLeft, forecast_group
