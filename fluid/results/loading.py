@@ -51,7 +51,9 @@ def load(
             cannot be used; or a metric without a mode is named that may mean either.
     """
     files = RunFiles(run_dir, "run_dir")
-    session, journal, reported = files.session(), files.journal(), reported_lines(files)
+    session, noted = files.session(), len(files.notes)
+    journal, has_journal = files.journal(), len(files.notes) == noted
+    reported = reported_lines(files)
     group_of: dict[str, str] = {}
     gaps = IterationGaps()
     for one in reported:
@@ -59,7 +61,10 @@ def load(
         gaps.take(one.trial_id, one.number)
     entries = files.trials()
     files.notes += [*gaps.notes(journal.reported), *code_notes(entries)]
-    groups = SubmittedTrials(entries, journal, group_of).groups()
+    submitted = SubmittedTrials(entries, journal, group_of)
+    groups, is_running = submitted.groups(), is_locked(files.path)
+    if not is_running:  # Else files that are read later have more.
+        files.notes += submitted.lost(has_journal=has_journal)
     trials = tuple(_trials(files.path, groups, reported))
     wanted = completed(metric, mode, [group.search for group in groups])
     if metric is not None:
@@ -69,7 +74,7 @@ def load(
         *wanted,
         run_dir=files.path,
         name=_name(files.path, session, groups),
-        state="RUNNING" if is_locked(files.path) else _state(trials),
+        state="RUNNING" if is_running else _state(trials),
         notes=tuple(files.notes),
     )
 

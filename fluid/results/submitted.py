@@ -144,6 +144,21 @@ class SubmittedTrials:
             elif "group" in entry:
                 self._groups.setdefault(str(entry["group"]), GroupLine.read(entry))
 
+    def lost(self, *, has_journal: bool) -> list[str]:
+        """Sentences about trials of a session that has ended, which one of the files should have and has not.
+
+        A file that was cut at the end of a line is like one that a killed session left: only the others tell.
+
+        Args:
+            has_journal: whether the journal could be read.
+        """
+        notes = []
+        if has_journal and (count := len(self._reported.keys() - self._journaled.keys())):
+            notes.append(f"journal.jsonl does not have {_trials(count)} with results: their states are unknown.")
+        if count := len(self._journaled.keys() - self._entries.keys()):
+            notes.append(f"trials.jsonl does not have {_trials(count)} of the journal: their configs are unknown.")
+        return notes
+
     def groups(self) -> tuple[SubmittedGroup, ...]:
         """The groups, and their trials, in the order of ``trials.jsonl``; then those that only other files mention."""
         found: dict[str, SubmittedGroup] = {}
@@ -206,3 +221,7 @@ class SubmittedTrials:
                 return outcome.value
             return PAUSED_BY_USER if self._journaled[trial_id].history.paused else UNFINISHED
         return shown_state(ended, outcome, search)
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count:,} trials"

@@ -231,6 +231,24 @@ write(trial=run())
     assert run_there(tmp_path, text)["trial"] == {"where": "here"}
 
 
+def test_trials_run_where_the_drivers_working_directory_was_deleted(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    text = """
+import os, pickle, sys
+os.rmdir(os.getcwd())
+import fluid
+
+def trial(config):
+    yield {"steps": 1}
+
+with fluid.FluidExecutor("local", 1, verbose=0) as executor:
+    (result,) = executor.submit_trialgroup(fluid.TrialGroup([fluid.Trial(trial)])).results()
+with open(sys.argv[1], "wb") as file:
+    pickle.dump(dict(result.metrics), file)
+"""
+    assert run_there(tmp_path / "gone", text) == {"steps": 1}
+
+
 def test_a_folder_that_the_driver_inserts_later_comes_first_in_trials_too(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -66,6 +66,17 @@ def test_a_killed_session_is_unfinished(killed: Path) -> None:
             result.best_by(metric)
 
 
+@pytest.mark.parametrize(("name", "what"), [("journal.jsonl", "states"), ("trials.jsonl", "configs")])
+def test_what_the_other_files_have_is_missed_in_a_file_that_is_empty(
+    killed: Path, tmp_path: Path, name: str, what: str
+) -> None:
+    folder = copy_of(killed, tmp_path / "run")
+    assert fluid.load(folder).notes == ()
+    (folder / name).write_bytes(b"")
+    (note,) = fluid.load(folder).notes
+    assert note.startswith(f"{name} does not have ") and note.endswith(f"their {what} are unknown.")
+
+
 def test_a_torn_line_is_left_out(killed: Path, tmp_path: Path) -> None:
     folder = copy_of(killed, tmp_path / "run")
     whole = [line for line in (folder / "results.jsonl").read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
