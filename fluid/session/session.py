@@ -35,6 +35,7 @@ from fluid.results.group_lines import GroupLine
 from fluid.session.best import BestSoFar
 from fluid.session.deadlines import SweepInTime
 from fluid.session.forecasts import Forecasts
+from fluid.session.free_memory import give_back
 from fluid.session.group_requests import GroupRequests, Prepared
 from fluid.session.inbox import GroupInbox
 from fluid.session.lost_checkpoints import lost_checkpoints
@@ -141,7 +142,9 @@ class Session:
             say_what_is_awaited(self._state, group.name, specs)
             return inbox
 
-        return self._pump.work(submit)
+        inbox = self._pump.work(submit)
+        give_back(len(specs))
+        return inbox
 
     def requests(self, inbox: GroupInbox) -> GroupRequests:
         """What the handle of a group asks for."""
