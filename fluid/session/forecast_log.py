@@ -9,7 +9,6 @@ from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.engine.state import EngineState
 from fluid.session.forecast import Forecast
-from fluid.session.free_memory import give_back
 from fluid.session.run_folder import RunFolder
 
 _log = logger_of(__name__)
@@ -61,7 +60,6 @@ class ForecastLog:
             told = None if isinstance(error, OSError) else error
             _log.warning("forecasts are no longer written to the run folder: %s", error, exc_info=told)
             self._next_at = float("inf")
-        give_back(sum(self._state.groups[group_id].open for group_id in groups))
 
     def _write(self, now: float, groups: Sequence[str]) -> None:
         found = {group_id: forecast for group_id in groups if (forecast := self._shown(group_id)) is not None}

@@ -35,7 +35,6 @@ from fluid.results.group_lines import GroupLine
 from fluid.session.best import BestSoFar
 from fluid.session.deadlines import SweepInTime
 from fluid.session.forecasts import Forecasts
-from fluid.session.free_memory import give_back
 from fluid.session.group_requests import GroupRequests, Prepared
 from fluid.session.inbox import GroupInbox
 from fluid.session.lost_checkpoints import lost_checkpoints
@@ -142,9 +141,7 @@ class Session:
             say_what_is_awaited(self._state, group.name, specs)
             return inbox
 
-        inbox = self._pump.work(submit)
-        give_back(len(specs))
-        return inbox
+        return self._pump.work(submit)
 
     def requests(self, inbox: GroupInbox) -> GroupRequests:
         """What the handle of a group asks for."""
