@@ -321,7 +321,7 @@ class TrialRecord:
         held: why it does not run until it is resumed: the user paused it, or it is set aside; empty if it may run.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         counted: as what its group counts it; ``None`` while it has not ended.
-        story: the latest transitions, for error messages.
+        story: the latest transitions, for error messages; of a trial that has ended the last one.
         constraint: what the trial asks of its devices; ``None`` if nothing.
         sharing_group: the trials with which it shares a lane and devices; ``None`` if it has a lane of its own.
         owner: number of its group's owner.
