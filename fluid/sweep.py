@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import signal
 import sys
@@ -10,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fluid._clock import MonotonicClock
 from fluid._given_executor import closes_executor
@@ -372,7 +371,8 @@ def _checked_goals(metric: Any, mode: Any, algorithm: str, searcher: Any) -> tup
 def _seed_behind(seed: int, trials: int) -> int:
     """The seed of what TPE suggests behind the trials of earlier sessions: with the same it would begin anew."""
     seed = require_integer("seed", seed, at_least=0, at_most=2**32 - 1)
-    return int(np.random.SeedSequence((seed, trials)).generate_state(1)[0])
+    digest = hashlib.blake2b(f"{seed} {trials}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _make_searcher(
