@@ -472,7 +472,8 @@ def _unpickle(stored: Mapping[str, StoredTrial], written: WrittenLines) -> tuple
         )
     for problem in dict.fromkeys(problems.values()):
         ids = [trial_id for trial_id, one in problems.items() if one == problem]
-        _log.warning("%d trials cannot go on, such as %r: %s", len(ids), ids[0], problem)
+        who = f"trial {ids[0]!r} cannot" if len(ids) == 1 else f"{len(ids)} trials, such as {ids[0]!r}, cannot"
+        _log.warning("%s go on: %s", who, problem)
     return trials, problems
 
 

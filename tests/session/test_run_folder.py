@@ -251,7 +251,7 @@ def test_a_folder_of_a_newer_fluid_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_trainable_that_this_process_cannot_unpickle_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text("def train(config):\n    yield {}\n")
@@ -262,8 +262,9 @@ def test_a_trainable_that_this_process_cannot_unpickle_is_named(
     del sys.modules["mine"]
     (tmp_path / "mine.py").unlink()
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
-    with pytest.raises(InvalidFieldError, match="trial 'a' cannot be unpickled: ModuleNotFoundError"):
-        resume(tmp_path / "run")
+    resume(tmp_path / "run").close()
+    assert "trial 'a' cannot go on: its trainable and config cannot be unpickled" in caplog.text
+    assert "ModuleNotFoundError: No module named 'mine'" in caplog.text
 
 
 # -- what happens to the folder meanwhile --------------------------------------------------------------------------
