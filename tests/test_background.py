@@ -38,6 +38,7 @@ _OTHERS = {
     "fluid/elastic/torch_connection.py": "ends a process group",
     "fluid/elastic/worker.py": "an error in it ends the process",
     "fluid/lane/process_exit.py": "tells pools to end",
+    "fluid/loggers/prometheus.py": "a server of Python's, which guards each request",
     "fluid/processes/lasting_thread.py": "a call each",
     "fluid/session/notice.py": "answers a signal",
     "fluid/trainables/reporting_resident.py": "a trial's own",

@@ -103,15 +103,16 @@ class Pump:
         self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self.began = backend.now()
+        is_virtual = isinstance(backend, VirtualBackend)
         clock = read_clock()._replace(at=self.began)
-        self._facts["clock"] = folder.begin(clock._replace(name="") if self.hold.is_virtual else clock)
+        self._facts["clock"] = folder.begin(clock._replace(name="") if is_virtual else clock)
         if goals.deadline_s is not None:
             self._facts["deadline_at"] = wall_seconds() + goals.deadline_s
         self.scaling = DeviceScaling(state, backend, self.handle, goals, self.began, self._finish_early)
         #: Why the session ends by itself, once its deadline has come or its budget is spent.
         self._limit: LimitReachedError | None = None
         #: When to look at the run folder again; ``None`` for never.
-        self._look_at: float | None = None if self.hold.is_virtual else self.began
+        self._look_at: float | None = None if is_virtual else self.began
         self._closing = False
         self._broken: BaseException | None = None
         self._thread = AwaitedThread("fluid-pump", self._run)

@@ -186,20 +186,20 @@ def test_an_object_remains_json_and_tells_of_damage(tmp_path: Path) -> None:
 # -- payloads ----------------------------------------------------------------------------------------------------------
 
 
-def frames(*, digest: str = "ab") -> list[bytes]:
+def frames(*, code: bytes = b"code") -> list[bytes]:
     trial = {"group": "0", "name": "g", "uses": 0, "config": pickle.dumps({"x": 1}), "seeds": None}
     trials = [{**trial, "fields": {"trial_id": name}} for name in "ab"]
     trials[-1]["complete"] = True
-    return [pickle.dumps(each) for each in ({"trainable": 0, "digest": digest, "pickled": b"code"}, *trials)]
+    return [pickle.dumps(each) for each in ({"trainable": 0, "pickled": code}, *trials)]
 
 
 def test_damaged_frames_are_refused_and_torn_ones_cut_off(tmp_path: Path) -> None:
     path, content = tmp_path / "payloads.pkl", checked_frames(frames(), 0)
     path.write_bytes(content)
     stored = read_payloads(path)
-    assert [(each.trial_id, each.digest, each.is_checked) for each in stored.trials] == [
-        ("a", "ab", True),
-        ("b", "ab", True),
+    assert [(each.trial_id, each.trainable, each.is_checked) for each in stored.trials] == [
+        ("a", b"code", True),
+        ("b", b"code", True),
     ]
     draws, cut_off = random.Random(5), 0
     for _ in range(400):
@@ -227,10 +227,11 @@ def test_damaged_frames_are_refused_and_torn_ones_cut_off(tmp_path: Path) -> Non
 
 def test_frames_of_an_older_fluid_that_are_damaged_are_refused(tmp_path: Path) -> None:
     path, content = tmp_path / "payloads.pkl", b"".join(frames())
-    path.write_bytes(content + checked_frames(frames(digest="cd"), len(content)))
-    assert [(each.digest, each.is_checked) for each in read_payloads(path).trials] == [("ab", False)] * 2 + [
-        ("cd", True)
-    ] * 2
+    path.write_bytes(content + checked_frames(frames(code=b"other"), len(content)))
+    assert [(each.trainable, each.is_checked) for each in read_payloads(path).trials] == [
+        *([(b"code", False)] * 2),
+        *([(b"other", True)] * 2),
+    ]
     for before, after in ((b"trial_id", b"trial_ie"), (b"uses", b"used"), (b"trainable", b"trainabld")):
         path.write_bytes(content.replace(before, after, 1))
         with pytest.raises(InvalidFieldError, match="damaged at byte"):

@@ -192,12 +192,13 @@ def test_checkpoints_for_which_the_disk_has_no_room_stay_in_memory_for_the_resum
     caplog.clear()
     if emptied:
         shutil.rmtree(folder.parent)  # As a reboot does.
+        blocked.unlink()
     start(resumed=True).close()
-    if not emptied:
+    if emptied:
+        assert f"'a' from iteration 0, not {newest}" in caplog.text
+    else:
         assert checkpoints(folder), "the disk is as full as before"
         blocked.unlink()
-    else:
-        assert f"'a' from iteration 0, not {newest}" in caplog.text
     resumed = start(resumed=True)
     (handle,) = resumed.handles
     assert handle.wait(PATIENCE) and handle.states == {"a": "DONE"}

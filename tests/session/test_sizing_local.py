@@ -100,8 +100,10 @@ def test_a_sweep_in_an_executor_that_stays_open_ends_by_its_own_deadline(tmp_pat
     space = {"seconds": uniform(0.05, 0.1)}
     with FluidExecutor("local", 2, packing="off", run_dir=tmp_path / "run", verbose=0) as made:
         result = fluid.run(train, space, metric="total", mode="max", algorithm="random", samples=40, deadline=4)
-        assert result.notes == ("The sweep ended early: the deadline of 4 s has come.",) and result.state == "DONE"
-        assert {trial.state for trial in result.trials} <= {"DONE", "STOPPED"}
+        assert (
+            result.notes == ("The sweep ended early: the deadline of 4 s has come.",) and result.state == "UNFINISHED"
+        )
+        assert {trial.state for trial in result.trials} <= {"DONE", "UNFINISHED"}
         again = fluid.run(
             train, space, metric="total", mode="max", algorithm="random", samples=2, budget=2, deadline="1h"
         )
