@@ -314,7 +314,7 @@ def _check_trial(
             found.wrong.append(f"{trial_id} {iteration}: told {value}")
     found.repeated += [f"{trial_id} {number}: {times} times" for number, times in numbers.items() if times > 1]
     last = max([*numbers, *told], default=0)
-    ends_early = wanted.stopped or (wanted.fields["doomed"] and state == "FAILED")
+    ends_early = wanted.stopped or (wanted.fields["doomed"] and state in ("FAILED", None))  # None: it was forgotten.
     least = last if ends_early else max(last, wanted.least)
     for number in range(1, least + 1):
         where = [name for name, of in (("results.jsonl", numbers), ("told", told)) if number not in of]
