@@ -32,7 +32,7 @@ class ClockReading(NamedTuple):
     Attributes:
         at: seconds, on the clock.
         wall: seconds since 1970.
-        name: of the clock; all clocks of one name have one origin. Empty if that is unknown, or if nobody else has it.
+        name: of the clock; all clocks of one name have one origin. Empty if unknown, or if no other process has it.
     """
 
     at: float

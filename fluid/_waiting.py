@@ -92,7 +92,7 @@ class AwaitedThread(threading.Thread):
 
 
 class BackgroundThread(AwaitedThread):
-    """A thread whose work goes on until it returns, also where it raises what nobody expected.
+    """A thread whose work goes on until it returns, also where it raises an unexpected error.
 
     The log tells the error, once; a thread that fails again and again is given up, which the log tells, too.
 

@@ -63,7 +63,7 @@ class MetricsServer:
 
 
 def _handler_for(registry: Any) -> Any:
-    """Returns the handler of requests. Anybody may ask: whoever has asked is no stranger."""
+    """Returns the handler of requests. Every client may ask: one that has asked is no stranger."""
 
     class MetricsRequests(prometheus_client.MetricsHandler.factory(registry)):  # type: ignore[misc]
         timeout = _REQUEST_S

@@ -39,7 +39,7 @@ class AppendedFile(FileIO):
 
     @property
     def is_cut(self) -> bool:
-        """Whether somebody else has truncated it since the size was first asked for."""
+        """Whether another process has truncated it since the size was first asked for."""
         return self._size is not None and os.fstat(self.fileno()).st_size < self._size
 
     @property

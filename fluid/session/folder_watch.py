@@ -1,7 +1,7 @@
 """Whether a run folder is still there while its session runs: someone may delete, move or exchange it, or its files.
 
-What the session writes then reaches nobody, or is scattered over two folders. So the session ends, within seconds: the
-work of hours that nobody can keep is worth less than the time to begin again.
+What the session writes then is lost, or is scattered over two folders. So the session ends, within seconds: the
+work of hours that the user cannot keep is worth less than the time to begin again.
 """
 
 from __future__ import annotations

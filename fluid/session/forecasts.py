@@ -172,7 +172,7 @@ class Forecasts:
         now, shown = self._now(), self._shown.get(group_id)
         if shown is None or not shown.at <= now < shown.at + (self.lasts() if lasts is None else lasts):
             ends = self.end_on(group_id, None)
-            if shown is None:  # Nobody asks for those of groups that have ended any more.
+            if shown is None:  # No display asks for those of groups that have ended.
                 groups = self._state.groups
                 self._shown = {known: each for known, each in self._shown.items() if groups[known].open}
             shown = self._shown[group_id] = _ShownForecast(now, ends, self._age_s(group_id))

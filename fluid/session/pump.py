@@ -387,7 +387,7 @@ class Pump:
             self.handle(Alarm(self._backend.now()))
 
     def _look_at_folder(self, now: float) -> None:
-        """Ends the session if its run folder was deleted or moved; a virtual clock's is over before anybody does."""
+        """Ends the session if its run folder was deleted or moved; a virtual clock's session does not look."""
         if self._look_at is not None and now >= self._look_at:
             self._look_at = now + _LOOK_S
             try:
