@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from torture_nasty import HANGS, NASTY, WEIGHTS
@@ -156,7 +157,7 @@ def draw(seed: str, *, faults: int | None, kinds: set[str], skipped: set[str], s
         plan.disk_mb = 6
     elif 0.2 <= odds < 0.25 and kind == "local":
         plan.descriptors = 96
-    if kind == "local" and wanted("strangers") and draws.random() < 0.8:
+    if kind == "local" and wanted("strangers") and draws.random() < 0.8 and find_spec("prometheus_client"):
         plan.options["metrics_port"] = 0
     nasty = [name for name in NASTY if wanted(name) and (kind == "local" or name not in ONLY_LOCAL)]
     sweep = kind in ("tune", "optuna")
