@@ -1,10 +1,11 @@
 """Reads ``payloads.pkl``: trainables and configs of trials, pickled, for resuming and for loading checkpoints.
 
-The file is a row of pickles, *frames*: ``{"trainable": number, "pickled": bytes, "code": digests}``, and one per trial,
-with the number of its trainable. Of several frames of a trial, which went on with other code, the last one counts. The
-last trial of a submission says ``"complete"``: a submission counts as a whole or not at all. Before each frame stands a
-head: where in the file it is, the frame's length and CRC-32, and the CRC-32 of the head itself. Frames of older
-versions of Fluid have none.
+The file is a row of pickles, *frames*. That of a trainable is ``{"trainable": number, "pickled": bytes, "code":
+digests}``. One of trials has their group and name, the ``"fields"`` that are the same for all, and ``"trials"``, each
+as the number of its trainable, its pickled config, its other fields, and its seeds. What stands last of a trial, which
+may have gone on with other code, counts. The last frame of a submission says ``"complete"``: a submission counts as a
+whole or not at all. Before each frame stands a head: where in the file it is, the frame's length and CRC-32, and the
+CRC-32 of the head itself. Older versions of Fluid wrote a frame for each trial, and no heads.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import mmap
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -38,8 +38,7 @@ _MARK = b"\x89frame\r\n"
 _CLASSES = {(kind.__module__, kind.__qualname__): kind for kind in (Requires, MemoryNeed)}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTrial:
+class StoredTrial(NamedTuple):
     """A trial as the file has it; trainable and config are not unpickled yet.
 
     Attributes:
@@ -130,17 +129,19 @@ def read_payloads(path: Path, is_known: Callable[[str], bool] = lambda _: True) 
         size = file.seek(0, 2)
         end = keep = file.seek(0)
         while end < size and (frame := _read_frame(file, end, size)) is not None:
-            if "pickled" not in frame and frame["uses"] not in trainables:
-                raise _damaged(path, end)
-            end = file.tell()
             if "pickled" in frame:
                 trainables[frame["trainable"]] = frame["pickled"], TrainableCode.read(frame.get("code"))
+                end = file.tell()
                 continue
-            started.append(_stored_trial(frame, *trainables[frame["uses"]]))
+            try:
+                started += _stored_trials(frame, trainables)
+            except (KeyError, TypeError, ValueError):
+                raise _damaged(path, end) from None
+            end = file.tell()
             if "complete" in frame:
                 found += started
-            elif is_known(started[-1].trial_id):
-                found.append(started[-1])  # An older Fluid wrote no "complete".
+            elif any(is_known(trial.trial_id) for trial in started):
+                found += [trial for trial in started if is_known(trial.trial_id)]  # An older Fluid wrote no "complete".
             else:
                 continue
             started, keep = [], end
@@ -180,10 +181,20 @@ class _FrameReader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is in no frame")
 
 
-def _stored_trial(frame: dict[str, Any], trainable: bytes, code: TrainableCode | None) -> StoredTrial:
-    seeds, is_checked = Seeds.read(frame.get("seeds")), frame.get("is_checked", False)
-    config, fields = frame["config"], frame["fields"]
-    return StoredTrial(frame["group"], frame["name"], trainable, config, fields, seeds, code, is_checked)
+def _stored_trials(
+    frame: dict[str, Any], trainables: Mapping[int, tuple[bytes, TrainableCode | None]]
+) -> Iterator[StoredTrial]:
+    """The trials of a frame. One of an older Fluid has a single trial.
+
+    Raises:
+        KeyError: the file has no such trainable before it.
+        TypeError, ValueError: the frame is of another form.
+    """
+    group, name, shared = frame["group"], frame["name"], frame["fields"]
+    for uses, config, own, seeds in frame.get("trials") or [(frame["uses"], frame["config"], {}, frame.get("seeds"))]:
+        pickled, code = trainables[uses]
+        fields = {**shared, **own}
+        yield StoredTrial(group, name, pickled, config, fields, Seeds.read(seeds), code, frame.get("is_checked", False))
 
 
 def _read_frame(file: IO[bytes] | mmap.mmap, start: int, size: int) -> dict[str, Any] | None:
@@ -215,18 +226,21 @@ def _load_frame(file: Any) -> dict[str, Any] | None:
         frame = _FrameReader(file).load()
     except Exception:  # Of cut-off or other bytes pickle raises anything.
         return None
-    return frame if isinstance(frame, dict) and (_has(frame, _TRAINABLE) or _has(frame, _TRIAL)) else None
+    return frame if isinstance(frame, dict) and any(_has(frame, entries) for entries in _FRAMES) else None
 
 
-#: The entries of a frame, by their types.
-_TRAINABLE: dict[str, type] = {"trainable": int, "pickled": bytes}
-_TRIAL: dict[str, type] = {"group": str, "name": str, "uses": int, "config": bytes, "fields": dict}
+#: The entries of frames, by their types: of a trainable, of trials, and of one trial, as an older Fluid wrote.
+_FRAMES: tuple[dict[str, type], ...] = (
+    {"trainable": int, "pickled": bytes},
+    {"group": str, "name": str, "fields": dict, "trials": list},
+    {"group": str, "name": str, "fields": dict, "uses": int, "config": bytes},
+)
 
 
 def _has(frame: dict[Any, Any], entries: dict[str, type]) -> bool:
     if not all(isinstance(frame.get(name), kind) for name, kind in entries.items()):
         return False
-    return entries is _TRAINABLE or isinstance(frame["fields"].get("trial_id"), str)
+    return "uses" not in entries or isinstance(frame["fields"].get("trial_id"), str)
 
 
 def _is_torn(file: IO[bytes], start: int, size: int) -> bool:

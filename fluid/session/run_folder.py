@@ -232,7 +232,13 @@ class RunFolder:
 
     def write_payloads(self, group_id: str, name: str, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes what trials of a group are resumed from; of one that was written before, this counts from now on."""
-        self._payloads.append_parts(self._framed(group_id, name, trials))
+        known = len(self._trainables)
+        try:
+            self._payloads.append_parts(self._framed(group_id, name, trials))
+        except BaseException:
+            for digest in list(self._trainables)[known:]:  # They were cut off again.
+                del self._trainables[digest]
+            raise
 
     def write_trial_lines(self, group_id: str, group: GroupLine, trials: Mapping[Trial, TrialPayload]) -> None:
         """Writes what reports show of trials, and the line of their group before the first of them."""
@@ -320,7 +326,7 @@ class RunFolder:
         """The frames of trials behind their heads, some at a time: pickles of all would be a multiple of the trials."""
         offset, left = self._payloads.size, len(trials)
         for batch in _batches(trials.items()):
-            frames = [frame for trial, payload in batch for frame in self._frames(group_id, name, trial, payload)]
+            frames = [*self._new_trainables(batch), self._frame(group_id, name, batch)]
             left -= len(batch)
             if not left:
                 frames[-1]["complete"] = True
@@ -328,37 +334,28 @@ class RunFolder:
             offset += len(part)
             yield part
 
-    def _frames(self, group_id: str, name: str, trial: Trial, payload: TrialPayload) -> Iterator[dict[str, Any]]:
-        """What ``payloads.pkl`` gets for a trial: the trainable, if it is new, then the trial."""
-        trainable = payload.trainable
-        if trainable.digest not in self._trainables:
-            self._trainables[trainable.digest] = len(self._trainables)
-            code = None if trainable.code is None else trainable.code.entry()
-            yield {"trainable": self._trainables[trainable.digest], "pickled": trainable.pickled, "code": code}
-        fields = {
-            "budget": trial.budget,
-            "priority": trial.priority,
-            "trial_id": trial.id,
-            "profile_key": trial.key,
-            "max_width": trial.max_width,
-            "memory": trial.memory,
-            "retry_errors": trial.retry_errors,
-            "follow_up_iterations": trial.follow_up_iterations,
-            "iteration_timeout_s": trial.iteration_timeout_s,
-            "requires": trial.requires,
-            "devices": trial.devices,
-            "threads": trial.threads,
-            "isolation": trial.isolation,
-            "chdir": trial.chdir,
-        }
-        yield {
-            "group": group_id,
-            "name": name,
-            "uses": self._trainables[trainable.digest],
-            "config": payload.config,
-            "fields": fields,
-            "seeds": _seeds(payload),
-        }
+    def _new_trainables(self, batch: Iterable[tuple[Trial, TrialPayload]]) -> Iterator[dict[str, Any]]:
+        """The frames of the trainables that ``payloads.pkl`` does not have."""
+        for trainable in (payload.trainable for _, payload in batch):
+            if trainable.digest not in self._trainables:
+                self._trainables[trainable.digest] = len(self._trainables)
+                code = None if trainable.code is None else trainable.code.entry()
+                yield {"trainable": self._trainables[trainable.digest], "pickled": trainable.pickled, "code": code}
+
+    def _frame(self, group_id: str, name: str, batch: Iterable[tuple[Trial, TrialPayload]]) -> dict[str, Any]:
+        """The frame of trials: what they all have once, and of each what it has by itself."""
+        fields = [_stored_fields(trial) for trial, _ in batch]
+        shared = _shared(fields)
+        trials = [
+            (
+                self._trainables[payload.trainable.digest],
+                payload.config,
+                {name: value for name, value in own.items() if name not in shared},
+                _seeds(payload),
+            )
+            for own, (_, payload) in zip(fields, batch, strict=True)
+        ]
+        return {"group": group_id, "name": name, "fields": shared, "trials": trials}
 
 
 def folder_of(path: str | Path) -> Path:
@@ -373,6 +370,36 @@ def folder_of(path: str | Path) -> Path:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:  # The home of an unknown user.
         raise InvalidFieldError("run_dir", str(path), str(error)) from error
+
+
+def _stored_fields(trial: Trial) -> dict[str, Any]:
+    """The fields of a trial that ``payloads.pkl`` has beside its trainable and config."""
+    return {
+        "budget": trial.budget,
+        "priority": trial.priority,
+        "trial_id": trial.id,
+        "profile_key": trial.key,
+        "max_width": trial.max_width,
+        "memory": trial.memory,
+        "retry_errors": trial.retry_errors,
+        "follow_up_iterations": trial.follow_up_iterations,
+        "iteration_timeout_s": trial.iteration_timeout_s,
+        "requires": trial.requires,
+        "devices": trial.devices,
+        "threads": trial.threads,
+        "isolation": trial.isolation,
+        "chdir": trial.chdir,
+    }
+
+
+def _shared(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of the entries have in common, but for the ids."""
+    first, *others = entries
+    return {
+        name: value
+        for name, value in first.items()
+        if name != "trial_id" and all(type(one[name]) is type(value) and one[name] == value for one in others)
+    }
 
 
 def _facts(trial: Trial, payload: TrialPayload) -> dict[str, Any]:

@@ -186,20 +186,27 @@ def test_an_object_remains_json_and_tells_of_damage(tmp_path: Path) -> None:
 # -- payloads ----------------------------------------------------------------------------------------------------------
 
 
-def frames(*, code: bytes = b"code") -> list[bytes]:
-    trial = {"group": "0", "name": "g", "uses": 0, "config": pickle.dumps({"x": 1}), "seeds": None}
-    trials = [{**trial, "fields": {"trial_id": name}} for name in "ab"]
+def frames(*, code: bytes = b"code", older: bool = False) -> list[bytes]:
+    config = pickle.dumps({"x": 1})
+    trainable = {"trainable": 0, "pickled": code}
+    if older:
+        trial = {"group": "0", "name": "g", "uses": 0, "config": config, "seeds": None}
+        trials = [{**trial, "fields": {"trial_id": name, "budget": 3}} for name in "ab"]
+    else:
+        group = {"group": "0", "name": "g", "fields": {"budget": 3}}
+        trials = [
+            {**group, "trials": [(0, config, {"trial_id": name}, None) for name in names]} for names in ("ab", "c")
+        ]
     trials[-1]["complete"] = True
-    return [pickle.dumps(each) for each in ({"trainable": 0, "pickled": code}, *trials)]
+    return [pickle.dumps(each) for each in (trainable, *trials)]
 
 
 def test_damaged_frames_are_refused_and_torn_ones_cut_off(tmp_path: Path) -> None:
     path, content = tmp_path / "payloads.pkl", checked_frames(frames(), 0)
     path.write_bytes(content)
     stored = read_payloads(path)
-    assert [(each.trial_id, each.trainable, each.is_checked) for each in stored.trials] == [
-        ("a", b"code", True),
-        ("b", b"code", True),
+    assert [(each.fields, each.trainable, each.is_checked) for each in stored.trials] == [
+        ({"budget": 3, "trial_id": name}, b"code", True) for name in "abc"
     ]
     draws, cut_off = random.Random(5), 0
     for _ in range(400):
@@ -226,11 +233,11 @@ def test_damaged_frames_are_refused_and_torn_ones_cut_off(tmp_path: Path) -> Non
 
 
 def test_frames_of_an_older_fluid_that_are_damaged_are_refused(tmp_path: Path) -> None:
-    path, content = tmp_path / "payloads.pkl", b"".join(frames())
+    path, content = tmp_path / "payloads.pkl", b"".join(frames(older=True))
     path.write_bytes(content + checked_frames(frames(code=b"other"), len(content)))
     assert [(each.trainable, each.is_checked) for each in read_payloads(path).trials] == [
         *([(b"code", False)] * 2),
-        *([(b"other", True)] * 2),
+        *([(b"other", True)] * 3),
     ]
     for before, after in ((b"trial_id", b"trial_ie"), (b"uses", b"used"), (b"trainable", b"trainabld")):
         path.write_bytes(content.replace(before, after, 1))
