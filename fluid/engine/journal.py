@@ -109,6 +109,11 @@ _REPORTED = re.compile(
     rf'\{{"v": {VERSION}, "what": "IterationReported", "at": (\d+\.\d+), '
     r'"trial_id": "([ !#-\[\]-~]+)", "iteration": (\d+)\}\s*\Z'
 )
+#: The end of a trial that is done.
+_DONE = re.compile(
+    rf'\{{"v": {VERSION}, "what": "ReportEnd", "trial_id": "([ !#-\[\]-~]+)", "group_id": "[ !#-\[\]-~]+", '
+    r'"state": "DONE", "iteration": (\d+), "at": (\d+\.\d+), "failure": null\}\s*\Z'
+)
 #: The kind and the time of any entry.
 _OTHER = re.compile(rf'\{{"v": {VERSION}, "what": "(\w+)", (?:"trial_id": "[^"\\]*", )?"at": (\d+\.\d+)\b')
 #: Values that JSON holds as they are.
@@ -216,6 +221,9 @@ def replay(lines: Iterable[str | bytes], is_checked: Callable[[], bool] = lambda
         if told is not None and told[1] in _TOLD and is_checked():
             replayed.take_told(float(told[2]))
             continue
+        if (quick := _DONE.match(text)) is not None:
+            replayed.take_done(float(quick[3]), quick[1], int(quick[2]))
+            continue
         if not text.strip():
             continue
         try:
@@ -288,6 +296,18 @@ class Replay:
             raise self._bad
         self._told.at = at
         self._change(trial_id, reported=iteration)
+
+    def take_done(self, at: float, trial_id: str, iteration: int) -> None:
+        """Takes a :class:`ReportEnd` of a trial that is done.
+
+        Raises:
+            InvalidFieldError: the line before was not JSON.
+        """
+        if self._bad is not None:
+            raise self._bad
+        self._told.at = at
+        # One that finished by itself may have run less than its budget.
+        self._change(trial_id, ended=TrialState.DONE, paused=False, budget=max(1, iteration))
 
     def take_told(self, at: float) -> None:
         """Takes an entry that is written for reports only.
@@ -408,12 +428,11 @@ class Replay:
         self.take_reported(entry.at, entry.trial_id, entry.iteration)
 
     def _ended(self, command: ReportEnd) -> None:
-        if command.trial_id not in self._group_of:
-            return
-        self._change(command.trial_id, ended=command.state, paused=False)
-        if command.state is TrialState.DONE:  # One that finished by itself may have run less than its budget.
-            self._change(command.trial_id, budget=max(1, command.iteration))
-        if command.failure is not None:
+        if command.state is TrialState.DONE:
+            self.take_done(command.at, command.trial_id, command.iteration)
+        else:
+            self._change(command.trial_id, ended=command.state, paused=False)
+        if command.failure is not None and command.trial_id in self._group_of:
             self._told.failures[command.trial_id] = command.failure
 
     def _measured(self, entry: ProfileSaved) -> None:

@@ -149,16 +149,20 @@ def _converter() -> Converter:
         hints = get_type_hints(kind, localns={"KW_ONLY": object}, include_extras=True)
         for field in dataclasses.fields(kind):
             field.type = hints[field.name]
+        optional = {name for name, hint in hints.items() if type(None) in get_args(hint)}
         # Generated when it is first needed, which takes a while: it says where in the data an error is.
         read_slowly = functools.cache(lambda: make_dict_structure_fn(kind, converter))
 
         def read(value: Any, _: Any) -> Any:
-            """Takes what is of the type wanted as it is."""
+            """Takes what is of the type wanted as it is: a submission may have a hundred thousand trials."""
             made = {}
             try:
                 for name, part in value.items():
                     wanted = hints[name]
-                    is_right = type(part) is wanted and (wanted is str or wanted is bool or _is_exact(part))
+                    if part is None:
+                        is_right = name in optional
+                    else:
+                        is_right = type(part) is wanted and (wanted is str or wanted is bool or _is_exact(part))
                     made[name] = part if is_right else converter.structure(part, wanted)
                 return kind(**made)
             except Exception:
