@@ -64,6 +64,7 @@ def run(checkout: Path, what: str, folder: Path, trials: int) -> str:
     """Runs a step of this program with the Fluid of a checkout; returns what it prints last."""
     command = [sys.executable, str(HERE / "resuming.py"), f"--{what}", str(folder), "--trials", str(trials)]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # The first round compiles all modules, as an installation does.
     ran = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise SystemExit(ran.stdout + ran.stderr)

@@ -114,8 +114,10 @@ _DONE = re.compile(
     rf'\{{"v": {VERSION}, "what": "ReportEnd", "trial_id": "([ !#-\[\]-~]+)", "group_id": "[ !#-\[\]-~]+", '
     r'"state": "DONE", "iteration": (\d+), "at": (\d+\.\d+), "failure": null\}\s*\Z'
 )
-#: The kind and the time of any entry.
-_OTHER = re.compile(rf'\{{"v": {VERSION}, "what": "(\w+)", (?:"trial_id": "[^"\\]*", )?"at": (\d+\.\d+)\b')
+#: The kind and the time of an entry that is one object, with none in it. No more is needed of what reports alone read.
+_FLAT = re.compile(
+    rf'\{{"v": {VERSION}, "what": "(\w+)", (?:"trial_id": "[^"\\{{}}]*", )?"at": (\d+\.\d+)\b[^{{}}]*\}}\s*\Z'
+)
 #: Values that JSON holds as they are.
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 #: What is written of dataclasses, as :func:`_fields_of` says; ``None`` of other classes.
@@ -123,6 +125,8 @@ _FIELDS: dict[type, tuple[tuple[str, Any], ...] | None] = {}
 #: There are thousands of these in an entry: what is nothing by default, and is so, is left out.
 _LEAN = frozenset((TrialSpec, TrialHistory))
 _NEVER = object()
+#: Stands for the history of a trial of which all that is known is among the changes.
+_UNSETTLED = TrialHistory(TrialSpec("", 1), budget=1)
 #: Trials that are encoded together: a submission may have a hundred thousand.
 _BATCH = 256
 #: What is written, by the name in ``what``.
@@ -201,12 +205,11 @@ def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
 # -- reading --------------------------------------------------------------------------------------------------
 
 
-def replay(lines: Iterable[str | bytes], is_checked: Callable[[], bool] = lambda: False) -> Recovered:
+def replay(lines: Iterable[str | bytes]) -> Recovered:
     """Reads a journal.
 
     Args:
         lines: one entry each. A last line that is cut off is ignored.
-        is_checked: whether a checksum vouches for the line given last, so that it need not be read to be found right.
 
     Raises:
         InvalidFieldError: a line but the last is not JSON, or an entry's version, class or fields are wrong.
@@ -217,8 +220,8 @@ def replay(lines: Iterable[str | bytes], is_checked: Callable[[], bool] = lambda
         if (quick := _REPORTED.match(text)) is not None:
             replayed.take_reported(float(quick[1]), quick[2], int(quick[3]))
             continue
-        told = _OTHER.match(text)
-        if told is not None and told[1] in _TOLD and is_checked():
+        told = _FLAT.match(text)
+        if told is not None and told[1] in _TOLD:
             replayed.take_told(float(told[2]))
             continue
         if (quick := _DONE.match(text)) is not None:
@@ -357,7 +360,7 @@ class Replay:
         self.result.groups[event.group_id] = {}
         self._told.terms[event.group_id] = event.terms
         for history in event.trials:
-            self._add(event.group_id, history)
+            self._add(event.group_id, history.trial.trial_id, history)
             if history.ended is None and history.outcome is None:  # It may be one that had failed.
                 self._told.failures.pop(history.trial.trial_id, None)
                 self._told.outcomes.pop(history.trial.trial_id, None)
@@ -371,12 +374,13 @@ class Replay:
     def _add_new(self, group_id: str, trials: Iterable[TrialSpec]) -> None:
         for spec in trials:
             self._told.mixed |= spec.trial_id in self._group_of or spec.trial_id in self._told.past
-            self._add(group_id, TrialHistory(spec, budget=spec.budget))
+            self._add(group_id, spec.trial_id, _UNSETTLED)
+            self._changes[spec.trial_id] = {"trial": spec, "budget": spec.budget}
 
-    def _add(self, group_id: str, history: TrialHistory) -> None:
-        self._changes.pop(history.trial.trial_id, None)
-        self._group_of[history.trial.trial_id] = group_id
-        self._told.groups[group_id][history.trial.trial_id] = history
+    def _add(self, group_id: str, trial_id: str, history: TrialHistory) -> None:
+        self._changes.pop(trial_id, None)
+        self._group_of[trial_id] = group_id
+        self._told.groups[group_id][trial_id] = history
 
     def _extended(self, event: BudgetExtended) -> None:
         history = self._history(event.trial_id)
@@ -452,5 +456,6 @@ class Replay:
             self._changes.setdefault(trial_id, {}).update(changes)
 
     def _settle(self, trial_id: str) -> None:
-        trials = self._told.groups[self._group_of[trial_id]]
-        trials[trial_id] = replace(trials[trial_id], **self._changes[trial_id])
+        trials, changes = self._told.groups[self._group_of[trial_id]], self._changes[trial_id]
+        known = trials[trial_id]
+        trials[trial_id] = TrialHistory(**changes) if known is _UNSETTLED else replace(known, **changes)

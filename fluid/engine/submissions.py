@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fluid.engine.claims import Claims
@@ -53,8 +54,7 @@ class Submissions:
     def group_submitted(self, event: GroupSubmitted) -> None:
         """Queues a group's trials."""
         self._open_group(event.group_id, event.terms)
-        for spec in event.trials:
-            self._core.enqueue(self._admit(event.group_id, spec), "submitted")
+        self._queue_new(event.group_id, event.trials)
 
     def check_added(self, event: TrialsAdded, claims: Claims) -> None:
         """Refuses trials of an unknown group, or that cannot be."""
@@ -65,8 +65,13 @@ class Submissions:
 
     def trials_added(self, event: TrialsAdded) -> None:
         """Queues further trials of a group."""
-        for spec in event.trials:
-            self._core.enqueue(self._admit(event.group_id, spec), "submitted")
+        self._queue_new(event.group_id, event.trials)
+
+    def _queue_new(self, group_id: str, specs: Iterable[TrialSpec]) -> None:
+        for spec in specs:
+            trial = self._admit(group_id, spec)
+            self._core.groups[group_id].count(trial)
+            self._core.enqueue(trial, "submitted")
 
     def check_recovered(self, event: GroupRecovered, claims: Claims) -> None:
         """Refuses a group whose id is taken, or one of whose trials cannot be."""
@@ -106,13 +111,11 @@ class Submissions:
         if history.failures:
             trial.limits = replace(trial.limits, failures=history.failures)
         trial.outcome = None if history.outcome is None else TrialState(history.outcome)
-        durable = history.checkpoint is not None and not history.checkpoint.in_memory
-        trial.residence = replace(
-            trial.residence, checkpoint=history.checkpoint, durable=history.checkpoint if durable else None
-        )
+        if (found := history.checkpoint) is not None:
+            trial.residence = replace(trial.residence, checkpoint=found, durable=None if found.in_memory else found)
         if ended is not None:
             trial.progress.go_back_to(history.reported)
-            self._core.groups[group_id].count(trial)
+        self._core.groups[group_id].count(trial)
         return trial
 
     def _check_trial(self, spec: TrialSpec, claims: Claims, *, fits: bool = True) -> None:
@@ -134,6 +137,7 @@ class Submissions:
             claims.fitting.add(asked)
 
     def _admit(self, group_id: str, spec: TrialSpec, state: TrialState = TrialState.QUEUED) -> TrialRecord:
+        """Makes the record of a trial, which its group does not count yet."""
         core = self._core
         progress = Progress(spec.budget, follow_up_iterations=spec.follow_up_iterations)
         group = core.groups[group_id]
@@ -145,7 +149,6 @@ class Submissions:
         core.fusing.admit(trial)
         group.trial_ids[spec.trial_id] = None
         group.open += 1
-        group.count(trial)
         return trial
 
     # -- budgets -------------------------------------------------------------------------------------------

@@ -96,12 +96,14 @@ class WrittenLines:
         trials: ids of trials, in the order written.
         unstored: the lines of trials that have no payload, by trial id.
         shown: how reports show trials, by trial id.
+        unchecked: the configs of trials whose payloads no checksum vouches for, by trial id.
     """
 
     groups: dict[str, GroupLine] = field(default_factory=dict)
     trials: dict[str, None] = field(default_factory=dict)
     unstored: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
+    unchecked: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,7 @@ def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
     cut_file(folder / PAYLOADS, payloads.whole_bytes)
     stored = {trial.trial_id: trial for trial in payloads.trials if trial.trial_id not in forgotten}
     known = {*in_journal, *forgotten, *stored}
-    written = _read_lines(folder, ends.get(TRIALS, 0), lambda trial_id: trial_id in known, stored)
+    written = _read_lines(folder, ends.get(TRIALS, 0), known, stored)
     trials, problems = _unpickle(stored, written)
     groups = _groups(recovered, stored, trials, written)
     best = _Trackers(groups, written, recovered)
@@ -351,8 +353,9 @@ def _read(folder: Path, ends: Mapping[str, int]) -> LeftSession:
     lost = _agree(recovered, results, stored, problems)
     _tell_of_gaps(folder, missing, recovered)
     recovered.profile = recovered.profile or _profile(folder)
-    unchecked = {name for name, trial in stored.items() if not trial.is_checked and name not in problems}
-    _require_same_configs(folder, groups, unchecked)
+    _require_same_configs(
+        folder, trials, {name: one for name, one in written.unchecked.items() if name not in problems}
+    )
     _reclaim(recovered, folder)
     seeds = {trial_id: trial.seeds for trial_id, trial in stored.items() if trial.seeds is not None}
     codes = {trial_id: trial.code for trial_id, trial in stored.items() if trial.code is not None}
@@ -376,7 +379,7 @@ def _replay(folder: Path, end: int) -> Recovered:
     checks = LineChecks()
     try:
         with (folder / JOURNAL).open("rb") as lines:
-            recovered = replay(_checked_lines(folder, lines, checks), lambda: checks.is_checked)
+            recovered = replay(_checked_lines(folder, lines, checks))
     except InvalidFieldError as error:
         raise InvalidFieldError("run_dir", str(folder), f"{JOURNAL}: {error.field} {error.reason}") from error
     tell_damage(folder / JOURNAL, checks, end)
@@ -411,21 +414,21 @@ def _profile(folder: Path) -> Profile | None:
         return None
 
 
-def _read_lines(folder: Path, end: int, is_known: Callable[[str], bool], stored: Collection[str]) -> WrittenLines:
+def _read_lines(folder: Path, end: int, known: Collection[str], stored: Mapping[str, StoredTrial]) -> WrittenLines:
     """Reads ``trials.jsonl``, and cuts off the last lines if neither journal nor payloads know their trials.
 
     Args:
         folder: the run folder.
         end: the offset to which the file went on at least.
-        is_known: whether journal or payloads know the trial of this id.
-        stored: ids of trials that have a payload.
+        known: ids of the trials that are in the journal or the payloads.
+        stored: the trials that have a payload, by id.
     """
     written, started, keep, checks = WrittenLines(), dict[str, GroupLine](), 0, LineChecks()
     for line in json_lines(folder / TRIALS, checks=checks):
         entry = line.entry or {}
         if "trial" not in entry:
             trial_id = str(entry.get("shown", ""))
-            if "shown" in entry and is_known(trial_id):  # Its config was told later.
+            if "shown" in entry and trial_id in known:  # Its config was told later.
                 keep = line.end
                 with suppress(InvalidFieldError, KeyError):
                     shown = written.shown.get(trial_id, Shown(trial_id))
@@ -434,17 +437,19 @@ def _read_lines(folder: Path, end: int, is_known: Callable[[str], bool], stored:
                 keep = line.end
             elif "group" in entry:
                 started[str(entry["group"])] = GroupLine.read(entry)
-        elif is_known(str(entry["trial"])):
+        elif (trial_id := str(entry["trial"])) in known:
             keep = line.end
             written.groups.update(started)
             started.clear()
-            written.trials[entry["trial"]] = None
-            if entry["trial"] not in stored:
-                written.unstored[entry["trial"]] = entry
+            written.trials[trial_id] = None
+            if trial_id not in stored:
+                written.unstored[trial_id] = entry
             if "shown" in entry:
                 with suppress(InvalidFieldError, KeyError):
                     shown = Shown(entry["shown"], entry["config"], entry.get("iterations", 0), entry.get("metrics"))
-                    written.shown[entry["trial"]] = shown
+                    written.shown[trial_id] = shown
+            elif trial_id in stored and not stored[trial_id].is_checked:
+                written.unchecked[trial_id] = entry.get("config")
     tell_damage(folder / TRIALS, checks, end)
     cut_file(folder / TRIALS, keep)
     return written
@@ -634,25 +639,25 @@ class _Trackers:
             for trial_id, history in trials.items()
             if history.ended is TrialState.FAILED
         }
-        for trial_id, (tracker, _) in self._trials.items():
-            tracker.end(trial_id, TrialState.FAILED if trial_id in failed else None)
+        differ = {*failed, *recovered.outcomes, *self._forgotten}
+        for trial_id in [trial_id for trial_id in self._trials if trial_id in differ]:
+            tracker, _ = self._trials[trial_id]
+            if trial_id in failed:
+                tracker.end(trial_id, TrialState.FAILED)
             tracker.say(trial_id, recovered.outcomes.get(trial_id))
             if trial_id in self._forgotten:
                 tracker.forget(trial_id)
 
 
-def _require_same_configs(folder: Path, groups: Mapping[str, LeftGroup], unchecked: set[str]) -> None:
-    """Compares the configs that are pickled without a checksum with those in ``trials.jsonl``.
+def _require_same_configs(folder: Path, trials: Mapping[str, Trial], configs: Mapping[str, Any]) -> None:
+    """Compares the configs of trials, as they are pickled, with those in ``trials.jsonl``, by trial id.
 
     Raises:
         InvalidFieldError: one is another: either file is damaged.
     """
-    trials = {name: trial for group in groups.values() for name, trial in group.trials.items() if name in unchecked}
-    for line in json_lines(folder / TRIALS) if trials else ():
-        entry = line.entry or {}
-        trial = trials.get(entry.get("trial", ""))
-        if trial is not None and "shown" not in entry and not is_form_of(trial.config, entry.get("config")):
-            reason = f"the config of trial {trial.id!r} in {PAYLOADS} is another one than in {TRIALS}: one is damaged"
+    for trial_id, config in configs.items():
+        if not is_form_of(trials[trial_id].config, config):
+            reason = f"the config of trial {trial_id!r} in {PAYLOADS} is another one than in {TRIALS}: one is damaged"
             raise InvalidFieldError("run_dir", str(folder), reason)
 
 
