@@ -128,7 +128,9 @@ class _Content:
         """Reads the new lines."""
         files = self._files
         files.notes.clear()
-        self._session, self._journal, reported = files.session(), files.journal(), self._reported.new()
+        self._session, noted = files.session(), len(files.notes)
+        self._journal, has_journal = files.journal(), len(files.notes) == noted
+        reported = self._reported.new()
         self._entries, self._foretold = files.trials(), files.forecasts()
         self._profile = files.profile()
         self._keys = key_measurements(self._profile)
@@ -152,7 +154,10 @@ class _Content:
         lost = [note for note in self._journal.places if isinstance(note, NoteDeviceLost) and note.reason]
         files.notes += [f"Device {note.device_id} was given up: {note.reason}." for note in lost]
         files.notes += [*self._gaps.notes(self._journal.reported), *code_notes(self._entries)]
-        self._submitted = SubmittedTrials(self._entries, self._journal, self._done.group_of).groups()
+        submitted = SubmittedTrials(self._entries, self._journal, self._done.group_of)
+        if not is_locked(files.path):  # Else files that are read later have more.
+            files.notes += submitted.lost(has_journal=has_journal)
+        self._submitted = submitted.groups()
         self._groups = tuple(
             GroupRun(
                 group.group_id,

@@ -13,6 +13,7 @@ import pytest
 
 import fluid
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.reports.loader import load_run
 from tests.waiting import eventually
 
 SCRIPT = """
@@ -75,6 +76,7 @@ def test_what_the_other_files_have_is_missed_in_a_file_that_is_empty(
     (folder / name).write_bytes(b"")
     (note,) = fluid.load(folder).notes
     assert note.startswith(f"{name} does not have ") and note.endswith(f"their {what} are unknown.")
+    assert note in load_run(folder).notes
 
 
 def test_a_torn_line_is_left_out(killed: Path, tmp_path: Path) -> None:
