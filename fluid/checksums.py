@@ -17,8 +17,10 @@ from zlib import crc32
 _KEY = b', "crc": "'
 _decoder: Any = json.JSONDecoder()
 _scan = _decoder.scan_once
+#: Bytes of a line behind its offset: the digits, and what ends the line.
+_TAIL_BYTES = len('01234567"}\n')
 #: Most bytes of a line from the key on: an offset has at most 20 digits.
-_LONGEST = len(_KEY) + 20 + len('-01234567"}\n')
+_LONGEST = len(_KEY) + 20 + len("-") + _TAIL_BYTES
 #: The end of an object with a checksum, also where a bit of its name or its digits was flipped.
 _OBJECT_END = re.compile(rb',\n "([^"]{3})": "([^"]{8})"\n\}\Z')
 #: What :func:`split_line` gives as the offset of a line without a checksum, and of a damaged one.
@@ -36,13 +38,12 @@ def checked_lines(texts: Iterable[str], offset: int) -> bytes:
         >>> checked_lines(['{"a": 1}'], 0)
         b'{"a": 1, "crc": "0-c90196bb"}\\n'
     """
-    lines = []
+    parts = []
     for text in texts:  # There is one for each result: the loop calls no function of Python.
-        head = f'{text[:-1]}, "crc": "{offset}-'.encode()
-        line = b'%b%08x"}\n' % (head, crc32(head))
-        lines.append(line)
-        offset += len(line)
-    return b"".join(lines)
+        parts.append(head := f'{text[:-1]}, "crc": "{offset}-'.encode())
+        parts.append(b'%08x"}\n' % crc32(head))
+        offset += len(head) + _TAIL_BYTES
+    return b"".join(parts)
 
 
 def checked_parts(parts: Iterable[str], offset: int) -> Iterator[bytes]:
