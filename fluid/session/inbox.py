@@ -63,7 +63,6 @@ class GroupInbox(ChangeWaits):
         "_ended_seconds",
         "_failures",
         "_forgotten",
-        "_keeps_forgotten",
         "_last_end",
         "_open",
         "_reports",
@@ -93,9 +92,8 @@ class GroupInbox(ChangeWaits):
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
         self.outcomes: Mapping[str, TrialState] = _NO_OUTCOMES
         self.has_forgotten = False
-        #: Trials that were forgotten since a handle asks for them, by id.
-        self._forgotten: dict[str, SubmittedTrial] = _NOTHING
-        self._keeps_forgotten = False
+        #: Trials that were forgotten since a handle asks for them, by id; ``None`` before.
+        self._forgotten: dict[str, SubmittedTrial] | None = None
         #: Trials that have not ended, by id.
         self._open: dict[str, None] = dict.fromkeys(trial.id for trial in group.active)
         #: What an earlier session reported; ``None`` if none did.
@@ -181,12 +179,13 @@ class GroupInbox(ChangeWaits):
 
     def keep_forgotten(self) -> None:
         """Keeps, from now on, trials that are forgotten: the group's user asks for all."""
-        self._keeps_forgotten = True
+        if self._forgotten is None:
+            self._forgotten = {}
 
     @property
     def forgotten(self) -> dict[str, SubmittedTrial]:
         """The trials that were forgotten since :meth:`keep_forgotten` was called first, by id."""
-        return self._forgotten.copy()
+        return {} if self._forgotten is None else self._forgotten.copy()
 
     @property
     def places(self) -> Callable[[str], int]:
@@ -249,10 +248,9 @@ class GroupInbox(ChangeWaits):
         """
         trial = self._trial_of(trial_id)
         (state, seeds), failure = self._tracker.facts(trial_id), self._failures.pop(trial_id, None)
-        if self._keeps_forgotten and trial is not None and state is not None:
+        if self._forgotten is not None and trial is not None and state is not None:
             text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
             place = self._tracker.place_of(trial_id)
-            self._forgotten = self._forgotten or {}
             self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place, seeds)
         self._tracker.forget(trial_id)
         if trial is not None:
@@ -347,7 +345,8 @@ class GroupInbox(ChangeWaits):
             if trial is not None:
                 self._tracker.hear(trial, iteration, metrics.numbers)
             self._began_at = at - seconds if self._began_at is None else min(self._began_at, at - seconds)
-            self._ended_seconds += seconds
+            # The seconds of the only result of a group are that object.
+            self._ended_seconds = self._ended_seconds + seconds if self._ended_seconds else seconds
         self._ended += report.count
         end = report.at + self._clock_offset
         self._last_end = end if self._last_end is None else max(self._last_end, end)
