@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
+from fluid.few_items import FewItems
 from fluid.random_state import SeedOrigin
 from fluid.resources import MemoryNeed, Requires, require_devices
 from fluid.search_shape import SearchShape
@@ -177,8 +178,14 @@ class Search:
             raise InvalidFieldError("shape", self.shape, "must be a SearchShape or None")
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
+class _WithSlots:
+    """A session may have very many trials. Weak references to one are possible, as to any other object."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trial(_WithSlots):
     """One configuration to train, and the iterations it may run until the algorithm decides about it again.
 
     Example:
@@ -289,7 +296,8 @@ class Trial:
     def changed(self, **fields: Any) -> Trial:
         """The trial with other fields, which were checked; its config is the same object."""
         made = copy.copy(self)
-        vars(made).update(fields)
+        for name, value in fields.items():
+            object.__setattr__(made, name, value)
         return made
 
     @property
@@ -385,7 +393,7 @@ class TrialGroup:
         self.search = search
         self.requires = requires
         self.owner = None if owner is None else require_text("owner", owner)
-        self._trials: dict[str, Trial] = {}
+        self._trials = FewItems[str, Trial]()
         #: Most groups have none, and a session may have very many groups.
         self._stopped: frozenset[str] | set[str] = _NONE
         for trial in trials:
@@ -395,7 +403,7 @@ class TrialGroup:
         return len(self._trials)
 
     def __iter__(self) -> Iterator[Trial]:
-        return iter(list(self._trials.values()))
+        return iter(self._trials.copy().values())
 
     def __contains__(self, trial_id: object) -> bool:
         return trial_id in self._trials

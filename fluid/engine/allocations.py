@@ -213,6 +213,7 @@ class Allocations:
         """Frees everything that a trial holds."""
         self._table.remove(trial.row)
         self._moving.discard(trial.row)
+        self._unsure.discard(trial.row)
         self.work.forget(trial.row)
         if trial.row in self._occupancy.held:
             self._occupancy.release(trial.row)

@@ -16,7 +16,8 @@ class Claims:
 
     def __init__(self) -> None:
         self.fitting: set[Hashable] = set()
-        self._claimed: set[tuple[str, Hashable]] = set()
+        #: By the name of the field: trials may be very many.
+        self._claimed: dict[str, set[Hashable]] = {}
 
     def claim(self, field_name: str, value: Hashable, *taken: Container[Hashable]) -> None:
         """Claims an id.
@@ -24,6 +25,7 @@ class Claims:
         Raises:
             InvalidFieldError: it is taken, or was claimed before.
         """
-        if (field_name, value) in self._claimed or any(value in ids for ids in taken):
+        claimed = self._claimed.setdefault(field_name, set())
+        if value in claimed or any(value in ids for ids in taken):
             raise InvalidFieldError(field_name, value, "is taken in this session")
-        self._claimed.add((field_name, value))
+        claimed.add(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 from fluid.engine import tuning
 from fluid.engine.allocations import Allocations
@@ -37,7 +38,7 @@ class Cohorts:
         self._estimates = estimates
         self._allocations = allocations
         self._measuring = measuring
-        #: submitted profile key -> row -> trial.
+        #: submitted profile key -> row -> trial, of those that have not ended, or that had not when it was last looked.
         self._trials: dict[str, dict[int, TrialRecord]] = {}
         #: row -> the profile key with which it was submitted.
         self._submitted: dict[int, str] = {}
@@ -58,7 +59,13 @@ class Cohorts:
         """Drops a trial that was forgotten."""
         key = self._submitted.pop(trial.row, None)
         if key is not None:
-            del self._trials[key][trial.row]
+            self._trials[key].pop(trial.row, None)
+
+    def extended(self, trial: TrialRecord) -> None:
+        """Takes it that a trial goes on after its end."""
+        key = self._submitted.get(trial.row)
+        if key is not None:
+            self._trials[key][trial.row] = trial
 
     def name_of(self, trial: TrialRecord) -> str | None:
         """The profile key of a trial's cohort; ``None`` if its key is not parted."""
@@ -119,7 +126,8 @@ class Cohorts:
                 continue
             del self._due[key]
             tree = self._profile.cohorts[key]
-            changed = [trial for trial in trials.values() if not trial.state.ended and self._predict(trial, key, tree)]
+            left = self._trials[key] = {row: trial for row, trial in trials.items() if not trial.state.ended}
+            changed = [trial for trial in left.values() if self._predict(trial, key, tree)]
             for estimate in {id(each): each for each in map(self._estimates.of_key, changed)}.values():
                 self._measuring.estimate_changed(estimate)
             matters |= bool(changed)
@@ -149,7 +157,7 @@ class Cohorts:
 
     def _seconds(self, key: str, tree: CohortTree, prediction: Prediction) -> float | None:
         """The predicted seconds, in steps, as planners should see most trials as alike; ``None`` for the key's."""
-        seconds, step = prediction.seconds, math.log1p(tuning.PREDICTION_STEP)
+        seconds = prediction.seconds
         if seconds is None or seconds <= 0.0:
             return None
         if not prediction.cohort:
@@ -157,7 +165,7 @@ class Cohorts:
             is_known = usual is not None and len(tree) < tuning.LEAST_TO_PREDICT
             if is_known or (usual is not None and abs(math.log(seconds / usual)) < tuning.WORTH_PREDICTING):
                 return None
-        return math.exp(round(math.log(seconds) / step) * step)
+        return _seconds_after(round(math.log(seconds) / math.log1p(tuning.PREDICTION_STEP)))
 
     def _need(self, key: str, prediction: Prediction) -> MemoryNeed | None:
         """The predicted need, rounded up in steps; ``None`` where the key's serves."""
@@ -173,3 +181,9 @@ class Cohorts:
             for each in (need.persistent_bytes, need.ephemeral_bytes)
         ]
         return MemoryNeed(*parts)
+
+
+@lru_cache(1024)
+def _seconds_after(steps: int) -> float:
+    """The seconds that so many steps stand for; one object for all trials of which these are predicted."""
+    return math.exp(steps * math.log1p(tuning.PREDICTION_STEP))

@@ -217,7 +217,7 @@ class Fusing:
         has_trained_like, lane.trained_key = lane.trained_key == key, key
         if event.rows == 1 and len(lane.holders) <= 1:
             is_alone = trial.sharing_group is not None and len(trial.placement.lanes) == 1
-            if not is_alone or trial.pace.settled or not has_trained_like:
+            if not is_alone or trial.placement.settled or not has_trained_like:
                 return False
         is_first, lane.step_at = event.at != lane.step_at, event.at
         self._measuring.observe_step(trial, event, is_first=is_first, packs=self._packs(lane, event.rows))

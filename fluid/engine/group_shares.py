@@ -120,7 +120,7 @@ class GroupShares:
             return
         jobs = self._work.jobs
         new = {trial.job for trial in arriving if trial.job not in jobs.rows}
-        owners = jobs.owners.keys() | {self._owners.jobs[job].owner for job in new}
+        owners = jobs.owners.keys() | {self._owners.owner_of[job] for job in new}
         if len(owners) < 2:
             if self._ranked is not None:
                 self._queue.ranks, self._shares, self._ranked = {}, {}, None
@@ -142,7 +142,7 @@ class GroupShares:
         self._kinds.find({self._owners.jobs[job].wants for job in demand})
         owned = self._of_owners(demand)
         made = {
-            job: self._job(job, seconds, waiting.get(job, 0), owned[self._owners.jobs[job].owner])
+            job: self._job(job, seconds, waiting.get(job, 0), owned[self._owners.owner_of[job]])
             for job, seconds in demand.items()
         }
         self.demands = {owner: each.work for owner, each in owned.items()}
@@ -159,10 +159,10 @@ class GroupShares:
                         self._shares[job] = self._kinds.devices_of(share)
 
     def _job(self, job: int, demand: float, waiting: int, owned: _Owned) -> Job:
-        terms, now = self._owners.jobs[job], self._occupancy.now
-        since = self._work.jobs.since.get(terms.owner, now)
-        eligible = self._kinds.eligible(terms.wants)
-        return Job(terms.owner, eligible, demand * owned.scale, waiting, since, now - since, owned.alone)
+        owner, now = self._owners.owner_of[job], self._occupancy.now
+        since = self._work.jobs.since.get(owner, now)
+        eligible = self._kinds.eligible(self._owners.jobs[job].wants)
+        return Job(owner, eligible, demand * owned.scale, waiting, since, now - since, owned.alone)
 
     def _of_owners(self, demand: Mapping[int, float]) -> dict[int, _Owned]:
         """What the owners of jobs have to do in all."""
@@ -170,9 +170,9 @@ class GroupShares:
         left: dict[int, float] = {}
         kinds: dict[int, int] = {}
         for job, seconds in demand.items():
-            terms = self._owners.jobs[job]
-            left[terms.owner] = left.get(terms.owner, 0.0) + seconds
-            kinds[terms.owner] = kinds.get(terms.owner, 0) | self._kinds.eligible(terms.wants)
+            owner, wants = self._owners.owner_of[job], self._owners.jobs[job].wants
+            left[owner] = left.get(owner, 0.0) + seconds
+            kinds[owner] = kinds.get(owner, 0) | self._kinds.eligible(wants)
         found = {}
         for owner, seconds in left.items():
             rows, further = jobs.owners.get(owner, 0), self._owners.expected.get(owner, 0)

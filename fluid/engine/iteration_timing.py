@@ -27,7 +27,7 @@ class IterationTiming:
 
     def invalidate(self, trial: TrialRecord) -> None:
         """Marks the iterations in flight on a trial's devices: it comes there or leaves."""
-        trial.pace.disturbed, trial.pace.settled = True, False
+        trial.placement.disturbed, trial.placement.settled = True, False
         move = trial.placement.move
         self._disturb(self._occupancy.held.get(trial.row, ()))
         self._disturb(move.old_devices if move is not None else ())
@@ -35,7 +35,7 @@ class IterationTiming:
     def placed(self, trial: TrialRecord, lanes: Sequence[LaneRecord], now: float) -> None:
         """Records that a trial was placed in these lanes; its start is timed in a lane that has to load everything."""
         unused = len(lanes) == 1 and not lanes[0].used
-        trial.pace.placed_at, trial.pace.settled_after = now if unused else None, None
+        trial.placement.placed_at, trial.placement.settled_after = now if unused else None, None
 
     def lane_launched(self, lane: LaneRecord, at: float) -> None:
         """Times the start of the trial that holds a lane from the lane's launch on, seconds, if it waited for that.
@@ -44,8 +44,8 @@ class IterationTiming:
         """
         for trial_id in lane.holders:
             trial = self._trials.get(trial_id)
-            if trial is not None and trial.pace.placed_at is not None:
-                trial.pace.placed_at = max(trial.pace.placed_at, at)
+            if trial is not None and trial.placement.placed_at is not None:
+                trial.placement.placed_at = max(trial.placement.placed_at, at)
 
     def started(self, trial: TrialRecord) -> None:
         """Marks the iterations in flight beside a trial that begins to iterate."""
@@ -53,7 +53,7 @@ class IterationTiming:
 
     def resumed(self, trial: TrialRecord) -> None:
         """Records that a trial goes on in the lane that has kept its state: it loads and compiles nothing there."""
-        trial.pace.disturbed, trial.pace.settled = False, True
+        trial.placement.disturbed, trial.placement.settled = False, True
 
     def settle(self, trial: TrialRecord, now: float, *, is_usual: bool) -> None:
         """Records that a trial has finished its first iteration where it is.
@@ -63,10 +63,10 @@ class IterationTiming:
         """
         if not is_usual:
             self._disturb(self._occupancy.held[trial.row])
-        pace = trial.pace
-        pace.settled = True
-        pace.settled_after = None if pace.placed_at is None else now - pace.placed_at
-        pace.placed_at = None
+        place = trial.placement
+        place.settled = True
+        place.settled_after = None if place.placed_at is None else now - place.placed_at
+        place.placed_at = None
 
     def co_residents(self, trial: TrialRecord) -> list[TrialRecord] | None:
         """The trials on a trial's device, itself included; ``None`` unless all of them have settled there."""
@@ -75,7 +75,7 @@ class IterationTiming:
             return [trial]
         records = self._trials.by_row
         # A row without a record belongs to a trial that is being resized, which may be at a standstill.
-        found = [records[row] for row in rows if row in records and records[row].pace.settled]
+        found = [records[row] for row in rows if row in records and records[row].placement.settled]
         return found if len(found) == len(rows) else None
 
     def _disturb(self, devices: Iterable[int]) -> None:
@@ -85,4 +85,4 @@ class IterationTiming:
             if len(rows) > 1:
                 for row in rows:
                     if row in records:
-                        records[row].pace.disturbed = True
+                        records[row].placement.disturbed = True

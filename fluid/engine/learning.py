@@ -15,25 +15,25 @@ def learn_from(core: SessionState, trial: TrialRecord, event: IterationDone) -> 
         trial: the trial, which still holds its devices.
         event: its iterations.
     """
-    pace = trial.pace
-    if pace.settled_after is not None:
-        core.measuring.observe_warm_up(trial, pace.settled_after - event.typical_seconds)
-        pace.settled_after = None
+    pace, place = trial.pace, trial.placement
+    if place.settled_after is not None:
+        core.measuring.observe_warm_up(trial, place.settled_after - event.typical_seconds)
+        place.settled_after = None
     before = pace.observed
     _observe(core, trial, event)
     core.cohorts.iterated(trial, event.typical_seconds, event.memory, observed=pace.observed - before)
 
 
 def _observe(core: SessionState, trial: TrialRecord, event: IterationDone) -> None:
-    pace = trial.pace
+    place = trial.placement
     if core.fusing.observe(trial, event):
-        pace.settled, pace.disturbed = True, False
+        place.settled, place.disturbed = True, False
         return
-    co_residents = None if pace.disturbed or trial.placement.move is not None else core.timing.co_residents(trial)
+    co_residents = None if place.disturbed or place.move is not None else core.timing.co_residents(trial)
     if co_residents is not None:
         core.measuring.observe(trial, co_residents, event)
     elif event.memory is not None:
         core.measuring.observe_memory(trial, event.memory)
-    if not pace.settled:
+    if not place.settled:
         core.timing.settle(trial, core.now, is_usual=core.estimates.of_key(trial).is_usual(event.typical_seconds))
-    pace.disturbed = False
+    place.disturbed = False

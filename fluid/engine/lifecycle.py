@@ -49,7 +49,7 @@ class Lifecycle:
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
         core.fusing.placed(trial)
         core.timing.placed(trial, lanes, core.now)
-        trial.pace.is_first = not core.estimates.of_key(trial).starts
+        trial.placement.is_first = not core.estimates.of_key(trial).starts
         core.set_state(trial, TrialState.STARTING, f"width {trial.width:g} on devices {list(devices)}")
         core.note_placed(trial, devices)
         core.timing.invalidate(trial)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from fluid.engine import tuning
 from fluid.engine.records import TrialRecord
 from fluid.planning.occupancy import Occupancy
@@ -18,7 +20,7 @@ class OpenJobs:
         rows: job -> number of its trials that run or wait; no zeros.
         owners: owner -> number of its trials that run or wait; no zeros.
         since: owner -> since when it has had open trials, seconds; gaps between its rungs are passed over.
-        done: owner -> seconds of work that its trials have done since then.
+        done: owner -> seconds of work that its trials have done since then; as ``since`` dropped once it is gone.
         version: changes when a job opens or closes.
     """
 
@@ -30,7 +32,7 @@ class OpenJobs:
         self.done: dict[int, float] = {}
         self.version = 0
         self._occupancy = occupancy
-        #: owner -> when it last had no open trials any more
+        #: owner -> when it last had no open trials any more, of those that are not gone, by that time
         self._left: dict[int, float] = {}
 
     def join(self, trial: TrialRecord, seconds: float) -> None:
@@ -42,8 +44,10 @@ class OpenJobs:
         self.rows[job], self.work[job] = count + 1, self.work.get(job, 0.0) + seconds
         open_trials = self.owners.get(owner, 0)
         if not open_trials:
-            left, now = self._left.pop(owner, None), self._occupancy.now
-            if left is None or now - left > tuning.OWNER_GONE_S:
+            now = self._occupancy.now
+            for gone in list(takewhile(lambda each: now - self._left[each] > tuning.OWNER_GONE_S, self._left)):
+                del self._left[gone], self.since[gone], self.done[gone]
+            if self._left.pop(owner, None) is None:
                 self.since[owner], self.done[owner] = now, 0.0
         self.owners[owner] = open_trials + 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from fluid.engine.device_kinds import Wants
@@ -14,14 +15,12 @@ class JobTerms(NamedTuple):
     """What trials of one job have in common; trials of several jobs may get the same devices.
 
     Attributes:
-        owner: number of their owner.
         group_priority: that of their groups.
         requires: what they require of a device; ``None`` if any will do.
         memory_bytes: the device memory that their submitter said they need; ``None`` if it said nothing.
         devices: how many a trial works on at once: those of a gang, else 1.
     """
 
-    owner: int
     group_priority: float
     requires: Requires | None
     memory_bytes: float | None
@@ -33,27 +32,39 @@ class JobTerms(NamedTuple):
         return self.requires, self.memory_bytes
 
 
+@functools.lru_cache(256)
+def _one_of(alike: JobTerms) -> JobTerms:
+    """One object for all that are alike."""
+    return alike
+
+
 class Owners:
     """Numbers owners in the order in which they first submit a group, and jobs in that of their first trial.
 
     Attributes:
         jobs: what the trials of each job have in common, by its number.
+        owner_of: the number of its owner, by that of the job.
         expected: owner -> trials that its search algorithms have yet to submit, as far as they said how many there are.
     """
 
     def __init__(self) -> None:
         self.jobs: list[JobTerms] = []
+        self.owner_of: list[int] = []
         self.expected: dict[int, int] = {}
-        self._numbers: dict[tuple[str, bool], int] = {}
-        self._jobs: dict[JobTerms, int] = {}
+        #: Those that have a name.
+        self._named: dict[str, int] = {}
+        #: The first job of each owner; most have one. ``None`` for an owner without trials.
+        self._first: list[int | None] = []
+        self._further: dict[tuple[int, JobTerms], int] = {}
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._first)
 
-    def number(self, group_id: str, terms: GroupTerms) -> int:
-        """The number of a group's owner, which is the group itself if it names none."""
-        name = (group_id, False) if terms.owner is None else (terms.owner, True)
-        number = self._numbers.setdefault(name, len(self._numbers))
+    def number(self, terms: GroupTerms) -> int:
+        """The number of a new group's owner, which is the group itself if it names none."""
+        number = len(self) if terms.owner is None else self._named.setdefault(terms.owner, len(self))
+        if number == len(self):
+            self._first.append(None)
         if terms.expected_trials is not None:
             self.expected[number] = self.expected.get(number, 0) + terms.expected_trials
         return number
@@ -64,13 +75,19 @@ class Owners:
             self.expected[owner] = max(0, self.expected[owner] - 1)
         constraint = spec.constraint()
         job = JobTerms(
-            owner,
             terms.priority,
             None if constraint is None else constraint.requires,
             None if spec.memory is None else spec.memory.peak_bytes,
             constraint.width or 1 if constraint is not None and spec.gang else 1,
         )
-        number = self._jobs.setdefault(job, len(self.jobs))
+        first = self._first[owner]
+        if first is None:
+            number = self._first[owner] = len(self.jobs)
+        elif self.jobs[first] == job:
+            return first
+        else:
+            number = self._further.setdefault((owner, job), len(self.jobs))
         if number == len(self.jobs):
-            self.jobs.append(job)
+            self.jobs.append(_one_of(job))
+            self.owner_of.append(owner)
         return number

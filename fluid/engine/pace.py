@@ -22,12 +22,6 @@ class Pace:
         predicted_sigma: standard deviation of the logarithm of the true seconds over these.
         predicted_need: memory to reserve, in the same way; ``None`` if nothing is known.
         model: the device model on which they were observed.
-        disturbed: whether co-residency changed since the iteration in flight began, so that its seconds say nothing.
-        settled: whether the trial has finished an iteration on its devices; before, it starts, loads data or compiles.
-        placed_at: when the trial was placed in a lane that no trial had used, or that lane was launched, seconds;
-            ``None`` otherwise, and once it has settled there.
-        is_first: whether no trial of its key had started when it was placed: what they import is loaded for later ones.
-        settled_after: seconds from then to the end of its first iteration; ``None`` otherwise, and from the second on.
     """
 
     seconds: float | None = None
@@ -38,11 +32,6 @@ class Pace:
     predicted_sigma: float = 0.0
     predicted_need: MemoryNeed | None = None
     model: str | None = None
-    disturbed: bool = True
-    settled: bool = False
-    placed_at: float | None = None
-    is_first: bool = False
-    settled_after: float | None = None
 
     def observe(self, seconds: float, model: str | None, count: int = 1) -> None:
         """Adds an iteration, or so many, in seconds at width 1 and speed 1, on a device of that model."""

@@ -68,6 +68,8 @@ class QueueKinds:
         del waiting[row]
         if not waiting:
             del self.trials[kind]
+        if not self._kind_of:
+            self._kind_of.clear()  # An empty dict keeps the room that its members took.
 
 
 def kinds_of(trials: Sequence[TrialRecord]) -> tuple[list[TrialRecord], list[int]]:

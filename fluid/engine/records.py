@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
@@ -209,6 +208,12 @@ class TrialPlacement:
         since: when its lanes were told what they do now, or gave their latest sign of progress, seconds.
         iterates, dumped: whether that is an iteration, no set-up or resize; whether its stacks were dumped since.
         asking: (lane, number) of its requests to the submitter that were not answered.
+        disturbed: whether co-residency changed since the iteration in flight began, so that its seconds say nothing.
+        settled: whether the trial has finished an iteration on its devices; before, it starts, loads data or compiles.
+        placed_at: when the trial was placed in a lane that no trial had used, or that lane was launched, seconds;
+            ``None`` otherwise, and once it has settled there.
+        is_first: whether no trial of its key had started when it was placed: what they import is loaded for later ones.
+        settled_after: seconds from then to the end of its first iteration; ``None`` otherwise, and from the second on.
     """
 
     lanes: tuple[int, ...] = ()
@@ -221,6 +226,11 @@ class TrialPlacement:
     iterates: bool = False
     dumped: bool = False
     asking: frozenset[tuple[int, int]] = NO_REQUESTS
+    disturbed: bool = True
+    settled: bool = False
+    placed_at: float | None = None
+    is_first: bool = False
+    settled_after: float | None = None
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -321,7 +331,8 @@ class TrialRecord:
         held: why it does not run until it is resumed: the user paused it, or it is set aside; empty if it may run.
         outcome: the outcome that the submitter gave the trial when it stopped it; ``None`` if none.
         counted: as what its group counts it; ``None`` while it has not ended.
-        story: the latest transitions, for error messages; of a trial that has ended the last one.
+        story: the latest transitions, for error messages; of a trial that has ended the last one,
+            as long as its state is kept.
         constraint: what the trial asks of its devices; ``None`` if nothing.
         sharing_group: the trials with which it shares a lane and devices; ``None`` if it has a lane of its own.
         owner: number of its group's owner.
@@ -366,7 +377,7 @@ class TrialRecord:
 
         Where each trial has a lane of its own, all but the first ones of their key start alike.
         """
-        return self.pace.placed_at is not None and (self.pace.is_first or not self.spec.isolated)
+        return self.placement.placed_at is not None and (self.placement.is_first or not self.spec.isolated)
 
     @property
     def takes_turns(self) -> bool:
@@ -388,11 +399,12 @@ class TrialRecord:
 
     def shrink(self) -> None:
         """Drops what is not needed of a trial that has ended. A session has many of those."""
-        self.story = tuple((at, sys.intern(text)) for at, text in self.story[-1:])
-        self.line = None
+        self.line, self.story = None, self.story[-1:]
         if self.residence == NOWHERE:
-            self.residence = NOWHERE
-        if not self.placement.lanes and not self.placement.lost_lanes and not self.placement.asking:
+            self.residence, self.story, self.width = NOWHERE, (), 1.0  # Its width is planned anew if it goes on.
+        place = self.placement
+        goes_on_warm = place.settled_after is not None and self.residence is not NOWHERE
+        if not place.lanes and not place.lost_lanes and not place.asking and not goes_on_warm:
             del self.placement
 
     def __getattr__(self, name: str) -> Any:

@@ -107,3 +107,4 @@ class RemainingWork:
             del self._paths[trial.owner]
         if not self.by_row:
             self._total = 0.0  # rounding must not add up through a long session
+            self.by_row.clear()  # An empty dict keeps the room that its members took.

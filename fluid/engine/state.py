@@ -334,6 +334,7 @@ class EngineState:
             check = table[type(event)][0]
             if check is not None:
                 check(event, claims)
+        del claims  # What follows needs more memory, for very many trials.
         # 2. Let every event change the records: all ends of this instant come before any start.
         core.commands = []
         for event in events:

@@ -98,7 +98,7 @@ class Submissions:
                 core.log(trial, f"{trial.state.value}: ended in an earlier session")
 
     def _open_group(self, group_id: str, terms: GroupTerms) -> GroupRecord:
-        group = GroupRecord(group_id, terms, self._core.owners.number(group_id, terms))
+        group = GroupRecord(group_id, terms, self._core.owners.number(terms))
         self._core.groups[group_id] = group
         if terms.preempt:
             self._core.urgent.append(group)
@@ -179,6 +179,7 @@ class Submissions:
         if trial.state is TrialState.DONE:
             core.groups[trial.group_id].open += 1
             core.tell_if_set_back(trial, "it was extended")
+            core.cohorts.extended(trial)
             core.enqueue(trial, "extended")
         else:
             if trial.state.holds_devices or trial.row in core.queue:

@@ -185,7 +185,7 @@ class Turns:
         busy = [other for other in self._lanes.on(lane.device_id) if other.holders]
         if all(len(other.holders) == 1 for other in busy):
             return False  # Each has a lane of its own: measured like any others.
-        is_first, trial.pace.settled = not trial.pace.settled, True
+        is_first, trial.placement.settled = not trial.placement.settled, True
         if event.memory is not None:
             self._measuring.observe_memory(trial, event.memory)
         if is_first and self._estimates.of_key(trial).pace is not None:
@@ -196,4 +196,4 @@ class Turns:
 
     def _is_settled(self, lane: LaneRecord) -> bool:
         trials = [self._all[trial_id] for trial_id in lane.holders]
-        return all(trial.state is TrialState.RUNNING and trial.pace.settled for trial in trials)
+        return all(trial.state is TrialState.RUNNING and trial.placement.settled for trial in trials)

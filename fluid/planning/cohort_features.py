@@ -21,7 +21,7 @@ ConfigTexts = tuple[tuple[str, str], ...]
 BoolArray = NDArray[np.bool_]
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=512)
 def number_of(text: str) -> float | None:
     """The finite number that a text is; ``None`` if it is none.
 

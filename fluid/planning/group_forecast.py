@@ -31,6 +31,8 @@ _PARTS, _LEAST_EARLY = 4, 0.002
 #: Points of the first grid, as shares of its length, and number of those of the last.
 _FIRST_GRID = np.unique(np.concatenate([np.linspace(0.0, 1.0, 13)[1:], np.geomspace(0.01, 1.0, 9)]))
 _POINTS = 24
+#: Trials that are looked at at once on the first grid: arrays for very many would leave holes in the heap.
+_AT_ONCE = 1000
 #: Trials that have ended by the first end that is likely are left out, if with these odds.
 _ENDED = 1e-5
 #: Nodes and weights for the mean over a normal distribution.
@@ -149,16 +151,20 @@ def forecast_group(
     model = _Model(trials, max(1, servers), early, preempts=preempts)
     horizon = model.horizon()
     grid = np.concatenate([[0.0], max(horizon, 1e-9) * _FIRST_GRID])
-    everyone = np.arange(len(trials.seconds))
-    coarse = model.odds(grid, everyone, 0.0)
-    waited_for = np.flatnonzero(trials.counts)
-    there = np.where(grid < model.busy_until(0.0), servers, (1.0 - coarse).sum(axis=1))
+    there, log_ended = np.zeros(len(grid)), np.zeros(len(grid))
+    for position in range(0, len(trials.seconds), _AT_ONCE):
+        some = np.arange(position, min(position + _AT_ONCE, len(trials.seconds)))
+        coarse = model.odds(grid, some, 0.0)
+        there += (1.0 - coarse).sum(axis=1)
+        log_ended += np.log(np.maximum(coarse[:, trials.counts[some]], 1e-300)).sum(axis=1)
+    there = np.where(grid < model.busy_until(0.0), servers, there)
     clock = _real_seconds(grid, there, servers, seconds_with)
-    by_then = np.exp(np.log(np.maximum(coarse[:, waited_for], 1e-300)).sum(axis=1))
-    first = int(np.searchsorted(by_then, 1e-4))
-    begin = max(0.0, float(grid[max(0, first - 1)]) - 3.0 * model.start_sigma)
+    by_then = np.exp(log_ended)
+    first = max(0, int(np.searchsorted(by_then, 1e-4)) - 1)
+    begin = max(0.0, float(grid[first]) - 3.0 * model.start_sigma)
     # Those that have surely ended by the earliest likely end cannot be the last.
-    late = waited_for[coarse[max(0, first - 1), waited_for] < 1.0 - _ENDED]
+    waited_for = np.flatnonzero(trials.counts)
+    late = waited_for[model.odds(grid[[first]], waited_for, 0.0)[0] < 1.0 - _ENDED]
     late = waited_for if not len(late) else late
     nodes, weights = (_NODES, _WEIGHTS) if model.start_sigma > 0.0 else (np.zeros(1), np.ones(1))
     inner = np.interp(np.linspace(0.002, 0.998, _POINTS // 2), by_then, grid + 1e-9 * np.arange(len(grid)))

@@ -1,13 +1,16 @@
-"""The best result of a group so far, kept up to date with every result, by the rule of :mod:`fluid.results.best`."""
+"""How the trials of a group stand: how each ended, and the best result so far, by :mod:`fluid.results.best`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fluid.directions import direction_text, known_mode
+from fluid.few_items import FewItems
+from fluid.random_state import Seeds
 from fluid.results.best import Merit
 from fluid.results.metrics import is_bookkeeping
 from fluid.results.submitted import SubmittedTrial
@@ -65,11 +68,27 @@ def _id_of(trial: Trial | SubmittedTrial) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _TrackedTrial:
-    """How a trial stands, as reports show it: several submitted trials may be shown as one.
+class _Submitted:
+    """A submitted trial.
 
     Attributes:
         place: its place in order of submission.
+        state: how it has ended; ``None`` if it has not.
+        seeds: of its random number generators; ``None`` if they are unknown.
+    """
+
+    place: int
+    state: TrialState | None = None
+    seeds: Seeds | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _TrackedTrial(_Submitted):
+    """How a trial stands, as reports show it: several submitted trials may be shown as one.
+
+    It is also the first one of those, as most are shown by themselves.
+
+    Attributes:
         first: id of the first one submitted of those shown as it, as long as that is the id as which it is shown, and
             was not forgotten; else empty.
         last: id of the last one submitted of those shown as it, which determines its state.
@@ -81,9 +100,8 @@ class _TrackedTrial:
         value, besides: the value of the metric then, and those of further ones.
     """
 
-    place: int
-    first: str
-    last: str
+    first: str = ""
+    last: str = ""
     parts: int = 0
     ended_failed: bool = False
     said_failed: bool | None = None
@@ -102,7 +120,7 @@ _NOTHING: dict[Any, Any] = {}
 
 
 class BestTracker:
-    """Tracks the best result of a group: see :class:`fluid.results.best.Merit` for what that is.
+    """Tracks how the trials of a group end, and its best result: see :class:`fluid.results.best.Merit`.
 
     Without a metric of the search, the first numeric metric that is no bookkeeping counts. Where the search says no
     mode and the metric's name leaves it open, there is no best.
@@ -121,10 +139,10 @@ class BestTracker:
         self._besides = () if search is None else tuple(metric for metric, _ in search.besides)
         self._find_mode()
         #: By the id under which trials are shown.
-        self._standings: dict[str, _TrackedTrial] = {}
-        #: By the id of a submitted trial that is not the first one of its id to be shown, with its own place in order
-        #: of submission. The others, most of all, are those of ``_standings`` that ``first`` names.
-        self._of: dict[str, tuple[_TrackedTrial, int]] = _NOTHING
+        self._standings = FewItems[str, _TrackedTrial]()
+        #: By the id of a submitted trial that is not the first one of its id to be shown, with what it is
+        #: by itself. The others, most of all, are those of ``_standings`` that ``first`` names.
+        self._of: dict[str, tuple[_TrackedTrial, _Submitted]] = _NOTHING
         self._entered = 0
         #: Of forgotten trials, the best one that failed, and the best one that did not.
         self._past: dict[bool, _TrackedTrial] = _NOTHING
@@ -139,15 +157,38 @@ class BestTracker:
     def place_of(self, trial_id: str) -> int:
         """The place of a trial in the group's order of submission, from 0; one that never came is behind all."""
         known = self._find(trial_id)
-        return self._entered if known is None else known[1]
+        return self._entered if known is None else known[1].place
 
-    def _find(self, trial_id: str) -> tuple[_TrackedTrial, int] | None:
-        """How a submitted trial stands, and its place; ``None`` if it is unknown."""
+    @property
+    def states(self) -> dict[str, TrialState]:
+        """How trials have ended, by id, for those that have."""
+        return {trial_id: each.state for trial_id, each in self._submitted() if each.state is not None}
+
+    @property
+    def seeds(self) -> dict[str, Seeds]:
+        """The seeds of trials, by id, as far as they are known."""
+        return {trial_id: each.seeds for trial_id, each in self._submitted() if each.seeds is not None}
+
+    def facts(self, trial_id: str) -> tuple[TrialState | None, Seeds | None]:
+        """How a trial has ended, and its seeds; ``None`` for what is unknown."""
+        known = self._find(trial_id)
+        return (None, None) if known is None else (known[1].state, known[1].seeds)
+
+    def _submitted(self) -> Iterator[tuple[str, _Submitted]]:
+        """The trials by id, for any thread."""
+        for standing in self._standings.copy().values():
+            if first := standing.first:
+                yield first, standing
+        for trial_id, (_, each) in self._of.copy().items():
+            yield trial_id, each
+
+    def _find(self, trial_id: str) -> tuple[_TrackedTrial, _Submitted] | None:
+        """How a submitted trial stands, and what it is by itself; ``None`` if it is unknown."""
         found = self._of.get(trial_id)
         if found is None:
             standing = self._standings.get(trial_id)
             if standing is not None and standing.first == trial_id:
-                return standing, standing.place
+                return standing, standing
         return found
 
     def enter(self, trial: Trial | SubmittedTrial) -> None:
@@ -156,15 +197,22 @@ class BestTracker:
         if self._find(trial_id) is None:
             standing = self._standings.get(shown_id)
             if standing is None and trial_id == shown_id:
-                standing = self._standings[shown_id] = _TrackedTrial(self._entered, trial_id, trial_id)
+                standing = self._standings[shown_id] = _TrackedTrial(self._entered, first=trial_id)
             else:
                 if standing is None:
-                    standing = self._standings[shown_id] = _TrackedTrial(self._entered, "", trial_id)
+                    standing = self._standings[shown_id] = _TrackedTrial(self._entered)
                 self._of = self._of or {}
-                self._of[trial_id] = standing, self._entered
+                self._of[trial_id] = standing, _Submitted(self._entered)
             self._entered += 1
             standing.last, standing.parts, standing.said_failed = trial_id, standing.parts + 1, None
         self.end(trial_id, None)
+
+    def take_seeds(self, trial: Trial, seeds: Seeds) -> None:
+        """Takes the seeds of a trial, which may be entered with them."""
+        if self._find(trial.id) is None:
+            self.enter(trial)
+        if (found := self._find(trial.id)) is not None:
+            found[1].seeds = seeds
 
     def hear(self, trial: Trial | SubmittedTrial, iteration: int, numbers: Mapping[str, float]) -> None:
         """Takes a result of a trial.
@@ -209,7 +257,10 @@ class BestTracker:
     def end(self, trial_id: str, state: TrialState | None) -> None:
         """Takes it how a trial has ended; ``None`` if it goes on."""
         found = self._find(trial_id)
-        if found is not None and (standing := found[0]).last == trial_id:
+        if found is None:
+            return
+        standing, found[1].state = found[0], state
+        if standing.last == trial_id:
             standing.ended_failed = state is TrialState.FAILED
             self._moved(standing)
 
@@ -233,7 +284,7 @@ class BestTracker:
             return
         standing, _ = found
         if self._of.pop(trial_id, None) is None:
-            standing.first = ""
+            standing.first, standing.state, standing.seeds = "", None, None
         standing.parts -= 1
         if standing.parts or self._standings.get(trial_id) is not standing:
             return  # It has another name, under which a further trial may be shown.
@@ -246,7 +297,7 @@ class BestTracker:
     def best(self) -> BestSoFar | None:
         """Returns the best so far; ``None`` if no trial that may be the best has a value."""
         if self._best is None:
-            self._best = min((*self._standings.values(), *self._past.values()), key=self._rank, default=None)
+            self._best = min((*self._standings.copy().values(), *self._past.values()), key=self._rank, default=None)
         standing = self._best
         if standing is None or standing.best_of is None or self._metric is None or self._mode is None:
             return None
@@ -293,4 +344,6 @@ class BestTracker:
 def _metric_name(name: str, inner: str, numbers: Mapping[str, float]) -> str | None:
     """The metric that a number stands for; ``None`` if it only counts something, or cannot be compared."""
     metric = name.removeprefix(inner) if name.startswith(inner) else ""
-    return metric if metric and not is_bookkeeping(metric) and math.isfinite(numbers[name]) else None
+    if not metric or is_bookkeeping(metric) or not math.isfinite(numbers[name]):
+        return None
+    return sys.intern(metric)  # one string for all groups

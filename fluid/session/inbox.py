@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,12 +33,14 @@ from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logger_of(__name__)
+#: What threads wait for: results, and the end of all trials.
+_RESULTS, _ENDS = "results", "trials"
 _NO_OUTCOMES: Mapping[str, TrialState] = {}
 #: A session may have very many groups, most of which have nothing of what this stands for; it is never changed.
 _NOTHING: dict[str, Any] = {}
 
 
-class GroupInbox:
+class GroupInbox(ChangeWaits):
     """The results, ends and answers of one group.
 
     Only the session's thread writes, by :meth:`take` and the methods below it; any thread may read and wait. There is
@@ -52,6 +53,28 @@ class GroupInbox:
         waits: of the session.
     """
 
+    # A session may have very many groups.
+    __slots__ = (
+        "_began_at",
+        "_broken",
+        "_clock_offset",
+        "_earlier",
+        "_ended",
+        "_ended_seconds",
+        "_failures",
+        "_forgotten",
+        "_last_end",
+        "_open",
+        "_reports",
+        "_tracker",
+        "group",
+        "group_id",
+        "has_forgotten",
+        "listener",
+        "outcomes",
+        "shows",
+    )
+
     def __init__(
         self,
         group_id: str,
@@ -59,30 +82,24 @@ class GroupInbox:
         listener: TrialListener | None = None,
         waits: SessionWaits | None = None,
     ) -> None:
+        super().__init__(waits or SessionWaits())
         self.group_id = group_id
         self.group = group
-        self.listener, self._whose = listener, f"the listener of group {group.name!r}"
-        self._waits = waits or SessionWaits()
-        #: For results, and for the end of all trials.
-        self._news, self._ends = ChangeWaits(self._waits, "results"), ChangeWaits(self._waits, "trials")
+        self.listener = listener
         #: What trials reported, if there is no listener; readers make results of it.
         self._reports: list[_KeptResult] = []
-        self._states: dict[str, TrialState] = {}
         self._failures: dict[str, Failure] = _NOTHING
         #: Of an earlier session: the outcomes that its submitter gave, by trial id; whether it forgot trials.
         self.outcomes: Mapping[str, TrialState] = _NO_OUTCOMES
         self.has_forgotten = False
-        self._seeds: dict[str, Seeds] = {}
-        #: Trials that were forgotten since a handle asks for them, by id.
-        self._forgotten: dict[str, SubmittedTrial] = _NOTHING
-        self._keeps_forgotten = False
+        #: Trials that were forgotten since a handle asks for them, by id; ``None`` before.
+        self._forgotten: dict[str, SubmittedTrial] | None = None
         #: Trials that have not ended, by id.
         self._open: dict[str, None] = dict.fromkeys(trial.id for trial in group.active)
         #: What an earlier session reported; ``None`` if none did.
         self._earlier: GroupResults | None = None
         #: Seconds from the clock of this session to that of the first one.
         self._clock_offset = 0.0
-        self._first_start: float | None = None
         self._last_end: float | None = None
         self._tracker = BestTracker(group.search)
         for trial in group.active:
@@ -95,9 +112,6 @@ class GroupInbox:
         self._ended_seconds = 0.0
         #: Why the session ended; ``None`` while it goes on.
         self._broken: BaseException | None = None
-        self._call_ids = itertools.count()
-        #: Calls that were not answered: number -> method and the caller's future.
-        self._calls: dict[int, tuple[str, Future[Any]]] = {}
 
     # -- from any thread -----------------------------------------------------------------------------------
 
@@ -111,7 +125,7 @@ class GroupInbox:
             yield from self._earlier.read(self._trial_of)
         position = 0
         while True:
-            self._news.wait_until(partial(self._has_news, position))
+            self.wait_until(_RESULTS, partial(self._has_news, position))
             ended = not self._open  # Looked at first: no result comes after the end.
             fresh = self._reports[position:]
             if not fresh and ended:
@@ -130,7 +144,7 @@ class GroupInbox:
         Raises:
             FluidError: the session ended before the trials did, or its own thread would wait for itself.
         """
-        ended = self._ends.wait_until(lambda: not self._open or self._is_over, timeout)
+        ended = self.wait_until(_ENDS, lambda: not self._open or self._is_over, timeout)
         if self._open:
             self._raise_if_over()
         return ended
@@ -143,13 +157,15 @@ class GroupInbox:
     @property
     def makespan(self) -> float | None:
         """Seconds from the first start to the last finish so far; ``None`` before the first iteration ended."""
-        start, end = self._first_start, self._last_end
-        return None if start is None or end is None else end - start
+        earlier, began, end = self._earlier, self._began_at, self._last_end
+        starts = [] if began is None else [began + self._clock_offset]
+        starts += [] if earlier is None or earlier.first_start is None else [earlier.first_start]
+        return end - min(starts) if starts and end is not None else None
 
     @property
     def states(self) -> dict[str, TrialState]:
         """How trials ended, by id, for those that have."""
-        return {trial_id: state for trial_id, state in self._states.copy().items() if trial_id not in self._open}
+        return {trial_id: state for trial_id, state in self._tracker.states.items() if trial_id not in self._open}
 
     @property
     def failures(self) -> dict[str, Failure]:
@@ -159,16 +175,17 @@ class GroupInbox:
     @property
     def seeds(self) -> dict[str, Seeds]:
         """The seeds of trials, by id."""
-        return self._seeds.copy()
+        return self._tracker.seeds
 
     def keep_forgotten(self) -> None:
         """Keeps, from now on, trials that are forgotten: the group's user asks for all."""
-        self._keeps_forgotten = True
+        if self._forgotten is None:
+            self._forgotten = {}
 
     @property
     def forgotten(self) -> dict[str, SubmittedTrial]:
         """The trials that were forgotten since :meth:`keep_forgotten` was called first, by id."""
-        return self._forgotten.copy()
+        return {} if self._forgotten is None else self._forgotten.copy()
 
     @property
     def places(self) -> Callable[[str], int]:
@@ -177,13 +194,13 @@ class GroupInbox:
 
     def expect_answer(self, method: str) -> tuple[int, Future[Any]]:
         """Returns the number of a new call, and a future of its answer."""
-        call_id, future = next(self._call_ids), SessionFuture(self._waits, f"what {method!r} returns")
-        self._calls[call_id] = method, future
+        call_id, future = next(self._waits.call_ids), SessionFuture(self._waits, f"what {method!r} returns")
+        self._waits.calls[call_id] = self, method, future
         return call_id, future
 
     def withdraw_call(self, call_id: int) -> None:
         """Drops a call that the engine refused."""
-        self._calls.pop(call_id, None)
+        self._waits.calls.pop(call_id, None)
 
     # -- from the session's thread -------------------------------------------------------------------------
 
@@ -214,7 +231,9 @@ class GroupInbox:
 
     def note_seeds(self, trials: Mapping[Trial, TrialPayload]) -> None:
         """Takes the seeds of trials."""
-        self._seeds.update({trial.id: seeds for trial, each in trials.items() if (seeds := each.process.seeds)})
+        for trial, each in trials.items():
+            if each.process.seeds is not None:
+                self._tracker.take_seeds(trial, each.process.seeds)
 
     def say(self, trial_id: str, outcome: str | None) -> None:
         """Takes it how a trial came out, as its submitter says, if that says anything."""
@@ -228,12 +247,10 @@ class GroupInbox:
             outcome: how its submitter said that it came out; ``None`` if it said nothing.
         """
         trial = self._trial_of(trial_id)
-        state, failure = self._states.pop(trial_id, None), self._failures.pop(trial_id, None)
-        seeds = self._seeds.pop(trial_id, None)
-        if self._keeps_forgotten and trial is not None and state is not None:
+        (state, seeds), failure = self._tracker.facts(trial_id), self._failures.pop(trial_id, None)
+        if self._forgotten is not None and trial is not None and state is not None:
             text = shown_state(state, self.outcomes.get(trial_id, outcome), self.group.search)
             place = self._tracker.place_of(trial_id)
-            self._forgotten = self._forgotten or {}
             self._forgotten[trial_id] = submitted_trial(trial, self.group_id, text, failure, place, seeds)
         self._tracker.forget(trial_id)
         if trial is not None:
@@ -275,10 +292,11 @@ class GroupInbox:
         """
         self._earlier, self._clock_offset = results, clock_offset
         if results is not None:
-            self._first_start, self._last_end = results.first_start, results.last_end
-        self._states.update(ended)
+            self._last_end = results.last_end
         self._failures = {trial_id: failures[trial_id] for trial_id in ended if trial_id in failures}
         self._tracker = tracker
+        for trial_id, state in ended.items():
+            tracker.end(trial_id, state)
         self._open = {trial_id: None for trial_id in self._open if trial_id not in ended}
         self.wake()
 
@@ -286,9 +304,10 @@ class GroupInbox:
         """Wakes all waiters: the session has ended."""
         self._broken = error
         self.wake()
-        calls, self._calls = self._calls, {}
-        for _, future in calls.values():
-            future.set_exception(FluidError(f"the call was not answered: {message_of(error)}"))
+        for call_id, (whose, _, future) in self._waits.calls.copy().items():
+            if whose is self:
+                self.withdraw_call(call_id)
+                future.set_exception(FluidError(f"the call was not answered: {message_of(error)}"))
         if self.listener is not None:
             self._call_listener("on_broken", error)
 
@@ -325,18 +344,15 @@ class GroupInbox:
         for iteration, at, seconds, metrics in report.iterations:
             if trial is not None:
                 self._tracker.hear(trial, iteration, metrics.numbers)
-            if self._began_at is None:
-                self._began_at = at - seconds
-            self._ended_seconds += seconds
-            start = at + self._clock_offset - seconds
-            if self._first_start is None or start < self._first_start:
-                self._first_start = start
+            self._began_at = at - seconds if self._began_at is None else min(self._began_at, at - seconds)
+            # The seconds of the only result of a group are that object.
+            self._ended_seconds = self._ended_seconds + seconds if self._ended_seconds else seconds
         self._ended += report.count
         end = report.at + self._clock_offset
         self._last_end = end if self._last_end is None else max(self._last_end, end)
         if self.listener is None:
             self._keep(report, trial)
-            self._news.notify()
+            self.notify(_RESULTS)
             return
         for iteration, _, seconds, metrics in report.iterations:
             self._call_listener("on_result", _result(report.trial_id, trial, iteration, seconds, metrics, report))
@@ -351,7 +367,6 @@ class GroupInbox:
 
     def _take_end(self, end: ReportEnd) -> None:
         state = end.state
-        self._states[end.trial_id] = state
         if end.failure is not None and state is TrialState.FAILED:
             self._failures = self._failures or {}
             self._failures[end.trial_id] = end.failure
@@ -364,10 +379,10 @@ class GroupInbox:
             self._call_listener("on_end", end.trial_id, state, end.failure)
 
     def _take_answer(self, answer: ReportCall) -> None:
-        waiting = self._calls.pop(answer.call_id, None)
+        waiting = self._waits.calls.pop(answer.call_id, None)
         if waiting is None:
             return  # The caller was interrupted.
-        method, future = waiting
+        _, method, future = waiting
         if answer.failure is not None:
             lost = CallFailedError(answer.trial_id, method, answer.failure)
             raised = exception_of(answer.failure)
@@ -393,13 +408,17 @@ class GroupInbox:
             _log.exception("group %r raised", self.group.name)
             return None
 
+    @property
+    def _whose(self) -> str:
+        return f"the listener of group {self.group.name!r}"
+
     def _call_listener(self, method: str, *facts: Any) -> None:
         guarded(self._whose, lambda: getattr(self.listener, method)(*facts))
 
     def wake(self) -> None:
         """Has all who wait look again."""
-        self._news.notify()
-        self._ends.notify()
+        self.notify(_RESULTS)
+        self.notify(_ENDS)
 
     @property
     def _is_over(self) -> bool:

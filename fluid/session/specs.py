@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from fluid._logs import logger_of
-from fluid.engine.group_terms import GroupTerms
+from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError, require_number
@@ -49,7 +49,8 @@ def terms_of(group: TrialGroup, priority: float, preempt: bool) -> GroupTerms:
     if not isinstance(preempt, bool):
         raise InvalidFieldError("preempt", preempt, "must be True or False")
     expected = None if group.search is None else group.search.trials
-    return GroupTerms(group.owner, require_number("priority", priority, at_least=0.0), preempt, expected)
+    terms = GroupTerms(group.owner, require_number("priority", priority, at_least=0.0), preempt, expected)
+    return PLAIN_TERMS if terms == PLAIN_TERMS else terms  # one object for most groups
 
 
 def with_requirements(trials: list[Trial], group: TrialGroup) -> list[Trial]:

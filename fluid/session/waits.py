@@ -7,6 +7,7 @@ thread only ever releases. An interrupt ends the wait, and nothing else.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import traceback
@@ -61,6 +62,13 @@ class SessionWaits:
         over: Callable[[], FluidError | None] = lambda: None,
     ) -> None:
         self.hold, self.over, self.gone = hold, over, gone
+        #: The lock of each wait for a change, what changes, and what of it is awaited. Each is held but for the moment
+        #: from its release until its thread has seen it. There are few threads, and may be very many groups.
+        self.signals: dict[threading.Lock, tuple[ChangeWaits, str]] = {}
+        #: Calls of trials' methods that were not answered: number -> the group's inbox, the method and the caller's
+        #: future. Any thread adds one, and drops its own.
+        self.calls: dict[int, tuple[object, str, Future[Any]]] = {}
+        self.call_ids = itertools.count()
         self._thread: threading.Thread | None = None
         #: The session that this one's thread waits for, as a listener may use other executors.
         self._waits_for: SessionWaits | None = None
@@ -140,25 +148,23 @@ def _stack_of(thread: threading.Thread) -> str:
 
 
 class ChangeWaits:
-    """Threads that wait for a change of what the session's thread writes.
+    """What the session's thread writes, and other threads wait for.
 
     Args:
         waits: of the session.
-        what: is awaited, for errors.
     """
 
-    __slots__ = ("_place", "_waiting", "_waits", "_what")
+    __slots__ = ("_place", "_waits")
 
-    def __init__(self, waits: SessionWaits, what: str) -> None:
-        self._waits, self._what = waits, what
-        #: The lock of each wait: held but for the moment from its release until its thread has seen it.
-        self._waiting: dict[threading.Lock, None] = {}
+    def __init__(self, waits: SessionWaits) -> None:
+        self._waits = waits
         self._place = Place() if waits.hold.is_virtual else None
 
-    def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Waits until a condition holds, for at most ``timeout`` seconds of the session's clock.
 
         Args:
+            what: is awaited, also for errors.
             condition: looks at what the session's thread writes before it calls :meth:`notify`; under no lock.
             timeout: ``None`` for no limit.
 
@@ -169,22 +175,22 @@ class ChangeWaits:
             return True
         if timeout == 0.0 and self._waits.is_in_thread:
             return False
-        with self._waits.waiting(self._what):
+        with self._waits.waiting(what):
             hold = self._waits.hold
             if isinstance(hold, VirtualClockHold) and self._place is not None:
                 ended = hold.wait_until(condition, self._place, timeout)
                 if not ended and timeout is None:  # As the session is over, and has told all who waited.
                     raise self._waits.gone()
                 return ended
-            return self._wait(condition, timeout)
+            return self._wait(what, condition, timeout)
 
-    def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+    def _wait(self, what: str, condition: Callable[[], bool], timeout: float | None) -> bool:
         clock = MonotonicClock()
         deadline = None if timeout is None else clock.now() + timeout
         signal = threading.Lock()
         signal.acquire()
         try:
-            self._waiting[signal] = None
+            self._waits.signals[signal] = self, what
             while not condition():
                 left = LOOK_UP_S if deadline is None else min(LOOK_UP_S, deadline - clock.now())
                 if left <= 0.0:
@@ -194,15 +200,16 @@ class ChangeWaits:
                     self._waits.require_thread()
             return True
         finally:
-            self._waiting.pop(signal, None)
+            self._waits.signals.pop(signal, None)
 
-    def notify(self) -> None:
-        """Wakes all threads that wait."""
+    def notify(self, what: str) -> None:
+        """Wakes all threads that wait for that."""
         if self._place is not None:
             self._waits.hold.wake(self._place)
-        for signal in tuple(self._waiting):
-            with suppress(RuntimeError):  # Its thread has not seen the last release yet.
-                signal.release()
+        for signal, (change, awaited) in self._waits.signals.copy().items() if self._waits.signals else ():
+            if change is self and awaited == what:
+                with suppress(RuntimeError):  # Its thread has not seen the last release yet.
+                    signal.release()
 
 
 class SessionFuture(Future[Any]):
@@ -217,9 +224,9 @@ class SessionFuture(Future[Any]):
 
     def __init__(self, waits: SessionWaits, what: str = "an answer of its session") -> None:
         super().__init__()
-        self._waits, self._changes = waits, ChangeWaits(waits, what)
+        self._waits, self._changes, self._what = waits, ChangeWaits(waits), what
         self.set_running_or_notify_cancel()
-        super().add_done_callback(lambda _: self._changes.notify())
+        super().add_done_callback(lambda _: self._changes.notify(what))
 
     def result(self, timeout: float | None = None) -> Any:
         self._await(timeout)
@@ -244,7 +251,7 @@ class SessionFuture(Future[Any]):
 
     def _await(self, timeout: float | None) -> None:
         # Its own lock is not taken before it is done: the session's thread takes it, too.
-        if not self._changes.wait_until(lambda: self._state == "FINISHED", timeout):
+        if not self._changes.wait_until(self._what, lambda: self._state == "FINISHED", timeout):
             raise FutureTimeoutError
 
     def _call(self, fn: Callable[[Future[Any]], object], future: Future[Any]) -> None:

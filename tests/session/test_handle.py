@@ -210,7 +210,7 @@ def test_calls_that_cannot_be_are_refused(make: Callable[..., FluidExecutor]) ->
     handle.stop("a")
     with pytest.raises(InvalidFieldError, match="STOPPED"):
         handle.call("a", "note")
-    assert not handle._inbox._calls
+    assert not handle._session.waits.calls
 
 
 def test_a_call_whose_process_dies_is_made_again_and_not_for_ever(make: Callable[..., FluidExecutor]) -> None:

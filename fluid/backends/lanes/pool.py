@@ -111,7 +111,8 @@ class LanePool:
             self._lanes, self._registry, payloads, self._clock, process_group, launcher.checkpoints_at
         )
         #: Every lane there ever was.
-        self._lane_ids: set[int] = set()
+        #: The least number above those of all lanes so far, and the numbers below it that no lane has had.
+        self._next_lane, self._no_lanes = 0, set[int]()
         self._events: list[Event] = []
         #: The session's, which takes log records; ``None`` where it takes none.
         self._take_records: Callable[[LaneLogged], None] | None = None
@@ -232,7 +233,7 @@ class LanePool:
             for device_id in command.device_ids:
                 if device_id not in self._devices:
                     raise FluidError(f"{command}: there is no device {device_id}")
-            if command.lane_id in self._lane_ids:
+            if self._was_there(command.lane_id):
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
         if isinstance(command, OF_HOSTS):
@@ -243,7 +244,7 @@ class LanePool:
         if not isinstance(command, (*_OfLane, *_Untracked)):
             self._router.check(command)
         for lane_id in lanes:
-            if lane_id not in self._lane_ids and lane_id not in started:
+            if not self._was_there(lane_id) and lane_id not in started:
                 raise FluidError(f"{command}: lane {lane_id} was never started")
 
     def _execute(self, command: Command) -> None:
@@ -270,8 +271,13 @@ class LanePool:
 
     # -- lanes ---------------------------------------------------------------------------------------------
 
+    def _was_there(self, lane_id: int) -> bool:
+        return lane_id < self._next_lane and lane_id not in self._no_lanes
+
     def _start_lane(self, command: StartLane) -> None:
-        self._lane_ids.add(command.lane_id)
+        self._no_lanes.update(range(self._next_lane, command.lane_id))
+        self._no_lanes.discard(command.lane_id)
+        self._next_lane = max(self._next_lane, command.lane_id + 1)
         lane = self._lanes.add(command.lane_id)
         try:
             bindings = [self._bind(self._devices[device_id]) for device_id in command.device_ids]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.keeping import KeepRule
 from fluid.lane.messages import ShipTrainable
 from fluid.processes.interpreters import import_path
+from fluid.random_state import Seeds
 from fluid.trainables.payload import LARGE_BYTES, TrainablePayload, TrialPayload
 from fluid.trial_fields import TrialProcess
 
@@ -17,6 +19,12 @@ from fluid.trial_fields import TrialProcess
 _KEPT = 64
 #: Most bytes of those, unless it is a single one.
 _KEPT_BYTES = 1 << 28
+
+
+@functools.lru_cache(256)
+def _one_of(alike: TrialProcess) -> TrialProcess:
+    """One object for all that are alike."""
+    return alike
 
 
 @dataclass(slots=True)
@@ -49,7 +57,8 @@ class Registry:
     def __init__(self, preload: Callable[..., None], payloads: HostPayloads) -> None:
         self._preload = preload
         self._payloads = payloads
-        self._trials: dict[str, tuple[int, bytes, TrialProcess]] = {}
+        #: The key, the config, and what the trial asks of its process: but for its seeds, most ask for the same.
+        self._trials: dict[str, tuple[int, bytes, TrialProcess, Seeds | None]] = {}
         #: Key of each trainable, by its digest. A key is not used again.
         self._keys: dict[bytes, int] = {}
         self._next_key = 0
@@ -81,7 +90,8 @@ class Registry:
         if key in self._idle:
             del self._idle[key]
             self._idle_bytes -= known.size
-        self._trials[trial_id] = (key, payload.config, payload.process)
+        asked = payload.process
+        self._trials[trial_id] = (key, payload.config, _one_of(asked._replace(seeds=None)), asked.seeds)
         if payload.keep is not None:
             self._rules[trial_id] = payload.keep
         if payload.config_digest:
@@ -126,7 +136,8 @@ class Registry:
 
     def process(self, trial_id: str) -> TrialProcess:
         """Returns what a trial asks of its process."""
-        return self._trials[trial_id][2]
+        _, _, asked, seeds = self._trials[trial_id]
+        return asked._replace(seeds=seeds)
 
     def rule(self, trial_id: str) -> KeepRule | None:
         """Returns which checkpoints of a trial outlive the run; ``None`` if none do."""
