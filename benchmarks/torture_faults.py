@@ -227,7 +227,8 @@ class Faults:
 
     def _full_at_close(self) -> bool:
         """The disk is full when the driver ends its session, until the session's processes have ended."""
-        self.filler = self._filler(self._folder / "disk")
+        if self.filler is None:
+            self.filler = self._filler(self._folder / "disk")
         return self.filler is not None and self._signal([self.driver], self._draws.choice(_CLOSING))
 
     def make_room(self) -> None:
