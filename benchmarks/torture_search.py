@@ -144,11 +144,13 @@ def run_optuna(plan: dict[str, Any], folder: Path, executor: FluidExecutor, draw
         return {**base, "number": trial.suggest_int("number", 100, 10**6)}
 
     ended = (TrialState.COMPLETE, TrialState.PRUNED)
-    while len(study.get_trials(deepcopy=False, states=ended)) < wanted:
+    is_enough = False
+    while not is_enough:  # Once at least: what a killed driver has left running in the study is ended by the next call.
         optimize(
             study, ScoredChain, n_trials=3 * wanted, executor=executor, space=space, metric="score", budget=BUDGET,
             batch_size=draws.choice([None, 3]), catch=Exception, callbacks=[MaxTrialsCallback(wanted, states=ended)],
         )  # fmt: skip
+        is_enough = len(study.get_trials(deepcopy=False, states=ended)) >= wanted
 
 
 def check_study(plan: dict[str, Any], folder: Path) -> tuple[int, list[str], list[str], list[str]]:
