@@ -100,7 +100,7 @@ class Session:
         """Runs drivers until one has finished."""
         while not self.hangs and not self.refused:
             status = self._run_driver()
-            if status == FINISHED:
+            if status == FINISHED and not self._has_left_memory():
                 break
             if status == REFUSED and not self._failed_writes:
                 self._take_refusal()
@@ -265,6 +265,10 @@ class Session:
         else:
             self.ends["begun anew"] += 1
             shutil.rmtree(self._run, ignore_errors=True)
+
+    def _has_left_memory(self) -> bool:
+        """Whether the driver says that checkpoints stay in host memory: the next one must find them."""
+        return "stay in host memory" in (self._folder / f"driver-{self.drivers - 1}.log").read_text(errors="replace")
 
     def _progress(self, number: int) -> int:
         sizes = 0

@@ -20,6 +20,9 @@ from fluid.planning.cohorts import CohortTree, Prediction
 from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
 
+#: Steps of the predicted standard deviation, per unit: fine ones, so that few numbers stand for those of all trials.
+_SIGMA_STEPS = 512.0
+
 
 class Cohorts:
     """Learns from trials what others will take, and keeps each trial under its cohort's profile key.
@@ -40,30 +43,38 @@ class Cohorts:
         self._measuring = measuring
         #: submitted profile key -> row -> trial, of those that have not ended, or that had not when it was last looked.
         self._trials: dict[str, dict[int, TrialRecord]] = {}
-        #: row -> the profile key with which it was submitted.
+        #: row -> the profile key with which it was submitted, of those that have another now, or may get one.
         self._submitted: dict[int, str] = {}
         #: submitted profile key -> trials learnt from since trials were last predicted, of keys whose tree has changed.
         self._due: dict[str, int] = {}
 
     def admit(self, trial: TrialRecord) -> None:
         """Predicts a new trial; to be called before it gets a fusion group."""
-        if not self._profile.finds_cohorts or not trial.spec.config:
+        if (key := self._submitted_key(trial)) is None:
             return
-        key = self._submitted[trial.row] = trial.spec.profile_key
+        if trial.spec.fusible:
+            self._submitted[trial.row] = key
         self._trials.setdefault(key, {})[trial.row] = trial
         tree = self._profile.cohorts.get(key)
         if tree is not None:
             self._predict(trial, key, tree)
 
+    def _submitted_key(self, trial: TrialRecord) -> str | None:
+        """The profile key with which a trial was submitted; ``None`` if nothing is learnt from it."""
+        if not self._profile.finds_cohorts or not trial.spec.config:
+            return None
+        return self._submitted.get(trial.row, trial.spec.profile_key)
+
     def forget(self, trial: TrialRecord) -> None:
         """Drops a trial that was forgotten."""
-        key = self._submitted.pop(trial.row, None)
+        key = self._submitted_key(trial)
+        self._submitted.pop(trial.row, None)
         if key is not None:
             self._trials[key].pop(trial.row, None)
 
     def extended(self, trial: TrialRecord) -> None:
         """Takes it that a trial goes on after its end."""
-        key = self._submitted.get(trial.row)
+        key = self._submitted_key(trial)
         if key is not None:
             self._trials[key][trial.row] = trial
 
@@ -84,7 +95,7 @@ class Cohorts:
             memory: what the trial was seen to need, if that was measured.
             observed: iterations from which the trial's pace follows, 0 or all.
         """
-        key = self._submitted.get(trial.row)
+        key = self._submitted_key(trial)
         if key is None:
             return
         pace = trial.pace
@@ -137,12 +148,17 @@ class Cohorts:
         """Predicts a trial; returns whether that has changed, or its cohort has."""
         prediction, pace = tree.predict(trial.spec.config), trial.pace
         before = trial.spec.profile_key, pace.predicted, pace.predicted_need
-        pace.predict(self._seconds(key, tree, prediction), prediction.sigma, self._need(key, prediction))
+        pace.predict(
+            self._seconds(key, tree, prediction),
+            _sigma_of(round(_SIGMA_STEPS * prediction.sigma)),
+            self._need(key, prediction),
+        )
         is_fused = trial.spec.fusible and trial.spec.devices is None and self._estimates.fuses
         name = f"{key} [{prediction.cohort}]" if prediction.cohort else key
         if name != trial.spec.profile_key and not is_fused:
             if name != key:
                 self._begin(name, key, tree, prediction.cohort)
+            self._submitted[trial.row] = key
             trial.spec = replace(trial.spec, profile_key=name)
         if before == (trial.spec.profile_key, pace.predicted, pace.predicted_need):
             return False
@@ -181,6 +197,12 @@ class Cohorts:
             for each in (need.persistent_bytes, need.ephemeral_bytes)
         ]
         return MemoryNeed(*parts)
+
+
+@lru_cache(1024)
+def _sigma_of(steps: int) -> float:
+    """The standard deviation that so many steps stand for; one object for all trials of which it is predicted."""
+    return steps / _SIGMA_STEPS
 
 
 @lru_cache(1024)
