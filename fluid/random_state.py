@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import os
 import pickle
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 #: The modules of the generators, in the order of their seeds.
 MODULES = ("random", "numpy.random", "torch")
 _SEED_BYTES = 4
+_PACKED = struct.Struct("<3I")
 
 
 class Seeds(NamedTuple):
@@ -47,7 +49,16 @@ class Seeds(NamedTuple):
     def read(cls, entry: object) -> Seeds | None:
         """Reads seeds from a file's mapping; ``None`` if it is none."""
         found: list[Any] = [entry.get(name) for name in cls._fields] if isinstance(entry, Mapping) else [None]
-        return cls(*found) if all(isinstance(seed, int) for seed in found) else None
+        return cls(*found) if all(isinstance(seed, int) and 0 <= seed < 1 << 32 for seed in found) else None
+
+    def packed(self) -> bytes:
+        """The seeds in a third of the memory, for a session of very many trials."""
+        return _PACKED.pack(*self)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Seeds:
+        """The seeds of which :meth:`packed` has made that."""
+        return cls(*_PACKED.unpack(packed))
 
     @classmethod
     def _of(cls, bytes_of: Callable[[int], bytes]) -> Seeds:

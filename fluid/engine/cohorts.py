@@ -20,9 +20,6 @@ from fluid.planning.cohorts import CohortTree, Prediction
 from fluid.planning.profile import Profile
 from fluid.resources import MemoryNeed
 
-#: Steps of the predicted standard deviation, per unit: fine ones, so that few numbers stand for those of all trials.
-_SIGMA_STEPS = 512.0
-
 
 class Cohorts:
     """Learns from trials what others will take, and keeps each trial under its cohort's profile key.
@@ -148,11 +145,7 @@ class Cohorts:
         """Predicts a trial; returns whether that has changed, or its cohort has."""
         prediction, pace = tree.predict(trial.spec.config), trial.pace
         before = trial.spec.profile_key, pace.predicted, pace.predicted_need
-        pace.predict(
-            self._seconds(key, tree, prediction),
-            _sigma_of(round(_SIGMA_STEPS * prediction.sigma)),
-            self._need(key, prediction),
-        )
+        pace.predict(self._seconds(key, tree, prediction), prediction.sigma, self._need(key, prediction))
         is_fused = trial.spec.fusible and trial.spec.devices is None and self._estimates.fuses
         name = f"{key} [{prediction.cohort}]" if prediction.cohort else key
         if name != trial.spec.profile_key and not is_fused:
@@ -197,12 +190,6 @@ class Cohorts:
             for each in (need.persistent_bytes, need.ephemeral_bytes)
         ]
         return MemoryNeed(*parts)
-
-
-@lru_cache(1024)
-def _sigma_of(steps: int) -> float:
-    """The standard deviation that so many steps stand for; one object for all trials of which it is predicted."""
-    return steps / _SIGMA_STEPS
 
 
 @lru_cache(1024)

@@ -74,12 +74,12 @@ class _Submitted:
     Attributes:
         place: its place in order of submission.
         state: how it has ended; ``None`` if it has not.
-        seeds: of its random number generators; ``None`` if they are unknown.
+        seeds: of its random number generators, packed; ``None`` if they are unknown.
     """
 
     place: int
     state: TrialState | None = None
-    seeds: Seeds | None = None
+    seeds: bytes | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -167,12 +167,15 @@ class BestTracker:
     @property
     def seeds(self) -> dict[str, Seeds]:
         """The seeds of trials, by id, as far as they are known."""
-        return {trial_id: each.seeds for trial_id, each in self._submitted() if each.seeds is not None}
+        return {trial_id: Seeds.unpack(each.seeds) for trial_id, each in self._submitted() if each.seeds is not None}
 
     def facts(self, trial_id: str) -> tuple[TrialState | None, Seeds | None]:
         """How a trial has ended, and its seeds; ``None`` for what is unknown."""
         known = self._find(trial_id)
-        return (None, None) if known is None else (known[1].state, known[1].seeds)
+        if known is None:
+            return None, None
+        _, submitted = known
+        return submitted.state, None if submitted.seeds is None else Seeds.unpack(submitted.seeds)
 
     def _submitted(self) -> Iterator[tuple[str, _Submitted]]:
         """The trials by id, for any thread."""
@@ -212,7 +215,7 @@ class BestTracker:
         if self._find(trial.id) is None:
             self.enter(trial)
         if (found := self._find(trial.id)) is not None:
-            found[1].seeds = seeds
+            found[1].seeds = seeds.packed()
 
     def hear(self, trial: Trial | SubmittedTrial, iteration: int, numbers: Mapping[str, float]) -> None:
         """Takes a result of a trial.

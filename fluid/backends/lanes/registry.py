@@ -57,8 +57,9 @@ class Registry:
     def __init__(self, preload: Callable[..., None], payloads: HostPayloads) -> None:
         self._preload = preload
         self._payloads = payloads
-        #: The key, the config, and what the trial asks of its process: but for its seeds, most ask for the same.
-        self._trials: dict[str, tuple[int, bytes, TrialProcess, Seeds | None]] = {}
+        #: The key, the config, and what the trial asks of its process: but for its seeds, which are packed, most ask
+        #: for the same.
+        self._trials: dict[str, tuple[int, bytes, TrialProcess, bytes | None]] = {}
         #: Key of each trainable, by its digest. A key is not used again.
         self._keys: dict[bytes, int] = {}
         self._next_key = 0
@@ -91,7 +92,8 @@ class Registry:
             del self._idle[key]
             self._idle_bytes -= known.size
         asked = payload.process
-        self._trials[trial_id] = (key, payload.config, _one_of(asked._replace(seeds=None)), asked.seeds)
+        seeds = None if asked.seeds is None else asked.seeds.packed()
+        self._trials[trial_id] = (key, payload.config, _one_of(asked._replace(seeds=None)), seeds)
         if payload.keep is not None:
             self._rules[trial_id] = payload.keep
         if payload.config_digest:
@@ -137,7 +139,7 @@ class Registry:
     def process(self, trial_id: str) -> TrialProcess:
         """Returns what a trial asks of its process."""
         _, _, asked, seeds = self._trials[trial_id]
-        return asked._replace(seeds=seeds)
+        return asked._replace(seeds=None if seeds is None else Seeds.unpack(seeds))
 
     def rule(self, trial_id: str) -> KeepRule | None:
         """Returns which checkpoints of a trial outlive the run; ``None`` if none do."""
