@@ -5,9 +5,9 @@
 Two ways to submit: "one group", all trials in one group, whose results the caller reads as they come; and "group each",
 groups of one trial, each waited for. Nothing is forgotten. Each runs in a process of its own, on 2 CPU devices of the
 local backend; a trial has one iteration and a config of one number. "Resident" is how much the process grew from its
-first trial to its last result, per trial; "objects" are those that are reachable then and were not there before, by the
-size that Python gives of each; what is left of the resident memory is the allocator's: free blocks and fragmentation.
-"CPU" is the driver's, for a thousand trials.
+first trial, after some that are not counted, to its last result, per trial; "objects" are those that are reachable then
+and were not there before, by the size that Python gives of each; what is left of the resident memory is the
+allocator's: free blocks and fragmentation. "CPU" is the driver's, for a thousand trials.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from typing import Any
 
 from fluid import FluidExecutor, Trial, TrialGroup
 
+#: Trials that run before: what libraries take once is not counted.
+_WARM_UP = 200
 #: Groups that run at once where each trial has its own.
 _AT_ONCE = 8
 #: Classes that are shown each by itself.
@@ -62,9 +64,9 @@ def sizes() -> dict[int, tuple[str, int]]:
     return found
 
 
-def in_one_group(executor: FluidExecutor, trials: int) -> Any:
+def in_one_group(executor: FluidExecutor, trials: range) -> Any:
     """Runs all trials in one group."""
-    listed = [Trial(tiny, {"x": x}, budget=1, trial_id=f"n{x}") for x in range(trials)]
+    listed = [Trial(tiny, {"x": x}, budget=1, trial_id=f"n{x}") for x in trials]
     handle = executor.submit_trialgroup(TrialGroup(listed))
     del listed
     for _ in handle.results():
@@ -72,10 +74,10 @@ def in_one_group(executor: FluidExecutor, trials: int) -> Any:
     return handle
 
 
-def in_groups(executor: FluidExecutor, trials: int) -> Any:
+def in_groups(executor: FluidExecutor, trials: range) -> Any:
     """Runs each trial in a group of its own."""
     waiting = collections.deque[Any]()
-    for x in range(trials):
+    for x in trials:
         trial = Trial(tiny, {"x": x}, budget=1, trial_id=f"n{x}")
         waiting.append(executor.submit_trialgroup(TrialGroup([trial], name=f"g{x}")))
         if len(waiting) > _AT_ONCE:
@@ -91,18 +93,18 @@ WAYS = {"one group": in_one_group, "group each": in_groups}
 def measure(way: str, trials: int) -> dict[str, Any]:
     """Runs trials; returns bytes per trial, and the driver's seconds of CPU time for a thousand trials."""
     with tempfile.TemporaryDirectory() as folder, FluidExecutor("local", 2, verbose=0, run_dir=folder) as executor:
-        executor.submit_trialgroup(TrialGroup([Trial(tiny, {"x": 0}, budget=1)])).wait()
+        warm = WAYS[way](executor, range(-_WARM_UP, 0))
         before = sizes()
         classes: collections.Counter[str] = collections.Counter()
         numbers: collections.Counter[str] = collections.Counter()
         first, cpu = resident_bytes(), time.process_time()
-        handle = WAYS[way](executor, trials)
+        handle = WAYS[way](executor, range(trials))
         cpu, last = time.process_time() - cpu, resident_bytes()
         for one, (name, size) in sizes().items():
             if one not in before:
                 classes[name] += size
                 numbers[name] += 1
-        del handle
+        del handle, warm
     return {
         "trials": trials,
         "resident_bytes": (last - first) / trials,
