@@ -41,7 +41,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 # A package imports itself and packages of lower levels. A new package is added here, in the lowest level it can have.
 # The package fluid itself has no level: see check_facade.
 LAYERS = (
-    layer(0, "errors checksums _version _experimental _logs _private_files _late_imports _given_executor"),
+    layer(0, "errors checksums few_items _version _experimental _logs _private_files _late_imports _given_executor"),
     layer(0, "random_state user_values"),
     layer(1, "_clock _imports directions keeping resources search_shape trial_fields"),
     layer(2, "_waiting _sleepers trialgroup"),
@@ -115,6 +115,7 @@ LOOSE = (
         "_sleepers",
         "_clock_hold",
         "_held_queue",
+        "few_items",
         "_experimental",
         "errors",
         "resources",

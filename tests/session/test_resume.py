@@ -200,7 +200,7 @@ def test_a_kill_at_any_write_of_a_session_that_was_resumed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    first = writes[: 2 * len(writes) // 3]
+    first = writes[: len(writes) // 2]
     killed_in(tmp_path / "first", first, len(first[-1][1]))
     with recorded(monkeypatch) as second:
         finish(tmp_path / "first")
