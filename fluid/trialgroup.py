@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -300,6 +300,18 @@ class Trial(_WithSlots):
             object.__setattr__(made, name, value)
         return made
 
+    @staticmethod
+    def of_checked(fields: Mapping[str, Any]) -> Trial:
+        """A trial of fields that were checked, as those in a run folder: it may have very many trials.
+
+        Raises:
+            AttributeError: there is no such field.
+        """
+        made = object.__new__(Trial)
+        for name, value in {**_DEFAULTS, **fields}.items():
+            object.__setattr__(made, name, value)
+        return made
+
     @property
     def id(self) -> str:
         """The trial's unique name; unlike ``trial_id`` never ``None``, also to a type checker."""
@@ -312,6 +324,10 @@ class Trial(_WithSlots):
         if self.profile_key is not None:
             return self.profile_key
         return str(getattr(self.trainable, "__qualname__", None) or type(self.trainable).__qualname__)
+
+
+#: What the fields of a trial are by default.
+_DEFAULTS = {item.name: item.default for item in fields(Trial) if item.default is not MISSING}
 
 
 class Submission:

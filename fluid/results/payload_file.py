@@ -81,9 +81,10 @@ class StoredTrial(NamedTuple):
         except (Exception, SystemExit) as error:  # What a pickle refers to may raise anything.
             reason = f"trial {self.trial_id!r} cannot be unpickled: {type(error).__name__}: {error}"
             raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
+        given = {"trainable": trainables[self.trainable], "config": config, "shown": shown, **self.fields}
         try:
-            return Trial(trainables[self.trainable], config, shown=shown, **self.fields)
-        except (TypeError, ValueError) as error:
+            return Trial.of_checked(given) if self.is_checked else Trial(**given)
+        except (AttributeError, TypeError, ValueError) as error:
             reason = f"the fields of trial {self.trial_id!r} are damaged: {error}"
             raise InvalidFieldError("run_dir", PAYLOADS, reason) from error
 
