@@ -6,7 +6,7 @@ import io
 import math
 import threading
 from collections import OrderedDict
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -550,3 +550,19 @@ def test_a_config_with_an_open_file_is_refused_by_its_entry(mode: str, tmp_path:
         Trial(train, {"lr": 0.1, "in": [{"data": file}]})
     assert caught.value.field == "config['in'][0]['data']"
     assert Trial(train, {"text": io.StringIO("x")}).config["text"].getvalue() == "x"
+
+
+def test_a_trial_of_checked_fields_is_like_a_new_one() -> None:
+    known: dict[str, Any] = {
+        "trainable": print,
+        "config": {"x": 1},
+        "budget": 3,
+        "trial_id": "a",
+        "threads": 2,
+        "shown": None,
+    }
+    made, new = Trial.of_checked(known), Trial(**known)
+    names = [item.name for item in fields(Trial)]
+    assert [getattr(made, name) for name in names] == [getattr(new, name) for name in names]
+    with pytest.raises(AttributeError):
+        Trial.of_checked({**known, "budgets": 3})
