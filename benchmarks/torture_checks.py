@@ -18,8 +18,6 @@ from torture_trials import chain
 _DESTROY = ("damage_checkpoint", "lose_memory", "other_boot", "fill_memory", "eio", "enospc")
 #: Share of a span, and seconds of each driver and of each stop of one, by which iterations may be told late.
 _SURELY, _LATE_S, _STOPPED_S = 0.9, 0.5, 3.5
-#: The program of Ray's own workers.
-_RAY_WORKER = "/default_worker.py"
 
 
 @dataclass
@@ -34,7 +32,7 @@ class Found:
         others: descriptions of anything else: trials that are missing, or ended otherwise than the script says.
         work: checkpoints that the session had when its disk was full at its end, and that were not used after it.
         times: times that Fluid tells of the session and that cannot be.
-        imported: modules of the working directory that a process has executed, but for Ray's own workers.
+        imported: modules of the working directory that a process has executed.
     """
 
     iterations: int = 0
@@ -121,9 +119,7 @@ def check(folder: Path) -> Found:
     found = Found()
     plan = json.loads((folder / "plan.json").read_text())
     if (folder / "imported.txt").exists():
-        lines = set((folder / "imported.txt").read_text(errors="replace").splitlines())
-        # Ray has its own workers import from the driver's working directory, also without Fluid.
-        found.imported = sorted(line for line in lines if _RAY_WORKER not in line)
+        found.imported = sorted(set((folder / "imported.txt").read_text(errors="replace").splitlines()))
     if plan["kind"] == "optuna":
         found.iterations, found.lost, found.wrong, found.others = torture_search.check_study(plan, folder)
         return found

@@ -2,16 +2,20 @@
 
 Ray would import the code before its processes know where to look. So what Ray is given is pickled by value, and
 imports nothing until ``sys.path`` is set: classes and functions that are defined in a function.
+
+Ray puts the driver's working directory before all else in ``sys.path``. Where the driver does not import from there, it
+goes to the end: a file in it may have any name.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from fluid._imports import try_import
+from fluid.processes.interpreters import import_path
 
 with try_import("Ray", extra="ray"):
     import ray
@@ -19,15 +23,11 @@ with try_import("Ray", extra="ray"):
 
 def make_host_class() -> Any:
     """Returns the class of a host's actor, whose method ``run`` makes a call (:func:`pickled`) in its main thread."""
+    make = _made_by_value()
 
     class FluidHost:
-        def run(self, call: tuple[list[str], bytes]) -> None:
-            import pickle
-            import sys
-
-            sys.path += [path for path in call[0] if path not in sys.path]
-            function, arguments = pickle.loads(call[1])
-            function(*arguments)
+        def run(self, call: tuple[list[str], str, bytes]) -> None:
+            make(call)
 
     return ray.remote(FluidHost)
 
@@ -40,18 +40,33 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         arguments: its arguments.
         options: where the process is to be, as options of a Ray task.
     """
+    task = ray.remote(_made_by_value()).options(**{"num_cpus": 0, "max_retries": 0, **options})
+    return task.remote(pickled(function, *arguments))
 
-    def run(call: tuple[list[str], bytes]) -> Any:
+
+def _made_by_value() -> Callable[[tuple[list[str], str, bytes]], Any]:
+    def make(call: tuple[list[str], str, bytes]) -> Any:
         import pickle
         import sys
 
-        sys.path += [path for path in call[0] if path not in sys.path]
-        function, arguments = pickle.loads(call[1])
+        told, last, data = call
+        own = [path for path in sys.path if path != last]
+        sys.path[:] = [*own, *(path for path in told if path not in own), *([last] if last in sys.path else ())]
+        function, arguments = pickle.loads(data)
         return function(*arguments)
 
-    return ray.remote(run).options(**{"num_cpus": 0, "max_retries": 0, **options}).remote(pickled(function, *arguments))
+    return make
 
 
-def pickled(function: Callable[..., Any], *arguments: Any) -> tuple[list[str], bytes]:
-    """Returns a call as a process of Ray can read it before it has imported anything."""
-    return list(sys.path), pickle.dumps((function, arguments))
+def pickled(function: Callable[..., Any], *arguments: Any) -> tuple[list[str], str, bytes]:
+    """Returns a call as a process of Ray can read it before it has imported anything.
+
+    With it go the places from which this process imports, and the one that is to be the last: the working directory if
+    it is none of them, else an empty text.
+    """
+    path = import_path()
+    try:
+        here = os.getcwd()
+    except OSError:  # It was deleted.
+        here = ""
+    return path, "" if here in path else here, pickle.dumps((function, arguments))
