@@ -250,14 +250,17 @@ class RemoteHost:
     def fail(self, reason: str) -> list[LauncherReport]:
         """Gives the host up; returns that all lanes have ended, for which no trial is to blame, and no copy is made.
 
+        Lanes of a host that never connected could not be started: devices on which none can, are given up.
+
         Args:
             reason: to be read after "its host".
         """
+        was_there = self._connection is not None
         self.close()
         self.failed = f"lost the host that it came from, which {reason}"
         ended = sorted(self._lanes)
         self._lanes.clear()
-        exits = [LaneExited(lane_id, self.failed, blameless=True) for lane_id in ended]
+        exits = [LaneExited(lane_id, self.failed, blameless=was_there) for lane_id in ended]
         return [*exits, *self.stores.fail(self.name, reason)]
 
     def close(self) -> None:
