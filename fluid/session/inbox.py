@@ -159,7 +159,7 @@ class GroupInbox(ChangeWaits):
         """Seconds from the first start to the last finish so far; ``None`` before the first iteration ended."""
         earlier, began, end = self._earlier, self._began_at, self._last_end
         starts = [] if began is None else [began + self._clock_offset]
-        starts += [] if earlier is None or earlier.first_start is None else [earlier.first_start]
+        starts += [] if earlier is None else [earlier.first_start]
         return end - min(starts) if starts and end is not None else None
 
     @property

@@ -448,7 +448,7 @@ class SweepLoop(TrialListener):
         return self.plan.goes_on and not self.trials.executor.session.hold.is_virtual
 
     def _look_at_rest(self) -> None:
-        """Ends the sweep once nothing is under way but trials that rest: nobody tells of these."""
+        """Ends the sweep once nothing is under way but trials that rest: no event tells of these."""
         if self.trials.open > len(self.trials.resting):
             return
         if self.trials.has_come_to_rest:

@@ -110,7 +110,6 @@ class LanePool:
         self._router = TrialRouter(
             self._lanes, self._registry, payloads, self._clock, process_group, launcher.checkpoints_at
         )
-        #: Every lane there ever was.
         #: The least number above those of all lanes so far, and the numbers below it that no lane has had.
         self._next_lane, self._no_lanes = 0, set[int]()
         self._events: list[Event] = []
