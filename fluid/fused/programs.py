@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
@@ -152,7 +153,7 @@ class RowPrograms:
 
     def _record(self, name: str, rows: int, function: _BatchedFunction) -> RowProgram:
         self._model.train(name == "loss")
-        with _running(self._model) as running, warnings.catch_warnings():
+        with _running(self._model) as running, warnings.catch_warnings(), _attention_by_mathematics():
             # Of operations that vmap runs for one row after the other.
             warnings.filterwarnings("error", message="There is a performance drop")
             try:
@@ -229,6 +230,18 @@ def _without_values(model: torch.nn.Module) -> torch.nn.Module:
         if isinstance(module, SyncBatchNorm):  # It knows the trial, which is not to be copied.
             empty[id(module._members)] = module._members
     return copy.deepcopy(model, empty)
+
+
+@contextmanager
+def _attention_by_mathematics() -> Iterator[None]:
+    """Within the block attention is computed by operations for which vmap has rules; it has none for other kernels."""
+    is_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
 
 
 @contextmanager

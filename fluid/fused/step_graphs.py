@@ -129,6 +129,7 @@ class StepGraphs:
 
         Raises:
             FusionError: the loss cannot be computed for rows at once.
+            OutOfMemoryError: PyTorch's; the step does not fit, or its graph cannot be captured in what is left.
         """
         for dtype, columns in self._columns.items():
             columns.copy_(self._tables[dtype][number])
@@ -182,6 +183,10 @@ class StepGraphs:
         before = [tensor.clone() for tensor in changed]
         try:
             return self._capture(run)
+        except torch.cuda.OutOfMemoryError:
+            # Capturing needs more memory than a step without a graph. Fewer rows fit, and train several times as fast.
+            self._capture = self._new_capture()
+            raise
         except FusionError:
             raise
         except Exception as error:

@@ -52,6 +52,33 @@ def test_bfloat16_is_compared_more_loosely() -> None:
     assert why_not_fused(Half, {}) is None
 
 
+class Attending(Made):
+    """Attention, of whose kernels vmap has a rule for that of mathematics only."""
+
+    class Net(nn.Module):
+        def __init__(self, *, is_module: bool) -> None:
+            super().__init__()
+            self.rows = nn.Linear(6, 8)
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True) if is_module else None
+            self.out = nn.Linear(48, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = self.rows(x.view(len(x), 6, 6))
+            if self.attention is None:
+                found = nn.functional.scaled_dot_product_attention(rows, rows, rows, is_causal=True)
+            else:
+                found, _ = self.attention(rows, rows, rows, need_weights=False)
+            return self.out(found.flatten(1))
+
+    def net(self, config: dict[str, Any]) -> nn.Module:
+        return self.Net(is_module=config.get("is_module", False))
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_attention_can_be_fused(is_module: bool) -> None:
+    assert why_not_fused(Attending, {"is_module": is_module}, {"is_module": is_module, "seed": 3}) is None
+
+
 # -- what vmap cannot do ------------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,7 @@ class Captures:
     Attributes:
         pools: how many were made.
         fails: whether a capture does, by number.
+        error: raised then.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,7 @@ class Captures:
         #: How often each capture was replayed.
         self.replays: list[int] = []
         self.fails: Callable[[int], bool] = lambda number: False
+        self.error: Exception = RuntimeError("operation not permitted\nwhen stream is capturing")
 
     def new(self) -> Callable[[Work], Work]:
         self.pools += 1
@@ -63,7 +65,7 @@ class Captures:
         number = len(self.replays)
         self.replays.append(0)
         if self.fails(number):
-            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+            raise self.error
         program = RowProgram(Recording.of(work, [], rows=1))
 
         def replay() -> None:
@@ -272,6 +274,21 @@ def test_a_loss_that_cannot_run_for_rows_at_once_is_no_failed_capture(
     with pytest.raises(FusionError, match=r"^loss\(\) cannot run for several trials at once"):
         FusedPack.of(Branching, [{}, {}]).step()
     assert not caplog.messages
+
+
+def test_out_of_memory_in_a_capture_leaves_the_graphs_to_fewer_rows(captures: Captures) -> None:
+    captures.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    captures.fails = lambda number: number == 0
+    pack, other = FusedPack.of(Classifier, configs("sgd", 4)), eager(Classifier, configs("sgd", 4))
+    pack.remember()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        pack.step()
+    pack.restore()
+    for pack_of in (pack, other):
+        pack_of.leave([2, 3])
+    step_both(pack, other, 2)
+    assert_equal(pack, other)
+    assert pack._graphs is not None and captures.replays == [0, 6, 2]
 
 
 # -- memory -------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ from fluid.lane.policy import DEFAULT_POLICY
 
 #: What a module loads only once it is used, which then takes each lane a second: PyTorch's optimizers, when the first
 #: one is made. Trials that are there by then load it themselves; it keeps none of them waiting.
-_LATE = {"torch.optim": ("torch._dynamo",)}
+_LATE = dict.fromkeys(("torch.optim", "fluid.fused", "fluid.elastic"), ("torch._dynamo",))
 #: Seconds that a host waits, as it closes, for those who use programs that are no lanes.
 _PROGRAMS_S = 5.0
 #: Stands for the fork server in the selector.

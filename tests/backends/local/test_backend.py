@@ -756,3 +756,6 @@ def test_what_a_module_loads_late_is_loaded_ahead_of_later_lanes(
 def test_optimizers_load_dynamo_late() -> None:
     assert launcher._loaded_late_by(["numpy", "torch.nn", "torch.optimum"]) == []
     assert launcher._loaded_late_by(["torch.optim.lr_scheduler", "numpy"]) == ["torch._dynamo"]
+    # Trainables whose optimizers Fluid makes name the package only.
+    assert launcher._loaded_late_by(["fluid.fused"]) == launcher._loaded_late_by(["fluid.elastic"]) == ["torch._dynamo"]
+    assert launcher._loaded_late_by(["fluid.elasticity"]) == []
