@@ -41,8 +41,8 @@ from fluid.engine.commands import Command, Notice, ReportEnd
 from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick
 from fluid.engine.state import EngineError, EngineState
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planners.by_name import make_planner
-from fluid.planning.admission import Candidate, DeviceRoom, LateStarters, admit
+from fluid.planners.portfolio import make_planner
+from fluid.policies.admission import Candidate, DeviceRoom, LateStarters, admit
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.simulation.scenario import Scenario, Workload
 from fluid.simulation.trial_outcomes import OracleProfile

@@ -10,10 +10,9 @@ import numpy as np
 from fluid import Cluster
 from fluid.engine.state import EngineState
 from fluid.engine.view import seconds_left
-from fluid.planners.by_name import make_planner
-from fluid.planning.early_ends import EarlyEnds
-from fluid.planning.end_distribution import EndDistribution
-from fluid.planning.group_forecast import TrialLeft, TrialsLeft, forecast_group
+from fluid.forecasting.group import EarlyEnds, TrialLeft, TrialsLeft, forecast_group
+from fluid.planners.instance import EndDistribution
+from fluid.planners.portfolio import make_planner
 from fluid.session.trials_left import trials_left
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate

@@ -37,7 +37,7 @@ from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupSubmitt
 from fluid.engine.rungs import RungReached
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planners.by_name import make_planner
+from fluid.planners.portfolio import make_planner
 from fluid.search.brackets import Brackets
 from fluid.search.rungs import halving_shape, hyperband_shapes, rungs_of
 from fluid.search.schedulers import AsynchronousHalving, RungScheduler

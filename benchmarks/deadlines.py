@@ -27,8 +27,8 @@ from typing import Any
 from measuring import machine
 
 from fluid import Cluster
-from fluid.planners.by_name import make_planner
-from fluid.planning.planner import Planner
+from fluid.planners.planner import Planner
+from fluid.planners.portfolio import make_planner
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.sized import HeldResult, Terms, simulate_fixed, simulate_sized
 from fluid.sizing.goals import Goals

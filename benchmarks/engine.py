@@ -56,8 +56,8 @@ from fluid.engine.events import (
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.executor import FluidExecutor
-from fluid.planners.by_name import make_planner
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 from fluid.results.records import Result
 from fluid.session.results import TrialListener

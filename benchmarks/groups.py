@@ -39,8 +39,8 @@ import numpy as np
 from measuring import machine
 
 from fluid import Cluster, Device, Requires
-from fluid.planners.by_name import make_planner
-from fluid.planning.group_policy import GROUP_POLICIES, Job, plan_groups
+from fluid.planners.portfolio import make_planner
+from fluid.policies.owners.shares import GROUP_POLICIES, Job, plan_groups
 from fluid.simulation.scenario import ArrivingWorkload, Runtimes, Scenario
 from fluid.simulation.simulate import simulate
 from fluid.simulation.simulation_result import SimulationResult

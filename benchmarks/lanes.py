@@ -50,7 +50,7 @@ from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.gpu.nvml import find_gpus, used_bytes
-from fluid.planners.by_name import make_planner
+from fluid.planners.portfolio import make_planner
 
 HERE = Path(__file__).resolve().parent
 #: Seconds after which something has failed.

@@ -27,11 +27,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fluid.measure.runtime_model import FloatArray
+from fluid.planners.arrangement import Arrangement, Replanner, Running, WidthChange
+from fluid.planners.instance import Instance, at_equal_odds
 from fluid.planners.portfolio import Portfolio
-from fluid.planning.arrangement import Arrangement, Replanner, Running, WidthChange
-from fluid.planning.completion import at_equal_odds
-from fluid.planning.instance import Instance
-from fluid.planning.runtime_model import FloatArray
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate

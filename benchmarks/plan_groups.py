@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from fluid.planning.group_policy import Job, plan_groups
+from fluid.policies.owners.shares import Job, plan_groups
 
 JOBS, KINDS, TIMES = 1000, 50, 50
 

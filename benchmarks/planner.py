@@ -26,15 +26,14 @@ from rich.progress import track
 from rich.table import Table
 
 from fluid.dynamic_fluid import ReallocateByShare
-from fluid.planners.by_name import PLANNERS, make_planner
-from fluid.planners.portfolio import Portfolio
+from fluid.measure.runtime_model import FusedRates
+from fluid.planners.arrangement import Arrangement, KeepWidths
+from fluid.planners.bounds import malleable_lower_bound
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import PLANNERS, Portfolio, make_planner
+from fluid.planners.rollout import Rollout, roll_out, start
 from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Arrangement, KeepWidths
-from fluid.planning.bounds import malleable_lower_bound
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Plan
-from fluid.planning.rollout import Rollout, roll_out, start
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate

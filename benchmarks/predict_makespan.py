@@ -15,9 +15,9 @@ from fluid.engine.events import Alarm, BudgetExtended, DeviceAdded, Event, Group
 from fluid.engine.group_terms import GroupTerms
 from fluid.engine.state import EngineError, EngineState
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planners.by_name import make_planner
-from fluid.planning.cohorts import CohortTree, ConfigTexts, Prediction
-from fluid.planning.profile import Profile
+from fluid.measure.cohorts.tree import CohortTree, ConfigTexts, Prediction
+from fluid.measure.profile import Profile
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Cluster, MemoryNeed
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluid import MemoryNeed
-from fluid.planning.cohorts import CohortTree, ConfigTexts, Prediction
+from fluid.measure.cohorts.tree import CohortTree, ConfigTexts, Prediction
 
 #: Memory of a device, in terms of the largest need of a trial: as 80 GB hold a few large trials, or many small ones.
 DEVICE_SIZE = 4.0

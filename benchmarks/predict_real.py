@@ -127,7 +127,7 @@ def _trees(profile: Profile) -> list[Any]:
 
 def predict(profile: Profile, trial: Trial) -> Any:
     """What the profile's cohorts expect of a trial."""
-    from fluid.planning.fusion_groups import text_of
+    from fluid.policies.fusing.groups import text_of
 
     texts = tuple(sorted((name, text_of(value)) for name, value in trial.config.items()))
     trees = _trees(profile)

@@ -35,10 +35,10 @@ from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick
 from fluid.engine.notices import NoteKeptWidth
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
+from fluid.planners.arrangement import Arrangement, Replanner
+from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio
-from fluid.planning.arrangement import Arrangement, Replanner
-from fluid.planning.instance import Instance
-from fluid.planning.refiner import Refined
+from fluid.planners.refiner import Refined
 from fluid.reports.resizes import TimedIteration, realised_gain
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Scenario

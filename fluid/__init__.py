@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from fluid.dynamic_fluid import DynamicFluid
     from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
     from fluid.executor import FluidExecutor, submit_trialgroup
-    from fluid.planners.fifo import Fifo
-    from fluid.planners.portfolio import Portfolio
-    from fluid.planning.instance import Instance
-    from fluid.planning.profile import Profile
+    from fluid.measure.profile import Profile
+    from fluid.planners.instance import Instance
+    from fluid.planners.portfolio import Fifo, Portfolio
     from fluid.resources import Cluster, Device, MemoryNeed, Placement, Requires
     from fluid.results.best import BestTrial
     from fluid.results.checkpoints import KeptCheckpoint, kept_checkpoints
@@ -46,11 +45,11 @@ _HOME = {
     "Cluster": "fluid.resources",
     "Device": "fluid.resources",
     "DynamicFluid": "fluid.dynamic_fluid",
-    "Fifo": "fluid.planners.fifo",
+    "Fifo": "fluid.planners.portfolio",
     "FluidError": "fluid.errors",
     "FluidExecutor": "fluid.executor",
     "Forecast": "fluid.session.forecast",
-    "Instance": "fluid.planning.instance",
+    "Instance": "fluid.planners.instance",
     "InvalidFieldError": "fluid.errors",
     "KeptCheckpoint": "fluid.results.checkpoints",
     "LimitReachedError": "fluid.session.limit_reached",
@@ -58,7 +57,7 @@ _HOME = {
     "MissingDependencyError": "fluid.errors",
     "Placement": "fluid.resources",
     "Portfolio": "fluid.planners.portfolio",
-    "Profile": "fluid.planning.profile",
+    "Profile": "fluid.measure.profile",
     "Requires": "fluid.resources",
     "Result": "fluid.results.records",
     "Search": "fluid.trialgroup",

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fluid.planning.arrangement import Arrangement, Replanner, Running, WidthChange
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Planner
-from fluid.planning.proportional_share import make_room, static_widths
-from fluid.planning.runtime_model import TOLERANCE, FloatArray, packed_stretch, stretch_of
+from fluid.measure.runtime_model import TOLERANCE, FloatArray, packed_stretch, stretch_of
+from fluid.planners.arrangement import Arrangement, Replanner, Running, WidthChange
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Planner
+from fluid.planners.shares import make_room, static_widths
 from fluid.static_fluid import StaticFluid
 
 
@@ -60,7 +60,7 @@ class ReallocateByShare:
         return resizes
 
     def make_room(self, running: Running, waiting: FloatArray) -> list[WidthChange]:
-        """Returns :func:`fluid.planning.proportional_share.make_room`."""
+        """Returns :func:`fluid.planners.shares.make_room`."""
         return make_room(running, waiting)
 
     @staticmethod

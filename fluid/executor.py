@@ -18,7 +18,7 @@ from fluid.engine.state import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.loggers.attached import Attached
 from fluid.loggers.logger import refuse_logger
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.processes.collector import collector_held
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fluid.planning.arrangement import Arrangement, KeepWidths, start_order
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Planner
-from fluid.planning.proportional_share import static_widths
+from fluid.planners.arrangement import Arrangement, KeepWidths, start_order
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Planner
+from fluid.planners.shares import static_widths
 
 
 class StaticFluid(Planner):

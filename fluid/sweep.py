@@ -33,13 +33,7 @@ from fluid.session.interrupted import SweepInterrupted
 from fluid.session.notice import NOTICE
 from fluid.session.results import TrialListener, require_listener
 from fluid.sizing.goals import parse_duration
-from fluid.sweeping.algorithms import (
-    ALGORITHMS,
-    HALVING,
-    WITH_SEARCHER,
-    require_concurrency,
-    samples_of,
-)
+from fluid.sweeping.algorithms import ALGORITHMS, HALVING, WITH_SEARCHER, require_concurrency, samples_of
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.names import SweepNames
 from fluid.sweeping.plan import GroupOptions, SweepPlan, UnreportedMetricError, raise_if_all_failed

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fluid.planning.group_policy import Job, plan_groups
+from fluid.policies.owners.shares import Job, plan_groups
 
 
 @dataclass(frozen=True)

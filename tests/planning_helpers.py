@@ -9,12 +9,12 @@ import numpy as np
 from brute_force import Group, Job, Member, outcome
 from hypothesis import strategies as st
 
-from fluid.planners.by_name import PLANNERS
-from fluid.planning.arrangement import Arrangement, Running, WidthChange
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Plan
-from fluid.planning.rollout import Rollout
-from fluid.planning.runtime_model import width_limit
+from fluid.measure.runtime_model import width_limit
+from fluid.planners.arrangement import Arrangement, Running, WidthChange
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import PLANNERS
+from fluid.planners.rollout import Rollout
 from fluid.resources import Cluster, Device
 
 #: Relative tolerance of comparisons between two ways to work out one number.

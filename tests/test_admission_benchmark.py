@@ -12,7 +12,7 @@ if (_BENCHMARKS := str(Path(__file__).resolve().parents[1] / "benchmarks")) not 
 
 import admission
 
-from fluid.planning.admission import Candidate, DeviceRoom
+from fluid.policies.admission import Candidate, DeviceRoom
 
 
 def test_all_parts_run_and_fluid_ends_no_group_later(tmp_path: Path) -> None:

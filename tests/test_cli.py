@@ -15,8 +15,8 @@ import pytest
 from fluid._imports import try_import
 from fluid._version import __version__
 from fluid.cli import main
-from fluid.planners.by_name import PLANNERS
-from fluid.planning.instance_input import InstanceInput, TrialInput
+from fluid.planners.portfolio import PLANNERS
+from fluid.planners.read_instance import InstanceInput, TrialInput
 from fluid.resources import Device
 from fluid.simulation.scenario import ArrivingWorkload, EventInput, Runtimes, ScenarioInput
 
@@ -541,6 +541,6 @@ def test_interrupts_end_with_status_130(monkeypatch: pytest.MonkeyPatch, capsys:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fluid.planning.instance.Instance.from_json", interrupted)
+    monkeypatch.setattr("fluid.planners.instance.Instance.from_json", interrupted)
     assert main(["plan", TOY]) == 130
     assert capsys.readouterr().out == ""

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from planning_helpers import Case, Scene, cases, scenes, started
 
 from fluid.dynamic_fluid import DynamicFluid, ReallocateByShare
-from fluid.planning.arrangement import WidthChange
-from fluid.planning.instance import Instance
-from fluid.planning.proportional_share import make_room
+from fluid.planners.arrangement import WidthChange
+from fluid.planners.instance import Instance
+from fluid.planners.shares import make_room
 from fluid.static_fluid import StaticFluid
 
 

@@ -452,7 +452,7 @@ LAZY_TORCH = Import("torch", "lazy")
 BAD = [
     (check_known, {"fluid.surprise": []}),
     (check_known, {"fluid.backend.local": []}),
-    (check_downward, {"fluid.errors": [Import("fluid.planning.instance")]}),
+    (check_downward, {"fluid.errors": [Import("fluid.planners.instance")]}),
     (check_downward, {"fluid.planners.portfolio": [Import("fluid.engine.state", "lazy")]}),
     (check_downward, {"fluid.engine.state": [Import("fluid.backends.base", "typing")]}),
     (check_downward, {"fluid.backends.local.backend": [Import("fluid.executor")]}),
@@ -492,7 +492,7 @@ GOOD = {
     "fluid._version": [],
     "fluid._clock": [Import("time"), Import("fluid.errors")],
     "fluid.errors": [Import("sys")],
-    "fluid.planners.portfolio": [Import("numpy.typing"), Import("fluid.planning.bounds"), Import("fluid.trialgroup")],
+    "fluid.planners.portfolio": [Import("numpy.typing"), Import("fluid.planners.bounds"), Import("fluid.trialgroup")],
     "fluid.elastic.group": [Import("torch.distributed"), Import("horovod.torch", "lazy")],
     "fluid.backends.ray": [Import("ray"), Import("fluid.backends.base"), Import("fluid.lane.serve")],
     "fluid.backends.local.backend": [Import("fluid.backends.local.process"), Import("fluid.backends.base")],
@@ -531,7 +531,7 @@ try:
 except ImportError:
     json = None
 if TYPE_CHECKING:
-    from fluid.planning.instance import Instance
+    from fluid.planners.instance import Instance
 else:
     import numpy
 class A:
@@ -557,7 +557,7 @@ def test_reading_imports() -> None:
         ("fluid.backends", "load"),
         (".", "load"),
         ("json", "load"),
-        ("fluid.planning.instance", "typing"),
+        ("fluid.planners.instance", "typing"),
         ("numpy", "load"),
         ("math", "load"),
         ("torch", "lazy"),

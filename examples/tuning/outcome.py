@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fluid.planning.rollout import Segment
+from fluid.planners.rollout import Segment
 from fluid.reports.timeline import Timeline
 from fluid.resources import Device
 

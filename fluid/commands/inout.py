@@ -30,7 +30,7 @@ def read_object(path: str) -> dict[str, Any]:
     Raises:
         InvalidFieldError: there is no such file, or it holds something else.
     """
-    from fluid.planning.json_input import read_json_object
+    from fluid.measure.json_input import read_json_object
 
     if path != "-":
         return read_json_object(path)

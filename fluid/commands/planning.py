@@ -49,10 +49,10 @@ def add_simulate(commands: Subparsers) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    from fluid.planners.by_name import make_planner
-    from fluid.planning.instance import Instance
-    from fluid.planning.planner import Plan
-    from fluid.planning.profile import Profile
+    from fluid.measure.profile import Profile
+    from fluid.planners.instance import Instance
+    from fluid.planners.planner import Plan
+    from fluid.planners.portfolio import make_planner
 
     _check_plot(arguments)
     planner = make_planner(arguments.planner)
@@ -92,7 +92,7 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    from fluid.planners.by_name import PLANNERS, make_planner
+    from fluid.planners.portfolio import PLANNERS, make_planner
     from fluid.simulation.scenario import Scenario
 
     # All arguments are checked before anything runs.
@@ -136,7 +136,7 @@ def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namesp
 
 def _compare_policies(scenario: Scenario, planners: list[str], arguments: argparse.Namespace) -> None:
     """Runs several workloads under each of the group policies."""
-    from fluid.planning.group_policy import GROUP_POLICIES
+    from fluid.policies.owners.shares import GROUP_POLICIES
     from fluid.reports.workload_table import policies_as_json, policy_tables
 
     for name in ("devices", "deadline", "budget"):
@@ -182,7 +182,7 @@ def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments
 
 
 def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
-    from fluid.planners.by_name import make_planner
+    from fluid.planners.portfolio import make_planner
     from fluid.reports.terminal import track
     from fluid.simulation.simulate import simulate
 

@@ -146,7 +146,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
         goals_of(arguments.metric, arguments.mode)
     if arguments.planner is not None:
-        from fluid.planners.by_name import make_planner
+        from fluid.planners.portfolio import make_planner
 
         make_planner(arguments.planner)
     if arguments.png:

@@ -63,7 +63,7 @@ def simulate_goals(
             to the scenario's number of devices.
         arguments: of the command line.
     """
-    from fluid.planners.by_name import make_planner
+    from fluid.planners.portfolio import make_planner
     from fluid.reports.comparison import unit_name
     from fluid.reports.size_table import held_line, size_table, size_text, sizes_as_json
     from fluid.reports.terminal import track

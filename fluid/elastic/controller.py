@@ -17,16 +17,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from fluid.elastic.actions import (
-    Action,
-    AllHalted,
-    Collapsed,
-    Formed,
-    MemberFailed,
-    MemberReady,
-    Reported,
-    Send,
-)
+from fluid.elastic.actions import Action, AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
 from fluid.elastic.connections import Connections
 from fluid.elastic.known_member import KnownMember
 from fluid.elastic.messages import (

@@ -1,6 +1,6 @@
 """Admitting: which packed trials start first where memory is scarce, and devices kept for those passed over for long.
 
-The choice itself is pure (:mod:`fluid.planning.admission`; docs/theory.md, section 17). It costs nothing where memory
+The choice itself is pure (:mod:`fluid.policies.admission`; docs/theory.md, section 17). It costs nothing where memory
 bounds no device, or where all trials that wait are alike.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 
+from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
 from fluid.engine import tuning
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.trials import Trials
-from fluid.planning.admission import AlikeTrials, Candidate, DeviceRoom, LateStarters, admit, is_scarce, late_starters
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.runtime_model import residents_at
-from fluid.planning.start_queue import StartQueue
+from fluid.measure.runtime_model import residents_at
+from fluid.policies.admission import AlikeTrials, Candidate, DeviceRoom, LateStarters, admit, is_scarce, late_starters
 from fluid.resources import MemoryNeed
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.estimates import Estimates
 from fluid.engine.open_jobs import OpenJobs
 from fluid.engine.records import Move, TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.running_table import RunningTable, snapshots_by_devices
 from fluid.engine.trials import Trials
-from fluid.planning.arrangement import Running
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.runtime_model import TOLERANCE
+from fluid.measure.runtime_model import TOLERANCE
+from fluid.planners.arrangement import Running
 from fluid.resources import MemoryNeed
 
 

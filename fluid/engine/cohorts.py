@@ -2,7 +2,7 @@
 
 A cohort is a profile key of its own, "Net [batch_size > 96]": overheads, packing and widening are measured for it, and
 are those of the whole key until then. What a trial takes is predicted from its config before its first iteration
-(:mod:`fluid.planning.cohorts`).
+(:mod:`fluid.measure.cohorts.tree`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
 from fluid.engine.measuring import Measuring
 from fluid.engine.records import TrialRecord
-from fluid.planning.cohorts import CohortTree, Prediction
-from fluid.planning.profile import Profile
+from fluid.measure.cohorts.tree import CohortTree, Prediction
+from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 
 

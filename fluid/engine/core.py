@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from fluid.devices.memory import MemoryLedger
+from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
 from fluid.engine.allocations import Allocations
 from fluid.engine.cohorts import Cohorts
-from fluid.engine.commands import (
-    Command,
-    NoteResize,
-    ReportCall,
-    ReportEnd,
-    ReportStart,
-    RunIteration,
-    StopTrial,
-)
+from fluid.engine.commands import Command, NoteResize, ReportCall, ReportEnd, ReportStart, RunIteration, StopTrial
 from fluid.engine.deadlines import Deadlines
 from fluid.engine.device_strikes import DeviceStrikes
 from fluid.engine.estimates import Estimates
@@ -37,10 +32,7 @@ from fluid.engine.transitions import LEGAL
 from fluid.engine.trials import Trials
 from fluid.engine.watching import Watching
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.planning.memory_ledger import MemoryLedger
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.profile import Profile
-from fluid.planning.start_queue import StartQueue
+from fluid.measure.profile import Profile
 from fluid.trialgroup import TrialState
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
-from fluid.planning.occupancy import Occupancy
 
 
 class CriticalPaths:

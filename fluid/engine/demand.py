@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fluid.engine.core import SessionState
 from fluid.engine.drains import is_only_in_memory
 from fluid.engine.records import TrialRecord
-from fluid.planning.runtime_model import TOLERANCE
+from fluid.measure.runtime_model import TOLERANCE
 from fluid.trialgroup import TrialState
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from fluid.planning.constraints import Constraint
-from fluid.planning.occupancy import Occupancy
+from fluid.devices.constraints import Constraint
+from fluid.devices.occupancy import Occupancy
 from fluid.resources import Requires
 
 #: What a trial requires of a device, and the device memory that it needs; ``None`` for nothing, or nothing known.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fluid.devices.constraints import Constraint
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.estimates import Estimates
 from fluid.engine.group_shares import GroupShares
 from fluid.engine.open_jobs import OpenJobs
 from fluid.engine.records import TrialRecord
-from fluid.planning.constraints import Constraint
-from fluid.planning.occupancy import Occupancy
 from fluid.resources import Device, Requires
 
 #: What trials require of their devices, and those that they get first; ``None`` for nothing, and for any.

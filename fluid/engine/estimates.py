@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import median_low
 
+from fluid.devices.idle import fastest_part
+from fluid.devices.models import ByModel, OnModel, Speeds, speeds_of_all
+from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
 from fluid.engine.events import IterationDone
 from fluid.engine.key_estimates import KeyEstimate
@@ -15,10 +18,7 @@ from fluid.engine.needs import Needs
 from fluid.engine.pace_beliefs import PaceBeliefs
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
-from fluid.planning.device_models import ByModel, OnModel, Speeds, speeds_of_all
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.profile import Profile
-from fluid.planning.tiers import fastest_part
+from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
-from fluid.planning.occupancy import Occupancy
 from fluid.trialgroup import TrialState
 
 

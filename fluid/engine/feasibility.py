@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fluid.planning.constraints import Constraint
-from fluid.planning.occupancy import Occupancy
+from fluid.devices.constraints import Constraint
+from fluid.devices.occupancy import Occupancy
 from fluid.resources import Device, MemoryNeed
 
 

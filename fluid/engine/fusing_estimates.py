@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from fluid.engine import tuning
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import marginal_benefit, packing_limit_from_seconds
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import FusedRates, marginal_benefit, packing_limit_from_seconds
 
 
 @dataclass(slots=True)
@@ -18,7 +17,7 @@ class FusingEstimate:
     """What is known of fusing the trials of a key on one device model.
 
     First, a trial runs alone. Then the rows double, 2, 4, 8 and so on, while the latest doubling was measured to pay
-    (:meth:`fluid.planning.profile.Profile.fused_limit`), and the work left repays trying a further one. Once that has
+    (:meth:`fluid.measure.profile.Profile.fused_limit`), and the work left repays trying a further one. Once that has
     ended, further packs of so many rows run beside the first, in processes of their own, while each was measured to pay
     as a co-resident does (eq. 3.1).
 

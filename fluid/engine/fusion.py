@@ -1,7 +1,7 @@
 """Which trials share a lane: fused ones, which it trains in one step, and those that take turns there.
 
 Trials are fused that are of one group: their fusion keys are expected to be equal, by their profile key and those
-fields of the config that were seen to decide (:class:`fluid.planning.fusion_groups.FusionGroups`). The group becomes
+fields of the config that were seen to decide (:class:`fluid.policies.fusing.groups.FusionGroups`). The group becomes
 the trial's profile key, as trials of another shape take other times.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
+from fluid.devices.memory import TURNS
 from fluid.engine.allocations import Allocations
 from fluid.engine.commands import Command, LimitRows
 from fluid.engine.estimates import Estimates
@@ -20,8 +21,7 @@ from fluid.engine.measuring import Measuring
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
 from fluid.engine.turns import Joining, Turns
-from fluid.planning.fusion_groups import FusionGroups
-from fluid.planning.sharing_groups import TURNS
+from fluid.policies.fusing.groups import FusionGroups
 from fluid.trialgroup import TrialState
 
 

@@ -1,10 +1,12 @@
-"""Group shares: which owner's trials start first, and on which devices (:mod:`fluid.planning.group_policy`)."""
+"""Group shares: which owner's trials start first, and on which devices (:mod:`fluid.policies.owners.shares`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
 from fluid.engine import tuning
 from fluid.engine.device_kinds import DeviceKinds
 from fluid.engine.estimates import Estimates
@@ -13,9 +15,7 @@ from fluid.engine.owners import JobTerms, Owners
 from fluid.engine.records import TrialRecord
 from fluid.engine.remaining_work import RemainingWork
 from fluid.engine.trials import Trials
-from fluid.planning.group_policy import Job, plan_groups
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.start_queue import StartQueue
+from fluid.policies.owners.shares import Job, plan_groups
 
 
 class _Owned(NamedTuple):
@@ -36,7 +36,7 @@ class GroupShares:
     """Applies a group policy while trials of several owners are open; with one owner, nothing is ranked or shared.
 
     Args:
-        policy: one of :data:`fluid.planning.group_policy.GROUP_POLICIES`.
+        policy: one of :data:`fluid.policies.owners.shares.GROUP_POLICIES`.
         fairness: epsilon.
         owners: the owners and their jobs.
         trials: the trials of the session.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.lane_record import LaneRecord
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
-from fluid.planning.occupancy import Occupancy
 
 
 class IterationTiming:

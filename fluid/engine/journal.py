@@ -65,8 +65,8 @@ from fluid.engine.set_back import ReportSetBack
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
-from fluid.planning.json_input import read_record
-from fluid.planning.profile import Profile
+from fluid.measure.json_input import read_record
+from fluid.measure.profile import Profile
 from fluid.trialgroup import TrialState
 
 #: Version of the entries.

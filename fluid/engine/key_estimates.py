@@ -13,9 +13,8 @@ from statistics import median_low
 from fluid.engine import tuning
 from fluid.engine.events import IterationDone
 from fluid.engine.fusing_estimates import FusingEstimate
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import stretch_of
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import FusedRates, stretch_of
 from fluid.resources import MemoryNeed
 
 

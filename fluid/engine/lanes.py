@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from fluid.devices.memory import MemoryLedger
 from fluid.engine.commands import Command, StartLane, StopLane
 from fluid.engine.lane_record import LaneRecord
 from fluid.engine.records import TrialRecord
-from fluid.planning.memory_ledger import MemoryLedger
 from fluid.resources import whole_bytes
 
 #: Idle lanes of a device, each of which keeps the state of one trial: so many if the machine has room for them. And so

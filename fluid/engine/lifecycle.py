@@ -7,14 +7,7 @@ from dataclasses import replace
 from fluid.engine.calls import Calls
 from fluid.engine.commands import Pause, Report, RunIteration, StartTrial, StopTrial
 from fluid.engine.core import SessionState
-from fluid.engine.events import (
-    IterationDone,
-    PausePurpose,
-    TrialPaused,
-    TrialReleased,
-    TrialSaved,
-    TrialStarted,
-)
+from fluid.engine.events import IterationDone, PausePurpose, TrialPaused, TrialReleased, TrialSaved, TrialStarted
 from fluid.engine.fusion import FusionLimited
 from fluid.engine.lane_record import LaneMeasured, LaneOutdated, LaneSpent
 from fluid.engine.learning import learn_from

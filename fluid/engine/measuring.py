@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import IterationDone
@@ -14,8 +15,7 @@ from fluid.engine.rebalancing import Rebalancing
 from fluid.engine.records import TrialRecord
 from fluid.engine.restores import Restoring
 from fluid.engine.trials import Trials
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from fluid.devices.models import Speeds
+from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
-from fluid.planning.device_models import Speeds
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 
 
 class ModelSpeeds:

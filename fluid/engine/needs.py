@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
-from fluid.planning.occupancy import Occupancy
 from fluid.resources import MemoryNeed
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import takewhile
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
 from fluid.engine.records import TrialRecord
-from fluid.planning.occupancy import Occupancy
 
 
 class OpenJobs:

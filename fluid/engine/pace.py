@@ -18,7 +18,7 @@ class Pace:
         observed: number of iterations that ``seconds`` follows from.
         need: the most device memory that the trial was seen to need; ``None`` if none was measured.
         predicted: seconds per iteration at width 1 and speed 1, as other trials' configs tell it
-            (:mod:`fluid.planning.cohorts`); ``None`` if nothing is known.
+            (:mod:`fluid.measure.cohorts.tree`); ``None`` if nothing is known.
         predicted_sigma: standard deviation of the logarithm of the true seconds over these.
         predicted_need: memory to reserve, in the same way; ``None`` if nothing is known.
         model: the device model on which they were observed.

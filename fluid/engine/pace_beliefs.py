@@ -16,8 +16,8 @@ from statistics import median
 from fluid.engine import tuning
 from fluid.engine.pace import smooth
 from fluid.engine.records import TrialRecord
-from fluid.planning.measurements import log_spread
-from fluid.planning.profile import Profile
+from fluid.measure.measurements import log_spread
+from fluid.measure.profile import Profile
 
 #: Newest trials of a key of which the paces are kept, and newest iterations of which the deviation is.
 _MOST_TRIALS, _MOST_ITERATIONS = 64, 64

@@ -6,6 +6,9 @@ from collections.abc import Set
 from dataclasses import replace
 from functools import partial
 
+from fluid.devices.constraints import Constraint
+from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
 from fluid.engine.admitting import Admitting
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
@@ -15,9 +18,6 @@ from fluid.engine.records import TrialRecord
 from fluid.engine.reservations import Reservations
 from fluid.engine.state_hosts import devices_at_state
 from fluid.engine.trials import Trials
-from fluid.planning.constraints import Constraint
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.start_queue import StartQueue
 
 
 class Placing:

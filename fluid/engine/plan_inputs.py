@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fluid.devices.models import at_speeds
+from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
-from fluid.planning.device_models import at_speeds
-from fluid.planning.instance import Instance
-from fluid.planning.occupancy import Occupancy
+from fluid.planners.instance import Instance
 from fluid.resources import Cluster
 
 

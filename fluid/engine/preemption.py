@@ -1,4 +1,4 @@
-"""Chooses running trials to preempt for waiting ones, so that all end earlier (:mod:`fluid.planning.preemption`)."""
+"""Chooses running trials to preempt for waiting ones, so that all end earlier (:mod:`fluid.policies.preemption`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from fluid.engine import tuning
 from fluid.engine.core import SessionState
 from fluid.engine.records import TrialRecord
-from fluid.planning.preemption import Demand, choose_preemptions
+from fluid.policies.preemption import Demand, choose_preemptions
 from fluid.trialgroup import TrialState
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import gt
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
-from fluid.planning.occupancy import Occupancy
 
 
 @dataclass(frozen=True, slots=True)

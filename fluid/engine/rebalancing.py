@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
 from fluid.engine.allocations import Allocations
 from fluid.engine.estimates import Estimates
 from fluid.engine.faster_devices import FasterDevices
@@ -15,11 +17,8 @@ from fluid.engine.plan_inputs import PlanInputs
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
-from fluid.planning.arrangement import Replanner, Running, WidthChange
-from fluid.planning.lookahead import Waiting
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.refiner import MOST_ROLLED_OUT, Appraisal, Refined, Refinement
-from fluid.planning.start_queue import StartQueue
+from fluid.planners.arrangement import Replanner, Running, WidthChange
+from fluid.planners.refiner import MOST_ROLLED_OUT, Appraisal, Refined, Refinement, Waiting
 from fluid.resources import Cluster
 from fluid.trialgroup import TrialState
 

@@ -7,11 +7,11 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from fluid.devices.constraints import Constraint
+from fluid.devices.memory import TURNS
 from fluid.engine.events import Checkpoint, Failure
 from fluid.engine.pace import Pace
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planning.constraints import Constraint
-from fluid.planning.sharing_groups import TURNS
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import Checkpoint, DeviceAdded, Failure, GroupRecovered, TrialHistory
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.trialgroup import TrialState
 
 T = TypeVar("T")

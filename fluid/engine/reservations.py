@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fluid.devices.idle import waits_for_tier
+from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.tiers import waits_for_tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fluid.devices.constraints import Constraint
+from fluid.devices.models import ByModel
 from fluid.engine import tuning
 from fluid.engine.calls import Calls
 from fluid.engine.checkpoint_values import CheckpointValues
@@ -20,8 +22,6 @@ from fluid.engine.lane_record import LaneRecord, StateMeasured
 from fluid.engine.memory_limits import MemoryLimits
 from fluid.engine.records import TrialRecord
 from fluid.engine.retention import TrialNotKept, is_to_be_kept, newest_to_keep
-from fluid.planning.constraints import Constraint
-from fluid.planning.device_models import ByModel
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from fluid.engine.events import Event
-from fluid.planning.return_odds import odds_at
+from fluid.policies.checkpoints import odds_at
 from fluid.search_shape import Rung
 
 #: All trials of a rung are valued again when so many times as many have come: odds differ by little before.

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fluid.devices.constraints import Constraint
+from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
-from fluid.planning.arrangement import Running, idle_speeds
-from fluid.planning.constraints import Constraint
-from fluid.planning.fused_rates import FusedColumn, FusedRates
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.runtime_model import TOLERANCE, IntArray
+from fluid.measure.runtime_model import TOLERANCE, FusedColumn, FusedRates, IntArray
+from fluid.planners.arrangement import Running, idle_speeds
 from fluid.resources import Requires
 
 _NO_LIMIT = 1 << 30

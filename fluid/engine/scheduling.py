@@ -7,6 +7,8 @@ from operator import lt
 
 import numpy as np
 
+from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
 from fluid.engine import tuning
 from fluid.engine.allocations import Allocations
 from fluid.engine.critical_paths import CriticalPaths
@@ -28,11 +30,9 @@ from fluid.engine.queue_kinds import (
 from fluid.engine.records import TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trials import Trials
-from fluid.planning.arrangement import Replanner
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.planner import Planner
-from fluid.planning.rollout import start
-from fluid.planning.start_queue import StartQueue
+from fluid.planners.arrangement import Replanner
+from fluid.planners.planner import Planner
+from fluid.planners.rollout import start
 from fluid.resources import Cluster, Device
 
 

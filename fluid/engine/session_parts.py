@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
 from fluid.engine.allocations import Allocations
 from fluid.engine.cohorts import Cohorts
 from fluid.engine.core import SessionState
@@ -20,11 +22,9 @@ from fluid.engine.scheduling import Scheduling
 from fluid.engine.trials import Trials
 from fluid.engine.turns import Turns
 from fluid.engine.watching import Watching
-from fluid.planning.arrangement import KeepWidths
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.planner import Planner
-from fluid.planning.profile import Profile
-from fluid.planning.start_queue import StartQueue
+from fluid.measure.profile import Profile
+from fluid.planners.arrangement import KeepWidths
+from fluid.planners.planner import Planner
 
 
 def make_session_state(

@@ -78,10 +78,10 @@ from fluid.engine.view import EngineView, seconds_left, view_of
 from fluid.engine.waits import WaitDeadline, Waits
 from fluid.engine.watching import CleanUpDeadline, DrainDeadline, IterationDeadline
 from fluid.errors import require_integer, require_number, require_one_of
-from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
-from fluid.planning.planner import Planner
-from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import DEFAULT_MAX_PACKING
+from fluid.planners.planner import Planner
+from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.resources import DEFAULT_MEMORY_WATERMARK, Device
 
 DEFAULT_MAX_FAILURES = 2
@@ -110,7 +110,7 @@ class EngineState:
         max_failures: times a trial is queued again after it failed.
         resident_limit: states of trials at rest that a device keeps, of those whose bytes do not bound packing.
         watermark: share of a device's memory that trials may fill.
-        group_policy: which owner's trials start first: see :mod:`fluid.planning.group_policy`.
+        group_policy: which owner's trials start first: see :mod:`fluid.policies.owners.shares`.
         fairness: how much owners that got less than their share are preferred; 0 for not at all.
         spare_lanes: unused lanes that are at hand on each device; 0 for none.
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.estimates import Estimates
 from fluid.engine.records import TrialRecord
-from fluid.planning.occupancy import Occupancy
 
 
 def devices_at_state(

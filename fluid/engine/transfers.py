@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fluid.engine import tuning
 from fluid.engine.core import SessionState
 from fluid.engine.records import TrialRecord
-from fluid.planning.group_transfers import OwnerEnd, pause_gain, waiting_gain
+from fluid.policies.owners.transfers import OwnerEnd, pause_gain, waiting_gain
 from fluid.trialgroup import TrialState
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from fluid.planning.constraints import Constraint
+from fluid.devices.constraints import Constraint
 from fluid.resources import MemoryNeed, Requires
 from fluid.trial_fields import IterationTimeout
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fluid.devices.memory import TURNS
+from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
 from fluid.engine.estimates import Estimates
 from fluid.engine.events import IterationDone
@@ -17,9 +19,7 @@ from fluid.engine.lanes import Lanes
 from fluid.engine.measuring import Measuring
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
-from fluid.planning.lane_finder import LaneLoad, find_lane
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.sharing_groups import TURNS
+from fluid.policies.turns import LaneLoad, find_lane
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
@@ -70,7 +70,7 @@ class Turns:
         """The lane of a device that a trial joins there, once it has been given a part of that device.
 
         That is the one that keeps its state, unless another one has far fewer trials, or it does not fit there; or else
-        the choice of :mod:`fluid.planning.lane_finder`.
+        the choice of :mod:`fluid.policies.turns`.
         """
         held = [lane for lane in self._lanes.on(device) if lane.holders and not lane.others]
         home = self._home(trial, device)

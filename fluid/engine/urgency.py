@@ -14,7 +14,7 @@ from fluid.engine.core import SessionState
 from fluid.engine.lifecycle import Lifecycle
 from fluid.engine.records import PendingPreemption, TrialRecord
 from fluid.engine.urgent_rooms import UrgentRooms
-from fluid.planning.making_room import Clearing, choose_rooms, room_on
+from fluid.policies.urgent.rooms import Clearing, choose_rooms, room_on
 from fluid.trialgroup import TrialState
 
 

@@ -1,4 +1,4 @@
-"""Urgent rooms: devices as they look to an urgent trial that waits for one (:mod:`fluid.planning.making_room`)."""
+"""Urgent rooms: devices as they look to an urgent trial that waits for one (:mod:`fluid.policies.urgent.rooms`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence, Set
 
 from fluid.engine.core import SessionState
 from fluid.engine.records import TrialRecord
-from fluid.planning.making_room import Room, RoomMate
-from fluid.planning.runtime_model import residents_at
+from fluid.measure.runtime_model import residents_at
+from fluid.policies.urgent.rooms import Room, RoomMate
 from fluid.trialgroup import TrialState
 
 

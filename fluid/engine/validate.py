@@ -13,7 +13,7 @@ from fluid.engine.records import EndedTrial, Stage, TrialRecord
 from fluid.engine.state import EngineState
 from fluid.engine.validate_waiting import waiting_problems
 from fluid.engine.watching import IterationDeadline
-from fluid.planning.runtime_model import residents_at
+from fluid.measure.runtime_model import residents_at
 from fluid.trialgroup import TrialState
 
 _ROUNDING = 1e-6

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.core import SessionState
 from fluid.engine.estimates import Estimates
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.lanes import Lanes
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials import Trials
-from fluid.planning.occupancy import Occupancy
 from fluid.resources import Device
 from fluid.trialgroup import TrialState
 

@@ -329,7 +329,7 @@ def _why(error: OSError) -> str:
 
 
 def _tell_left(memory_folder: str, run_folder: str, newest: Mapping[str, int], reason: str) -> None:
-    from fluid._logs import logger_of  # At the end of a session only; at the top, every lane would load logging.
+    from fluid._logs import logger_of
 
     names = [trial_of_folder(name) or name for name in newest]
     shown = [f"{name!r} of iteration {iteration}" for name, iteration in zip(names, newest.values(), strict=True)]

@@ -14,7 +14,7 @@ def folder_name(trial_id: str) -> str:
     name = quote(trial_id, safe=" +=,@#()[]{}").replace(".", "%2E")
     if len(name) <= _LONGEST_NAME:
         return name
-    import hashlib  # Needed for long names only; at the top, every lane would load it.
+    import hashlib
 
     return f"{name[:_LONGEST_NAME]}%{hashlib.sha256(trial_id.encode()).hexdigest()[:32]}"
 

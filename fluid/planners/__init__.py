@@ -1,5 +1,6 @@
-"""The planners: the portfolio, which is the default, FIFO, and every planner by its name.
+"""The planners: what one gets and returns, the portfolio, which is the default, and every planner by its name.
 
-It imports :mod:`fluid.planning`, and ``static_fluid`` and ``dynamic_fluid`` (the paper's planners), and numpy.
-Start reading in :mod:`fluid.planners.portfolio`; a new planner goes into the table of :mod:`fluid.planners.by_name`.
+Pure. It imports :mod:`fluid.measure`, ``static_fluid`` and ``dynamic_fluid`` (the paper's planners), and numpy.
+Start reading in :mod:`fluid.planners.planner` (what a planner is), then :mod:`fluid.planners.portfolio`, which has the table
+of names too.
 """

@@ -12,20 +12,49 @@ from dataclasses import replace
 
 import numpy as np
 
-from fluid.dynamic_fluid import ReallocateByShare
-from fluid.errors import require_integer
-from fluid.planners.concentrate import Concentrate, concentrated_widths
-from fluid.planners.fifo import Fifo
-from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Arrangement, KeepWidths, Replanner, start_order
-from fluid.planning.instance import Instance
-from fluid.planning.narrowest_widths import NarrowestWidths
-from fluid.planning.planner import Planner
-from fluid.planning.proportional_share import packed_widths
-from fluid.planning.refiner import Refined
-from fluid.planning.rollout import roll_out
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, TOLERANCE, FloatArray, IntArray
+from fluid.dynamic_fluid import DynamicFluid, ReallocateByShare
+from fluid.errors import require_integer, require_one_of
+from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, TOLERANCE, FloatArray, IntArray
+from fluid.planners.arrangement import Arrangement, KeepWidths, Replanner, start_order
+from fluid.planners.bounds import NarrowestWidths
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Planner
+from fluid.planners.refiner import Refined
+from fluid.planners.rollout import roll_out
+from fluid.planners.shares import packed_widths
+from fluid.planners.water_fill import Concentrate, WaterFill, concentrated_widths
 from fluid.static_fluid import StaticFluid
+
+# -- fifo ----------------------------------------------------------------------------------------
+#
+# First come, first served: one trial per device, in order of submission, as tuning without Fluid.
+
+
+class Fifo(Planner):
+    """Every trial gets width 1 and keeps it; the order is that of submission.
+
+    Example:
+        >>> from fluid import Cluster, Fifo, Trial, TrialGroup
+        >>> trials = [Trial(print, budget=budget, trial_id=name) for name, budget in zip("abc", (30, 10, 4))]
+        >>> plan = Fifo().plan(TrialGroup(trials), Cluster.of(2))
+        >>> plan.makespan, plan.queue
+        (30.0, ['c'])
+    """
+
+    name = "fifo"
+
+    def arrange(self, instance: Instance) -> Arrangement:
+        """Returns width 1 for all, in the order given."""
+        k = len(instance)
+        return Arrangement(np.ones(k), np.arange(k), KeepWidths(), replan_at_start=False, name=self.name)
+
+    def join(self, instance: Instance, others: FloatArray, idle: int) -> Arrangement:
+        """Returns width 1 for all: a trial waits for an idle device."""
+        return self.arrange(instance)
+
+
+# -- portfolio -----------------------------------------------------------------------------------
+
 
 #: Multiples of T1 whose narrowest widths are tried: slack, as T1 ignores the order in which trials can start.
 _TARGETS = (1.0, 1.1, 1.25)
@@ -90,7 +119,7 @@ class Portfolio(Planner):
         return best, shortest
 
     def join_alike(self, kinds: Instance, counts: IntArray, idle: int) -> FloatArray | None:
-        """Returns :func:`fluid.planning.proportional_share.packed_widths`."""
+        """Returns :func:`fluid.planners.shares.packed_widths`."""
         return packed_widths(kinds, counts, idle)
 
     def replanner(self) -> Replanner:
@@ -144,3 +173,26 @@ def _rollout_size(instance: Instance) -> float:
         return k
     residents = min(float(instance.model.c.max()), k / instance.n)
     return k * max(1.0, residents / DEFAULT_MAX_PACKING)
+
+
+# -- by name -------------------------------------------------------------------------------------
+#
+# The planners by name. A new planner is added here.
+
+
+#: From the simplest to the best; ``portfolio`` is the default.
+PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Fifo, StaticFluid, DynamicFluid, Portfolio)}
+
+
+def make_planner(name: str, *, c: int = DEFAULT_MAX_PACKING, d: int = DEFAULT_MAX_WIDTH) -> Planner:
+    """Makes the planner of that name.
+
+    Args:
+        name: ``"fifo"``, ``"static"``, ``"dynamic"`` or ``"portfolio"``.
+        c: most trials to pack on one device.
+        d: most devices for one trial.
+
+    Raises:
+        InvalidFieldError: the planner is unknown.
+    """
+    return PLANNERS[require_one_of("planner", name, PLANNERS)](c=c, d=d)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fluid._imports import try_import
-from fluid.planning.cohort_features import Feature, features_of, number_of
-from fluid.planning.runtime_model import FloatArray, IntArray
+from fluid.measure.cohorts.nodes import Feature, features_of, number_of
+from fluid.measure.runtime_model import FloatArray, IntArray
 
 #: Of the forest.
 TREES = 100

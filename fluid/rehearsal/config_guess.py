@@ -10,8 +10,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fluid.planning.cohorts import MOST_TRIALS, CohortTree
-from fluid.planning.runtime_model import FloatArray
+from fluid.measure.cohorts.tree import MOST_TRIALS, CohortTree
+from fluid.measure.runtime_model import FloatArray
 from fluid.rehearsal.config_forest import ConfigColumns, ConfigForest
 from fluid.rehearsal.curves import CurveTable
 from fluid.rehearsal.run_records import RecordedTrial

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fluid.planning.runtime_model import FloatArray
+from fluid.measure.runtime_model import FloatArray
 from fluid.rehearsal.run_records import RecordedTrial
 from fluid.results.metrics import is_bookkeeping, is_number
 

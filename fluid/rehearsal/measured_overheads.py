@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fluid.planning.measurements import Bucket
-from fluid.planning.overhead_fit import bounded_exp, slope, weighted_median
-from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import residents_at
+from fluid.measure.measurements import Bucket
+from fluid.measure.profile import Profile, bounded_exp, slope, weighted_median
+from fluid.measure.runtime_model import residents_at
 from fluid.rehearsal.overheads import UNPACKED, Overheads
 from fluid.results.iterations import ReportedIteration, reported_lines
 from fluid.results.run_files import RunFiles

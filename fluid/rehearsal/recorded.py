@@ -13,7 +13,7 @@ import numpy as np
 
 from fluid.directions import direction_of, open_text
 from fluid.errors import FluidError, InvalidFieldError, require_integer
-from fluid.planning.runtime_model import FloatArray
+from fluid.measure.runtime_model import FloatArray
 from fluid.rehearsal.benchmark import Benchmark, Curve, ValueRange
 from fluid.rehearsal.config_guess import FOR_FOREST, ConfigGuess, GuessedCurves
 from fluid.rehearsal.curves import CurveTable, MetricPath, curve_table, leaves

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.cohort_features import ConfigTexts
-from fluid.planning.fusion_groups import text_of
-from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import residents_at, stretch_of
+from fluid.measure.cohorts.nodes import ConfigTexts
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import residents_at, stretch_of
+from fluid.policies.fusing.groups import text_of
 from fluid.rehearsal.measured_overheads import overheads_in
 from fluid.rehearsal.overheads import Overheads
 from fluid.resources import Device

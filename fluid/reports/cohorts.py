@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fluid.display.format import count, duration, percent
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.reports.history import RunHistory
 from fluid.reports.story_words import bytes_name
 from fluid.results.iterations import FinishedIteration

@@ -39,7 +39,7 @@ with try_import("matplotlib", extra="plot") as _imports:
     from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullLocator
 
 if TYPE_CHECKING:
-    from fluid.planning.planner import Plan
+    from fluid.planners.planner import Plan
     from fluid.simulation.simulation_result import SimulationResult
 
 _WIDTH = 12.0  # inches, of every figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.results.json_lines import without_surrogates
 
 

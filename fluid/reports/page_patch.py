@@ -7,15 +7,7 @@ from typing import Any
 
 from fluid.display.format import short_names
 from fluid.reports.page_data import Importances, importances_data, metrics_of, page_data, run_summary
-from fluid.reports.page_trials import (
-    Logs,
-    Point,
-    TrialsFrame,
-    best_points,
-    improving,
-    points_of,
-    progress_data,
-)
+from fluid.reports.page_trials import Logs, Point, TrialsFrame, best_points, improving, points_of, progress_data
 from fluid.reports.ranking import has_failed
 from fluid.reports.run import RecordedRun, TrialRun, run_names
 from fluid.results.iterations import flat

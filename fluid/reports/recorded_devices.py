@@ -9,7 +9,7 @@ from typing import Any
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded
 from fluid.engine.recovered import Recovered
-from fluid.planning.rollout import Segment
+from fluid.planners.rollout import Segment
 from fluid.reports.segments import Resized
 from fluid.reports.timeline import DeviceChange
 from fluid.resources import Device

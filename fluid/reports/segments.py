@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from fluid.planning.rollout import Segment
+from fluid.planners.rollout import Segment
 from fluid.results.iterations import FinishedIteration
 
 #: An overlap of two segments on a device by up to this share of the shorter one is taken for clock skew between their

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from fluid.display.format import duration, durations, fraction, percent, placement_name, printable, times
 from fluid.display.palette import mark
-from fluid.planning.planner import Plan
-from fluid.planning.rollout import Segment
+from fluid.planners.planner import Plan
+from fluid.planners.rollout import Segment
 from fluid.reports.text_gantt import trial_style
 from fluid.reports.timeline import Timeline
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fluid.planning.rollout import Segment
-from fluid.planning.runtime_model import FloatArray
+from fluid.measure.runtime_model import FloatArray
+from fluid.planners.rollout import Segment
 from fluid.resources import Cluster, Device
 
 if TYPE_CHECKING:
-    from fluid.planning.planner import Plan
+    from fluid.planners.planner import Plan
     from fluid.simulation.simulation_result import SimulationResult
 
 #: A device added (``True``) or lost (``False``) at a time in seconds.

@@ -15,7 +15,7 @@ from fluid.checksums import LineChecks
 from fluid.engine.journal import Replay
 from fluid.engine.recovered import Recovered
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import Device
 from fluid.results.folder_files import (
     ENDS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fluid.errors import require_integer, require_number
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import Device
 from fluid.session.session import Session
 from fluid.session.specs import Isolating

@@ -1,6 +1,6 @@
 """Forecasts of a session's groups: when each ends, with odds, and which trial is likely to end last.
 
-Groups of trials are forecast in closed form (:mod:`fluid.planning.group_forecast`), those of a search by a forecaster
+Groups of trials are forecast in closed form (:mod:`fluid.forecasting.group`), those of a search by a forecaster
 of searches, as what a search submits next depends on results that are to come.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.planning.end_distribution import EndDistribution, require_odds
+from fluid.planners.instance import EndDistribution, require_odds
 from fluid.session.forecast import Forecast
 from fluid.session.forecast_log import ForecastLog
 from fluid.session.inbox import GroupInbox

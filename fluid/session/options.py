@@ -13,11 +13,11 @@ from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.keeping import Retention, parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY, POLICIES, ROUNDS
-from fluid.planners.by_name import make_planner
-from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
-from fluid.planning.planner import Planner
-from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.planners.planner import Planner
+from fluid.planners.portfolio import make_planner
+from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
 from fluid.session.backend_choice import make_backend

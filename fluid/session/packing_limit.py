@@ -33,7 +33,7 @@ def process_limit(backend: Backend) -> ProcessLimit:
     """Returns how many processes each GPU of a backend takes.
 
     Limits that are found only later, such as those of other nodes' GPUs, apply once a lane cannot start
-    (:meth:`fluid.planning.occupancy.Occupancy.cap`).
+    (:meth:`fluid.devices.occupancy.Occupancy.cap`).
     """
     if isinstance(backend, ReplayingBackend):
         return ProcessLimit()  # Its devices are none of this machine.

@@ -21,7 +21,7 @@ from fluid._clock import MonotonicClock, nap, thread_seconds
 from fluid._logs import logger_of
 from fluid._waiting import AwaitedThread
 from fluid.engine.state import EngineState
-from fluid.planning.end_distribution import EndDistribution
+from fluid.planners.instance import EndDistribution
 from fluid.session.inbox import GroupInbox
 from fluid.session.run_overheads import RunOverheads
 from fluid.session.searches_now import search_now

@@ -29,7 +29,7 @@ from fluid.lane.checkpoint_files import checkpoint_name, checkpoints_like, itera
 from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
 from fluid.lane.checkpoint_store import checkpoints_on_disk
 from fluid.lane.run_paths import folder_name, folder_of_host, trials_folder
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.random_state import Seeds
 from fluid.results.code_changes import CodeChange
 from fluid.results.folder_files import (

@@ -43,7 +43,7 @@ from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
 from fluid.engine.journal import encode, encode_apart
 from fluid.errors import InvalidFieldError
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.results.file_times import clock_facts, time_in_files
 from fluid.results.folder_files import (
     ENDS,

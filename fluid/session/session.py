@@ -16,18 +16,14 @@ from typing import Any, TypeVar
 
 from fluid._clock import Clock
 from fluid.backends.base import Backend, ForkingBackend, RecordSource
-from fluid.engine.events import (
-    DeviceAdded,
-    DeviceLost,
-    GroupSubmitted,
-)
+from fluid.engine.events import DeviceAdded, DeviceLost, GroupSubmitted
 from fluid.engine.group_terms import GroupTerms
 from fluid.engine.recovered import changed
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.random_state import Seeds
 from fluid.resources import Device
 from fluid.results.code_changes import CodeChange

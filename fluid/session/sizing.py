@@ -17,7 +17,7 @@ from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
 from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupRecovered, GroupSubmitted, TrialsAdded
 from fluid.engine.set_aside import SET_ASIDE, TrialSetAside
 from fluid.engine.state import EngineState
-from fluid.planning.end_distribution import EndDistribution
+from fluid.planners.instance import EndDistribution
 from fluid.session.deadlines import DeadlineInForce, SweepInTime
 from fluid.session.goal_status import GoalStatus
 from fluid.session.held_devices import HeldDevices

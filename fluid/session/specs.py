@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from fluid._logs import logger_of
+from fluid.devices.constraints import describe
 from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError, require_number
-from fluid.planning.constraints import describe
-from fluid.planning.fusion_groups import text_of
+from fluid.policies.fusing.groups import text_of
 from fluid.resources import Requires
 from fluid.trainables.trainable import can_save, is_elastic, is_fusible, is_only_replayed, profile_name
 from fluid.trialgroup import Search, Trial, TrialGroup

@@ -11,7 +11,7 @@ from fluid.engine.group_record import GroupRecord
 from fluid.engine.records import EndedTrial
 from fluid.engine.set_aside import BY_USER
 from fluid.engine.state import EngineState
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.session.forecast import Forecast
 from fluid.session.goal_status import GoalStatus
 from fluid.session.progress import LiveLength

@@ -10,8 +10,7 @@ from statistics import median_low
 
 from fluid.engine.records import EndedTrial, TrialRecord
 from fluid.engine.state import EngineState
-from fluid.planning.early_ends import EarlyEnds
-from fluid.planning.group_forecast import GroupForecast, PlanError, TrialLeft, TrialsLeft, forecast_group
+from fluid.forecasting.group import EarlyEnds, GroupForecast, PlanError, TrialLeft, TrialsLeft, forecast_group
 from fluid.trialgroup import TrialState
 
 #: By how much the ends of groups differ from what their runtimes would give: iterations, resizes, and a share of it if

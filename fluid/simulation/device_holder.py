@@ -9,7 +9,7 @@ from fluid.backends.simulated import SimulatedBackend
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.engine.state import EngineState
-from fluid.planning.rollout import Segment
+from fluid.planners.rollout import Segment
 
 
 class DeviceHolder(Protocol):

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from fluid.errors import require_integer
-from fluid.planning.end_distribution import EndDistribution
+from fluid.planners.instance import EndDistribution
 from fluid.simulation.play_rules import rules_for
 from fluid.simulation.search_draws import SearchDraws
 from fluid.simulation.search_now import SearchNow

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
-from fluid.planning.fused_rates import DEFAULT_MAX_FUSED, FusedRates
-from fluid.planning.group_policy import DEFAULT_GROUP_POLICY, GROUP_POLICIES
-from fluid.planning.json_input import (
+from fluid.measure.json_input import (
     AtLeastOne,
     NonNegative,
     NonNegativeInteger,
@@ -23,7 +21,8 @@ from fluid.planning.json_input import (
     read_json_object,
     read_record,
 )
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.measure.runtime_model import DEFAULT_MAX_FUSED, DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FusedRates
+from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.resources import Cluster, Device, Requires
 
 DISTRIBUTIONS = ("constant", "lognormal", "uniform", "bimodal")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fluid.errors import require_integer
-from fluid.planning.runtime_model import FloatArray
+from fluid.measure.runtime_model import FloatArray
 from fluid.simulation.search_now import SearchNow
 
 #: How often a pace is drawn anew that would have ended the iteration in flight before now.

@@ -24,8 +24,8 @@ from fluid.engine.events import (
 from fluid.engine.state import EngineError, EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
-from fluid.planning.planner import Planner
-from fluid.planning.runtime_model import TOLERANCE
+from fluid.measure.runtime_model import TOLERANCE
+from fluid.planners.planner import Planner
 from fluid.resources import Cluster, Device
 from fluid.simulation.device_holder import DeviceHolder, busy_device_seconds
 from fluid.simulation.scenario import Scenario

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from fluid.planning.group_policy import DEFAULT_GROUP_POLICY
-from fluid.planning.rollout import Segment
+from fluid.planners.rollout import Segment
+from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY
 from fluid.resources import Cluster
 
 

@@ -18,7 +18,7 @@ from fluid.engine.events import DeviceAdded, DeviceDraining, Event
 from fluid.engine.retiring import DeviceRetiring
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError, require_integer, require_number
-from fluid.planning.planner import Planner
+from fluid.planners.planner import Planner
 from fluid.simulation.observed_search import ObservedSearch
 from fluid.simulation.playing import Player
 from fluid.simulation.scenario import MOST_SIMULATED, Scenario

@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.measurements import MIN_OBSERVATIONS
-from fluid.planning.profile import Profile
-from fluid.planning.runtime_model import packing_limit, width_limit
+from fluid.measure.measurements import MIN_OBSERVATIONS
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import FusedRates, packing_limit, width_limit
 from fluid.resources import MemoryNeed
 from fluid.simulation.scenario import Runtimes, Scenario
 

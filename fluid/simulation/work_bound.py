@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fluid.planning.bounds import malleable_lower_bound
-from fluid.planning.instance import Instance
+from fluid.planners.bounds import malleable_lower_bound
+from fluid.planners.instance import Instance
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Scenario
 

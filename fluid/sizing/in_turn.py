@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fluid.planning.end_distribution import EndDistribution
+from fluid.planners.instance import EndDistribution
 
 #: Points of the distribution.
 _POINTS = 201

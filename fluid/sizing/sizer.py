@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
-from fluid.planning.end_distribution import EndDistribution
+from fluid.planners.instance import EndDistribution
 from fluid.sizing.goals import Goals
 
 #: When all that is left ends, on so many devices from now on; ``None`` while too little was measured to say.
@@ -58,7 +58,7 @@ class Sizer:
     """Decides how many devices to hold, again and again.
 
     Example:
-        >>> from fluid.planning.end_distribution import EndDistribution
+        >>> from fluid.planners.instance import EndDistribution
         >>> from fluid.sizing.goals import Goals
         >>> from fluid.sizing.sizer import Sizer
         >>> sizer = Sizer(Goals(deadline_s=1000.0, price_per_device_hour=3.6), most=16, provision_s=0.0)

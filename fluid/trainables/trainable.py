@@ -209,7 +209,7 @@ def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
         return GeneratorResident(trainable)
     if kind == "function":
         return ReportingResident(trainable)
-    from fluid.trainables.ray import RayClassResident, RayFunctionResident  # Loaded only for Ray's trainables.
+    from fluid.trainables.ray import RayClassResident, RayFunctionResident
 
     if kind == "ray_class":
         return RayClassResident(trainable, trial_id, folder)

@@ -46,7 +46,7 @@ class WorkerTrial:
     @staticmethod
     def rehearsed_course(config: dict[str, Any], source: Any) -> Any:
         """Makes the course of a trial that is rehearsed: see :data:`fluid.rehearsal.backend.MAKE_COURSE`."""
-        from fluid.integrations.hpbandster.worker_course import course_of  # Lanes need none of it.
+        from fluid.integrations.hpbandster.worker_course import course_of
 
         return course_of(config, source)
 

@@ -40,7 +40,7 @@ def as_trainable(objective: Callable[[Any], Any], *, gc_after_trial: bool) -> An
 
 
 def _run(objective: Callable[[Any], Any], gc_after_trial: bool, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    from fluid.integrations.optuna.objective_trial import ObjectiveTrial  # Derives from a class of Optuna's.
+    from fluid.integrations.optuna.objective_trial import ObjectiveTrial
 
     trial = ObjectiveTrial(driver_link(), config["number"], config["storage_id"])
     try:

@@ -165,7 +165,7 @@ def runs_elastic(trainable: type) -> bool:
 
 def _rehearsed_course(cls: type[LaneTrial], config: Mapping[str, PickledArguments], source: Any) -> Any:
     """Makes the course of a trial that is rehearsed: see :data:`fluid.rehearsal.backend.MAKE_COURSE`."""
-    from fluid.integrations.ray_tune.rehearsed_trial import rehearsed_trial  # Lanes need none of it.
+    from fluid.integrations.ray_tune.rehearsed_trial import rehearsed_trial
 
     shipped = cls.shipped_trainable
     return rehearsed_trial(shipped.trainable_here(), config[SPEC].unpickle(), source)

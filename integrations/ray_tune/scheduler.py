@@ -28,7 +28,7 @@ from fluid.integrations.ray_tune.manager import FluidActorManager
 from fluid.integrations.ray_tune.private_api import Trial
 from fluid.integrations.ray_tune.resource_offer import ResourceRequests
 from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING
+from fluid.measure.runtime_model import DEFAULT_MAX_PACKING
 
 #: Schedulers that decide about all trials at the same iteration, or never: all trials may be under way at once.
 _IN_ROUNDS = (

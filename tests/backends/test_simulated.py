@@ -35,8 +35,8 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.errors import FluidError
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.rollout import Segment
+from fluid.measure.runtime_model import FusedRates
+from fluid.planners.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import payload_of
 

@@ -59,7 +59,7 @@ from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
 from fluid.lane.checkpoint_seal import damage_of
-from fluid.planners.by_name import make_planner
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 from fluid.trainables.driver_link import driver_link, dump_message
 from fluid.trainables.exception_pickle import load_exception

@@ -19,16 +19,7 @@ from fluid._clock import MonotonicClock  # noqa: E402
 from fluid.elastic.actions import Formed, MembersConnected  # noqa: E402
 from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
 from fluid.elastic.member_protocol import MemberProtocol  # noqa: E402
-from fluid.elastic.messages import (  # noqa: E402
-    Abort,
-    Connect,
-    Connected,
-    Disconnect,
-    Halted,
-    StoreGet,
-    StorePut,
-    StoreValues,
-)
+from fluid.elastic.messages import Abort, Connect, Connected, Disconnect, Halted, StoreGet, StorePut, StoreValues  # noqa: E402
 from fluid.elastic.torch_connection import TorchConnection  # noqa: E402
 from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 

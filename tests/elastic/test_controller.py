@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.elastic.actions import (
-    AllHalted,
-    Collapsed,
-    Formed,
-    MemberFailed,
-    MemberReady,
-    Reported,
-    Send,
-)
+from fluid.elastic.actions import AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
 from fluid.elastic.controller import ElasticController, Phase
 from fluid.elastic.messages import (
     Abort,

@@ -12,8 +12,8 @@ from fluid.engine.notices import NotePlaced
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
-from fluid.planners.by_name import make_planner
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 
 Config = tuple[tuple[str, str], ...]

@@ -32,9 +32,9 @@ from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
-from fluid.planners.by_name import make_planner
-from fluid.planning.planner import Planner
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
+from fluid.planners.planner import Planner
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device, MemoryNeed
 
 AnyCommand = TypeVar("AnyCommand", bound=Command)

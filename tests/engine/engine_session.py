@@ -37,10 +37,10 @@ from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.engine.validate_owners import validate_owners
 from fluid.errors import InvalidFieldError
-from fluid.planners.by_name import make_planner
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.group_policy import GROUP_POLICIES
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import FusedRates
+from fluid.planners.portfolio import make_planner
+from fluid.policies.owners.shares import GROUP_POLICIES
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.trialgroup import TrialState
 

@@ -12,9 +12,9 @@ from fluid.engine.fusion import FusionLimited
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
-from fluid.planners.by_name import make_planner
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import FusedRates
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 
 #: T(k)/T(1) of MLPs of width 32, of networks that gain a little, and of convolutions that get slower.

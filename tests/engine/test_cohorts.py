@@ -8,8 +8,8 @@ import pytest
 from cohort_sessions import Config, run_cohorts
 from engine_helpers import Hand
 
-from fluid.planning.cohorts import CohortTree
-from fluid.planning.profile import Profile
+from fluid.measure.cohorts.tree import CohortTree
+from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 
 

@@ -18,9 +18,9 @@ from fluid.engine.faster_devices import FasterDevices
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
-from fluid.planners.by_name import make_planner
-from fluid.planning.measurements import MIN_OBSERVATIONS
-from fluid.planning.profile import Profile
+from fluid.measure.measurements import MIN_OBSERVATIONS
+from fluid.measure.profile import Profile
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device, MemoryNeed, Requires
 
 MIDDLE = "NVIDIA H100"

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fluid.engine.fusing_estimates import FusingEstimate
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 
 
 def observed(seconds: dict[int, float], packs: dict[int, float] | None = None, rows: int = 0) -> Profile:

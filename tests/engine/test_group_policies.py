@@ -13,7 +13,7 @@ from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
 from fluid.engine.validate_owners import validate_owners
-from fluid.planners.by_name import make_planner
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device, MemoryNeed, Requires
 
 ANN, BOB, EVE = GroupTerms("ann"), GroupTerms("bob"), GroupTerms("eve")

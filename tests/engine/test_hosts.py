@@ -11,7 +11,7 @@ from fluid.engine.notices import Notice
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
-from fluid.planners.by_name import make_planner
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 
 

@@ -10,15 +10,7 @@ from engine_session import Session
 from fake_backend import Chances
 
 from fluid.engine import journal
-from fluid.engine.commands import (
-    Command,
-    KillLane,
-    NoteDeviceLost,
-    NoteResize,
-    Report,
-    ReportEnd,
-    RunIteration,
-)
+from fluid.engine.commands import Command, KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd, RunIteration
 from fluid.engine.events import (
     BudgetExtended,
     CallRequested,
@@ -45,7 +37,7 @@ from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.trialgroup import TrialState
 

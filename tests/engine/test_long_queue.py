@@ -14,9 +14,9 @@ from fluid.engine.commands import Command
 from fluid.engine.events import GroupSubmitted
 from fluid.engine.notices import NoteMeasured, NoteWaiting
 from fluid.engine.trial_spec import TrialSpec
+from fluid.measure.runtime_model import FloatArray, IntArray
+from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio
-from fluid.planning.instance import Instance
-from fluid.planning.runtime_model import FloatArray, IntArray
 from fluid.trialgroup import TrialState
 
 

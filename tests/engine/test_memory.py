@@ -11,7 +11,7 @@ from fluid.engine.commands import Save, StartLane, StartTrial, StopLane, StopTri
 from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady, PauseRequested, ResumeRequested
 from fluid.engine.lane_record import LaneMeasured, StateMeasured
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 
 GB = 1e9

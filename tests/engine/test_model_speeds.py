@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.model_speeds import ModelSpeeds
-from fluid.planning.occupancy import Occupancy
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import Device
 
 

@@ -24,7 +24,7 @@ from fluid.engine.notices import (
 from fluid.engine.recovered import Recovered
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import Device, MemoryNeed
 
 ALONE = {"profile": Known(packing=1, width=1), "max_packing": 1}

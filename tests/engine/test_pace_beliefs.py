@@ -10,8 +10,8 @@ import pytest
 from fluid.engine.pace_beliefs import PaceBeliefs
 from fluid.engine.records import Progress, TrialRecord
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planning.measurements import log_spread
-from fluid.planning.profile import Profile
+from fluid.measure.measurements import log_spread
+from fluid.measure.profile import Profile
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Scenario
 from fluid.simulation.trial_outcomes import OracleProfile

@@ -14,8 +14,8 @@ from fluid.engine.commands import KillLane, Notice, Pause, RunIteration
 from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneReady, PausePurpose, Tick, TrialPaused
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planners.by_name import make_planner
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 
 

@@ -7,7 +7,7 @@ from engine_helpers import Hand, Known, none, only
 from fluid.engine.commands import Pause, RunIteration, StartTrial
 from fluid.engine.events import BudgetExtended, GroupSubmitted, PausePurpose
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 
 #: Nothing is packed or widened; iterations take a second.

@@ -16,7 +16,7 @@ from fluid.engine.commands import (
 )
 from fluid.engine.events import PausePurpose, TrialPaused
 from fluid.engine.records import Stage
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 
 
 def widening(devices: int = 2, **options: object) -> Hand:

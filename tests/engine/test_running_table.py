@@ -5,11 +5,11 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
+from fluid.devices.occupancy import Occupancy
 from fluid.engine.key_estimates import KeyEstimate
 from fluid.engine.records import Limits, Progress, TrialRecord
 from fluid.engine.running_table import RunningTable
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planning.occupancy import Occupancy
 from fluid.resources import Cluster
 
 KEYS = {

@@ -17,12 +17,11 @@ from fluid.engine.notices import NoteMeasured, NoteWaiting, WaitReason
 from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.engine.validate import validate_state
-from fluid.planners.by_name import make_planner
-from fluid.planners.portfolio import Portfolio
-from fluid.planning.arrangement import Arrangement
-from fluid.planning.instance import Instance
-from fluid.planning.measurements import MIN_OBSERVATIONS
-from fluid.planning.profile import Profile
+from fluid.measure.measurements import MIN_OBSERVATIONS
+from fluid.measure.profile import Profile
+from fluid.planners.arrangement import Arrangement
+from fluid.planners.instance import Instance
+from fluid.planners.portfolio import Portfolio, make_planner
 from fluid.resources import Device, MemoryNeed, Requires
 
 SLOW, FAST = "NVIDIA A100", "NVIDIA H200"

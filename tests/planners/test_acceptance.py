@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from fluid import Cluster, DynamicFluid, Fifo, Instance, Portfolio, Profile, StaticFluid, Trial, TrialGroup
-from fluid.planning.bounds import fixed_width_lower_bound, malleable_lower_bound
-from fluid.planning.planner import Plan, Planner
-from fluid.planning.profile import MIN_OBSERVATIONS
+from fluid.measure.profile import MIN_OBSERVATIONS
+from fluid.planners.bounds import fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.planner import Plan, Planner
 
 REL = 1e-6
 

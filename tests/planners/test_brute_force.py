@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import CLOSE, UNEQUAL, Case, cases, jobs, makespan, plan
 
+from fluid.measure.runtime_model import packing_limit, width_limit
+from fluid.planners.bounds import malleable_lower_bound
+from fluid.planners.instance import Instance
 from fluid.planners.portfolio import candidates
-from fluid.planning.bounds import malleable_lower_bound
-from fluid.planning.instance import Instance
-from fluid.planning.rollout import roll_out
-from fluid.planning.runtime_model import packing_limit, width_limit
+from fluid.planners.rollout import roll_out
 
 # --- The helper itself
 

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import CLOSE, Case, Scene, cases, scenes
 
-from fluid.planners.concentrate import Concentrate, concentrated_widths, efficient_widths
-from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import WidthChange
-from fluid.planning.bounds import envelope
-from fluid.planning.instance import Instance
-from fluid.planning.proportional_share import make_room
-from fluid.planning.runtime_model import RuntimeModel
+from fluid.measure.runtime_model import RuntimeModel
+from fluid.planners.arrangement import WidthChange
+from fluid.planners.bounds import envelope
+from fluid.planners.instance import Instance
+from fluid.planners.shares import make_room
+from fluid.planners.water_fill import Concentrate, WaterFill, concentrated_widths, efficient_widths
 
 
 def replan(scene: Scene) -> list[WidthChange]:

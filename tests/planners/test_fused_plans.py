@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.planners.by_name import PLANNERS, make_planner
-from fluid.planners.concentrate import Concentrate
-from fluid.planners.portfolio import Portfolio, nominal_makespan
-from fluid.planners.water_fill import WaterFill
-from fluid.planning.bounds import fixed_width_lower_bound, malleable_lower_bound
-from fluid.planning.fused_rates import FusedColumn, FusedRates
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Plan
-from fluid.planning.rollout import roll_out, start
+from fluid.measure.runtime_model import FusedColumn, FusedRates
+from fluid.planners.bounds import fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import PLANNERS, Portfolio, make_planner, nominal_makespan
+from fluid.planners.rollout import roll_out, start
+from fluid.planners.water_fill import Concentrate, WaterFill
 
 
 def rates_of(alpha: float, most: int) -> FusedRates:

@@ -15,14 +15,12 @@ from planning_helpers import CLOSE, UNEQUAL, Case, cases, makespan, plan, planne
 
 from fluid.dynamic_fluid import ReallocateByShare
 from fluid.errors import InvalidFieldError
-from fluid.planners.by_name import PLANNERS, make_planner
-from fluid.planners.concentrate import Concentrate
-from fluid.planners.portfolio import Portfolio, candidates
-from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Arrangement
-from fluid.planning.bounds import fixed_width_lower_bound, malleable_lower_bound
-from fluid.planning.instance import Instance
-from fluid.planning.rollout import Rollout
+from fluid.planners.arrangement import Arrangement
+from fluid.planners.bounds import fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.instance import Instance
+from fluid.planners.portfolio import PLANNERS, Portfolio, candidates, make_planner
+from fluid.planners.rollout import Rollout
+from fluid.planners.water_fill import Concentrate, WaterFill
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.static_fluid import StaticFluid
 

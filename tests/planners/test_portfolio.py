@@ -12,18 +12,15 @@ from planning_helpers import CLOSE, UNEQUAL, Case, cases, makespan, plan
 
 import fluid.planners.portfolio
 from fluid.dynamic_fluid import DynamicFluid, ReallocateByShare
-from fluid.planners.concentrate import Concentrate
-from fluid.planners.fifo import Fifo
-from fluid.planners.portfolio import Portfolio, candidates, nominal_makespan
-from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Arrangement
-from fluid.planning.bounds import fixed_width_lower_bound, malleable_lower_bound
-from fluid.planning.instance import Instance
-from fluid.planning.narrowest_widths import NarrowestWidths
-from fluid.planning.planner import Plan
-from fluid.planning.refiner import Refined
-from fluid.planning.rollout import roll_out
-from fluid.planning.runtime_model import stretch_of
+from fluid.measure.runtime_model import stretch_of
+from fluid.planners.arrangement import Arrangement
+from fluid.planners.bounds import NarrowestWidths, fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import Fifo, Portfolio, candidates, nominal_makespan
+from fluid.planners.refiner import Refined
+from fluid.planners.rollout import roll_out
+from fluid.planners.water_fill import Concentrate, WaterFill
 from fluid.static_fluid import StaticFluid
 
 # --- gamma(T), T* and T1

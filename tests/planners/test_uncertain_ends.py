@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import Scene, scenes
 
-from fluid.planners.concentrate import Concentrate
+from fluid.planners.arrangement import Replanner, Running
+from fluid.planners.instance import Instance, completion_of
 from fluid.planners.portfolio import Portfolio
-from fluid.planners.uncertain_ends import UncertainEnds, as_certain
-from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Replanner, Running
-from fluid.planning.completion import completion_of
-from fluid.planning.instance import Instance
+from fluid.planners.uncertain import UncertainEnds, as_certain
+from fluid.planners.water_fill import Concentrate, WaterFill
 
 SIGMAS = st.lists(st.sampled_from([0.0, 0.05, 0.5, 1.0]), min_size=12, max_size=12)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from planning_helpers import CLOSE, Scene, scenes
 
 import fluid.planners.water_fill
+from fluid.planners.arrangement import Running, WidthChange
+from fluid.planners.shares import make_room
 from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Running, WidthChange
-from fluid.planning.proportional_share import make_room
 
 
 def replan(scene: Scene) -> list[WidthChange]:

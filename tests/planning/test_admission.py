@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.planning.admission import AlikeTrials, Candidate, DeviceRoom, admit, is_scarce, late_starters
+from fluid.policies.admission import AlikeTrials, Candidate, DeviceRoom, admit, is_scarce, late_starters
 
 ROOMS = st.lists(st.tuples(st.integers(0, 72), st.integers(0, 5)), min_size=1, max_size=3)
 TRIALS = st.lists(st.tuples(st.floats(0.01, 10.0), st.integers(0, 40)), max_size=9)

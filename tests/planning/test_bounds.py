@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import CLOSE, UNEQUAL, Case, cases, heights, overheads
 
-import fluid.planning.narrowest_widths
-from fluid.planning.bounds import envelope, fixed_width_lower_bound, malleable_lower_bound
-from fluid.planning.instance import Instance
-from fluid.planning.narrowest_widths import distinct_kinds
+import fluid.planners.bounds
+from fluid.planners.bounds import distinct_kinds, envelope, fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.instance import Instance
 from fluid.resources import Cluster, Device
 
 Point = tuple[float, float]
@@ -174,7 +173,7 @@ def test_rounding_many_kinds_only_loosens_a_bound(bound: object, seed: int, monk
     instance = many_kinds(seed)
     assert len({*instance.model.alpha.tolist()}) > 64
     rounded = bound(instance)
-    monkeypatch.setattr(fluid.planning.narrowest_widths, "_MAX_KINDS", 10**9)
+    monkeypatch.setattr(fluid.planners.bounds, "_MAX_KINDS", 10**9)
     exact = bound(instance)
     assert rounded <= exact
     # Rounding raises no rate by more than this, so that a schedule at the rounded rates, stretched by it, is one at
@@ -190,7 +189,7 @@ def test_many_kinds_kind_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = many_kinds(99, k=70, n=8, d=3)
     plain = plain_lower_bound_of(instance)
     assert 0.95 * plain < malleable_lower_bound(instance) <= plain
-    monkeypatch.setattr(fluid.planning.narrowest_widths, "_MAX_KINDS", 10**9)
+    monkeypatch.setattr(fluid.planners.bounds, "_MAX_KINDS", 10**9)
     assert malleable_lower_bound(instance) == pytest.approx(plain)
 
 

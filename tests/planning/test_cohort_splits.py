@@ -11,11 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.planning.cohort_features import features_of
-from fluid.planning.cohort_nodes import CohortNode, CohortSample
-from fluid.planning.cohort_splits import LOWERED, MIN_TRIALS, OVERLAP, SPREAD_FLOOR, best_split, chance, overlap, spread
-from fluid.planning.cohort_words import NameSets, Split, Threshold
-from fluid.planning.cohorts import CohortTree
+from fluid.measure.cohorts.nodes import (
+    LOWERED,
+    MIN_TRIALS,
+    OVERLAP,
+    SPREAD_FLOOR,
+    CohortNode,
+    CohortSample,
+    NameSets,
+    Split,
+    Threshold,
+    best_split,
+    chance,
+    features_of,
+    overlap,
+    spread,
+)
+from fluid.measure.cohorts.tree import CohortTree
 from fluid.resources import MemoryNeed
 
 UNKNOWN = np.array([])

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fluid.planning.cohort_features import features_of
-from fluid.planning.cohort_trend import MIN_TREND, Trend, fit_trend, robust_deviation, table_of
-from fluid.planning.cohort_trends import MARGIN
-from fluid.planning.cohorts import CohortTree, ConfigTexts
+from fluid.measure.cohorts.nodes import features_of, robust_deviation
+from fluid.measure.cohorts.tree import MARGIN, CohortTree, ConfigTexts
+from fluid.measure.cohorts.trend import MIN_TREND, Trend, fit_trend, table_of
 from fluid.resources import MemoryNeed
 
 Trial = tuple[ConfigTexts, float, MemoryNeed]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.planning.cohort_features import features_of, number_of
-from fluid.planning.cohort_words import NameSets, Threshold, between, words
+from fluid.measure.cohorts.nodes import NameSets, Threshold, between, features_of, number_of, words
 
 OPTIMIZER = NameSets("optimizer", (frozenset({"sgd"}), frozenset({"lamb", "adam"})))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.cohorts import MARGIN, MOST_TRIALS, CohortTree, ConfigTexts
+from fluid.measure.cohorts.tree import MARGIN, MOST_TRIALS, CohortTree, ConfigTexts
 from fluid.resources import MemoryNeed
 
 

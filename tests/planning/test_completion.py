@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.completion import completion_of
+from fluid.planners.instance import completion_of
 
 
 def _cdf(z: float) -> float:

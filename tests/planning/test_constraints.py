@@ -16,8 +16,8 @@ from fluid import (
     Trial,
     TrialGroup,
 )
-from fluid.planning.constraints import Constraint, describe
-from fluid.planning.planner import Planner
+from fluid.devices.constraints import Constraint, describe
+from fluid.planners.planner import Planner
 
 CLUSTER = Cluster.of(
     [Device(index, host="ab"[index // 2], kind="gpu", model=("H100", "T4")[index % 2]) for index in range(4)]

@@ -10,10 +10,10 @@ import pytest
 
 from fluid.cli import main
 from fluid.errors import InvalidFieldError
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.instance import Instance
-from fluid.planning.measurements import MIN_OBSERVATIONS
-from fluid.planning.profile import Profile
+from fluid.measure.measurements import MIN_OBSERVATIONS
+from fluid.measure.profile import Profile
+from fluid.measure.runtime_model import FusedRates
+from fluid.planners.instance import Instance
 from fluid.resources import Cluster
 from fluid.trialgroup import Trial, TrialGroup
 

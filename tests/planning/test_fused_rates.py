@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.fused_rates import FusedRates
+from fluid.measure.runtime_model import FusedRates
 
 RATES = FusedRates((1, 2, 4, 16), (1.0, 1.1, 1.4, 5.6))
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.planning.fusion_groups import MOST_LEARNT, Config, FusionGroups, Group
+from fluid.policies.fusing.groups import MOST_LEARNT, Config, FusionGroups, Group
 
 KEY = "Net"
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fluid.planning.early_ends import EarlyEnds
-from fluid.planning.group_forecast import GroupForecast, TrialsLeft, forecast_group
+from fluid.forecasting.group import EarlyEnds, GroupForecast, TrialsLeft, forecast_group
 
 NEVER = EarlyEnds([], [1.0] * 1000)
 

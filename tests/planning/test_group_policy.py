@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fluid.planning.group_policy import GROUP_POLICIES, Job, plan_groups
+from fluid.policies.owners.shares import GROUP_POLICIES, Job, plan_groups
 
 ODD, EVEN = 0b01, 0b10
 KINDS = 6

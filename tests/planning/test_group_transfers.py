@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluid.planning.group_transfers import OwnerEnd, pause_gain, waiting_gain
+from fluid.policies.owners.transfers import OwnerEnd, pause_gain, waiting_gain
 
 
 def test_a_device_now_is_worth_the_wait_shared_by_the_devices_of_the_owner() -> None:

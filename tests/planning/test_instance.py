@@ -1,4 +1,4 @@
-"""Tests of fluid.planning.instance."""
+"""Tests of fluid.planners.instance."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.planners.by_name import PLANNERS, make_planner
-from fluid.planning.instance import Instance, cluster_from_json, read_json_object
-from fluid.planning.planner import Plan
-from fluid.planning.profile import MIN_OBSERVATIONS, Profile
-from fluid.planning.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.measure.profile import MIN_OBSERVATIONS, Profile
+from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.planners.instance import Instance, cluster_from_json, read_json_object
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import PLANNERS, make_planner
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.trialgroup import Trial, TrialGroup
 

@@ -1,4 +1,4 @@
-"""Tests of fluid.planning.json_input: what it accepts as which type, and how its errors name places and values."""
+"""Tests of fluid.measure.json_input: what it accepts as which type, and how its errors name places and values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from fluid.errors import InvalidFieldError
-from fluid.planning import json_input
-from fluid.planning.json_input import Count, Range, read_record
+from fluid.measure import json_input
+from fluid.measure.json_input import Count, Range, read_record
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def test_the_example_in_the_docstring_runs() -> None:
 WITHOUT_CATTRS = """
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.errors import MissingDependencyError
-from fluid.planning.instance import Instance
+from fluid.planners.instance import Instance
 
 def train(config):
     for step in range(9):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.lane_finder import LaneChoice, LaneLoad, find_lane
+from fluid.policies.turns import LaneChoice, LaneLoad, find_lane
 from fluid.resources import MemoryNeed
 
 #: A lane as the brute force sees it: the needs of its trials.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from fluid.planning.making_room import Room, RoomMate, choose_rooms, room_on, who_pauses
+from fluid.policies.urgent.rooms import Room, RoomMate, choose_rooms, room_on, who_pauses
 
 
 def rows(room: Room) -> list[int] | None:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.cli import main
+from fluid.devices.models import speeds_of_all
 from fluid.errors import InvalidFieldError
-from fluid.planners.by_name import PLANNERS, make_planner
-from fluid.planning.device_models import speeds_of_all
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Plan
-from fluid.planning.profile import MIN_OBSERVATIONS, Profile
+from fluid.measure.profile import MIN_OBSERVATIONS, Profile
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import PLANNERS, make_planner
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.trialgroup import Trial, TrialGroup
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fluid.planning.occupancy import Occupancy
+from fluid.devices.occupancy import Occupancy
 from fluid.resources import Cluster, Device, MemoryNeed
 
 GIB = float(1 << 30)

@@ -1,4 +1,4 @@
-"""Tests of fluid.planning.occupancy."""
+"""Tests of fluid.devices.occupancy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fluid.planning.occupancy import Occupancy
+from fluid.devices.occupancy import Occupancy
 from fluid.resources import Cluster, Device, MemoryNeed
 
 QUARTER, THIRD, HALF = 1 / 4, 1 / 3, 1 / 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.planning.preemption import Demand, Preemption, PreemptionPlan, choose_preemptions
+from fluid.policies.preemption import Demand, Preemption, PreemptionPlan, choose_preemptions
 
 
 def run(budgets: list[int], n: int, *, preempting: bool) -> tuple[int, int]:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.measurements import DRIFT_BASELINE, DRIFT_STREAK, HOPELESS, MIN_OBSERVATIONS
-from fluid.planning.profile import FORMAT, Profile
-from fluid.planning.runtime_model import packing_limit, packing_limit_from_seconds, width_limit
+from fluid.measure.measurements import DRIFT_BASELINE, DRIFT_STREAK, HOPELESS, MIN_OBSERVATIONS
+from fluid.measure.profile import FORMAT, Profile
+from fluid.measure.runtime_model import packing_limit, packing_limit_from_seconds, width_limit
 from fluid.resources import MemoryNeed
 
 KEY = "alexnet"
@@ -302,11 +302,11 @@ def test_width_limit_follows_beta(beta: float, n: int) -> None:
 
 @pytest.fixture(autouse=True)
 def note_everything(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="fluid.planning.profile")
+    caplog.set_level(logging.INFO, logger="fluid.measure.profile")
 
 
 def notes_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "fluid.planning.profile"]
+    return [record.getMessage() for record in caplog.records if record.name == "fluid.measure.profile"]
 
 
 def test_an_alpha_above_its_interval_is_clamped_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.fused_measurements import MIN_FUSED_OBSERVATIONS
-from fluid.planning.fused_rates import FusedRates
-from fluid.planning.measurements import DRIFT_BASELINE, DRIFT_STREAK, MIN_OBSERVATIONS
-from fluid.planning.profile import FORMAT, Profile
+from fluid.measure.measurements import DRIFT_BASELINE, DRIFT_STREAK, MIN_OBSERVATIONS
+from fluid.measure.profile import FORMAT, MIN_FUSED_OBSERVATIONS, Profile
+from fluid.measure.runtime_model import FusedRates
 from fluid.resources import MemoryNeed
 
 KEY = "net"

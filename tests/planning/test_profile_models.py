@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.measurements import MIN_OBSERVATIONS
-from fluid.planning.profile import Profile
+from fluid.measure.measurements import MIN_OBSERVATIONS
+from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 
 FAST, SLOW = "NVIDIA H200", "NVIDIA A100"

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import Case, Scene, cases, scenes
 
-from fluid.planners.by_name import PLANNERS
-from fluid.planning.arrangement import WidthChange
-from fluid.planning.instance import Instance
-from fluid.planning.proportional_share import arrival_widths, make_room, packed_widths, shares, static_widths
+from fluid.planners.arrangement import WidthChange
+from fluid.planners.instance import Instance
+from fluid.planners.portfolio import PLANNERS
+from fluid.planners.shares import arrival_widths, make_room, packed_widths, shares, static_widths
 
 quarters = st.lists(st.integers(1, 200), min_size=1, max_size=12)
 

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from planning_helpers import CLOSE, Case, Scene, cases, scenes
 
-import fluid.planning.refiner
+import fluid.planners.refiner
+from fluid.planners.arrangement import Running, WidthChange
+from fluid.planners.instance import Instance
 from fluid.planners.portfolio import candidates
+from fluid.planners.refiner import MOST_ROLLED_OUT, Appraisal, Ends, Refined, Waiting, appraise, ends_after, greedy
+from fluid.planners.rollout import roll_out
 from fluid.planners.water_fill import WaterFill
-from fluid.planning.arrangement import Running, WidthChange
-from fluid.planning.instance import Instance
-from fluid.planning.lookahead import Ends, Waiting, ends_after
-from fluid.planning.refiner import MOST_ROLLED_OUT, Appraisal, Refined, appraise, greedy
-from fluid.planning.rollout import roll_out
 
 
 def running(remaining: list[float], widths: list[float], **columns: Any) -> Running:
@@ -150,7 +149,7 @@ def test_trials_that_wait_get_devices_only_if_the_pause_pays() -> None:
 
 
 def test_many_trials_are_not_rolled_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fluid.planning.refiner, "ends_after", lambda *_, **__: pytest.fail("it was rolled out"))
+    monkeypatch.setattr(fluid.planners.refiner, "ends_after", lambda *_, **__: pytest.fail("it was rolled out"))
     m = MOST_ROLLED_OUT + 1
     snapshot = running([100.0] * m, [1.0] * m, free=2, n=m + 2, epsilon=5.0)
     wanted = [WidthChange(10, 2.0), WidthChange(11, 2.0)]

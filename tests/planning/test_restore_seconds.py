@@ -7,8 +7,7 @@ import json
 import pytest
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.profile import Profile
-from fluid.planning.restore_seconds import NEWEST, RestoreSeconds
+from fluid.measure.profile import NEWEST, Profile, RestoreSeconds
 
 
 def test_the_median_of_the_newest_counts_by_source() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.planning.return_odds import MOST_FOLLOWED, arriving_odds, final_odds, odds_at
+from fluid.policies.checkpoints import MOST_FOLLOWED, arriving_odds, final_odds, odds_at
 from fluid.search_shape import Rung
 
 

@@ -1,4 +1,4 @@
-"""Tests of fluid.planning.rollout."""
+"""Tests of fluid.planners.rollout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from fluid.planning.arrangement import Arrangement, KeepWidths, Replanner, Running, WidthChange, start_order
-from fluid.planning.instance import Instance
-from fluid.planning.rollout import Rollout, Segment, roll_out, start
+from fluid.planners.arrangement import Arrangement, KeepWidths, Replanner, Running, WidthChange, start_order
+from fluid.planners.instance import Instance
+from fluid.planners.rollout import Rollout, Segment, roll_out, start
 from fluid.resources import Cluster, Device, MemoryNeed
 
 QUARTER, HALF = 1 / 4, 1 / 2

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.runtime_model import (
+from fluid.measure.runtime_model import (
     RuntimeModel,
     marginal_benefit,
     packing_limit,

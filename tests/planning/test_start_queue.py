@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.planning.start_queue import StartQueue
+from fluid.devices.start_queue import StartQueue
 
 ROWS = st.lists(
     st.tuples(st.sampled_from([0.25, 0.5, 1.0, 4.0]), st.sampled_from([1.0, 2.0]), st.sampled_from(["x", "y", None])),

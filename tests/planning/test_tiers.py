@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.planning.tiers import fastest_part, tier_pays, waits_for_tier
+from fluid.devices.idle import fastest_part, tier_pays, waits_for_tier
 
 POSITIVE = st.floats(0.01, 100.0)
 

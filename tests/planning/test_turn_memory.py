@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.planning.lane_finder import LaneLoad, find_lane
-from fluid.planning.making_room import Room, RoomMate, who_pauses
-from fluid.planning.occupancy import Occupancy
+from fluid.devices.occupancy import Occupancy
+from fluid.policies.turns import LaneLoad, find_lane
+from fluid.policies.urgent.rooms import Room, RoomMate, who_pauses
 from fluid.resources import Cluster, Device, MemoryNeed
 
 NEEDS = st.builds(MemoryNeed, st.integers(0, 6).map(float), st.integers(0, 9).map(float))

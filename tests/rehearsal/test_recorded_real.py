@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fluid
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.rehearsal import RehearsalPlan, overheads_of, recorded, rehearsing
 from fluid.rehearsal.measured_overheads import overheads_in
 

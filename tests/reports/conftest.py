@@ -26,7 +26,7 @@ from fluid.engine.group_terms import PLAIN_TERMS
 from fluid.engine.journal import encode
 from fluid.engine.notices import NoteMeasured, NotePlaced, NoteQueued, NoteWaiting, WaitReason
 from fluid.engine.trial_spec import TrialSpec
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import Device
 from fluid.results.group_lines import GroupLine
 from fluid.session.run_folder import RunFolder

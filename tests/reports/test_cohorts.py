@@ -12,8 +12,8 @@ import pytest
 from fluid.cli import main
 from fluid.engine.events import DeviceAdded
 from fluid.engine.notices import NotePlaced
-from fluid.planning.cohorts import CohortTree
-from fluid.planning.profile import Profile
+from fluid.measure.cohorts.tree import CohortTree
+from fluid.measure.profile import Profile
 from fluid.reports.cohorts import ShownCohort
 from fluid.reports.loader import load_run
 from fluid.reports.page_data import page_data

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fluid.engine.events import DeviceAdded, TrialStarted
 from fluid.engine.notices import NoteMeasured, NotePlaced, NoteTrial
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.reports.gantt import GanttPanel, draw_gantt
 from fluid.reports.loader import load_run
 from fluid.reports.page_data import page_data

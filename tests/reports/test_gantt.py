@@ -12,10 +12,10 @@ from matplotlib.text import Text
 
 from fluid.display.palette import colour
 from fluid.errors import InvalidFieldError
-from fluid.planners.by_name import PLANNERS, make_planner
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Plan
-from fluid.planning.rollout import Segment
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import PLANNERS, make_planner
+from fluid.planners.rollout import Segment
 from fluid.reports.gantt import GanttPanel, draw_gantt, draw_sweep, save_gantt, save_sweep, short_names
 from fluid.reports.timeline import Timeline
 from fluid.resources import Cluster

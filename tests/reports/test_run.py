@@ -15,7 +15,7 @@ from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded, Failure
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.planning.rollout import Segment
+from fluid.planners.rollout import Segment
 from fluid.reports.loader import load_run
 from fluid.reports.page_data import page_data
 from fluid.reports.run import RecordedRun, TrialRun

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from fluid.planners.by_name import make_planner
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Plan
-from fluid.planning.rollout import Segment
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import make_planner
+from fluid.planners.rollout import Segment
 from fluid.reports.terminal import allocation_history, plan_summary, plan_table
 from fluid.reports.text_gantt import TextGantt
 from fluid.reports.timeline import Timeline

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.planners.by_name import make_planner
-from fluid.planning.instance import Instance
-from fluid.planning.planner import Plan
-from fluid.planning.rollout import Segment
+from fluid.planners.instance import Instance
+from fluid.planners.planner import Plan
+from fluid.planners.portfolio import make_planner
+from fluid.planners.rollout import Segment
 from fluid.reports.timeline import Bar, DeviceChange, Timeline
 from fluid.resources import Cluster
 

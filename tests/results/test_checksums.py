@@ -16,7 +16,7 @@ import fluid
 from benchmarks.damaged_folders import check_folder, make_folders
 from fluid.checksums import LineChecks, checked_lines, checked_object, split_line, split_object
 from fluid.errors import InvalidFieldError
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.reports.loader import RunReader
 from fluid.results.folder_files import json_lines
 from fluid.results.json_lines import JsonLines

@@ -19,7 +19,7 @@ from older_trainables import Counter
 import fluid
 from fluid.cli import main
 from fluid.executor import FluidExecutor
-from fluid.planning.profile import FORMAT, Profile
+from fluid.measure.profile import FORMAT, Profile
 from fluid.reports.loader import load_run
 from fluid.resources import Device
 from fluid.search import uniform

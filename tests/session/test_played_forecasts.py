@@ -10,7 +10,7 @@ import pytest
 import fluid
 from fluid import FluidExecutor, Search, Trial, TrialGroup
 from fluid._clock import thread_seconds
-from fluid.planning.end_distribution import EndDistribution
+from fluid.planners.instance import EndDistribution
 from fluid.search import uniform
 from fluid.session.played_forecasts import PlayedForecasts, _Played, _to_play
 

@@ -24,7 +24,7 @@ from fluid.engine.state import EngineState
 from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.planners.by_name import make_planner
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle

@@ -16,8 +16,8 @@ from fluid.engine.estimates import Estimates
 from fluid.engine.events import PauseRequested, StopRequested
 from fluid.engine.hung_trials import HungTrials
 from fluid.engine.records import TrialRecord
-from fluid.planning.measurements import MIN_OBSERVATIONS
-from fluid.planning.profile import Profile
+from fluid.measure.measurements import MIN_OBSERVATIONS
+from fluid.measure.profile import Profile
 from fluid.session.status import GroupFacts, GroupStatus, Status
 from fluid.session.status_reader import StatusReader
 from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluid.planners.by_name import make_planner
-from fluid.planning.fused_rates import FusedRates
+from fluid.measure.runtime_model import FusedRates
+from fluid.planners.portfolio import make_planner
 from fluid.resources import Cluster
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate

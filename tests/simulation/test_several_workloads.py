@@ -10,7 +10,7 @@ import pytest
 from fluid import Cluster, Device, Requires
 from fluid.engine.state import EngineState
 from fluid.errors import InvalidFieldError
-from fluid.planners.by_name import make_planner
+from fluid.planners.portfolio import make_planner
 from fluid.simulation.scenario import ArrivingWorkload, DeviceChange, Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 from fluid.simulation.sized import Terms, simulate_fixed

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from fluid.engine.state import EngineState
 from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
-from fluid.planners.by_name import PLANNERS, make_planner
-from fluid.planning.rollout import Segment
+from fluid.planners.portfolio import PLANNERS, make_planner
+from fluid.planners.rollout import Segment
 from fluid.resources import Cluster, Device
 from fluid.simulation import simulate as simulation
 from fluid.simulation import sweeps

@@ -7,8 +7,8 @@ import pytest
 
 from fluid import Cluster
 from fluid.errors import InvalidFieldError
-from fluid.planners.by_name import make_planner
-from fluid.planning.planner import Planner
+from fluid.planners.planner import Planner
+from fluid.planners.portfolio import make_planner
 from fluid.simulation.censored_paces import mean_and_spread
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate

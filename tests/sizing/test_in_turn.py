@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluid.planning.end_distribution import EndDistribution
+from fluid.planners.instance import EndDistribution
 from fluid.sizing.goals import format_duration, parse_duration
 from fluid.sizing.in_turn import in_turn
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fluid.errors import InvalidFieldError
-from fluid.planning.end_distribution import EndDistribution
+from fluid.planners.instance import EndDistribution
 from fluid.sizing.goals import Goals
 from fluid.sizing.sizer import EndOn, Sizer
 

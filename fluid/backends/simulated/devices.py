@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from fluid._clock import Clock
 from fluid.backends.simulated.steps import LaneRows, PlayedIteration, SimulatedTrial, VirtualStep, work_of
 from fluid.engine.events import Event, Failure, ResizeDone
-from fluid.planning.rollout import Segment
-from fluid.planning.runtime_model import stretch_of
+from fluid.measure.runtime_model import stretch_of
+from fluid.planners.rollout import Segment
 from fluid.resources import Device
 
 

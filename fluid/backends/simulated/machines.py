@@ -10,7 +10,7 @@ from fluid.backends.simulated.booting import BootingDevices
 from fluid.backends.simulated.devices import VirtualDevices
 from fluid.errors import require_number, require_one_of
 from fluid.lane.policy import POLICIES
-from fluid.planning.rollout import Segment
+from fluid.planners.rollout import Segment
 from fluid.resources import Device
 
 

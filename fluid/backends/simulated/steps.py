@@ -12,7 +12,7 @@ from fluid.engine.commands import Call
 from fluid.engine.events import Event, Failure, IterationDone, PausePurpose, TrialCalled, TrialFailed
 from fluid.lane.errors import describe
 from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, joining_service
-from fluid.planning.fused_rates import FusedRates
+from fluid.measure.runtime_model import FusedRates
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import NO_METRICS, EncodedMetrics
 
@@ -77,7 +77,7 @@ class Truth:
 
     Example:
         >>> from fluid.backends.simulated import Truth
-        >>> from fluid.planning.runtime_model import stretch_of
+        >>> from fluid.measure.runtime_model import stretch_of
         >>> truth = Truth(seconds=2.0, alpha=1.25)
         >>> truth.seconds * stretch_of(truth.alpha, truth.beta, 0.5)  # An iteration, with two trials on the device.
         2.5

@@ -20,17 +20,7 @@ from waiting import eventually
 from fluid.backends.base import Backend
 from fluid.backends.hosts import host as launcher
 from fluid.backends.local.backend import LocalBackend
-from fluid.engine.commands import (
-    Pause,
-    Report,
-    Resize,
-    RunIteration,
-    Save,
-    StartLane,
-    StartTrial,
-    StopLane,
-    StopTrial,
-)
+from fluid.engine.commands import Pause, Report, Resize, RunIteration, Save, StartLane, StartTrial, StopLane, StopTrial
 from fluid.engine.events import (
     Checkpoint,
     IterationDone,

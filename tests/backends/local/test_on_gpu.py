@@ -16,7 +16,7 @@ from fluid.engine.events import IterationDone, LaneLost, LaneReady, PausePurpose
 from fluid.executor import FluidExecutor
 from fluid.gpu.mps_support import unsupported_reason_here
 from fluid.gpu.nvml import describe_gpus, find_gpus
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.resources import Device
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup

@@ -13,7 +13,7 @@ import pytest
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.cli import main
-from fluid.planning.profile import Profile
+from fluid.measure.profile import Profile
 from fluid.reports.loader import load_run
 
 SLOW_S, FAST_S = 0.06, 0.01

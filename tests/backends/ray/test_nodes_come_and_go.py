@@ -12,15 +12,7 @@ from ray_drive import OTHER_MACHINE, PATIENCE, Counter, Drive
 from waiting import eventually
 
 from fluid.engine.commands import Resize, Save, StartLane
-from fluid.engine.events import (
-    DeviceAdded,
-    DeviceLost,
-    IterationDone,
-    LaneLost,
-    ResizeDone,
-    TrialSaved,
-    TrialStarted,
-)
+from fluid.engine.events import DeviceAdded, DeviceLost, IterationDone, LaneLost, ResizeDone, TrialSaved, TrialStarted
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.resources import Device

@@ -1,0 +1,1 @@
+"""The engine's features, each a part that its core does not name."""

@@ -1,0 +1,1 @@
+"""Trials of one class that are trained as one: which may be, and in which packs."""

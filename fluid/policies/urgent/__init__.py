@@ -1,0 +1,1 @@
+"""Groups that may not wait: which devices are cleared for them."""
