@@ -36,12 +36,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine import admitting
 from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick
-from fluid.engine.state import EngineError, EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.engine import EngineError, EngineState
+from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.planners.portfolio import make_planner
+from fluid.policies import admission as admitting
 from fluid.policies.admission import Candidate, DeviceRoom, LateStarters, admit
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.simulation.scenario import Scenario, Workload

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fluid import Cluster
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
 from fluid.engine.view import seconds_left
 from fluid.forecasting.group import EarlyEnds, TrialLeft, TrialsLeft, forecast_group
 from fluid.planners.instance import EndDistribution

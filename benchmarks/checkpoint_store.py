@@ -34,8 +34,7 @@ from measuring import machine
 import fluid
 from fluid import FluidExecutor
 from fluid.backends.local.backend import LocalBackend
-from fluid.engine.checkpoint_places import PrefetchCheckpoint, ValueCheckpoints
-from fluid.engine.commands import Command
+from fluid.engine.commands import Command, PrefetchCheckpoint, ValueCheckpoints
 from fluid.resources import Device
 from fluid.search import uniform
 

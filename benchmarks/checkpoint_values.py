@@ -33,10 +33,17 @@ from fluid.backends.hosts.checkpoint_values import StoredCheckpoint, Worth, choo
 from fluid.backends.simulated.backend import Truth
 from fluid.backends.simulated.host_stores import InMemory, SimulatedStores, StoringBackend, least_recently_used
 from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupSubmitted, StopRequested, TrialsAdded
-from fluid.engine.rungs import RungReached
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.engine import EngineState
+from fluid.engine.events import (
+    BudgetExtended,
+    DeviceAdded,
+    Event,
+    GroupSubmitted,
+    RungReached,
+    StopRequested,
+    TrialsAdded,
+    TrialSpec,
+)
 from fluid.planners.portfolio import make_planner
 from fluid.search.brackets import Brackets
 from fluid.search.rungs import halving_shape, hyperband_shapes, rungs_of

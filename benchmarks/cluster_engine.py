@@ -22,7 +22,8 @@ import numpy as np
 
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, Notice, ReportEnd
+from fluid.engine.commands import Command, NoteMeasured, Notice, ReportEnd
+from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -32,10 +33,8 @@ from fluid.engine.events import (
     StopRequested,
     Tick,
     TrialForgotten,
+    TrialSpec,
 )
-from fluid.engine.notices import NoteMeasured
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device

@@ -37,6 +37,7 @@ from fluid.engine.commands import (
     StartTrial,
     StopTrial,
 )
+from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     BudgetExtended,
     Checkpoint,
@@ -51,10 +52,9 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
+    TrialSpec,
     TrialStarted,
 )
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
 from fluid.executor import FluidExecutor
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner

@@ -46,9 +46,8 @@ from salus_trace import (
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.engine import EngineState
+from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.gpu.nvml import find_gpus, used_bytes
 from fluid.planners.portfolio import make_planner
 

@@ -11,10 +11,8 @@ import numpy as np
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.events import Alarm, BudgetExtended, DeviceAdded, Event, GroupSubmitted, Tick
-from fluid.engine.group_terms import GroupTerms
-from fluid.engine.state import EngineError, EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.engine import EngineError, EngineState
+from fluid.engine.events import Alarm, BudgetExtended, DeviceAdded, Event, GroupSubmitted, GroupTerms, Tick, TrialSpec
 from fluid.measure.cohorts.tree import CohortTree, ConfigTexts, Prediction
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner

@@ -30,11 +30,9 @@ from rich.progress import track
 from rich.table import Table
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, NoteResize, Notice, Report, ReportEnd
-from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick
-from fluid.engine.notices import NoteKeptWidth
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.commands import Command, NoteKeptWidth, NoteResize, Notice, Report, ReportEnd
+from fluid.engine.engine import EngineState
+from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.planners.arrangement import Arrangement, Replanner
 from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio

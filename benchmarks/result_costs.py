@@ -74,7 +74,7 @@ class StageTimes:
 def measured() -> Iterator[StageTimes]:
     """Measures the stages of the session's thread from now on."""
     from fluid.backends.local.backend import LocalBackend
-    from fluid.engine.state import EngineState
+    from fluid.engine.engine import EngineState
     from fluid.session.pump import Pump
     from fluid.session.run_folder import RunFolder
 

@@ -21,9 +21,7 @@ from fluid import FluidExecutor, TrialGroup
 from fluid._clock import thread_seconds
 from fluid.display.dashboard import render
 from fluid.display.follow import StatusFollower
-from fluid.engine.events import GroupSubmitted, StopRequested
-from fluid.engine.group_terms import PLAIN_TERMS
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import PLAIN_TERMS, GroupSubmitted, StopRequested, TrialSpec
 from fluid.session.inbox import GroupInbox
 from fluid.session.session import Session
 from fluid.session.status import Status

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
-from fluid.engine.state import DEFAULT_MAX_FAILURES
+from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.loggers.attached import Attached
 from fluid.loggers.logger import refuse_logger

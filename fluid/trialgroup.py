@@ -55,7 +55,7 @@ ISOLATION = ("trial", "lane")
 
 
 class TrialState(str, Enum):
-    """A trial's state; :mod:`fluid.engine.transitions` says which may follow which."""
+    """A trial's state; :mod:`fluid.engine.records` says which may follow which."""
 
     #: Waits for devices.
     QUEUED = "QUEUED"

@@ -20,7 +20,7 @@ from fluid.backends.base import LaneText
 from fluid.backends.hosts.checkpoint_jobs import CheckpointJobs
 from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
 from fluid.display.trial_output import TrialOutput
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 from fluid.lane import channel
 from fluid.lane.checkpoint_store import CheckpointStore
 from fluid.lane.messages import decode

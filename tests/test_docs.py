@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 import fluid
-from fluid.engine.transitions import state_diagram
+from fluid.engine.records import state_diagram
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from fluid.engine.checkpoint_places import CheckpointValue
-from fluid.engine.commands import Command
+from fluid.engine.commands import CheckpointValue, Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
 from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted

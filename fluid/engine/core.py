@@ -2,38 +2,246 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from collections.abc import Container, Hashable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from fluid.devices.memory import MemoryLedger
 from fluid.devices.occupancy import Occupancy
 from fluid.devices.start_queue import StartQueue
-from fluid.engine.allocations import Allocations
-from fluid.engine.cohorts import Cohorts
-from fluid.engine.commands import Command, NoteResize, ReportCall, ReportEnd, ReportStart, RunIteration, StopTrial
-from fluid.engine.deadlines import Deadlines
-from fluid.engine.device_strikes import DeviceStrikes
-from fluid.engine.estimates import Estimates
+from fluid.engine import tuning
+from fluid.engine.commands import (
+    Command,
+    KillLane,
+    NotePaused,
+    NotePlaced,
+    NoteQueued,
+    NoteResize,
+    NoteTrial,
+    Persist,
+    ReportCall,
+    ReportEnd,
+    ReportSetBack,
+    ReportStart,
+    RunIteration,
+    Save,
+    StopTrial,
+)
+from fluid.engine.estimates.estimates import Estimates
+from fluid.engine.estimates.measuring import IterationTiming, Measuring
 from fluid.engine.events import Failure
-from fluid.engine.feasibility import Feasibility
-from fluid.engine.fusion import Fusing
-from fluid.engine.group_record import GroupRecord
-from fluid.engine.group_shares import GroupShares
-from fluid.engine.iteration_timing import IterationTiming
-from fluid.engine.lanes import Lanes
-from fluid.engine.measuring import Measuring
-from fluid.engine.notices import NotePaused, NotePlaced, NoteQueued, NoteTrial
-from fluid.engine.owners import Owners
-from fluid.engine.rebalancing import Rebalancing
-from fluid.engine.records import NO_LANES, NO_REQUESTS, Move, Stage, TrialRecord
-from fluid.engine.retention import newest_to_keep
-from fluid.engine.scheduling import Scheduling
-from fluid.engine.set_back import ReportSetBack
-from fluid.engine.transitions import LEGAL
-from fluid.engine.trials import Trials
-from fluid.engine.watching import Watching
+from fluid.engine.placing.allocations import Allocations
+from fluid.engine.placing.feasibility import Feasibility
+from fluid.engine.placing.lanes import Lanes
+from fluid.engine.placing.scheduling import Scheduling
+from fluid.engine.records import LEGAL, NO_LANES, NO_REQUESTS, GroupRecord, Killing, Move, Stage, TrialRecord, Trials
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.measure.profile import Profile
+from fluid.policies.cohorts import Cohorts
+from fluid.policies.fusing.fusing import Fusing
+from fluid.policies.owners.owners import Owners
+from fluid.policies.owners.shares import GroupShares
+from fluid.policies.rebalancing import Rebalancing
+from fluid.policies.strikes import DeviceStrikes
 from fluid.trialgroup import TrialState
+
+# -- deadlines -----------------------------------------------------------------------------------
+#
+# Deadlines: the times at which parts of the engine want to be woken by an Alarm. Without a clock.
+
+
+#: Removed deadlines stay in the heap until their time, or until there are as many of them as others, and so many more.
+_SLACK = 64
+
+
+class Deadlines:
+    """One deadline per key, of whatever part of the engine; the type of the key says whose it is."""
+
+    def __init__(self) -> None:
+        self._at: dict[Hashable, tuple[float, int]] = {}
+        self._heap: list[tuple[float, int, Hashable]] = []
+        self._numbers = itertools.count()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._at
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def set(self, key: Hashable, at: float) -> None:
+        """Sets the deadline of a key, in place of an earlier one; ``at`` in seconds on the clock of the events."""
+        number = next(self._numbers)
+        self._at[key] = at, number
+        heapq.heappush(self._heap, (at, number, key))
+        if len(self._heap) > 2 * len(self._at) + _SLACK:
+            self._heap = [(at, number, key) for key, (at, number) in self._at.items()]
+            heapq.heapify(self._heap)
+
+    def clear(self, key: Hashable) -> None:
+        """Removes the deadline of a key, if it has one."""
+        self._at.pop(key, None)
+
+    @property
+    def earliest(self) -> float | None:
+        """The earliest deadline, seconds; ``None`` if there is none."""
+        heap = self._heap
+        while heap:
+            at, number, key = heap[0]
+            if self._at.get(key) == (at, number):
+                return at
+            heapq.heappop(heap)
+        return None
+
+    def pop_due(self, now: float) -> list[Hashable]:
+        """Removes and returns the keys whose deadline has come, the earliest first."""
+        due: list[Hashable] = []
+        while (at := self.earliest) is not None and at <= now:
+            key = heapq.heappop(self._heap)[2]
+            del self._at[key]
+            due.append(key)
+        return due
+
+
+# -- watching ------------------------------------------------------------------------------------
+#
+# Watching: since when each trial's lanes owe an answer, and when to look at them, as a trial may hang.
+
+
+class IterationDeadline(NamedTuple):
+    """When to look at a trial that runs."""
+
+    row: int
+
+
+class DrainDeadline(NamedTuple):
+    """When to look at a lane that a trial was told to leave."""
+
+    lane_id: int
+    trial_id: str
+
+
+class CleanUpDeadline(NamedTuple):
+    """When to look at a lane that a trial which has ended was told to leave, and whether another one waits."""
+
+    lane_id: int
+    trial_id: str
+
+
+def far_longer_than(longest: float) -> float:
+    """Seconds without an answer after which a lane is killed whose trial took at most so many before."""
+    return max(tuning.LEAST_KILL_S, tuning.KILL_FACTOR * longest)
+
+
+class Watching:
+    """Times what lanes do, and marks those that are killed; :mod:`fluid.policies.hung` looks at them.
+
+    Args:
+        deadlines: takes those of trials that run, and of lanes that trials are to leave.
+        estimates: have the iterations measured by profile key.
+        lanes: all there are.
+    """
+
+    def __init__(self, deadlines: Deadlines, estimates: Estimates, lanes: Lanes) -> None:
+        self._deadlines = deadlines
+        self._estimates = estimates
+        self._lanes = lanes
+
+    def launched(self, trial: TrialRecord, now: float, *, iterates: bool) -> None:
+        """Records that a trial's lanes set it up from now on, or, if it ``iterates``, run its iterations."""
+        trial.placement.iterates = iterates
+        self.answered(trial, now)
+        timeout = trial.spec.iteration_timeout_s
+        if timeout is not None:
+            first = tuning.LEAST_DUMP_S if isinstance(timeout, str) else tuning.DUMP_SHARE * timeout
+            self._deadlines.set(IterationDeadline(trial.row), now + first)
+
+    def answered(self, trial: TrialRecord, now: float) -> None:
+        """Records a sign of progress: the time of what the trial does next begins."""
+        trial.placement.since = now
+        trial.placement.dumped = False
+
+    def released(self, trial: TrialRecord) -> None:
+        """Records that a trial holds no lanes any more."""
+        trial.placement.iterates = False
+        self._deadlines.clear(IterationDeadline(trial.row))
+
+    def draining(self, trial: TrialRecord, lane_id: int, now: float) -> None:
+        """Records that a trial was told to leave a lane in which it may run."""
+        timeout = trial.spec.iteration_timeout_s
+        # A trial without a limit has one here: what it still does there is thrown away, and others wait for the lane.
+        longest = timeout if isinstance(timeout, float) else self._estimates.of_key(trial).longest
+        self._deadlines.set(DrainDeadline(lane_id, trial.trial_id), now + far_longer_than(longest))
+
+    def cleaning_up(self, trial_id: str, lane_id: int, now: float) -> None:
+        """Records that a trial at rest was told to leave its lane."""
+        self._deadlines.set(CleanUpDeadline(lane_id, trial_id), now + tuning.CLEAN_UP_S)
+
+    def saving_last(self, trial_id: str, lane_id: int, now: float) -> None:
+        """Records that a trial that has ended was told to save its state and leave its lane."""
+        self._deadlines.set(CleanUpDeadline(lane_id, trial_id), now + tuning.LEAST_KILL_S)
+
+    def left(self, trial_id: str, lane_id: int) -> None:
+        """Records that a trial has left a lane."""
+        self._deadlines.clear(CleanUpDeadline(lane_id, trial_id))
+
+    def kill(
+        self, trial_id: str, lane_ids: tuple[int, ...], reason: str, now: float, failure: Failure | None = None
+    ) -> list[Command]:
+        """Has lanes killed because of a trial; what becomes of the trials there follows when the lanes are lost.
+
+        Args:
+            trial_id: the trial.
+            lane_ids: the lanes; those that are being killed already are left out.
+            reason: why, to be read after "lane 3".
+            now: the time, seconds.
+            failure: what the trial is to blame for; ``None`` if it is stopped.
+        """
+        commands: list[Command] = []
+        for lane_id in lane_ids:
+            if lane_id in self._lanes and self._lanes[lane_id].killing is None:
+                self._lanes[lane_id].killing = Killing(trial_id, failure)
+                commands.append(KillLane(lane_id, reason, at=now))
+        return commands
+
+
+# -- retention -----------------------------------------------------------------------------------
+#
+# Retention: the last checkpoint of a trial outlives the run, if its submitter wants that (``TrialSpec.keep_last``).
+#
+# A trial that is done is saved in its lane; one that is stopped, before it leaves its lane. If a trial failed or lost
+# its lane, its host copies its newest checkpoint.
+
+
+def is_to_be_kept(trial: TrialRecord) -> bool:
+    """Whether a trial's present state is to be saved for good, and no lane was told to."""
+    spec, residence, done = trial.spec, trial.residence, trial.progress.done
+    return spec.keep_last and spec.can_save and max(residence.kept_at, residence.keeping) < done
+
+
+def last_to_keep(trial: TrialRecord, lane_id: int) -> list[Save]:
+    """Returns the command by which the lane of a trial that is done saves it for good, if that is wanted."""
+    if not is_to_be_kept(trial):
+        return []
+    trial.residence = replace(trial.residence, keeping=trial.progress.done)
+    return [Save(trial.trial_id, (lane_id,), durable=True, keep=True)]
+
+
+def newest_to_keep(trial: TrialRecord) -> list[Persist]:
+    """Returns the command by which the newest checkpoint of a trial is copied for good, if that is wanted.
+
+    Args:
+        trial: a trial that was stopped or failed, or is done and has lost its lane.
+    """
+    residence = trial.residence
+    checkpoint, kept = residence.checkpoint, max(residence.kept_at, residence.keeping)
+    if not trial.spec.keep_last or checkpoint is None or checkpoint.iteration <= kept:
+        return []
+    return [Persist(trial.trial_id, checkpoint, keep=True)]
+
+
+# -- core ----------------------------------------------------------------------------------------
 
 
 class EngineError(FluidError):
@@ -147,7 +355,7 @@ class SessionState:
         """Changes a trial's state: the only place that does.
 
         Raises:
-            EngineError: the trial may not go there from its state (:mod:`fluid.engine.transitions`).
+            EngineError: the trial may not go there from its state (:mod:`fluid.engine.records`).
         """
         if (trial.state, state) not in LEGAL:
             raise self.error(trial, f"cannot go from {trial.state.value} to {state.value}: {why}")
@@ -414,3 +622,32 @@ class SessionState:
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)
         trial.calls = ()
+
+
+# -- claims --------------------------------------------------------------------------------------
+#
+# Claims: the ids that requests of one call of the engine claim.
+
+
+class Claims:
+    """The ids that requests of one call of the engine claim, so that no two of them claim the same.
+
+    Attributes:
+        fitting: memory needs and constraints that were found to fit on the devices, which the call has not changed yet.
+    """
+
+    def __init__(self) -> None:
+        self.fitting: set[Hashable] = set()
+        #: By the name of the field: trials may be very many.
+        self._claimed: dict[str, set[Hashable]] = {}
+
+    def claim(self, field_name: str, value: Hashable, *taken: Container[Hashable]) -> None:
+        """Claims an id.
+
+        Raises:
+            InvalidFieldError: it is taken, or was claimed before.
+        """
+        claimed = self._claimed.setdefault(field_name, set())
+        if value in claimed or any(value in ids for ids in taken):
+            raise InvalidFieldError(field_name, value, "is taken in this session")
+        claimed.add(value)

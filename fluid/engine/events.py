@@ -6,14 +6,135 @@ import math
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from statistics import median_low
+from typing import Literal, NamedTuple
 
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
-from fluid.engine.restores import Restoring
-from fluid.engine.trial_spec import TrialSpec
+from fluid.devices.constraints import Constraint
 from fluid.keeping import Kept
-from fluid.resources import Device, MemoryNeed
+from fluid.resources import Device, MemoryNeed, Requires
+from fluid.search_shape import Rung
 from fluid.trainables.encoded_metrics import NO_METRICS, EncodedMetrics, IterationRun
+from fluid.trial_fields import IterationTimeout
 from fluid.trialgroup import TrialState
+
+# -- trial spec ----------------------------------------------------------------------------------
+#
+# What the engine knows of a trial beforehand.
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """A trial as the engine knows it: what matters for scheduling.
+
+    Attributes:
+        trial_id: unique within the session.
+        budget: iterations to run.
+        priority: trials of a higher priority start first.
+        profile_key: trials of one key share measured overheads; a gang shares none with trials of one device.
+        max_width: most devices; 1 for a trial that is not elastic.
+        memory: device memory it needs, if known beforehand.
+        can_save: whether it can be saved and restored, and so moved to another lane.
+        retry_errors: whether it is tried again after it raised; after a lost lane or out of memory it always is.
+        follow_up_iterations: iterations that later rungs may add after its budget, its critical path.
+        iteration_timeout_s: when an iteration counts as hung: see :class:`fluid.trialgroup.Trial`.
+        requires: what its devices must have; ``None`` if any will do.
+        devices: the devices that the submitter asks for: see :class:`fluid.trialgroup.Trial`.
+        gang: whether one lane holds all of these.
+        keep_last: whether its newest checkpoint is to outlive the run.
+        fusible: whether it can be fused with others like it.
+        isolated: whether it runs in a lane that has run no other trial, and that ends with it.
+        extends: whether its submitter may extend it once its budget is used up; ``None`` if unknown.
+        config: texts of the values of its config by dotted name: they tell which trials may be like it.
+    """
+
+    trial_id: str
+    budget: int
+    _: KW_ONLY
+    priority: float = 1.0
+    profile_key: str = "default"
+    max_width: int = 1
+    memory: MemoryNeed | None = None
+    can_save: bool = True
+    retry_errors: bool = True
+    follow_up_iterations: int = 0
+    iteration_timeout_s: IterationTimeout = "auto"
+    requires: Requires | None = None
+    devices: float | None = None
+    gang: bool = False
+    keep_last: bool = False
+    fusible: bool = False
+    isolated: bool = False
+    extends: bool | None = None
+    config: tuple[tuple[str, str], ...] = ()
+
+    def constraint(self) -> Constraint | None:
+        """What the trial asks of its devices; ``None`` if nothing."""
+        return Constraint.of(self.requires, self.devices, self.gang)
+
+    @property
+    def wanted_devices(self) -> str:
+        """The devices that it asks for, in words."""
+        return (self.constraint() or Constraint()).wanted(self.memory)
+
+
+# -- group terms ---------------------------------------------------------------------------------
+#
+# What the engine knows of a group beyond its trials: whose it is, and how urgent.
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTerms:
+    """The terms on which a group is submitted.
+
+    Attributes:
+        owner: the groups of one owner are scheduled as one; ``None`` for an owner of its own.
+        priority: its trials start before those of groups of a lower priority.
+        preempt: whether running trials of groups of a lower priority are paused for it.
+        expected_trials: trials that its search algorithm will submit in all; ``None`` if unknown.
+    """
+
+    owner: str | None = None
+    priority: float = 1.0
+    preempt: bool = False
+    expected_trials: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Whose it is and how urgent, in a few words: ``"of ann, priority 10"``; empty if nothing was said."""
+        parts = [] if self.owner is None else [f"of {self.owner}"]
+        parts += [] if self.priority == PLAIN_TERMS.priority else [f"priority {self.priority:g}"]
+        return ", ".join([*parts, *(["preempts"] if self.preempt else [])])
+
+
+#: Those of a group of which nothing was said.
+PLAIN_TERMS = GroupTerms()
+
+
+# -- restores ------------------------------------------------------------------------------------
+#
+# How trials were restored: from where, and how long it took.
+
+
+#: Where a state came from that a trial went on with: the device, on which it had stayed; the memory of the device's
+#: host; a disk; or the memory of another host, over the network.
+Source = Literal["device", "memory", "disk", "host"]
+
+
+class Restoring(NamedTuple):
+    """How a trial was restored.
+
+    Attributes:
+        source: from where.
+        seconds: that reading and loading its checkpoint took, without the trial's set-up.
+        bytes: of the checkpoint's files.
+    """
+
+    source: Source
+    seconds: float
+    bytes: int
+
+
+# -- events --------------------------------------------------------------------------------------
+
 
 #: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
 OUTCOMES = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED, TrialState.PAUSED)
@@ -413,4 +534,250 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class Alarm(Event):
-    """The time has come that :attr:`fluid.engine.state.EngineState.alarm_at` named; only deadlines are looked at."""
+    """The time has come that :attr:`fluid.engine.engine.EngineState.alarm_at` named; only deadlines are looked at."""
+
+
+# -- set aside -----------------------------------------------------------------------------------
+#
+# Trials that are set aside: as a deadline nears, or the money ends, no further iteration would end in time.
+
+
+#: Why a trial is held: see :class:`fluid.engine.records.TrialRecord`.
+BY_USER, SET_ASIDE = "paused by the user", "set aside: no further iteration would end in time"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetAside(Event):
+    """A trial pauses after its iteration, is saved to disk, and starts no more; one that waits rests."""
+
+    trial_id: str
+
+
+# -- verdicts ------------------------------------------------------------------------------------
+#
+# Trials that have failed as their submitter finds, though their code raised nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class FailRequested(Event):
+    """The submitter finds that a trial has failed: it is stopped after its iteration, and ends FAILED.
+
+    Attributes:
+        failure: why.
+    """
+
+    trial_id: str
+    failure: Failure
+
+
+# -- checkpoint places ---------------------------------------------------------------------------
+#
+# Where checkpoints are: what the engine tells the stores of hosts, and what it hears from them.
+#
+# Each host keeps the checkpoints of its lanes in its memory as far as there is room, and the others on disk.
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlaced(Event):
+    """A store has moved a checkpoint to memory or to disk.
+
+    Attributes:
+        checkpoint: where it is now.
+    """
+
+    trial_id: str
+    checkpoint: Checkpoint
+
+
+# -- set back ------------------------------------------------------------------------------------
+#
+# A trial that goes on from an earlier state than that of its newest checkpoint: the event, and what is told of it.
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetBack(Event):
+    """A trial could not be restored from the checkpoint it was to start from; comes before the answer to the command.
+
+    Attributes:
+        checkpoint: an earlier one, from which it was restored instead; ``None`` if it begins afresh.
+        reason: why, in one line.
+        cannot_load: whether the trial's own code raised for every checkpoint that is not damaged.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    checkpoint: Checkpoint | None
+    reason: str
+    cannot_load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrialAsked(Event):
+    """A trial's code asks the submitter, and waits in its lane for the answer.
+
+    Attributes:
+        request_id: number of the request, unique in the lane.
+        payload: the request, pickled.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    request_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAnswered(Event):
+    """The submitter answers a request.
+
+    Attributes:
+        lane_id: the lane that asked.
+        request_id: the number of the request.
+        payload: the answer, or, if ``failed``, the exception to raise in the trial; pickled.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    request_id: int
+    payload: bytes
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SavabilityChanged(Event):
+    """A lane found that a trial's state can be saved from now on, or cannot.
+
+    Attributes:
+        can_save: whether it can.
+        reason: why not, in one line; empty where that is no news to the submitter.
+        refuses: whether this answers a Save, or a Resize that began with one: the trial is in that lane as before.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    can_save: bool
+    reason: str = ""
+    refuses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrialNotKept(Event):
+    """A checkpoint that was to outlive the run was not written, or was deleted; the trial goes on.
+
+    Attributes:
+        iteration: iterations done by the state.
+        reason: why, in one line.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    iteration: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FusionLimited(Event):
+    """A lane has found that it can train at most so many trials like this one in one step.
+
+    Attributes:
+        rows: 1 if they cannot be fused; more if so many fit into the device's memory.
+        reason: why, in one line.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    rows: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RungReached(Event):
+    """The submitter says that a trial has come to a rung, or to it again with another score.
+
+    Attributes:
+        rung: the rung, as it is known now.
+        score: what trials are compared by: less is better, and not a number is the worst.
+    """
+
+    trial_id: str
+    rung: Rung
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneMeasured(Event):
+    """A warm lane takes more or less device memory for itself than it reported before.
+
+    Attributes:
+        own_bytes: device memory that it takes besides its trials' tensors, such as for a CUDA context; above 0.
+    """
+
+    lane_id: int
+    own_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateMeasured(Event):
+    """A trial that does not run holds so many bytes in its lane, where the lane has given back what it could.
+
+    Comes before the event that says that the trial does not run, or after it.
+    """
+
+    trial_id: str
+    lane_id: int
+    held_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpent(Event):
+    """A trial has changed a lane's process for good: no further trial is to run there.
+
+    Attributes:
+        reason: what it left behind, in one line.
+    """
+
+    lane_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOutdated(Event):
+    """Lanes that start on the lane's host from now on have modules loaded that this one would have to import."""
+
+    lane_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUpLasts(Event):
+    """The code of a trial has been cleaning up in a lane for a while, and still is.
+
+    Attributes:
+        since: when that began, seconds.
+    """
+
+    trial_id: str
+    lane_id: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRetiring(Event):
+    """A device is not needed: it takes no further trial, and is removed once the trials there have left."""
+
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRetained(Event):
+    """A device that retires is needed after all."""
+
+    device_id: int
+
+
+#: The events of this module.
+RETIREMENTS = (DeviceRetiring, DeviceRetained)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections import Counter, OrderedDict
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
@@ -9,11 +13,96 @@ from typing import Any, NamedTuple
 
 from fluid.devices.constraints import Constraint
 from fluid.devices.memory import TURNS
-from fluid.engine.events import Checkpoint, Failure
-from fluid.engine.pace import Pace
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine import tuning
+from fluid.engine.events import (
+    PLAIN_TERMS,
+    Checkpoint,
+    Failure,
+    GroupTerms,
+    TrialSpec,
+)
+from fluid.few_items import FewItems
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
+
+# -- pace ----------------------------------------------------------------------------------------
+#
+# How fast a trial is, as far as it was observed, and what was predicted of it before.
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast a trial is.
+
+    Attributes:
+        seconds: per iteration at width 1 and speed 1, as last observed; ``None`` before the first.
+        solo: seconds per iteration alone on one device of speed 1, as last observed; ``None`` if it never was alone.
+        observed: number of iterations that ``seconds`` follows from.
+        need: the most device memory that the trial was seen to need; ``None`` if none was measured.
+        predicted: seconds per iteration at width 1 and speed 1, as other trials' configs tell it
+            (:mod:`fluid.measure.cohorts.tree`); ``None`` if nothing is known.
+        predicted_sigma: standard deviation of the logarithm of the true seconds over these.
+        predicted_need: memory to reserve, in the same way; ``None`` if nothing is known.
+        model: the device model on which they were observed.
+    """
+
+    seconds: float | None = None
+    solo: float | None = None
+    observed: int = 0
+    need: MemoryNeed | None = None
+    predicted: float | None = None
+    predicted_sigma: float = 0.0
+    predicted_need: MemoryNeed | None = None
+    model: str | None = None
+
+    def observe(self, seconds: float, model: str | None, count: int = 1) -> None:
+        """Adds an iteration, or so many, in seconds at width 1 and speed 1, on a device of that model."""
+        self.seconds, self.model = smooth(self.seconds, seconds, count), model
+        self.observed += count
+
+    @property
+    def expected(self) -> float | None:
+        """Seconds per iteration at width 1 and speed 1: as observed, else as predicted; ``None`` for neither."""
+        return self.seconds if self.seconds is not None else self.predicted
+
+    @property
+    def expected_need(self) -> MemoryNeed | None:
+        """The memory to reserve: as predicted, or more where it was seen to need more; ``None`` if not predicted."""
+        predicted, seen = self.predicted_need, self.need
+        if predicted is None or seen is None:
+            return predicted
+        persistent = max(predicted.persistent_bytes, seen.persistent_bytes)
+        ephemeral = max(predicted.ephemeral_bytes, seen.ephemeral_bytes)
+        return MemoryNeed(persistent, ephemeral)
+
+    def grow_need(self, seen: MemoryNeed) -> bool:
+        """Raises each part of the need to what was seen; returns whether that is more than before."""
+        known = self.need or MemoryNeed()
+        persistent = max(known.persistent_bytes, seen.persistent_bytes)
+        grown = MemoryNeed(persistent, max(known.ephemeral_bytes, seen.ephemeral_bytes))
+        changed, self.need = grown != self.need, grown
+        return changed
+
+    def predict(self, seconds: float | None, sigma: float, need: MemoryNeed | None) -> None:
+        """Sets what is predicted of the trial."""
+        self.predicted, self.predicted_sigma, self.predicted_need = seconds, sigma, need
+
+    def rescale(self, factor: float) -> None:
+        """Changes both paces as the measured speed of the device model has changed, by that factor."""
+        self.seconds = None if self.seconds is None else self.seconds * factor
+        self.solo = None if self.solo is None else self.solo * factor
+
+
+def smooth(before: float | None, latest: float, count: int = 1) -> float:
+    """The exponentially weighted mean of what was observed before and the latest observation, or so many alike."""
+    if before is None:
+        return latest
+    kept: float = (1.0 - tuning.PACE_SMOOTHING) ** count
+    return kept * before + (1.0 - kept) * latest
+
+
+# -- records -------------------------------------------------------------------------------------
+
 
 #: Transitions of a trial that are kept for error messages.
 STORY_LENGTH = 20
@@ -319,11 +408,11 @@ class TrialRecord:
     Attributes:
         row: the number by which placement and planners know the trial.
         progress: iterations; ``done`` and ``granted`` are written by its methods alone.
-        width: width given or to be given, written by :mod:`fluid.engine.allocations` and as it is planned.
+        width: width given or to be given, written by :mod:`fluid.engine.placing.allocations` and as it is planned.
         line: number of the line of queued trials in which the journal last said that it waits.
         placement: its lanes; made when first asked for, as most trials wait, or have ended.
-        residence: the trial's state while it does not run, written by :mod:`fluid.engine.residency`; an iteration or an
-            answered call makes its checkpoint outdated.
+        residence: the trial's state while it does not run, written by :mod:`fluid.engine.trials.residency`; an
+            iteration or an answered call makes its checkpoint outdated.
         limits: written when something fails.
         pace: written when iterations are observed; ``state`` by :meth:`SessionState.set_state` alone.
         calls: calls of its methods, in the order requested; those that a lane was told to make come first.
@@ -337,7 +426,7 @@ class TrialRecord:
         sharing_group: the trials with which it shares a lane and devices; ``None`` if it has a lane of its own.
         owner: number of its group's owner.
         group_priority: its group's priority.
-        job: number of its job (:class:`fluid.engine.owners.JobTerms`).
+        job: number of its job (:class:`fluid.policies.owners.owners.JobTerms`).
     """
 
     spec: TrialSpec
@@ -460,3 +549,335 @@ class TrialRecord:
 def _begun(at: float, text: str) -> tuple[tuple[float, str], ...]:
     """The story of a trial of which this is known; one for all that are submitted together."""
     return ((at, text),)
+
+
+# -- lane record ---------------------------------------------------------------------------------
+#
+# The record of a lane: plain data that the state machine changes, and what a lane reports of itself.
+
+
+@dataclass(frozen=True, slots=True)
+class Killing:
+    """A lane ends soon: the engine has told the backend to kill it, or a trial has left its device unusable to it.
+
+    Attributes:
+        trial_id: the trial because of which.
+        failure: what that trial is to blame for; ``None`` if it is stopped.
+    """
+
+    trial_id: str
+    failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class LaneRecord:
+    """One lane.
+
+    Attributes:
+        device_id: its device; the first one of a gang's lane.
+        others: further devices of a gang's lane, of the same host.
+        ready: whether the lane has reported that it is warm.
+        used: whether a trial's code may have run in it.
+        shared: whether trials that may share a process are to run in it; ``False`` for one that is used by a trial that
+            is to have a process of its own.
+        spent: whether a trial has changed its process for good, so that no other one is to run there.
+        holders: the trials that hold the lane, in order of arrival: one, or several that are fused or take turns; empty
+            while it is idle.
+        sharing_group: the group of trials that others may join here; ``None`` where it has at most one holder.
+        rows: how many of its trials it was told to train in one step; ``None`` if nothing.
+        step_at: when fused trials last reported a step, seconds.
+        failed: trials that have raised there, one after another, since one last reported an iteration.
+        trained_key: the profile key of the trial that last reported an iteration; ``None`` before the first.
+        draining: trials that were told to leave and may still run here; no other trial is set up here until they have.
+        dismissed: trials whose state the lane was told to drop, and has not reported to have dropped.
+        residents: trials whose state the lane keeps though they do not run, least recently used first.
+        reserved: bytes of device memory by trial, for residents and for trials about to leave.
+        own_bytes: device memory that the lane takes for itself, such as for a CUDA context; what other lanes take where
+            it was not measured.
+        is_measured: whether that was measured.
+        killing: set once the lane is known to end soon; ``None`` otherwise.
+    """
+
+    lane_id: int
+    device_id: int
+    others: tuple[int, ...] = ()
+    ready: bool = False
+    used: bool = False
+    shared: bool = False
+    spent: bool = False
+    holders: dict[str, None] = field(default_factory=dict)
+    sharing_group: str | None = None
+    rows: int | None = None
+    step_at: float = -math.inf
+    failed: int = 0
+    trained_key: str | None = None
+    draining: set[str] = field(default_factory=set)
+    dismissed: set[str] = field(default_factory=set)
+    residents: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    reserved: dict[str, float] = field(default_factory=dict)
+    own_bytes: float = 0.0
+    is_measured: bool = False
+    killing: Killing | None = None
+
+    @property
+    def device_ids(self) -> tuple[int, ...]:
+        """All its devices."""
+        return (self.device_id, *self.others)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the trials that hold the lane can be told to run."""
+        return self.ready and not self.draining and self.killing is None
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether any trial can have it: none has run there, and none holds it."""
+        return not (self.used or self.holders or self.others or self.spent or self.killing is not None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no trial is to run in it any more, and it holds nothing."""
+        return (self.spent or (self.used and not self.shared)) and self.is_empty and not self.dismissed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the lane holds nothing that would be lost with it."""
+        return not (self.holders or self.draining or self.residents or self.reserved)
+
+
+# -- group record --------------------------------------------------------------------------------
+#
+# The record of a TrialGroup: its trials, those that go on one by one, and those that have ended in numbers.
+#
+# Looks at a session, of which there are several a second, cost what goes on, and not what has ended.
+
+
+#: Of most groups no trial is ever forgotten, and none goes on; these are never changed.
+_NO_PAST: Counter[Any] = Counter()
+_NOTHING: dict[Any, Any] = {}
+
+
+@functools.lru_cache(1024)
+def _one_of(alike: EndedTrial) -> EndedTrial:
+    """One object for all that are alike."""
+    return alike
+
+
+@functools.lru_cache(1024)
+def _once(alike: EndedTrial) -> dict[EndedTrial, int]:
+    """The numbers of the ended trials of a group that has one such trial; one dict for all, which is never changed."""
+    return {alike: 1}
+
+
+@dataclass(slots=True)
+class GroupRecord:
+    """One TrialGroup.
+
+    Attributes:
+        terms: what is known of it beyond its trials.
+        owner: number of its owner.
+        trial_ids, open: its trials in order of arrival, as keys, and how many have not ended.
+        live: those whose state is none that ends a trial, by id: one that has ended may be restored to be called.
+        ended: the number of the others by what is known of them; shared with other groups where that is one at most.
+        changes: counts how often a trial has come to be live, to have ended, or to be forgotten.
+        past: number of trials that were forgotten, by outcome.
+        past_iterations: iterations done by those; ``past_lengths`` counts them by these, but for paused ones.
+    """
+
+    group_id: str
+    terms: GroupTerms = PLAIN_TERMS
+    owner: int = 0
+    trial_ids: FewItems[str, None] = field(default_factory=FewItems)
+    open: int = 0
+    live: dict[str, TrialRecord] = field(default_factory=lambda: _NOTHING, repr=False)
+    ended: dict[EndedTrial, int] = field(default_factory=lambda: _NOTHING)
+    changes: int = 0
+    past: Counter[str] = field(default_factory=lambda: _NO_PAST)
+    past_iterations: int = 0
+    past_lengths: Counter[int] = field(default_factory=lambda: _NO_PAST)
+
+    @property
+    def known(self) -> int:
+        """The number of its trials so far; one that goes on as another counts once."""
+        return len(self.live) + sum(n for each, n in self.ended.items() if not each.comes_back) + self.past.total()
+
+    def count(self, trial: TrialRecord) -> None:
+        """Counts one of its trials as it stands now: live, or as what it has ended."""
+        self._discount(trial)
+        if trial.state.ended:
+            trial.counted = _one_of(EndedTrial.of(trial))
+            self._count_ended(trial.counted, 1)
+        else:
+            self.live = self.live or {}
+            self.live[trial.trial_id] = trial
+
+    def forget(self, trial: TrialRecord) -> None:
+        """Drops one of its trials; what it did still counts."""
+        self._discount(trial)
+        del self.trial_ids[trial.trial_id]
+        found = EndedTrial.of(trial)
+        self.past_iterations += found.done
+        if not found.comes_back:  # Else it is counted when it has.
+            if self.past is _NO_PAST:
+                self.past, self.past_lengths = Counter(), Counter()
+            self.past[(found.outcome or found.state).value] += 1
+            self.past_lengths[found.done] += 1
+
+    def _discount(self, trial: TrialRecord) -> None:
+        self.changes += 1
+        if self.live.pop(trial.trial_id, None) is not None and not self.live:
+            self.live = _NOTHING  # An empty dict keeps the room that its members took.
+        before, trial.counted = trial.counted, None
+        if before is not None:
+            self._count_ended(before, -1)
+
+    def _count_ended(self, alike: EndedTrial, number: int) -> None:
+        ended = self.ended.copy() if self._has_one_end else self.ended
+        ended[alike] = ended.get(alike, 0) + number
+        if not ended[alike]:
+            del ended[alike]
+        self.ended = ended
+        if self._has_one_end:
+            self.ended = _once(*ended) if ended else _NOTHING
+
+    @property
+    def _has_one_end(self) -> bool:
+        return not self.ended or (len(self.ended) == 1 and 1 in self.ended.values())
+
+
+# -- trials --------------------------------------------------------------------------------------
+#
+# The trials of a session: one record each, found by id, or by row, the number that placement and planners use.
+
+
+class Trials:
+    """The records of a session's trials by id, in order of arrival. Reads like a mapping.
+
+    Attributes:
+        by_row: the same records by row; :meth:`add` and :meth:`remove` keep both.
+        constrained: whether any trial so far asked for certain devices.
+        touched: ids of those whose state has changed in this call of the engine.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, TrialRecord] = {}
+        self.by_row: dict[int, TrialRecord] = {}
+        self.constrained = False
+        self.touched: set[str] = set()
+        self._rows = 0
+
+    def __getitem__(self, trial_id: str) -> TrialRecord:
+        return self._by_id[trial_id]
+
+    def get(self, trial_id: str) -> TrialRecord | None:
+        """The record of a trial; ``None`` if there is none."""
+        return self._by_id.get(trial_id)
+
+    def __contains__(self, trial_id: object) -> bool:
+        return trial_id in self._by_id
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def keys(self) -> KeysView[str]:
+        """The ids."""
+        return self._by_id.keys()
+
+    def items(self) -> ItemsView[str, TrialRecord]:
+        """The ids and records."""
+        return self._by_id.items()
+
+    def values(self) -> ValuesView[TrialRecord]:
+        """The records."""
+        return self._by_id.values()
+
+    def shrink_ended(self) -> None:
+        """Drops, as a call of the engine ends, what is not needed of the trials that have ended in it."""
+        for trial_id in self.touched:
+            trial = self._by_id.get(trial_id)
+            if trial is not None and trial.state.ended:
+                trial.shrink()
+        self.touched.clear()
+
+    def new_row(self) -> int:
+        """A row that was never used."""
+        self._rows += 1
+        return self._rows
+
+    def add(self, trial: TrialRecord) -> None:
+        """Adds a trial whose id and row are new."""
+        self._by_id[trial.trial_id] = self.by_row[trial.row] = trial
+        if trial.constraint is not None:
+            self.constrained = True
+
+    def remove(self, trial: TrialRecord) -> None:
+        """Removes a trial; its row is not used again."""
+        del self._by_id[trial.trial_id], self.by_row[trial.row]
+
+
+# -- transitions ---------------------------------------------------------------------------------
+#
+# A trial's states: which may follow which, and the state diagram drawn from that table.
+#
+# :meth:`fluid.engine.core.SessionState.set_state` is the one place where a trial changes its state, and it checks this
+# table. docs/architecture.md shows the diagram that :func:`state_diagram` draws.
+
+
+class Transition(NamedTuple):
+    """One legal change of state, and when it happens."""
+
+    before: TrialState
+    after: TrialState
+    reason: str
+
+
+TRANSITIONS = (
+    Transition(TrialState.QUEUED, TrialState.STARTING, "placed on devices"),
+    Transition(TrialState.QUEUED, TrialState.PAUSED, "paused while it waited"),
+    Transition(TrialState.QUEUED, TrialState.STOPPED, "stopped while it waited"),
+    Transition(TrialState.QUEUED, TrialState.FAILED, "fits on no device, or no lane can be started"),
+    Transition(TrialState.STARTING, TrialState.RUNNING, "set up, restored or resumed"),
+    Transition(TrialState.STARTING, TrialState.PAUSED, "paused before it ran"),
+    Transition(TrialState.STARTING, TrialState.QUEUED, "failed, or lost a lane or its state, tried again"),
+    Transition(TrialState.STARTING, TrialState.STOPPING, "stopped after its lanes were told to start it"),
+    Transition(TrialState.STARTING, TrialState.STOPPED, "stopped before its lanes were told to start it"),
+    Transition(TrialState.STARTING, TrialState.FAILED, "failed too often"),
+    Transition(TrialState.RUNNING, TrialState.RESIZING, "new width planned, or a lane lost"),
+    Transition(TrialState.RUNNING, TrialState.PAUSED, "preempted, or paused"),
+    Transition(TrialState.RUNNING, TrialState.QUEUED, "failed or lost its lane, goes on from its checkpoint"),
+    Transition(TrialState.RUNNING, TrialState.STOPPING, "stop requested"),
+    Transition(TrialState.RUNNING, TrialState.DONE, "budget used up"),
+    Transition(TrialState.RUNNING, TrialState.FAILED, "failed too often"),
+    Transition(TrialState.RESIZING, TrialState.RUNNING, "resized, or the resize was called off"),
+    Transition(TrialState.RESIZING, TrialState.PAUSED, "failed or lost its lanes after the user had paused it"),
+    Transition(TrialState.RESIZING, TrialState.QUEUED, "failed or lost its lanes, goes on from its checkpoint"),
+    Transition(TrialState.RESIZING, TrialState.STOPPING, "stop requested"),
+    Transition(TrialState.RESIZING, TrialState.FAILED, "failed too often"),
+    Transition(TrialState.PAUSED, TrialState.QUEUED, "goes on from the state it kept, or resumed by the user"),
+    Transition(TrialState.PAUSED, TrialState.STOPPED, "stopped while the user had it paused"),
+    Transition(TrialState.PAUSED, TrialState.FAILED, "its state could not be saved"),
+    Transition(TrialState.STOPPING, TrialState.STOPPED, "left its last lane"),
+    Transition(TrialState.STOPPING, TrialState.FAILED, "left its last lane, and has failed as its submitter judges"),
+    Transition(TrialState.DONE, TrialState.QUEUED, "extended, or a call needs its state"),
+    Transition(TrialState.DONE, TrialState.STOPPED, "stopped after it was done"),
+    Transition(TrialState.DONE, TrialState.FAILED, "has failed as its submitter judges"),
+)
+
+#: (before, after) of every legal change of state.
+LEGAL = frozenset((transition.before, transition.after) for transition in TRANSITIONS)
+
+
+def state_diagram() -> str:
+    """Draws the table as a Mermaid state diagram.
+
+    Example:
+        >>> print(state_diagram().splitlines()[1].strip())
+        [*] --> QUEUED: submitted
+    """
+    lines = ["stateDiagram-v2", f"    [*] --> {TrialState.QUEUED.value}: submitted"]
+    lines += [f"    {before.value} --> {after.value}: {reason}" for before, after, reason in TRANSITIONS]
+    lines += [f"    {state.value} --> [*]" for state in TrialState if state.ended]
+    return "\n".join(lines) + "\n"

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from fluid.devices.occupancy import Occupancy
 from fluid.engine.core import SessionState
-from fluid.engine.estimates import Estimates
-from fluid.engine.key_estimates import KeyEstimate
-from fluid.engine.lanes import Lanes
-from fluid.engine.records import TrialRecord
-from fluid.engine.trials import Trials
+from fluid.engine.estimates.estimates import Estimates
+from fluid.engine.estimates.key_estimates import KeyEstimate
+from fluid.engine.placing.lanes import Lanes
+from fluid.engine.records import TrialRecord, Trials
 from fluid.resources import Device
 from fluid.trialgroup import TrialState
 

@@ -1,6 +1,6 @@
 """What happened in a run, from its journal: who held which devices, who waited for what, and what each trial met.
 
-It reads the journal's entries as they are, not through :func:`fluid.engine.journal.replay`, and passes over what it
+It reads the journal's entries as they are, not through :func:`fluid.results.journal.replay`, and passes over what it
 does not know: entries of later versions, and fields that are missing.
 """
 

@@ -14,7 +14,6 @@ from typing import Any
 from fluid._clock import read_clock
 from fluid.display.format import count
 from fluid.engine.commands import NoteDeviceLost
-from fluid.engine.recovered import Recovered
 from fluid.lane.run_paths import trial_folder
 from fluid.reports.cohorts import cohorts_of
 from fluid.reports.costs import Paid, price_of
@@ -35,6 +34,7 @@ from fluid.results.file_times import time_in_files
 from fluid.results.folder_files import is_locked
 from fluid.results.gaps import IterationGaps
 from fluid.results.iterations import FinishedIterations, ReportedIteration, ReportedLines, shown_iterations
+from fluid.results.journal import Recovered
 from fluid.results.json_lines import ReplacedError
 from fluid.results.metrics import is_number
 from fluid.results.run_files import RunFiles

@@ -8,12 +8,12 @@ from typing import Any
 
 from fluid.engine.commands import NoteDeviceLost, NoteResize
 from fluid.engine.events import DeviceAdded
-from fluid.engine.recovered import Recovered
 from fluid.planners.rollout import Segment
 from fluid.reports.segments import Resized
 from fluid.reports.timeline import DeviceChange
 from fluid.resources import Device
 from fluid.results.iterations import FinishedIterations
+from fluid.results.journal import Recovered
 from fluid.results.run_files import device_from
 
 #: Most seconds between two devices with which a session begins.

@@ -16,7 +16,7 @@ from typing import Any
 
 from fluid.directions import known_mode
 from fluid.display.format import count, duration
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
+from fluid.engine.events import PLAIN_TERMS, GroupTerms
 from fluid.random_state import Seeds
 from fluid.reports.cohorts import KeyCohorts
 from fluid.reports.costs import Costs, Paid, goals_in

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
+from fluid.engine.events import PLAIN_TERMS, GroupTerms
 from fluid.errors import InvalidFieldError, require_number, require_text
 from fluid.resources import Requires
 from fluid.results.folder_files import read_search

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fluid.checksums import LineChecks
-from fluid.engine.journal import Replay
-from fluid.engine.recovered import Recovered
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.measure.profile import Profile
 from fluid.resources import Device
@@ -30,6 +28,7 @@ from fluid.results.folder_files import (
     read_facts,
     why_unreadable,
 )
+from fluid.results.journal import Recovered, Replay
 from fluid.results.json_lines import BROKEN, JsonLines, parsed, without_surrogates
 
 

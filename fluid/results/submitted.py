@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluid.engine.events import Failure
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
-from fluid.engine.recovered import PastTrial, Recovered
+from fluid.engine.events import PLAIN_TERMS, Failure, GroupTerms
 from fluid.random_state import Seeds
 from fluid.resources import Requires
 from fluid.results.group_lines import GroupLine
+from fluid.results.journal import PastTrial, Recovered
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialState
 
 #: States of trials that had not ended when the folder was read, and of those that the journal does not mention.

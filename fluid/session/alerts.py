@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fluid._logs import logger_of
-from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
+from fluid.engine.commands import Command, NoteDeviceLost, NoteHung, NotePaused, NoteQueued, ReportEnd
+from fluid.engine.engine import EngineState
 from fluid.engine.events import Failure
-from fluid.engine.notices import NoteHung, NotePaused, NoteQueued
-from fluid.engine.state import EngineState
 from fluid.lane.output import trial_log
 from fluid.session.inbox import GroupInbox
 from fluid.trialgroup import TrialState

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fluid._logs import logger_of
 from fluid.backends.base import Backend, ScalableBackend, ScalingLimits
 from fluid.engine.commands import Command, NoteDeviceLost
+from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, DeviceDraining, Event
-from fluid.engine.retiring import SAVING_S
-from fluid.engine.state import EngineState
+from fluid.policies.drains import SAVING_S
 from fluid.resources import Device
 
 _log = logger_of(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from fluid.backends.base import Backend
 from fluid.engine.commands import Command
+from fluid.engine.engine import EngineState
 from fluid.engine.events import Event
-from fluid.engine.state import EngineState
 from fluid.resources import Device
 from fluid.session.autoscaling import Autoscaler, make_autoscaler
 from fluid.session.batches import earlier

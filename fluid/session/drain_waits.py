@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from fluid.engine.commands import Command
+from fluid.engine.commands import Command, NoteDrained
 from fluid.engine.events import DeviceDraining, Event, SessionDraining
-from fluid.engine.notices import NoteDrained
 from fluid.session.waits import SessionFuture, SessionWaits
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fluid.backends.base import Backend
 from fluid.backends.ending import EndingBackend
 from fluid.engine.commands import Report, ReportEnd, TrialNotice
+from fluid.engine.engine import EngineState
 from fluid.engine.events import IterationDone, TrialSaved
-from fluid.engine.state import EngineState
 from fluid.session.keeper import Keeper
 from fluid.session.run_folder import RunFolder
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fluid.engine.commands import Command, NoteDeviceLost
-from fluid.engine.notices import NoteDrained
-from fluid.engine.state import EngineState
+from fluid.engine.commands import Command, NoteDeviceLost, NoteDrained
+from fluid.engine.engine import EngineState
 from fluid.errors import FluidError
 from fluid.session.limit_reached import LimitReachedError, ended_early
 from fluid.session.notice import NOTICE

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from fluid._logs import logger_of
 from fluid.engine.commands import Command
+from fluid.engine.engine import EngineState
 from fluid.engine.events import Event
-from fluid.engine.state import EngineState
 from fluid.session.forecast import Forecast
 from fluid.session.run_folder import RunFolder
 

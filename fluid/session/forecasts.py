@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.planners.instance import EndDistribution, require_odds
 from fluid.session.forecast import Forecast

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from fluid.backends.base import Backend
+from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,
@@ -22,9 +23,8 @@ from fluid.engine.events import (
     StopRequested,
     TrialForgotten,
     TrialsAdded,
+    TrialSpec,
 )
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import require_one_of
 from fluid.session.inbox import GroupInbox
 from fluid.session.pump import Pump

@@ -8,10 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fluid.engine.events import Failure
-from fluid.engine.rungs import RungReached
-from fluid.engine.set_aside import TrialSetAside
-from fluid.engine.verdicts import FailRequested
+from fluid.engine.events import FailRequested, Failure, RungReached, TrialSetAside
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
 from fluid.random_state import Seeds
 from fluid.results.best import BestTrial

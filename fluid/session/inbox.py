@@ -11,10 +11,16 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from fluid._logs import logger_of
-from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, TrialNotice
+from fluid.engine.commands import (
+    Report,
+    ReportCall,
+    ReportEnd,
+    ReportSetBack,
+    ReportStart,
+    ReportUnsavable,
+    TrialNotice,
+)
 from fluid.engine.events import Failure
-from fluid.engine.savability import ReportUnsavable
-from fluid.engine.set_back import ReportSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.random_state import Seeds
 from fluid.results.records import Result

@@ -14,9 +14,8 @@ from fluid.backends.base import Backend
 from fluid.backends.retention import KeepingBackend
 from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
-from fluid.engine.events import Event, LaneLost, TrialFailed, TrialReleased, TrialSaved
-from fluid.engine.retention import TrialNotKept
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
+from fluid.engine.events import Event, LaneLost, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
 from fluid.errors import InvalidFieldError
 from fluid.keeping import QUOTA_USED_UP, KeepRule, Retention, WorstKept
 from fluid.session.kept_files import KeptFiles, kept_by_earlier_session

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from fluid._logs import logger_of
 from fluid.backends.hosts.folders import HERE
+from fluid.engine.commands import ReportSetBack
 from fluid.engine.events import GroupRecovered
-from fluid.engine.recovered import Recovered
-from fluid.engine.set_back import ReportSetBack
+from fluid.results.journal import Recovered
 
 #: Most trials that the warning names.
 _MOST_TOLD = 20

@@ -9,7 +9,7 @@ from typing import Any
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend
 from fluid.elastic.messages import require_process_group
-from fluid.engine.state import DEFAULT_MAX_FAILURES, EngineState
+from fluid.engine.engine import DEFAULT_MAX_FAILURES, EngineState
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.keeping import Retention, parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY, POLICIES, ROUNDS

@@ -20,7 +20,7 @@ from functools import partial
 from fluid._clock import MonotonicClock, nap, thread_seconds
 from fluid._logs import logger_of
 from fluid._waiting import AwaitedThread
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
 from fluid.planners.instance import EndDistribution
 from fluid.session.inbox import GroupInbox
 from fluid.session.run_overheads import RunOverheads

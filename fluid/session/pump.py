@@ -21,10 +21,9 @@ from fluid._logs import logger_of
 from fluid._waiting import AwaitedThread
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend, VirtualBackend
-from fluid.engine.commands import Notice, TrialNotice
-from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, Tick
-from fluid.engine.requests import ReportRequest, RequestAnswered
-from fluid.engine.state import EngineState
+from fluid.engine.commands import Notice, ReportRequest, TrialNotice
+from fluid.engine.engine import EngineState
+from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, RequestAnswered, Tick
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
 from fluid.results.folder_files import PROFILE, SESSION

@@ -20,10 +20,7 @@ from fluid._logs import logger_of
 from fluid.backends.hosts import host_memory
 from fluid.checksums import LineChecks
 from fluid.engine.commands import ReportEnd
-from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory
-from fluid.engine.journal import replay
-from fluid.engine.recovered import Recovered, changed
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory, TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_files import checkpoint_name, checkpoints_like, iteration_of
 from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
@@ -48,6 +45,7 @@ from fluid.results.folder_files import (
 from fluid.results.gaps import gap_notes
 from fluid.results.group_lines import GroupLine
 from fluid.results.iterations import ReportedIteration
+from fluid.results.journal import Recovered, changed, replay
 from fluid.results.payload_file import StoredTrial, read_payloads
 from fluid.results.submitted import SubmittedTrial, SubmittedTrials
 from fluid.session.best import BestTracker

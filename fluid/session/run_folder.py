@@ -2,7 +2,7 @@
 
 session.json      what the session is: version, planner, devices, when it began
 session.lock      locked while the session runs; who holds it
-journal.jsonl     one line per event and decision, as fluid.engine.journal encodes it, in order
+journal.jsonl     one line per event and decision, as fluid.results.journal encodes it, in order
 results.jsonl     one line per finished iteration: group, trial, iteration, metrics, seconds, width, devices, at
 forecasts.jsonl   when groups were forecast to end, every now and then
 loggers.jsonl     how far each logger has come, if there are loggers
@@ -41,7 +41,6 @@ from fluid._version import __version__
 from fluid.checksums import checked_lines, checked_object, checked_parts
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
-from fluid.engine.journal import encode, encode_apart
 from fluid.errors import InvalidFieldError
 from fluid.measure.profile import Profile
 from fluid.results.file_times import clock_facts, time_in_files
@@ -61,6 +60,7 @@ from fluid.results.folder_files import (
 )
 from fluid.results.group_lines import GroupLine
 from fluid.results.iterations import CLOCK_RESET_S
+from fluid.results.journal import encode, encode_apart
 from fluid.results.payload_file import checked_frames
 from fluid.session.appended_file import AppendedFile
 from fluid.session.folder_lock import FolderLock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
 from fluid.session.status import GroupFacts
 
 

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fluid.engine.group_record import GroupRecord
-from fluid.engine.records import TrialRecord
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
+from fluid.engine.records import GroupRecord, TrialRecord
 from fluid.search_shape import SearchShape
 from fluid.simulation.censored_paces import mean_and_spread
 from fluid.simulation.search_now import LiveTrial, SearchNow

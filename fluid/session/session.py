@@ -16,11 +16,8 @@ from typing import Any, TypeVar
 
 from fluid._clock import Clock
 from fluid.backends.base import Backend, ForkingBackend, RecordSource
-from fluid.engine.events import DeviceAdded, DeviceLost, GroupSubmitted
-from fluid.engine.group_terms import GroupTerms
-from fluid.engine.recovered import changed
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.engine import EngineState
+from fluid.engine.events import DeviceAdded, DeviceLost, GroupSubmitted, GroupTerms, TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
 from fluid.measure.profile import Profile
@@ -28,6 +25,7 @@ from fluid.random_state import Seeds
 from fluid.resources import Device
 from fluid.results.code_changes import CodeChange
 from fluid.results.group_lines import GroupLine
+from fluid.results.journal import changed
 from fluid.session.best import BestSoFar
 from fluid.session.deadlines import SweepInTime
 from fluid.session.forecasts import Forecasts

@@ -14,9 +14,17 @@ from dataclasses import replace
 from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
-from fluid.engine.events import BudgetExtended, DeviceAdded, Event, GroupRecovered, GroupSubmitted, TrialsAdded
-from fluid.engine.set_aside import SET_ASIDE, TrialSetAside
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
+from fluid.engine.events import (
+    SET_ASIDE,
+    BudgetExtended,
+    DeviceAdded,
+    Event,
+    GroupRecovered,
+    GroupSubmitted,
+    TrialsAdded,
+    TrialSetAside,
+)
 from fluid.planners.instance import EndDistribution
 from fluid.session.deadlines import DeadlineInForce, SweepInTime
 from fluid.session.goal_status import GoalStatus

@@ -9,9 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from fluid._logs import logger_of
 from fluid.devices.constraints import describe
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.engine import EngineState
+from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
 from fluid.errors import InvalidFieldError, require_number
 from fluid.policies.fusing.groups import text_of
 from fluid.resources import Requires

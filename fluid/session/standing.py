@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fluid.engine.set_aside import SET_ASIDE
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
+from fluid.engine.events import SET_ASIDE
 from fluid.trialgroup import TrialState
 
 

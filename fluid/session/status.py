@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
+from fluid.engine.events import PLAIN_TERMS, GroupTerms
 from fluid.session.best import BestSoFar
 from fluid.session.forecast import Forecast
 from fluid.session.goal_status import GoalStatus

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from fluid.engine.group_record import GroupRecord
-from fluid.engine.records import EndedTrial
-from fluid.engine.set_aside import BY_USER
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
+from fluid.engine.events import BY_USER
+from fluid.engine.records import EndedTrial, GroupRecord
 from fluid.measure.profile import Profile
 from fluid.session.forecast import Forecast
 from fluid.session.goal_status import GoalStatus

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from fluid.engine import tuning
+from fluid.engine.engine import EngineState
 from fluid.engine.events import Event, TrialStarted
-from fluid.engine.state import EngineState
 
 
 class Ticks:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median_low
 
+from fluid.engine.engine import EngineState
 from fluid.engine.records import EndedTrial, TrialRecord
-from fluid.engine.state import EngineState
 from fluid.forecasting.group import EarlyEnds, GroupForecast, PlanError, TrialLeft, TrialsLeft, forecast_group
 from fluid.trialgroup import TrialState
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from fluid.backends.simulated import SimulatedBackend
 from fluid.engine.commands import Command
+from fluid.engine.engine import EngineState
 from fluid.engine.events import Event
-from fluid.engine.state import EngineState
 from fluid.planners.rollout import Segment
 
 

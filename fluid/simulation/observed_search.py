@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fluid.engine.commands import Command, ReportStart
+from fluid.engine.engine import EngineState
 from fluid.engine.events import Event, IterationDone, TrialStarted
 from fluid.engine.records import TrialRecord
-from fluid.engine.state import EngineState
 from fluid.simulation.censored_paces import SPREAD, mean_and_spread
 from fluid.simulation.scenario import Scenario
 from fluid.simulation.search_now import LiveTrial, SearchNow, shape_of

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, NoteDeviceLost, Notice, Report, ReportEnd
+from fluid.engine.engine import EngineError, EngineState
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -20,9 +21,8 @@ from fluid.engine.events import (
     GroupSubmitted,
     StopRequested,
     Tick,
+    TrialSpec,
 )
-from fluid.engine.state import EngineError, EngineState
-from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.measure.runtime_model import TOLERANCE
 from fluid.planners.planner import Planner

@@ -14,9 +14,8 @@ import numpy as np
 
 from fluid.backends.simulated import SimulatedBackend
 from fluid.engine.commands import Command, NoteDeviceLost, Report, ReportEnd
-from fluid.engine.events import DeviceAdded, DeviceDraining, Event
-from fluid.engine.retiring import DeviceRetiring
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
+from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceRetiring, Event
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.planners.planner import Planner
 from fluid.simulation.observed_search import ObservedSearch

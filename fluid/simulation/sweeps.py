@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fluid.engine.group_terms import GroupTerms
+from fluid.engine.events import GroupTerms
 from fluid.simulation.scenario import ArrivingWorkload, Scenario
 from fluid.simulation.simulation_result import WorkloadResult
 from fluid.simulation.trial_outcomes import TrialOutcomes

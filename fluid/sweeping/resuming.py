@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import BudgetExtended, Failure, GroupRecovered, TrialHistory
-from fluid.engine.journal import IterationReported
 from fluid.errors import InvalidFieldError
+from fluid.results.journal import IterationReported
 from fluid.results.loading import load
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult

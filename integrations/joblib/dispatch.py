@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 from fluid._clock import MonotonicClock
 from fluid._waiting import BackgroundThread
+from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.engine.events import Failure
-from fluid.engine.state import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.joblib.task_pickler import TaskPickler, modules_of

@@ -22,23 +22,28 @@ import fluid
 from fluid.backends.base import Backend
 from fluid.backends.ending import EndingBackend
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import (
+    CheckpointValue,
     Command,
     DumpStacks,
     KillLane,
     Notice,
+    PrefetchCheckpoint,
     Report,
     ReportCall,
     ReportEnd,
+    ReportRequest,
     ReportStart,
     StartTrial,
+    ValueCheckpoints,
 )
+from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
     CallRequested,
     Checkpoint,
+    CheckpointPlaced,
     DeviceAdded,
     DeviceDraining,
     DeviceLost,
@@ -46,21 +51,20 @@ from fluid.engine.events import (
     GroupSubmitted,
     IterationDone,
     PauseRequested,
+    RequestAnswered,
     ResumeRequested,
     StopRequested,
     Tick,
     TrialForgotten,
     TrialsAdded,
     TrialSaved,
+    TrialSpec,
 )
-from fluid.engine.requests import ReportRequest, RequestAnswered
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
 from fluid.errors import InvalidFieldError
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
+from fluid.testing.validate import validate_state
 from fluid.trainables.driver_link import driver_link, dump_message
 from fluid.trainables.exception_pickle import load_exception
 from fluid.trainables.payload import payload_of

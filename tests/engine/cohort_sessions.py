@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Notice, ReportEnd
-from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, Tick
-from fluid.engine.notices import NotePlaced
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
+from fluid.engine.commands import NotePlaced, Notice, ReportEnd
+from fluid.engine.engine import EngineState
+from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
+from fluid.testing.validate import validate_state
 
 Config = tuple[tuple[str, str], ...]
 

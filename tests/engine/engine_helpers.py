@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from fluid.engine.commands import Command, Pause, Report, ReportCall, ReportEnd, StartLane
+from fluid.engine.engine import EngineState
 from fluid.engine.events import (
+    PLAIN_TERMS,
     BudgetExtended,
     CallRequested,
     Checkpoint,
@@ -14,6 +16,7 @@ from fluid.engine.events import (
     Event,
     Failure,
     GroupSubmitted,
+    GroupTerms,
     IterationDone,
     LaneLost,
     LaneReady,
@@ -26,16 +29,14 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
+    TrialSpec,
     TrialStarted,
 )
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
 from fluid.measure.profile import Profile
 from fluid.planners.planner import Planner
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device, MemoryNeed
+from fluid.testing.validate import validate_state
 
 AnyCommand = TypeVar("AnyCommand", bound=Command)
 

@@ -9,7 +9,19 @@ from typing import Any
 
 from fake_backend import SIZES, Chances, FakeBackend
 
-from fluid.engine.commands import Report, ReportCall, ReportEnd, ReportStart, RunIteration, StartTrial
+from fluid.engine.commands import (
+    NoteDrained,
+    NotePaused,
+    NotePreempted,
+    Report,
+    ReportCall,
+    ReportEnd,
+    ReportRequest,
+    ReportStart,
+    RunIteration,
+    StartTrial,
+)
+from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -17,31 +29,29 @@ from fluid.engine.events import (
     DeviceAdded,
     DeviceDraining,
     DeviceLost,
+    DeviceRetained,
+    DeviceRetiring,
     Event,
     GroupSubmitted,
+    GroupTerms,
     PauseRequested,
+    RequestAnswered,
     ResumeRequested,
     SessionDraining,
     StopRequested,
     Tick,
     TrialForgotten,
     TrialsAdded,
+    TrialSetAside,
+    TrialSpec,
 )
-from fluid.engine.group_terms import GroupTerms
-from fluid.engine.notices import NoteDrained, NotePaused, NotePreempted
-from fluid.engine.requests import ReportRequest, RequestAnswered
-from fluid.engine.retiring import DeviceRetained, DeviceRetiring
-from fluid.engine.set_aside import TrialSetAside
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
-from fluid.engine.validate_owners import validate_owners
 from fluid.errors import InvalidFieldError
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import FusedRates
 from fluid.planners.portfolio import make_planner
 from fluid.policies.owners.shares import GROUP_POLICIES
 from fluid.resources import Device, MemoryNeed, Requires
+from fluid.testing.validate import validate_owners, validate_state
 from fluid.trialgroup import TrialState
 
 #: Steps after which what can end must have ended.

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from fake_packs import Hosted, Rows, shape_of
 
-from fluid.engine.checkpoint_places import PrefetchCheckpoint, ValueCheckpoints
-from fluid.engine.clean_ups import CleanUpLasts
 from fluid.engine.commands import (
+    Answer,
     Call,
     Command,
     DumpStacks,
@@ -21,6 +20,7 @@ from fluid.engine.commands import (
     Notice,
     Pause,
     Persist,
+    PrefetchCheckpoint,
     Resize,
     RunIteration,
     Save,
@@ -28,29 +28,34 @@ from fluid.engine.commands import (
     StartTrial,
     StopLane,
     StopTrial,
+    ValueCheckpoints,
 )
 from fluid.engine.events import (
     Checkpoint,
+    CleanUpLasts,
     Event,
     Failure,
+    FusionLimited,
     IterationDone,
     LaneLost,
+    LaneMeasured,
+    LaneOutdated,
     LaneReady,
+    LaneSpent,
     ResizeDone,
+    SavabilityChanged,
+    StateMeasured,
+    TrialAsked,
     TrialCalled,
     TrialFailed,
+    TrialNotKept,
     TrialPaused,
     TrialReleased,
     TrialSaved,
+    TrialSetBack,
+    TrialSpec,
     TrialStarted,
 )
-from fluid.engine.fusion import FusionLimited
-from fluid.engine.lane_record import LaneMeasured, LaneOutdated, LaneSpent, StateMeasured
-from fluid.engine.requests import Answer, TrialAsked
-from fluid.engine.retention import TrialNotKept
-from fluid.engine.savability import SavabilityChanged
-from fluid.engine.set_back import TrialSetBack
-from fluid.engine.trial_spec import TrialSpec
 from fluid.keeping import Kept
 from fluid.resources import MemoryNeed
 

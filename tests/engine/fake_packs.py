@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import TrialSpec
 
 
 @dataclass

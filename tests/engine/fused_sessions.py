@@ -7,15 +7,22 @@ from dataclasses import dataclass, field, replace
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, LimitRows, Notice, Report, ReportEnd, StopLane
-from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, IterationDone, LaneLost, Tick
-from fluid.engine.fusion import FusionLimited
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
+from fluid.engine.engine import EngineState
+from fluid.engine.events import (
+    DeviceAdded,
+    Event,
+    FusionLimited,
+    GroupSubmitted,
+    IterationDone,
+    LaneLost,
+    Tick,
+    TrialSpec,
+)
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import FusedRates
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
+from fluid.testing.validate import validate_state
 
 #: T(k)/T(1) of MLPs of width 32, of networks that gain a little, and of convolutions that get slower.
 MLP = FusedRates.of({2: 1.05, 4: 1.1, 8: 1.3, 16: 2.0, 32: 3.6, 64: 7.2})

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known
 
-from fluid.engine.admitting import Admitting
 from fluid.engine.commands import Save
-from fluid.engine.events import GroupSubmitted
-from fluid.engine.group_terms import GroupTerms
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import GroupSubmitted, GroupTerms, TrialSpec
+from fluid.policies.admission import Admitting
 from fluid.resources import MemoryNeed
 
 
@@ -65,7 +63,7 @@ def test_beside_a_large_trial_those_start_that_gain_most_per_byte() -> None:
 
 
 def test_in_queue_order_the_longest_starts_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.engine.admitting.is_scarce", lambda wanted, usable: False)
+    monkeypatch.setattr("fluid.policies.admission.is_scarce", lambda wanted, usable: False)
     hand = Scarce()
     hand.put(*mixed())
     assert sorted(name.split()[0] for name in hand.running) == ["large", "medium", "small", "small"]
@@ -83,7 +81,7 @@ def test_where_memory_is_not_scarce_nothing_is_chosen(monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise AssertionError("a choice is made")
 
-    monkeypatch.setattr("fluid.engine.admitting.admit", refuse)
+    monkeypatch.setattr("fluid.policies.admission.admit", refuse)
     hand = Scarce(packing=2)
     hand.put(*(spec(f"t{number}", 1.0 + number, 4) for number in range(6)))
     assert len(hand.running) == 2

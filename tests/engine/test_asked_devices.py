@@ -16,9 +16,9 @@ from fluid.engine.events import (
     PauseRequested,
     ResumeRequested,
     StopRequested,
+    TrialSetAside,
+    TrialSpec,
 )
-from fluid.engine.set_aside import TrialSetAside
-from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import Device, MemoryNeed, Requires
 

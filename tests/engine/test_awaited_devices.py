@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known, only
 
-from fluid.engine.commands import StartTrial
+from fluid.engine.commands import NoteWaiting, StartTrial, WaitReason
 from fluid.engine.events import DeviceAdded, LaneReady
-from fluid.engine.notices import NoteWaiting, WaitReason
 from fluid.errors import InvalidFieldError
 from fluid.resources import Device, MemoryNeed, Requires
 

@@ -18,8 +18,7 @@ from fluid.engine.commands import (
     StartTrial,
     StopTrial,
 )
-from fluid.engine.events import CallRequested, Failure, PausePurpose, TrialPaused
-from fluid.engine.savability import SavabilityChanged
+from fluid.engine.events import CallRequested, Failure, PausePurpose, SavabilityChanged, TrialPaused
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, Known
 
-from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
-from fluid.engine.commands import Command, StartTrial
-from fluid.engine.events import Checkpoint, TrialStarted
-from fluid.engine.restores import Restoring
-from fluid.engine.rungs import RungReached
+from fluid.engine.commands import CheckpointValue, Command, PrefetchCheckpoint, StartTrial, ValueCheckpoints
+from fluid.engine.events import Checkpoint, CheckpointPlaced, Restoring, RungReached, TrialStarted
 from fluid.errors import InvalidFieldError
 from fluid.search_shape import Rung
 from fluid.trialgroup import TrialState

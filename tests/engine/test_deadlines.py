@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from fluid.engine.deadlines import Deadlines
+from fluid.engine.core import Deadlines
 
 
 def test_the_earliest_is_named_and_what_is_due_is_popped_in_order() -> None:

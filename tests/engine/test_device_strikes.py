@@ -8,8 +8,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.engine import tuning
 from fluid.engine.commands import NoteDeviceLost, ReportEnd, StartLane, StartTrial
-from fluid.engine.events import Alarm
-from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.events import Alarm, LaneMeasured
 from fluid.resources import MemoryNeed, Requires
 
 GB = 1e9

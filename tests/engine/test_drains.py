@@ -10,6 +10,7 @@ from engine_helpers import Hand, none, only
 from fluid.engine.commands import (
     Command,
     NoteDeviceLost,
+    NoteDrained,
     Pause,
     Persist,
     Report,
@@ -18,10 +19,9 @@ from fluid.engine.commands import (
     StartTrial,
     StopTrial,
 )
-from fluid.engine.drains import DrainEnd
 from fluid.engine.events import Alarm, Checkpoint, DeviceDraining, IterationDone, SessionDraining, TrialSaved
-from fluid.engine.notices import NoteDrained
 from fluid.errors import InvalidFieldError
+from fluid.policies.drains import DrainEnd
 
 
 def drain(hand: Hand, device: int = 0, deadline: float = 100.0) -> list[Command]:

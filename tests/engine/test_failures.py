@@ -15,9 +15,15 @@ from fluid.engine.commands import (
     StopLane,
     StopTrial,
 )
-from fluid.engine.events import BudgetExtended, GroupSubmitted, IterationDone, LaneLost, StopRequested
-from fluid.engine.group_terms import GroupTerms
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import (
+    BudgetExtended,
+    GroupSubmitted,
+    GroupTerms,
+    IterationDone,
+    LaneLost,
+    StopRequested,
+    TrialSpec,
+)
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState

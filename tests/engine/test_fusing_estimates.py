@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fluid.engine.fusing_estimates import FusingEstimate
+from fluid.engine.estimates.key_estimates import FusingEstimate
 from fluid.measure.profile import Profile
 
 

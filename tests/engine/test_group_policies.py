@@ -7,14 +7,11 @@ from engine_helpers import Hand, Known
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, Pause, Resize, StartLane
-from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, LaneReady, PausePurpose, Tick
-from fluid.engine.group_terms import GroupTerms
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
-from fluid.engine.validate_owners import validate_owners
+from fluid.engine.engine import EngineState
+from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, GroupTerms, LaneReady, PausePurpose, Tick, TrialSpec
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device, MemoryNeed, Requires
+from fluid.testing.validate import validate_owners, validate_state
 
 ANN, BOB, EVE = GroupTerms("ann"), GroupTerms("bob"), GroupTerms("eve")
 BIG = Requires(model="big")

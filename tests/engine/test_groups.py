@@ -8,8 +8,7 @@ import pytest
 from engine_helpers import Hand, Known, only
 
 from fluid.engine.commands import Pause, RunIteration, StartLane, StartTrial
-from fluid.engine.events import BudgetExtended, DeviceAdded, GroupSubmitted, IterationDone, Tick, TrialsAdded
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import BudgetExtended, DeviceAdded, GroupSubmitted, IterationDone, Tick, TrialsAdded, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.resources import Device
 

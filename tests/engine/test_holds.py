@@ -9,8 +9,20 @@ from engine_helpers import Hand, Known, none, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.engine.commands import Pause, Resize, RunIteration, Save, StartLane, StartTrial, StopTrial
+from fluid.engine.commands import (
+    NotePaused,
+    NoteQueued,
+    Pause,
+    Resize,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopTrial,
+)
+from fluid.engine.engine import EngineState
 from fluid.engine.events import (
+    SET_ASIDE,
     BudgetExtended,
     Checkpoint,
     DeviceDraining,
@@ -19,11 +31,9 @@ from fluid.engine.events import (
     PauseRequested,
     ResumeRequested,
     StopRequested,
+    TrialSetAside,
+    TrialSpec,
 )
-from fluid.engine.notices import NotePaused, NoteQueued
-from fluid.engine.set_aside import SET_ASIDE, TrialSetAside
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState

@@ -5,14 +5,12 @@ from __future__ import annotations
 from engine_helpers import Known
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, Resize, StartTrial
-from fluid.engine.events import BudgetExtended, DeviceAdded, DeviceLost, Event, GroupSubmitted, Tick
-from fluid.engine.notices import Notice
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
+from fluid.engine.commands import Command, Notice, Resize, StartTrial
+from fluid.engine.engine import EngineState
+from fluid.engine.events import BudgetExtended, DeviceAdded, DeviceLost, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
+from fluid.testing.validate import validate_state
 
 
 class Run:

@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import Command, DumpStacks, KillLane, ReportEnd, Resize, StartLane, StartTrial, StopTrial
+from fluid.engine.commands import (
+    Command,
+    DumpStacks,
+    KillLane,
+    NoteHung,
+    ReportEnd,
+    Resize,
+    StartLane,
+    StartTrial,
+    StopTrial,
+)
 from fluid.engine.events import Alarm, IterationDone, StopRequested, TrialStarted
-from fluid.engine.notices import NoteHung
 from fluid.errors import InvalidFieldError
 
 

@@ -8,12 +8,17 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine import tuning
-from fluid.engine.clean_ups import CleanUpLasts
-from fluid.engine.commands import KillLane, RunIteration, Save, StartLane, StartTrial, StopLane, StopTrial
-from fluid.engine.events import Alarm, PauseRequested, ResumeRequested
-from fluid.engine.lane_record import LaneSpent
-from fluid.engine.savability import SavabilityChanged
-from fluid.engine.set_back import ReportSetBack
+from fluid.engine.commands import (
+    KillLane,
+    ReportSetBack,
+    RunIteration,
+    Save,
+    StartLane,
+    StartTrial,
+    StopLane,
+    StopTrial,
+)
+from fluid.engine.events import Alarm, CleanUpLasts, LaneSpent, PauseRequested, ResumeRequested, SavabilityChanged
 
 
 def session(devices: int = 1, **options: Any) -> Hand:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fluid.engine.commands import Command, KillLane, Report
 from fluid.engine.events import IterationDone
-from fluid.engine.journal import IterationReported, encode
 from fluid.measure.profile import Profile
+from fluid.results.journal import IterationReported, encode
 from fluid.trainables.encoded_metrics import IterationRun, encode_metrics
 
 

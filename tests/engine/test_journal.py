@@ -9,36 +9,47 @@ from engine_helpers import Hand, Known
 from engine_session import Session
 from fake_backend import Chances
 
-from fluid.engine import journal
-from fluid.engine.commands import Command, KillLane, NoteDeviceLost, NoteResize, Report, ReportEnd, RunIteration
+from fluid.engine.commands import (
+    Command,
+    KillLane,
+    NoteDeviceLost,
+    NoteDrained,
+    NotePaused,
+    NoteResize,
+    Report,
+    ReportEnd,
+    ReportRequest,
+    RunIteration,
+)
+from fluid.engine.engine import EngineState
 from fluid.engine.events import (
+    PLAIN_TERMS,
     BudgetExtended,
     CallRequested,
     Checkpoint,
     DeviceAdded,
     DeviceDraining,
     Event,
+    FailRequested,
     Failure,
     GroupSubmitted,
+    GroupTerms,
     PauseRequested,
     ResumeRequested,
     SessionDraining,
     StopRequested,
     Tick,
+    TrialAsked,
     TrialForgotten,
     TrialsAdded,
     TrialSaved,
+    TrialSpec,
 )
-from fluid.engine.group_terms import PLAIN_TERMS, GroupTerms
-from fluid.engine.journal import encode, encode_profile, replay
-from fluid.engine.notices import NoteDrained, NotePaused
-from fluid.engine.requests import ReportRequest, TrialAsked
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.verdicts import FailRequested
 from fluid.errors import InvalidFieldError
 from fluid.measure.profile import Profile
 from fluid.resources import Device, MemoryNeed, Requires
+from fluid.results import journal
+from fluid.results.journal import encode, encode_profile, replay
 from fluid.trialgroup import TrialState
 
 SPEC = TrialSpec(

@@ -8,15 +8,14 @@ from fluid.engine.commands import (
     KillLane,
     Report,
     ReportEnd,
+    ReportSetBack,
     RunIteration,
     Save,
     StartLane,
     StartTrial,
     StopTrial,
 )
-from fluid.engine.events import Failure, IterationDone, StopRequested, TrialReleased, TrialStarted
-from fluid.engine.set_back import ReportSetBack
-from fluid.engine.verdicts import FailRequested
+from fluid.engine.events import FailRequested, Failure, IterationDone, StopRequested, TrialReleased, TrialStarted
 from fluid.errors import InvalidFieldError
 
 

@@ -10,10 +10,8 @@ from engine_helpers import Hand, Known
 from engine_session import random_session
 
 from fluid.engine import tuning
-from fluid.engine.commands import Command
-from fluid.engine.events import GroupSubmitted
-from fluid.engine.notices import NoteMeasured, NoteWaiting
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.commands import Command, NoteMeasured, NoteWaiting
+from fluid.engine.events import GroupSubmitted, TrialSpec
 from fluid.measure.runtime_model import FloatArray, IntArray
 from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio

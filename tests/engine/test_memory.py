@@ -8,9 +8,16 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Save, StartLane, StartTrial, StopLane, StopTrial
-from fluid.engine.events import GroupSubmitted, LaneLost, LaneReady, PauseRequested, ResumeRequested
-from fluid.engine.lane_record import LaneMeasured, StateMeasured
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import (
+    GroupSubmitted,
+    LaneLost,
+    LaneMeasured,
+    LaneReady,
+    PauseRequested,
+    ResumeRequested,
+    StateMeasured,
+    TrialSpec,
+)
 from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 

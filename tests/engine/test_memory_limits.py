@@ -9,7 +9,7 @@ from engine_helpers import Hand, none, only
 from test_memory import GB, Learns
 
 from fluid.engine.commands import LimitMemory, StartLane, StartTrial
-from fluid.engine.lane_record import LaneMeasured
+from fluid.engine.events import LaneMeasured
 from fluid.resources import MemoryNeed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fluid.devices.occupancy import Occupancy
-from fluid.engine.model_speeds import ModelSpeeds
+from fluid.engine.estimates.estimates import ModelSpeeds
 from fluid.measure.profile import Profile
 from fluid.resources import Device
 

@@ -7,25 +7,25 @@ import json
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import NoteResize, Save, StartTrial
-from fluid.engine.core import EngineError
-from fluid.engine.events import GroupSubmitted
-from fluid.engine.journal import encode, replay
-from fluid.engine.notices import (
+from fluid.engine.commands import (
     FreeMemory,
     NoteMeasured,
     NotePlaced,
     NotePreempted,
     NoteQueued,
+    NoteResize,
     NoteTrial,
     NoteWaiting,
+    Save,
+    StartTrial,
     WaitReason,
 )
-from fluid.engine.recovered import Recovered
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
+from fluid.engine.core import EngineError
+from fluid.engine.events import GroupSubmitted, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.resources import Device, MemoryNeed
+from fluid.results.journal import Recovered, encode, replay
+from fluid.testing.validate import validate_state
 
 ALONE = {"profile": Known(packing=1, width=1), "max_packing": 1}
 

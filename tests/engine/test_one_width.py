@@ -10,9 +10,9 @@ from engine_helpers import Hand, Known
 from engine_session import random_session
 
 from fluid.engine.commands import Command
+from fluid.engine.engine import EngineState
 from fluid.engine.events import Event
-from fluid.engine.scheduling import Scheduling
-from fluid.engine.state import EngineState
+from fluid.engine.placing.scheduling import Scheduling
 from fluid.planners.portfolio import Portfolio
 from fluid.trialgroup import TrialState
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from fluid.engine.pace_beliefs import PaceBeliefs
+from fluid.engine.estimates.pace import PaceBeliefs
+from fluid.engine.events import TrialSpec
 from fluid.engine.records import Progress, TrialRecord
-from fluid.engine.trial_spec import TrialSpec
 from fluid.measure.measurements import log_spread
 from fluid.measure.profile import Profile
 from fluid.resources import Cluster

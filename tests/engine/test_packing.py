@@ -11,9 +11,8 @@ from engine_helpers import Hand, Known, none, only
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine import tuning
 from fluid.engine.commands import KillLane, Notice, Pause, RunIteration
-from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneReady, PausePurpose, Tick, TrialPaused
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.engine import EngineState
+from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneReady, PausePurpose, Tick, TrialPaused, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device

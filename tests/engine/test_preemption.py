@@ -5,8 +5,7 @@ from __future__ import annotations
 from engine_helpers import Hand, Known, none, only
 
 from fluid.engine.commands import Pause, RunIteration, StartTrial
-from fluid.engine.events import BudgetExtended, GroupSubmitted, PausePurpose
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import BudgetExtended, GroupSubmitted, PausePurpose, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 

@@ -6,9 +6,8 @@ import json
 
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import NoteResize, Pause
-from fluid.engine.journal import encode, replay
-from fluid.engine.notices import NoteKeptWidth
+from fluid.engine.commands import NoteKeptWidth, NoteResize, Pause
+from fluid.results.journal import encode, replay
 
 
 class CostlyResizes(Known):

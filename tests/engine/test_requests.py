@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from engine_helpers import Hand, none, only
 
-from fluid.engine.commands import Command, KillLane
-from fluid.engine.events import Alarm
-from fluid.engine.requests import Answer, ReportRequest, RequestAnswered, TrialAsked
+from fluid.engine.commands import Answer, Command, KillLane, ReportRequest
+from fluid.engine.events import Alarm, RequestAnswered, TrialAsked
 
 
 def ask(hand: Hand, trial_id: str = "a", lane_id: int = 0, number: int = 7) -> list[Command]:

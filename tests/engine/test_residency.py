@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from fluid.engine.commands import Command, RunIteration, Save, StartLane, StartTrial
-from fluid.engine.events import LaneReady
-from fluid.engine.group_terms import GroupTerms
+from fluid.engine.events import GroupTerms, LaneReady
 from fluid.resources import MemoryNeed
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_helpers import Hand, none, only
 
-from fluid.engine.commands import Persist, Save, StopTrial
-from fluid.engine.events import Checkpoint, TrialSaved
-from fluid.engine.notices import NoteTrial
-from fluid.engine.retention import TrialNotKept
+from fluid.engine.commands import NoteTrial, Persist, Save, StopTrial
+from fluid.engine.events import Checkpoint, TrialNotKept, TrialSaved
 from fluid.keeping import Kept
 
 

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 from engine_helpers import Hand, none, only
 
-from fluid.engine.commands import NoteDeviceLost, Pause, Save, StartTrial
-from fluid.engine.events import DeviceAdded, DeviceLost
-from fluid.engine.journal import VERSION, encode
-from fluid.engine.notices import NoteDrained
-from fluid.engine.retiring import DeviceRetained, DeviceRetiring
+from fluid.engine.commands import NoteDeviceLost, NoteDrained, Pause, Save, StartTrial
+from fluid.engine.events import DeviceAdded, DeviceLost, DeviceRetained, DeviceRetiring
 from fluid.errors import InvalidFieldError
 from fluid.resources import Device, MemoryNeed
+from fluid.results.journal import VERSION, encode
 
 
 def running(devices: int, *trial_ids: str, **spec: Any) -> Hand:

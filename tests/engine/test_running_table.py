@@ -1,4 +1,4 @@
-"""Tests of fluid.engine.running_table against a table that is collected anew each time."""
+"""Tests of fluid.engine.estimates.running against a table that is collected anew each time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from fluid.devices.occupancy import Occupancy
-from fluid.engine.key_estimates import KeyEstimate
+from fluid.engine.estimates.key_estimates import KeyEstimate
+from fluid.engine.estimates.running import RunningTable
+from fluid.engine.events import TrialSpec
 from fluid.engine.records import Limits, Progress, TrialRecord
-from fluid.engine.running_table import RunningTable
-from fluid.engine.trial_spec import TrialSpec
 from fluid.resources import Cluster
 
 KEYS = {

@@ -10,6 +10,7 @@ from fluid.engine.commands import (
     Pause,
     Report,
     ReportCall,
+    ReportUnsavable,
     Resize,
     RunIteration,
     Save,
@@ -17,9 +18,7 @@ from fluid.engine.commands import (
     StartTrial,
     StopTrial,
 )
-from fluid.engine.events import DeviceDraining
-from fluid.engine.savability import ReportUnsavable, SavabilityChanged
-from fluid.engine.set_back import TrialSetBack
+from fluid.engine.events import DeviceDraining, SavabilityChanged, TrialSetBack
 
 
 def tell(hand: Hand, trial_id: str, lane_id: int, can_save: bool = False, refuses: bool = False) -> list[Command]:

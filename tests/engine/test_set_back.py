@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import Call, Command, KillLane, Resize, RunIteration, Save, StartTrial
-from fluid.engine.events import Checkpoint, GroupSubmitted, TrialSaved, TrialStarted
-from fluid.engine.journal import encode, replay
-from fluid.engine.set_back import ReportSetBack, TrialSetBack
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.commands import Call, Command, KillLane, ReportSetBack, Resize, RunIteration, Save, StartTrial
+from fluid.engine.events import Checkpoint, GroupSubmitted, TrialSaved, TrialSetBack, TrialSpec, TrialStarted
+from fluid.results.journal import encode, replay
 
 
 def set_back(hand: Hand, trial_id: str, iteration: int, *, in_memory: bool = False, **more: Any) -> list[Command]:

@@ -10,8 +10,7 @@ from engine_session import random_session
 
 from fluid.engine import tuning
 from fluid.engine.commands import Command, StartLane, StartTrial, StopLane
-from fluid.engine.events import DeviceDraining, LaneLost, LaneReady, SessionDraining, TrialReleased
-from fluid.engine.lane_record import LaneOutdated
+from fluid.engine.events import DeviceDraining, LaneLost, LaneOutdated, LaneReady, SessionDraining, TrialReleased
 from fluid.errors import InvalidFieldError
 from fluid.resources import MemoryNeed
 

@@ -10,7 +10,7 @@ from engine_helpers import Hand
 
 from fluid.engine import core
 from fluid.engine.core import EngineError
-from fluid.engine.transitions import LEGAL, TRANSITIONS, state_diagram
+from fluid.engine.records import LEGAL, TRANSITIONS, state_diagram
 from fluid.trialgroup import TrialState
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "random_sessions.py"

@@ -9,20 +9,16 @@ import pytest
 from engine_helpers import Hand, none
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Notice, Save, StartLane
-from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, LaneReady, Tick
-from fluid.engine.group_terms import GroupTerms
-from fluid.engine.lane_record import LaneMeasured
-from fluid.engine.notices import NoteMeasured, NoteWaiting, WaitReason
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
-from fluid.engine.validate import validate_state
+from fluid.engine.commands import NoteMeasured, NoteWaiting, Notice, Save, StartLane, WaitReason
+from fluid.engine.engine import EngineState
+from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, GroupTerms, LaneMeasured, LaneReady, Tick, TrialSpec
 from fluid.measure.measurements import MIN_OBSERVATIONS
 from fluid.measure.profile import Profile
 from fluid.planners.arrangement import Arrangement
 from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio, make_planner
 from fluid.resources import Device, MemoryNeed, Requires
+from fluid.testing.validate import validate_state
 
 SLOW, FAST = "NVIDIA A100", "NVIDIA H200"
 

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 from engine_helpers import Hand, Known, none, only
 
-from fluid.engine.commands import Command, Pause, RunIteration, Save, StartTrial
-from fluid.engine.events import BudgetExtended, GroupSubmitted, PausePurpose, TrialsAdded
-from fluid.engine.group_terms import GroupTerms
-from fluid.engine.lane_record import StateMeasured
-from fluid.engine.notices import NotePreempted, NoteQueued
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.commands import Command, NotePreempted, NoteQueued, Pause, RunIteration, Save, StartTrial
+from fluid.engine.events import (
+    BudgetExtended,
+    GroupSubmitted,
+    GroupTerms,
+    PausePurpose,
+    StateMeasured,
+    TrialsAdded,
+    TrialSpec,
+)
 from fluid.resources import MemoryNeed, Requires
 
 #: Nothing is packed or widened; iterations take a second.

@@ -6,8 +6,8 @@ import pytest
 from engine_helpers import Hand
 
 from fluid.engine.core import EngineError
-from fluid.engine.validate import validate_state
 from fluid.resources import MemoryNeed
+from fluid.testing.validate import validate_state
 
 
 def test_a_width_that_was_not_written_everywhere_is_found() -> None:

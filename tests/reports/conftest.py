@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from fluid.engine.commands import NoteResize, ReportEnd
+from fluid.engine.commands import NoteMeasured, NotePlaced, NoteQueued, NoteResize, NoteWaiting, ReportEnd, WaitReason
 from fluid.engine.events import (
+    PLAIN_TERMS,
     Checkpoint,
     DeviceAdded,
     Failure,
@@ -20,15 +21,13 @@ from fluid.engine.events import (
     TrialForgotten,
     TrialsAdded,
     TrialSaved,
+    TrialSpec,
     TrialStarted,
 )
-from fluid.engine.group_terms import PLAIN_TERMS
-from fluid.engine.journal import encode
-from fluid.engine.notices import NoteMeasured, NotePlaced, NoteQueued, NoteWaiting, WaitReason
-from fluid.engine.trial_spec import TrialSpec
 from fluid.measure.profile import Profile
 from fluid.resources import Device
 from fluid.results.group_lines import GroupLine
+from fluid.results.journal import encode
 from fluid.session.run_folder import RunFolder
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Search, Trial, TrialState

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fluid.cli import main
+from fluid.engine.commands import NotePlaced
 from fluid.engine.events import DeviceAdded
-from fluid.engine.notices import NotePlaced
 from fluid.measure.cohorts.tree import CohortTree
 from fluid.measure.profile import Profile
 from fluid.reports.cohorts import ShownCohort

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fluid.engine.commands import NoteMeasured, NotePlaced, NoteTrial
 from fluid.engine.events import DeviceAdded, TrialStarted
-from fluid.engine.notices import NoteMeasured, NotePlaced, NoteTrial
 from fluid.measure.profile import Profile
 from fluid.reports.gantt import GanttPanel, draw_gantt
 from fluid.reports.loader import load_run

@@ -13,9 +13,8 @@ import pytest
 from fluid import Device, FluidExecutor, TrialGroup
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.cli import main
-from fluid.engine.commands import ReportEnd
+from fluid.engine.commands import NoteMeasured, NotePlaced, NoteWaiting, ReportEnd, WaitReason
 from fluid.engine.events import DeviceAdded
-from fluid.engine.notices import NoteMeasured, NotePlaced, NoteWaiting, WaitReason
 from fluid.reports.idle import IdleTime
 from fluid.reports.loader import load_run
 from fluid.reports.page_data import page_data

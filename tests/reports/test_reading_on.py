@@ -13,8 +13,7 @@ import pytest
 from page_patches import patched, shown
 from page_runs import write_sweep
 
-from fluid.engine.events import GroupRecovered, TrialHistory
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import GroupRecovered, TrialHistory, TrialSpec
 from fluid.errors import InvalidFieldError
 from fluid.reports.loader import RunReader, load_run
 from fluid.reports.page_data import page_data

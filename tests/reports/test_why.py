@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 
 from fluid.cli import main
-from fluid.engine.events import (
-    BudgetExtended,
-    Checkpoint,
-    DeviceAdded,
-    PauseRequested,
-    ResumeRequested,
-    SessionDraining,
-    TrialSaved,
-)
-from fluid.engine.notices import (
+from fluid.engine.commands import (
     FreeMemory,
     NoteHung,
     NotePaused,
@@ -31,7 +22,17 @@ from fluid.engine.notices import (
     NoteWaiting,
     WaitReason,
 )
-from fluid.engine.set_aside import SET_ASIDE, TrialSetAside
+from fluid.engine.events import (
+    SET_ASIDE,
+    BudgetExtended,
+    Checkpoint,
+    DeviceAdded,
+    PauseRequested,
+    ResumeRequested,
+    SessionDraining,
+    TrialSaved,
+    TrialSetAside,
+)
 from fluid.reports.html import html_page
 from fluid.reports.loader import load_run
 from fluid.reports.page_data import page_data

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fluid.checksums import LineChecks
-from fluid.engine.events import GroupSubmitted, TrialsAdded
-from fluid.engine.group_terms import PLAIN_TERMS
-from fluid.engine.journal import replay
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.events import PLAIN_TERMS, GroupSubmitted, TrialsAdded, TrialSpec
 from fluid.results.group_lines import GroupLine
+from fluid.results.journal import replay
 from fluid.results.payload_file import read_payloads
 from fluid.session.run_folder import RunFolder
 from fluid.trainables.payload import trainable_payload, trial_payload

@@ -19,9 +19,17 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine import tuning
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
-from fluid.engine.events import BudgetExtended, DeviceAdded, DeviceDraining, DeviceLost, Event, Failure, GroupSubmitted
-from fluid.engine.state import EngineState
-from fluid.engine.trial_spec import TrialSpec
+from fluid.engine.engine import EngineState
+from fluid.engine.events import (
+    BudgetExtended,
+    DeviceAdded,
+    DeviceDraining,
+    DeviceLost,
+    Event,
+    Failure,
+    GroupSubmitted,
+    TrialSpec,
+)
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.planners.portfolio import make_planner

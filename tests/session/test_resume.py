@@ -22,11 +22,11 @@ import pytest
 import fluid
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.events import Checkpoint, TrialSaved
-from fluid.engine.journal import encode
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.reports.loader import load_run
 from fluid.resources import Device, MemoryNeed, Requires
+from fluid.results.journal import encode
 from fluid.session.appended_file import AppendedFile
 from fluid.session.results import TrialListener
 from fluid.session.resume import read_session

@@ -12,12 +12,12 @@ import pytest
 from engine_helpers import Hand, Known
 
 from fluid.display.states import has_ended, states_text, with_interrupted
-from fluid.engine.estimates import Estimates
+from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.events import PauseRequested, StopRequested
-from fluid.engine.hung_trials import HungTrials
 from fluid.engine.records import TrialRecord
 from fluid.measure.measurements import MIN_OBSERVATIONS
 from fluid.measure.profile import Profile
+from fluid.policies.hung import HungTrials
 from fluid.session.status import GroupFacts, GroupStatus, Status
 from fluid.session.status_reader import StatusReader
 from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fluid.backends.simulated.host_stores import InMemory, SimulatedStores, least_recently_used
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 from fluid.errors import InvalidFieldError
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fluid import Cluster, Device, Requires
-from fluid.engine.state import EngineState
+from fluid.engine.engine import EngineState
 from fluid.errors import InvalidFieldError
 from fluid.planners.portfolio import make_planner
 from fluid.simulation.scenario import ArrivingWorkload, DeviceChange, Runtimes, Scenario, Workload

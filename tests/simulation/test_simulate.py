@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.engine.state import EngineState
-from fluid.engine.validate import validate_state
+from fluid.engine.engine import EngineState
 from fluid.errors import InvalidFieldError
 from fluid.planners.portfolio import PLANNERS, make_planner
 from fluid.planners.rollout import Segment
@@ -27,6 +26,7 @@ from fluid.simulation import sweeps
 from fluid.simulation.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 from fluid.simulation.workloads import Algorithm, GroupRequest, RunRequest
+from fluid.testing.validate import validate_state
 
 NAMES = tuple(PLANNERS)
 LOCK_STEP = ("random", "successive_halving", "hyperband", "syncbohb", "pbt")

@@ -36,7 +36,7 @@ from fluid.backends.hosts.checkpoint_values import (
 )
 from fluid.backends.hosts.checkpoint_wishes import CheckpointWishes, Wanted
 from fluid.backends.hosts.memory_folder import MemoryFolder
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 from fluid.lane.checkpoint_files import iteration_of
 from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
 from fluid.lane.checkpoint_seal import sealed_bytes

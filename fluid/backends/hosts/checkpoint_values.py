@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 
 #: What is taken of a trial of which the engine has said nothing.
 UNKNOWN = CheckpointValue(0.5)

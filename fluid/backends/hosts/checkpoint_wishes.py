@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 
 #: Seconds after which a wish without room is tried again in any case.
 _LOOK_S = 2.0

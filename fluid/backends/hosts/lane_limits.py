@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fluid.backends.base import HostRoom
 from fluid.backends.hosts.memory_left import memory_left
-from fluid.engine.lanes import MOST_IDLE
+from fluid.engine.placing.lanes import MOST_IDLE
 from fluid.gpu.mps_support import MOST_CLIENTS
 
 #: Descriptors that a lane takes in the driver, and the tasks that it has at least: the second is of its connection.

@@ -9,10 +9,8 @@ from fluid.backends.base import Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.registry import Registry
 from fluid.elastic.messages import Left
-from fluid.engine.checkpoint_places import CheckpointPlaced, PrefetchCheckpoint, ValueCheckpoints
-from fluid.engine.commands import Persist
-from fluid.engine.events import Checkpoint, TrialSaved
-from fluid.engine.retention import TrialNotKept
+from fluid.engine.commands import Persist, PrefetchCheckpoint, ValueCheckpoints
+from fluid.engine.events import Checkpoint, CheckpointPlaced, TrialNotKept, TrialSaved
 from fluid.keeping import Kept
 from fluid.lane import messages as m
 from fluid.lane.checkpoint_files import iteration_of

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
-from fluid.engine.events import Event, ResizeDone, TrialFailed, TrialSaved, TrialStarted
-from fluid.engine.savability import SavabilityChanged
+from fluid.engine.events import Event, ResizeDone, SavabilityChanged, TrialFailed, TrialSaved, TrialStarted
 
 OfTrial = StartTrial | RunIteration | Pause | Save | StopTrial | Call | Resize
 

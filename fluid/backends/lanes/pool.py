@@ -21,8 +21,8 @@ from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.retention import LaneRetention
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.backends.lanes.translate import not_before
-from fluid.engine.clean_ups import CleanUpLasts
 from fluid.engine.commands import (
+    Answer,
     Call,
     Command,
     DumpStacks,
@@ -38,9 +38,7 @@ from fluid.engine.commands import (
     StopLane,
     StopTrial,
 )
-from fluid.engine.events import Event, LaneLost
-from fluid.engine.lane_record import LaneOutdated
-from fluid.engine.requests import Answer
+from fluid.engine.events import CleanUpLasts, Event, LaneLost, LaneOutdated
 from fluid.errors import FluidError
 from fluid.lane import limit_messages as limits
 from fluid.lane import messages as m

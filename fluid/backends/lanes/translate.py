@@ -11,23 +11,25 @@ from fluid.engine.events import (
     Checkpoint,
     Event,
     Failure,
+    FusionLimited,
     IterationDone,
+    LaneMeasured,
     LaneReady,
+    LaneSpent,
     PausePurpose,
+    Restoring,
+    SavabilityChanged,
+    StateMeasured,
+    TrialAsked,
     TrialCalled,
     TrialFailed,
+    TrialNotKept,
     TrialPaused,
     TrialReleased,
     TrialSaved,
+    TrialSetBack,
     TrialStarted,
 )
-from fluid.engine.fusion import FusionLimited
-from fluid.engine.lane_record import LaneMeasured, LaneSpent, StateMeasured
-from fluid.engine.requests import TrialAsked
-from fluid.engine.restores import Restoring
-from fluid.engine.retention import TrialNotKept
-from fluid.engine.savability import SavabilityChanged
-from fluid.engine.set_back import TrialSetBack
 from fluid.keeping import KeepRule
 from fluid.lane import device_messages as devices
 from fluid.lane import limit_messages as limits

@@ -22,9 +22,8 @@ from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.launcher import RayLauncher
 from fluid.backends.ray.nodes import NodeChanges
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
-from fluid.engine.checkpoint_places import CheckpointPlaced
 from fluid.engine.commands import Command, StartTrial
-from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
+from fluid.engine.events import CheckpointPlaced, DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.keeping import parse_bytes
 from fluid.lane.checkpoint_paths import host_of

@@ -38,7 +38,7 @@ from fluid.backends.ray.host_messages import (
     StorePayload,
     ValueTrials,
 )
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 from fluid.errors import FluidError
 from fluid.processes.handshake import Address, connect_all
 from fluid.processes.signals import leave_to_driver

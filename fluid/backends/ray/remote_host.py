@@ -30,7 +30,7 @@ from fluid.backends.ray.host_messages import (
     ValueTrials,
 )
 from fluid.backends.ray.output_inbox import OutputInbox
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoint_messages import CheckpointPersisted
 

@@ -10,7 +10,7 @@ from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper
 from fluid.backends.hosts.folders import HERE
 from fluid.backends.hosts.host import Host
 from fluid.backends.ray.remote_host import RemoteHost, RemoteStore
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
 
 #: Most values that a host is sent at once.

@@ -16,8 +16,8 @@ from fluid.backends.simulated.machines import VirtualMachines
 from fluid.backends.simulated.standstill import Standstill
 from fluid.backends.simulated.steps import NONE_LEFT, SimulatedTrial, Truth, VirtualStep, answer_to, placed_by
 from fluid.backends.simulated.timers import Timers
-from fluid.engine.checkpoint_places import PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.commands import (
+    Answer,
     Call,
     Command,
     DumpStacks,
@@ -26,6 +26,7 @@ from fluid.engine.commands import (
     LimitRows,
     Pause,
     Persist,
+    PrefetchCheckpoint,
     Resize,
     RunIteration,
     Save,
@@ -33,6 +34,7 @@ from fluid.engine.commands import (
     StartTrial,
     StopLane,
     StopTrial,
+    ValueCheckpoints,
 )
 from fluid.engine.events import (
     Checkpoint,
@@ -45,7 +47,6 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
-from fluid.engine.requests import Answer
 from fluid.errors import FluidError
 from fluid.keeping import Kept
 from fluid.resources import Device

@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fluid.backends.simulated.backend import SimulatedBackend
-from fluid.engine.checkpoint_places import CheckpointPlaced, CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
-from fluid.engine.commands import Command, Save, StartTrial
-from fluid.engine.events import Checkpoint, Event, TrialSaved, TrialStarted
-from fluid.engine.restores import Restoring, Source
+from fluid.engine.commands import CheckpointValue, Command, PrefetchCheckpoint, Save, StartTrial, ValueCheckpoints
+from fluid.engine.events import Checkpoint, CheckpointPlaced, Event, Restoring, Source, TrialSaved, TrialStarted
 from fluid.errors import require_number
 
 

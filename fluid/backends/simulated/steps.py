@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from fluid.engine.checkpoint_places import CheckpointPlaced, PrefetchCheckpoint
-from fluid.engine.commands import Call
-from fluid.engine.events import Event, Failure, IterationDone, PausePurpose, TrialCalled, TrialFailed
+from fluid.engine.commands import Call, PrefetchCheckpoint
+from fluid.engine.events import CheckpointPlaced, Event, Failure, IterationDone, PausePurpose, TrialCalled, TrialFailed
 from fluid.lane.errors import describe
 from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, joining_service
 from fluid.measure.runtime_model import FusedRates

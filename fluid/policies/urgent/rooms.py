@@ -13,6 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
+from fluid.engine.core import SessionState
+from fluid.engine.records import TrialRecord
+from fluid.measure.runtime_model import residents_at
+from fluid.trialgroup import TrialState
+
 
 class RoomMate(NamedTuple):
     """A trial on a device.
@@ -195,3 +200,207 @@ def _fits(room: Room, gone: Set[int]) -> bool:
     if room.peaks is not None:
         free -= room.peaks({each.row for each in left})
     return free >= room.need
+
+
+# -- urgent rooms --------------------------------------------------------------------------------
+#
+# Urgent rooms: devices as they look to an urgent trial that waits for one (:mod:`fluid.policies.urgent.rooms`).
+
+
+class UrgentRooms:
+    """Describes devices for urgent trials, one after another, as those before have left them.
+
+    Args:
+        core: the state of the session.
+
+    Attributes:
+        sent_back: when trials were queued again that had not begun yet, by row: each is at most once in an instant.
+    """
+
+    def __init__(self, core: SessionState) -> None:
+        self.sent_back: dict[int, float] = {}
+        self._core = core
+        #: Trials for which a device is being cleared, by device.
+        self._joining: dict[int, list[TrialRecord]] = {}
+        #: Devices that were cleared for a waiting trial in vain, by its row: it did not fit after all.
+        self._vain: dict[int, set[int]] = {}
+
+    def begin(self, rows: Set[int]) -> None:
+        """Begins a round; ``rows`` are the urgent trials that wait."""
+        self._joining = {}
+        if self.sent_back:
+            self.sent_back = {row: at for row, at in self.sent_back.items() if at >= self._core.now}
+        if self._vain:
+            self._vain = {row: devices for row, devices in self._vain.items() if row in rows}
+
+    def join(self, trial: TrialRecord, devices: Sequence[int]) -> None:
+        """Counts a trial as resident of devices that are being cleared for it."""
+        for device in devices:
+            self._joining.setdefault(device, []).append(trial)
+
+    def residents_of(self, devices: Sequence[int]) -> list[tuple[int, ...]]:
+        """The rows on each of these devices."""
+        return [tuple(self._core.occupancy.residents[device]) for device in devices]
+
+    def are_being_cleared(self, devices: Sequence[int], rows: list[tuple[int, ...]]) -> bool:
+        """Whether these devices, on which these rows were, are cleared as before, and for one trial alone.
+
+        Looking at all devices again at every event takes long where there are many.
+        """
+        core = self._core
+        for device in devices:
+            if device not in core.occupancy.residents or core.occupancy.is_closed(device) or device in self._joining:
+                return False
+        there = (core.trials.by_row.get(row) for some in rows for row in some)
+        return self.residents_of(devices) == rows and any(trial is not None and _leaves(trial) for trial in there)
+
+    def give_up(self, trial: TrialRecord, devices: Sequence[int]) -> None:
+        """Notes that a trial still waits though devices were cleared for it, if nothing is pending there any more.
+
+        They are not cleared for it again: others would be paused time after time.
+        """
+        core = self._core
+        there = [device for device in devices if device in core.occupancy.residents]
+        if not there or any(self._is_pending(device) for device in there):
+            return
+        holders = [core.trials.by_row.get(row) for device in there for row in core.occupancy.residents[device]]
+        if any(other is None or _leaves(other) or other.group_priority >= trial.group_priority for other in holders):
+            return
+        self._vain.setdefault(trial.row, set()).update(there)
+
+    def was_in_vain(self, trial: TrialRecord, device: int) -> bool:
+        """Whether a device was cleared for a trial in vain."""
+        return device in self._vain.get(trial.row, ())
+
+    def may_pause(self, trial: TrialRecord, newcomer: TrialRecord) -> bool:
+        """Whether a trial on a device can be made to leave it for an urgent one."""
+        if trial.group_priority >= newcomer.group_priority or trial.placement.preemption is not None:
+            return False
+        if trial.state is TrialState.STARTING:
+            return not trial.placement.launched and trial.row not in self.sent_back
+        # One that cannot be saved keeps one lane of several, and would go on as narrow as that.
+        is_wide = len(trial.placement.lanes) > 1
+        return trial.state is TrialState.RUNNING and (trial.spec.can_save or not is_wide)
+
+    def on(self, device: int, trial: TrialRecord, width: float) -> Room | None:
+        """A device as a trial of that width sees it; ``None`` if it may not use it."""
+        core, occupancy = self._core, self._core.occupancy
+        eligible = occupancy.eligible.of(trial.constraint)
+        if occupancy.is_closed(device) or device == trial.limits.avoids or self.was_in_vain(trial, device):
+            return None
+        if (eligible is not None and device not in eligible) or self._is_kept_for_others(device, trial):
+            return None
+        lane = None if trial.residence.lane is None else core.lanes[trial.residence.lane]
+        if trial.pinned and lane is not None and device not in lane.device_ids:
+            return None
+        need, most = core.estimates.need(trial), residents_at(width)
+        by_model = core.estimates.by_model(trial)
+        if by_model is not None:
+            there = by_model[occupancy.device(device).model]
+            need, most = there.need, min(most, max(1, there.packing))
+        held_lane = lane.holders if trial.pinned and lane is not None else ()
+        rows = occupancy.residents[device]
+        residents = [self._resident(core.trials.by_row.get(row), row, device, trial, held_lane) for row in rows]
+        newcomers = self._joining.get(device, [])
+        residents += [
+            RoomMate(each.row, 0.0, most=residents_at(each.width), yields=False, shares=_agree(each, trial))
+            for each in newcomers
+        ]
+        free, kept = self._bytes(device, trial, newcomers)
+        peaks = self._peaks(device, [*newcomers, trial])
+        return Room(
+            device,
+            residents,
+            most=most,
+            need=0.0 if need is None else need.peak_bytes if peaks is None else need.persistent_bytes,
+            free=free,
+            kept=kept,
+            pending=self._is_pending(device),
+            cap=occupancy.caps.get(device, float("inf")),
+            host=occupancy.device(device).host,
+            peaks=peaks,
+        )
+
+    def _peaks(self, device: int, coming: Sequence[TrialRecord]) -> Callable[[Collection[int]], float] | None:
+        """The ephemeral bytes of a device's lanes with these trials, where trials take turns there."""
+        memory, estimates = self._core.memory, self._core.estimates
+        if not self._core.occupancy.groups.take_turns(device):
+            return None
+        needs = [estimates.need_on(trial, device) for trial in coming]
+        return lambda left: memory.ephemeral_bytes(device, without=left, joining=needs)
+
+    def _is_kept_for_others(self, device: int, trial: TrialRecord) -> bool:
+        """Whether a device is reserved for a trial that starts before this one."""
+        reservations = self._core.scheduling.placing.reservations
+        return bool(reservations) and device in reservations.kept_from(trial)
+
+    def _resident(
+        self, other: TrialRecord | None, row: int, device: int, trial: TrialRecord, held_lane: Collection[str]
+    ) -> RoomMate:
+        core = self._core
+        if other is None:  # Another device's trial, which moves there from this one.
+            return RoomMate(row, 0.0, yields=False, shares=False)
+        need, count = core.memory.need_of(row), len(core.occupancy.residents[device])
+        known = core.memory.usable_bytes(device) is not None and all(
+            core.memory.need_of(each) is not None for each in core.occupancy.residents[device]
+        )
+        estimates, place = core.estimates, other.placement
+        begun = place.since if place.iterates else core.now
+        stretch = estimates.stretch(other) if place.move is None else 1.0
+        step = estimates.pace(other) * stretch
+        size = need.peak_bytes if known and need is not None else 1.0 / count
+        size *= len(core.occupancy.held[row])
+        in_turns = core.occupancy.groups.take_turns(device)
+        return RoomMate(
+            row,
+            gain=max(0.0, other.group_priority) / stretch,
+            size=size,
+            freed=0.0 if need is None or in_turns else need.peak_bytes - need.persistent_bytes,
+            state=0.0 if need is None or not other.spec.can_save else need.persistent_bytes,
+            most=residents_at(other.width),
+            wait=0.0 if other.state is TrialState.STARTING else max(0.0, begun + step - core.now),
+            yields=self.may_pause(other, trial),
+            leaves=_leaves(other),
+            shares=_agree(other, trial) and other.trial_id not in held_lane,
+        )
+
+    def _bytes(self, device: int, trial: TrialRecord, newcomers: Sequence[TrialRecord]) -> tuple[float | None, float]:
+        """Bytes that are free on a device, and those that are once states kept there were fetched away.
+
+        Where trials take turns, their ephemeral bytes are free.
+        """
+        core = self._core
+        usable = core.memory.usable_bytes(device)
+        if usable is None:
+            return None, 0.0
+        free, kept = usable - core.memory.taken_bytes(device), 0.0
+        in_turns = core.occupancy.groups.take_turns(device)
+        if in_turns:
+            free += core.memory.ephemeral_bytes(device)
+        for each in newcomers:
+            need = core.estimates.need_on(each, device)
+            free -= 0.0 if need is None else need.persistent_bytes if in_turns else need.peak_bytes
+        for lane_id, trial_id in core.lanes.kept_on(device):
+            other, size = core.trials[trial_id], core.lanes.kept_bytes(lane_id, trial_id)
+            if other is trial or other.residence.saving:
+                free += size
+            elif other.spec.can_save and not other.calls:
+                kept += size
+        return free, kept
+
+    def _is_pending(self, device: int) -> bool:
+        """Whether states are about to leave a device, or lanes to be rid of a trial."""
+        core = self._core
+        if any(lane.draining or lane.dismissed for lane in core.lanes.on(device)):
+            return True
+        return any(core.trials[trial_id].residence.saving for _, trial_id in core.lanes.kept_on(device))
+
+
+def _leaves(trial: TrialRecord) -> bool:
+    """Whether a trial on a device was told to leave it."""
+    return trial.placement.preemption is not None or trial.state is TrialState.STOPPING
+
+
+def _agree(one: TrialRecord, other: TrialRecord) -> bool:
+    """Whether two trials may share a device."""
+    return one.sharing_group == other.sharing_group

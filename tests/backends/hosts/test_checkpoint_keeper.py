@@ -15,7 +15,7 @@ from waiting import eventually
 
 from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
 from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 from fluid.lane.checkpoint_files import copy_atomically, locked_for_reading
 from fluid.lane.checkpoint_messages import CheckpointMoved
 from fluid.lane.checkpoint_seal import damage_of

@@ -16,7 +16,7 @@ from fluid.backends.hosts.checkpoint_values import (
     room_kept,
     worths,
 )
-from fluid.engine.checkpoint_places import CheckpointValue
+from fluid.engine.commands import CheckpointValue
 
 
 def stored(trial: str, iteration: int = 1, size: int = 100, written: int = 0) -> StoredCheckpoint:

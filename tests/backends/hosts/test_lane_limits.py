@@ -9,7 +9,7 @@ import pytest
 
 from fluid.backends.base import HostRoom
 from fluid.backends.hosts.lane_limits import idle_lane_limit, private_bytes, room_here
-from fluid.engine.lanes import MOST_IDLE
+from fluid.engine.placing.lanes import MOST_IDLE
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.backends.lanes.registry import Registry
 from fluid.elastic.messages import Left
 from fluid.engine.commands import Persist
-from fluid.engine.events import Checkpoint, TrialSaved
-from fluid.engine.retention import TrialNotKept
+from fluid.engine.events import Checkpoint, TrialNotKept, TrialSaved
 from fluid.keeping import Kept
 from fluid.lane import messages as m
 from fluid.lane.checkpoint_messages import CheckpointPersisted

@@ -28,9 +28,9 @@ from fluid.engine.events import (  # noqa: E402
     TrialPaused,
     TrialReleased,
     TrialSaved,
+    TrialSetBack,
     TrialStarted,
 )
-from fluid.engine.set_back import TrialSetBack  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  # noqa: E402
 from fluid.executor import FluidExecutor  # noqa: E402
 from fluid.results.records import Result  # noqa: E402

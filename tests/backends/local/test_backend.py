@@ -25,6 +25,7 @@ from fluid.engine.events import (
     Checkpoint,
     IterationDone,
     LaneLost,
+    LaneOutdated,
     LaneReady,
     PausePurpose,
     ResizeDone,
@@ -32,10 +33,9 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
     TrialSaved,
+    TrialSetBack,
     TrialStarted,
 )
-from fluid.engine.lane_record import LaneOutdated
-from fluid.engine.set_back import TrialSetBack
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.resources import Device
 from fluid.trainables.encoded_metrics import NO_METRICS

@@ -12,8 +12,7 @@ from ray_drive import PATIENCE, Counter, Drive
 from waiting import eventually
 
 from fluid.backends.base import Backend
-from fluid.engine.events import Checkpoint, IterationDone
-from fluid.engine.set_back import TrialSetBack
+from fluid.engine.events import Checkpoint, IterationDone, TrialSetBack
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.resources import Device

@@ -14,9 +14,7 @@ from ray_drive import OTHER_MACHINE, Drive, in_host_memory, is_hanging, parent_o
 from waiting import eventually
 
 from fluid.engine.commands import Persist, Resize, RunIteration, Save, StartLane, StopLane
-from fluid.engine.events import Checkpoint, DeviceLost, IterationDone, LaneLost, TrialSaved
-from fluid.engine.retention import TrialNotKept
-from fluid.engine.set_back import TrialSetBack
+from fluid.engine.events import Checkpoint, DeviceLost, IterationDone, LaneLost, TrialNotKept, TrialSaved, TrialSetBack
 from fluid.errors import FluidError
 from fluid.lane.checkpoint_seal import damage_of
 from fluid.lane.checkpoint_store import CheckpointStore

@@ -1,0 +1,1 @@
+"""What is measured and predicted of trials: needs, paces, overheads by profile key."""

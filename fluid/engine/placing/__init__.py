@@ -1,0 +1,1 @@
+"""Which trial goes where: the queue, the rules of placing, lanes, widths."""

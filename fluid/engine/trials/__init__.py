@@ -1,0 +1,1 @@
+"""What becomes of a trial: submitted, started, resized, called, paused, failed, ended."""

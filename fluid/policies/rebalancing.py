@@ -1,0 +1,236 @@
+"""Rebalancing: which running trials get another width, and which leave a device that is packed too much."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
+from fluid.engine.estimates.estimates import Estimates
+from fluid.engine.estimates.running import RunningTable
+from fluid.engine.placing.allocations import Allocations
+from fluid.engine.placing.scheduling import PlanInputs
+from fluid.engine.records import TrialRecord, Trials
+from fluid.planners.arrangement import Replanner, Running, WidthChange
+from fluid.planners.refiner import MOST_ROLLED_OUT, Appraisal, Refined, Refinement, Waiting
+from fluid.policies.faster_devices import FasterDevices
+from fluid.resources import Cluster
+from fluid.trialgroup import TrialState
+
+
+class Reallocation(NamedTuple):
+    """A running trial that is to get other devices.
+
+    Attributes:
+        width: its new width.
+        device: the idle device that it is to go to; ``None`` for any devices of that width.
+    """
+
+    trial: TrialRecord
+    width: float
+    device: int | None = None
+
+
+class Rejected(NamedTuple):
+    """A resize that the re-planner wanted and that does not pay for all.
+
+    Attributes:
+        appraisal: what it is worth.
+    """
+
+    trial: TrialRecord
+    appraisal: Appraisal
+
+
+class Rebalancing:
+    """Chooses among the running trials; it does not resize or pause any.
+
+    Args:
+        trials: the trials of the session.
+        queue: the trials that wait.
+        occupancy: which trial holds which device.
+        estimates: what trials need, and how fast they are.
+        table: the columns of the running trials.
+        allocations: opens devices to further trials.
+        moves: whether trials go to faster devices; not under a planner that leaves trials where they start.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        queue: StartQueue,
+        occupancy: Occupancy,
+        estimates: Estimates,
+        table: RunningTable,
+        allocations: Allocations,
+        *,
+        moves: bool,
+    ) -> None:
+        self._trials = trials
+        self._queue = queue
+        self._occupancy = occupancy
+        self._estimates = estimates
+        self._table = table
+        self._allocations = allocations
+        self._moves = moves
+        self._faster = FasterDevices(trials, occupancy, estimates, allocations)
+        self._inputs = PlanInputs(occupancy, estimates)
+        #: What the re-planner wanted and the refiner did not, since this was last taken.
+        self._rejected: list[Appraisal] = []
+        #: The width of each trial of which that was told before, and the width that it was not given.
+        self._told: dict[int, tuple[float, float]] = {}
+        #: whether a device may hold more trials than are of use there.
+        self._check_packing = False
+
+    # -- widths --------------------------------------------------------------------------------------------
+
+    def rebalance(self, replanner: Replanner) -> list[Reallocation]:
+        """Resizes to make now: to make room for queued trials, or to use idle or faster devices once none is queued."""
+        if not self._table:
+            return []
+        # First, trials that run wider than was measured to help are narrowed.
+        changes = [WidthChange(row, float(width)) for row, width in self._table.too_wide()]
+        if not changes and self._queue:
+            changes = self._make_room(replanner)
+        elif not changes and not self._has_nothing_to_move(replanner):
+            changes = [change for part in self._allocations.snapshots() for change in self._replan(replanner, part)]
+        by_row = self._trials.by_row
+        allowed = [Reallocation(by_row[row], width) for row, width in changes if self._allowed(by_row[row], width)]
+        # Last, those that have to leave their host, or to spread over several: they leave the others the near devices.
+        allowed.sort(key=lambda each: self._leaves_host(each.trial, each.width))
+        return self._with_moves(allowed) if self._moves and not self._queue else allowed
+
+    def _with_moves(self, resizes: list[Reallocation]) -> list[Reallocation]:
+        """Adds moves to faster devices; a trial that could also be widened does what gains more.
+
+        A move comes after the trial's resize, for the case that the devices for that turn out to be too slow.
+        """
+        moves = {move.trial.row: move for move in self._faster.choose()}
+        chosen = []
+        for trial, width, _ in resizes:
+            move = moves.get(trial.row)
+            if move is not None and width > 1.0 and self._estimates.seconds_gained(trial, width) < move.gain:
+                continue
+            chosen.append(Reallocation(trial, width))
+        return chosen + [Reallocation(move.trial, move.trial.width, move.device) for move in moves.values()]
+
+    def _leaves_host(self, trial: TrialRecord, width: float) -> bool:
+        """Whether a trial is to be wider than its host has room for."""
+        is_wider = width > max(1.0, trial.width)
+        return is_wider and not self._occupancy.can_widen_in_place(trial.row, width)
+
+    def _has_nothing_to_move(self, replanner: Replanner) -> bool:
+        free = self._occupancy.free_count > 0 or self._table.has_several_devices
+        return replanner.moves_only_devices and not free
+
+    def _make_room(self, replanner: Replanner) -> list[WidthChange]:
+        narrowest = min(self._queue.widths())
+        for row in self._table.packed_wider_than(narrowest):
+            trial = self._trials.by_row[row]
+            self._allocations.allow_packing(trial, max(narrowest, 1.0 / self._estimates.packing(trial)))
+        if not self._table.can_narrow():
+            return []
+        few = self._few_waiting()
+        if few is not None and isinstance(replanner, Refined):
+            return self._note(replanner.refine_room(self._allocations.snapshot(), few))
+        waiting = np.array([self._allocations.waiting_work])
+        return [change for part in self._allocations.snapshots() for change in replanner.make_room(part, waiting)]
+
+    def _few_waiting(self) -> Waiting | None:
+        """The trials that wait, if a rollout of them is quick and says what would come; else ``None``."""
+        if self._estimates.epsilon <= 0.0 or len(self._queue) + len(self._table) > MOST_ROLLED_OUT:
+            return None
+        waiting = [self._trials.by_row[row] for row in self._queue]
+        if self._trials.constrained or self._table.constraints or any(trial.pinned for trial in waiting):
+            return None
+        instance, _ = self._inputs.instance(waiting, Cluster(tuple(self._occupancy.open_devices)))
+        return Waiting(instance, np.array([trial.width for trial in waiting]))
+
+    def _replan(self, replanner: Replanner, running: Running) -> list[WidthChange]:
+        if not isinstance(replanner, Refined):
+            return replanner.replan(running)
+        return self._note(replanner.refine(running))
+
+    def _note(self, refinement: Refinement) -> list[WidthChange]:
+        """Keeps what was rejected to be told, once for a trial and a width until it has another one."""
+        for each in refinement.rejected:
+            row, width = each.change
+            if self._told.get(row) != (self._trials.by_row[row].width, width):
+                self._rejected.append(each)
+        if refinement.rejected:
+            self._told = {row: told for row, told in self._told.items() if row in self._table}
+            told = {row: (self._trials.by_row[row].width, width) for (row, width), *_ in refinement.rejected}
+            self._told.update(told)
+        return refinement.kept
+
+    def pop_rejected(self) -> list[Rejected]:
+        """The resizes that would have paid for their trials, but not for all, since this was last asked."""
+        rejected, self._rejected = self._rejected, []
+        return [Rejected(self._trials.by_row[each.change.row], each) for each in rejected]
+
+    def _allowed(self, trial: TrialRecord, width: float) -> bool:
+        """Whether a trial can be resized now, and a wider one ends sooner."""
+        if trial.state is not TrialState.RUNNING or trial.placement.preemption is not None:
+            return False
+        if width > max(1.0, trial.width) and not self._pays(trial, width):
+            return False
+        stays = self._estimates.co_residents(trial) == 1 and max(trial.width, width) <= 1.0
+        return stays or trial.spec.can_save
+
+    def _pays(self, trial: TrialRecord, width: float) -> bool:
+        """Whether a wider trial ends sooner, though the iteration in flight still runs at its present width."""
+        return self._estimates.may_try(trial, width) and self._estimates.seconds_gained(trial, width) > 0.0
+
+    # -- packing -------------------------------------------------------------------------------------------
+
+    def check_packing(self) -> None:
+        """Makes :meth:`overpacked` check all devices next time."""
+        self._check_packing = True
+
+    @property
+    def has_overpacking(self) -> bool:
+        """Whether trials may be packed too much, or run wider than helps."""
+        return self._check_packing or bool(self._table.too_wide())
+
+    def overpacked(self) -> list[TrialRecord]:
+        """One trial of each device on which fewer would get more done than all do, as was measured since they came.
+
+        If that trial cannot be paused now, or a further one may have to be, the next call checks the devices again.
+        """
+        if not self._check_packing:
+            return []
+        found = []
+        self._check_packing = False
+        for device, rows in self._occupancy.residents.items():
+            if self._occupancy.is_closed(device):
+                continue
+            trials = [self._trials.by_row[row] for row in reversed(rows) if row in self._table]
+            lanes = Counter(trial.placement.lanes for trial in trials)
+            many = [trial for trial in trials if self._packing_hurts(trial, len(rows), lanes)]
+            self._check_packing |= bool(many)
+            if not any(trial.placement.preemption is not None for trial in many):
+                running = [trial for trial in many if trial.state is TrialState.RUNNING]
+                found += sorted(running, key=lambda trial: trial.group_priority)[:1]
+        return found
+
+    def _packing_hurts(self, trial: TrialRecord, residents: int, lanes: Mapping[tuple[int, ...], int]) -> bool:
+        """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p.
+
+        Trials in one lane take turns if too many of them are fused: that costs nothing, unless they are not to be fused
+        at all, and so could each have a lane.
+
+        Args:
+            trial: one of them.
+            residents: how many there are.
+            lanes: how many there are in each lane.
+        """
+        estimate = self._estimates.of_key(trial)
+        if trial.sharing_group is not None:
+            return False
+        if lanes[trial.placement.lanes] > 1:
+            return True
+        return residents > max(1, estimate.packing) and estimate.alpha * (residents - 1) > residents
