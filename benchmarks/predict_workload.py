@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fluid import MemoryNeed
-from fluid.lane.device import ProcessMemoryMeter
+from fluid.lane.device.device import ProcessMemoryMeter
 
 BATCHES = (16, 32, 64, 128, 256, 512)
 OPTIMIZERS = ("sgd", "adam")

@@ -167,7 +167,7 @@ class Message:
 
 def _of_strange_types() -> list[Any]:
     """A message that a lane sends, with values of other types."""
-    from fluid.lane.messages import ResidentPaused
+    from fluid.lane.protocol import ResidentPaused
 
     return [ResidentPaused("x", 7, "y", "z")]  # type: ignore[arg-type]
 

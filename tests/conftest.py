@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from fluid.backends.hosts.forkserver import ForkServerProcess
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.gpu.nvml import find_gpus
-from fluid.lane.messages import LaneOptions, ResidentFailed, ResidentIterated, ShipTrainable, StartResident
+from fluid.lane.protocol import LaneOptions, ResidentFailed, ResidentIterated, ShipTrainable, StartResident
 from fluid.trainables.pickling import dump_config, dump_trainable
 
 # Tests are imported in importlib mode, which leaves sys.path alone; helpers such as brute_force.py live here.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fluid.engine.events import IterationDone
-from fluid.lane.messages import ResidentIterated
+from fluid.lane.protocol import ResidentIterated
 from fluid.trainables.encoded_metrics import IterationRun
 
 

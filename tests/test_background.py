@@ -22,9 +22,9 @@ from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptio
 from fluid.display.trial_output import TrialOutput
 from fluid.engine.commands import CheckpointValue
 from fluid.lane import channel
-from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.messages import decode
-from fluid.lane.store_ledger import StoreLedger
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.store import CheckpointStore
+from fluid.lane.protocol import decode
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Modules that start threads of other kinds: they make a single call, or serve a single connection.
@@ -37,7 +37,7 @@ _OTHERS = {
     "fluid/elastic/rendezvous_proxy.py": "a server of Python's, which guards each request",
     "fluid/elastic/torch_connection.py": "ends a process group",
     "fluid/elastic/worker.py": "an error in it ends the process",
-    "fluid/lane/process_exit.py": "tells pools to end",
+    "fluid/lane/process/exit.py": "tells pools to end",
     "fluid/loggers/prometheus.py": "a server of Python's, which guards each request",
     "fluid/processes/lasting_thread.py": "a call each",
     "fluid/session/notice.py": "answers a signal",

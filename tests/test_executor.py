@@ -24,7 +24,7 @@ from fluid.backends.hosts.forkserver import ForkServerProcess
 from fluid.backends.local.backend import LocalBackend
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, executor_in_force, submit_trialgroup
-from fluid.lane.messages import LaneOptions
+from fluid.lane.protocol import LaneOptions
 from fluid.reports.loader import load_run
 from fluid.resources import Device
 from fluid.results.records import Result

@@ -462,7 +462,7 @@ BAD = [
     (check_packages, {"fluid.planners.portfolio": [Import("scipy.optimize")]}),
     (check_packages, {"fluid.engine.engine": [LAZY_TORCH]}),
     (check_packages, {"fluid": [LAZY_TORCH]}),
-    (check_packages, {"fluid.lane.messages": [LAZY_TORCH]}),
+    (check_packages, {"fluid.lane.protocol": [LAZY_TORCH]}),
     (check_loose, {"fluid.surprise": []}),
     (check_loose, {"fluid.lane_messages": [], "fluid.lane.serve": []}),
     (check_packages, {"fluid.backends.local.backend": [Import("ray")]}),

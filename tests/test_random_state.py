@@ -57,7 +57,7 @@ def test_other_things_are_no_seeds(entry: object) -> None:
 def test_none_is_imported_and_late_ones_start_from_the_seeds() -> None:
     program = """
 import random, sys
-from fluid.lane.process_state import seed_late_modules
+from fluid.lane.process.state import seed_late_modules
 from fluid.random_state import SeedOrigin, Seeds, put_in_force, write_random_state
 SeedOrigin.now(0)
 assert "numpy" not in sys.modules and "torch" not in sys.modules

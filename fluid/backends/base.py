@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from fluid.engine.commands import CheckpointValue, Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
-from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
 from fluid.lane.log_records import LaneLogged
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 
@@ -477,7 +477,7 @@ class Launcher(Protocol):
             data: the payload.
 
         Returns:
-            ``DONE`` if the lane can be sent :class:`fluid.lane.messages.KeptPayload` in place of the payload;
+            ``DONE`` if the lane can be sent :class:`fluid.lane.protocol.KeptPayload` in place of the payload;
             ``UNDER_WAY`` if not yet: :meth:`fileno` becomes readable then; ``REFUSED`` if it has to be sent whole.
         """
         ...

@@ -14,7 +14,7 @@ from fluid._clock import Clock
 from fluid._waiting import BackgroundThread
 from fluid.lane.errors import print_exception
 from fluid.lane.log_records import RecordOutbox
-from fluid.lane.messages import ResidentIterated, decode, encode
+from fluid.lane.protocol import ResidentIterated, decode, encode
 from fluid.trainables.encoded_metrics import IterationRun
 
 #: Longest that a message waits for others to share its batch, seconds.

@@ -7,7 +7,7 @@ import os
 import traceback
 from types import TracebackType
 
-from fluid.lane.messages import Raised
+from fluid.lane.protocol import Raised
 from fluid.trainables.exception_pickle import dump_exception
 from fluid.trainables.json_form import message_of
 

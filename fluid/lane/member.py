@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid._clock import Clock
 from fluid.elastic.messages import MemberIterated, Prepared
-from fluid.lane.messages import FromMember, Membership
+from fluid.lane.protocol import FromMember, Membership
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from fluid.lane.device_messages import ModulesLoaded, OwnBytesChanged
-from fluid.lane.own_memory import OwnMemory
+from fluid.lane.device.own_memory import OwnMemory
+from fluid.lane.protocol import ModulesLoaded, OwnBytesChanged
 
 #: Folders of installed packages, wherever they are.
 _INSTALLED = ("/site-packages/", "/dist-packages/")

@@ -17,17 +17,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fluid._clock import Clock
 from fluid._private_files import make_folder
 from fluid.elastic.messages import Join
-from fluid.lane.culprit_note import RunningTrialNote
-from fluid.lane.device import MemoryMeter
-from fluid.lane.driver_requests import DriverRequests
+from fluid.lane.checkpoints.paths import own_folder, trial_folder
+from fluid.lane.checkpoints.save import ResidentCheckpoints
+from fluid.lane.device.busy import make_busy_meter
+from fluid.lane.device.device import MemoryMeter, ResidentMemory
 from fluid.lane.errors import print_exception
-from fluid.lane.fused_rows import FusedRows
-from fluid.lane.gpu_busy_meter import make_busy_meter
-from fluid.lane.kept_payloads import load_payload
-from fluid.lane.leftovers import make_room_to_compile, threads_left
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
-from fluid.lane.messages import (
+from fluid.lane.output import LaneStreams, printable_name, trial_log
+from fluid.lane.payloads import load_payload
+from fluid.lane.process.exit import ProcessExit
+from fluid.lane.process.script import LaneScripts
+from fluid.lane.process.settings import ProcessSettings
+from fluid.lane.process.state import ProcessState, RunningTrialNote
+from fluid.lane.process.threads import LaneThreads
+from fluid.lane.protocol import (
     DropTrainable,
     KeptPayload,
     LaneOptions,
@@ -36,16 +40,9 @@ from fluid.lane.messages import (
     ShipTrainable,
     StartResident,
 )
-from fluid.lane.output import LaneStreams, printable_name, trial_log
-from fluid.lane.process_exit import ProcessExit
-from fluid.lane.process_settings import ProcessSettings
-from fluid.lane.process_state import ProcessState
-from fluid.lane.resident_checkpoints import ResidentCheckpoints
-from fluid.lane.resident_memory import ResidentMemory
-from fluid.lane.run_paths import own_folder, trial_folder
-from fluid.lane.script import LaneScripts
-from fluid.lane.threads import LaneThreads
-from fluid.lane.work_queue import ResidentTrial, WorkQueue
+from fluid.lane.requests import DriverRequests
+from fluid.lane.resident import ResidentTrial, WorkQueue
+from fluid.lane.rows.fused import FusedRows
 from fluid.processes.interpreters import merged_path
 from fluid.trainables.encoded_metrics import encode_metrics
 from fluid.trainables.pickling import dump_result
@@ -55,6 +52,42 @@ from fluid.trainables.trial_code import TrialCode, bind
 
 if TYPE_CHECKING:
     from fluid.elastic.member import Iteration
+
+
+# -- leftovers -----------------------------------------------------------------------------------
+#
+# What a trial that has left a lane leaves behind in its process besides settings: threads, and compiled code.
+
+
+#: Seconds that a thread of a trial has to end by itself, once the trial has left: it may have been told to.
+_GRACE_S = 0.05
+
+
+def threads_left(code: TrialCode) -> Iterator[str]:
+    """Yields the names of a trial's threads that still run."""
+    for thread in code.threads():
+        thread.join(_GRACE_S)
+        if thread.is_alive():
+            yield thread.name
+
+
+def make_room_to_compile() -> None:
+    """Makes ``torch.compile`` forget what it has compiled, if that leaves a new trial too little.
+
+    It compiles each function a few times in a process, and then runs it eagerly. Half of that is a new trial's; up to
+    there, trials of one lane use what others have compiled. Trials that go on compile again what they run.
+    """
+    with suppress(Exception):  # Not loaded, an import that has failed, or names that have moved.
+        most = _dynamo("config").cache_size_limit  # An alias of recompile_limit in newer releases.
+        if 2 * max(_dynamo("convert_frame").FRAME_COMPILE_COUNTER.values(), default=0) >= most:
+            sys.modules["torch._dynamo"].reset()
+
+
+def _dynamo(name: str) -> Any:
+    return sys.modules[f"torch._dynamo.{name}"]
+
+
+# -- residents -----------------------------------------------------------------------------------
 
 
 class StepTook(NamedTuple):

@@ -9,37 +9,43 @@ Trials run in the main thread, because gradient mode, autocast and OpenMP are pe
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from multiprocessing import current_process
+from typing import Any, NoReturn
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.elastic.messages import Leave, Left
 from fluid.lane.channel import Channel, Connection
-from fluid.lane.culprit_note import RunningTrialNote
-from fluid.lane.device import bind, make_memory_meter
-from fluid.lane.device_messages import ProcessSpent
-from fluid.lane.driver_requests import DriverRequests
+from fluid.lane.device.device import bind, make_memory_meter
+from fluid.lane.device.own_memory import OwnMemory
+from fluid.lane.device.warming import warm_up_or_exit
 from fluid.lane.errors import is_for_want_of_space, print_exception
-from fluid.lane.failing import LaneFailures
-from fluid.lane.keep_messages import KeepBar
-from fluid.lane.limit_messages import LimitResident, SetRows, SetThreads
+from fluid.lane.failures import LaneFailures
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
-from fluid.lane.messages import (
+from fluid.lane.news import LaneNews
+from fluid.lane.output import LaneStreams, dump_stacks_at_signal
+from fluid.lane.process.exit import ProcessExit
+from fluid.lane.process.state import RunningTrialNote
+from fluid.lane.protocol import (
     AdoptResident,
     AnswerResident,
     CallResident,
     CleanUpBegun,
     DropTrainable,
+    KeepBar,
     LaneOptions,
     LaneWarm,
+    LimitResident,
     Membership,
     PauseResident,
     PayloadMissing,
+    ProcessSpent,
     ReleaseResident,
     ResidentCalled,
     ResidentIterated,
@@ -48,22 +54,21 @@ from fluid.lane.messages import (
     ResidentStarted,
     RunResident,
     SaveResident,
+    SetRows,
+    SetThreads,
     ShipTrainable,
     Shutdown,
     StartResident,
     ToMember,
 )
-from fluid.lane.news import LaneNews
-from fluid.lane.output import LaneStreams
-from fluid.lane.own_memory import OwnMemory
-from fluid.lane.process_exit import ProcessExit
+from fluid.lane.requests import DriverRequests
+from fluid.lane.resident import ResidentSavability, ResidentTrial, has_changed, is_not_savable, refusal_of
 from fluid.lane.residents import Residents
-from fluid.lane.row_steps import RowSteps
-from fluid.lane.savability import ResidentSavability, has_changed, is_not_savable, refusal_of
-from fluid.lane.warming import warm_up_or_exit
-from fluid.lane.work_queue import ResidentTrial
+from fluid.lane.rows.steps import RowSteps
 from fluid.processes.signals import leave_to_driver
+from fluid.trainables.shared_place import SharedPlace, set_shared_place
 from fluid.trainables.trainable import elastic_part
+from fluid.trainables.trial_code import inherit_trials
 
 #: The lane reports iterations shorter than this in batches, seconds.
 _SHORT_S = 0.001
@@ -448,3 +453,27 @@ class _Lane:
         # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.
         self._note.write(None)
         self._channel.send(message, at_once=at_once)
+
+
+# -- process -------------------------------------------------------------------------------------
+#
+# A lane as a process of its own, which leads a process group.
+
+
+def run_as_process(connection: Connection, options: LaneOptions) -> NoReturn:
+    """Runs a lane, and ends this process."""
+    faulthandler.enable()
+    dump_stacks_at_signal(options.run_folder, options.lane_id)
+    set_shared_place(SharedPlace(options.payload_folders, options.reserved_bytes))
+    if options.authkey:
+        current_process().authkey = options.authkey
+    inherit_trials()
+    serve(connection, options, _end_with_group, ProcessExit())
+    os._exit(0)
+
+
+def _end_with_group() -> None:
+    """Kills the process and those that its trials started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

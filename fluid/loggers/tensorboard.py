@@ -12,7 +12,7 @@ from typing import Any
 from fluid._clock import wall_seconds
 from fluid._imports import try_import
 from fluid.engine.events import Failure
-from fluid.lane.run_paths import folder_name
+from fluid.lane.checkpoints.paths import folder_name
 from fluid.loggers.claims import claim
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
 from fluid.loggers.logger_files import Files

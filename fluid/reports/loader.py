@@ -14,7 +14,7 @@ from typing import Any
 from fluid._clock import read_clock
 from fluid.display.format import count
 from fluid.engine.commands import NoteDeviceLost
-from fluid.lane.run_paths import trial_folder
+from fluid.lane.checkpoints.paths import trial_folder
 from fluid.reports.cohorts import cohorts_of
 from fluid.reports.costs import Paid, price_of
 from fluid.reports.forecasts import WrittenForecast, read_forecasts

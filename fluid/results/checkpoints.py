@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.checkpoint_files import iteration_of
-from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
-from fluid.lane.checkpoint_seal import damage_of
-from fluid.lane.run_paths import folder_name, folder_of_host, trial_folder
+from fluid.lane.checkpoints.files import iteration_of
+from fluid.lane.checkpoints.paths import checkpoints_folder, folder_name, folder_of_host, kept_folder, trial_folder
+from fluid.lane.checkpoints.seal import damage_of
 from fluid.results.folder_files import PAYLOADS
 from fluid.results.payload_file import read_payloads
 from fluid.trainables.loading import load_saved

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
 from fluid.keeping import value_of
-from fluid.lane.run_paths import own_folder, trial_folder
+from fluid.lane.checkpoints.paths import own_folder, trial_folder
 from fluid.random_state import Seeds
 from fluid.results.checkpoints import (
     KeptCheckpoint,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fluid._logs import logger_of
 from fluid.errors import FluidError
-from fluid.lane.run_paths import open_folder, path_now
+from fluid.lane.checkpoints.paths import open_folder, path_now
 from fluid.session.appended_file import AppendedFile
 
 _log = logger_of(__name__)

@@ -16,10 +16,9 @@ from fluid._waiting import BackgroundThread
 from fluid.backends.base import Backend
 from fluid.backends.retention import KeepingBackend
 from fluid.keeping import FACTS, KeepRule
-from fluid.lane.checkpoint_files import copy_atomically, discard_kept, entries_of, iteration_of
-from fluid.lane.checkpoint_paths import kept_folder
-from fluid.lane.checkpoint_seal import sealed_bytes
-from fluid.lane.run_paths import folder_name
+from fluid.lane.checkpoints.files import copy_atomically, discard_kept, entries_of, iteration_of
+from fluid.lane.checkpoints.paths import folder_name, kept_folder
+from fluid.lane.checkpoints.seal import sealed_bytes
 from fluid.session.kept_registry import KeptEntry
 
 _HERE = "localhost"

@@ -9,7 +9,7 @@ from functools import partial
 
 from fluid.backends.base import Backend
 from fluid.backends.virtual import ReplayingBackend
-from fluid.lane.script import dump_script, read_script
+from fluid.lane.process.script import dump_script, read_script
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.payload import TrainablePayload, TrialPayload, trainable_payload, trial_payload
 from fluid.trainables.trainable_code import TrainableCode, code_of

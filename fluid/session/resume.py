@@ -22,10 +22,9 @@ from fluid.checksums import LineChecks
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory, TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.checkpoint_files import checkpoint_name, checkpoints_like, iteration_of
-from fluid.lane.checkpoint_paths import checkpoints_folder, kept_folder
-from fluid.lane.checkpoint_store import checkpoints_on_disk
-from fluid.lane.run_paths import folder_name, folder_of_host, trials_folder
+from fluid.lane.checkpoints.files import checkpoint_name, checkpoints_like, iteration_of
+from fluid.lane.checkpoints.paths import checkpoints_folder, folder_name, folder_of_host, kept_folder, trials_folder
+from fluid.lane.checkpoints.store import checkpoints_on_disk
 from fluid.measure.profile import Profile
 from fluid.random_state import Seeds
 from fluid.results.code_changes import CodeChange

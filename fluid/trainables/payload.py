@@ -32,8 +32,8 @@ class TrainablePayload:
         pickled: the trainable, by cloudpickle.
         imports: modules that it imports, for lanes to load ahead of its first trial.
         elastic: whether its trials can span several devices.
-        script: a pickled :class:`fluid.lane.script.Script`: what the script had set as it was submitted; empty where
-            trials run in this process.
+        script: a pickled :class:`fluid.lane.process.script.Script`: what the script had set as it was submitted; empty
+            where trials run in this process.
         code: what a later session compares with the code that it is given; ``None`` if it cannot.
         digest: stands for ``pickled`` and ``script`` where trainables are compared for as long as the session lasts.
     """

@@ -28,7 +28,7 @@ from fluid.integrations.ray_tune.memory_saves import CheckpointWanted, SavedInMe
 from fluid.integrations.ray_tune.private_api import before_state_is_written, donated_path
 from fluid.integrations.ray_tune.result_watchers import may_read_checkpoints
 from fluid.integrations.ray_tune.tune_trial import checkpoint_path
-from fluid.lane.own_store import delete_places
+from fluid.lane.checkpoints.store import delete_places
 
 _log = logging.getLogger(__name__)
 #: Checkpoints of a trial that stay in memory in any case: Tune is about to be told of the last one.

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from fluid.integrations.ray_tune.private_api import Checkpoint, FunctionTrainable, TrainingResult
-from fluid.lane.checkpoint_files import locked_for_reading
-from fluid.lane.own_store import own_store
+from fluid.lane.checkpoints.files import locked_for_reading
+from fluid.lane.checkpoints.store import own_store
 from fluid.trainables.driver_link import driver_link
 
 #: The folder, within a checkpoint, of what the trainable has written.

@@ -16,7 +16,7 @@ from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
 from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED
 from fluid.integrations.ray_tune.memory_saves import SavedInMemory
 from fluid.integrations.ray_tune.private_api import DONE, TRAINING_ITERATION, TrackedActor, TrainingResult, Trial
-from fluid.lane.own_store import delete_places
+from fluid.lane.checkpoints.store import delete_places
 from fluid.session.results import TrialRequest
 from fluid.user_values import is_same_value
 

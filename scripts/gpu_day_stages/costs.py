@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from fluid.gpu.nvml import process_bytes, used_bytes
-from fluid.lane.device import make_memory_meter
-from fluid.lane.messages import LaneOptions
+from fluid.lane.device.device import make_memory_meter
+from fluid.lane.protocol import LaneOptions
 from gpu_day_stages.place import Figures, Place, seconds_of
 
 _MIB = 2**20

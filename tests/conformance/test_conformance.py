@@ -61,7 +61,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.errors import InvalidFieldError
-from fluid.lane.checkpoint_seal import damage_of
+from fluid.lane.checkpoints.seal import damage_of
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 from fluid.testing.validate import validate_state

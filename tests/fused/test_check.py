@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 from fluid.errors import InvalidFieldError  # noqa: E402
 from fluid.fused import SGD, FusedPack, FusionError, TensorData, fusion_key, why_not_fused  # noqa: E402
 from fluid.fused.key import key_of  # noqa: E402
-from fluid.lane.process_settings import ProcessSettings  # noqa: E402
+from fluid.lane.process.settings import ProcessSettings  # noqa: E402
 
 
 class Made(Single):

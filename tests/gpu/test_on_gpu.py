@@ -88,8 +88,8 @@ def test_the_meter_measures_a_known_allocation_and_what_stays_reserved(cuda: Cud
     def measure() -> list[tuple[float, float] | None]:
         import torch
 
-        from fluid.lane.device import make_memory_meter
-        from fluid.lane.messages import LaneOptions
+        from fluid.lane.device.device import make_memory_meter
+        from fluid.lane.protocol import LaneOptions
 
         def work(kept: list[Any], keep: int, take: int) -> tuple[float, float] | None:
             meter.begin()
@@ -117,8 +117,8 @@ def test_what_a_trial_holds_is_what_stays_reserved(cuda: CudaProcess) -> None:
     def measure() -> tuple[float, float, float]:
         import torch
 
-        from fluid.lane.device import make_memory_meter
-        from fluid.lane.messages import LaneOptions
+        from fluid.lane.device.device import make_memory_meter
+        from fluid.lane.protocol import LaneOptions
 
         torch.zeros(1, device="cuda")
         meter = make_memory_meter(LaneOptions(0, kind="gpu"))
@@ -140,9 +140,9 @@ def test_what_stays_reserved_at_rest_is_what_nvml_counts_besides_the_lanes_own(c
     def measure() -> tuple[float, float, float | None]:
         import torch
 
-        from fluid.lane.device import make_memory_meter
-        from fluid.lane.messages import LaneOptions
-        from fluid.lane.own_memory import OwnMemory
+        from fluid.lane.device.device import make_memory_meter
+        from fluid.lane.device.own_memory import OwnMemory
+        from fluid.lane.protocol import LaneOptions
 
         options = LaneOptions(0, kind="gpu")
         own, meter = OwnMemory(options), make_memory_meter(options)
@@ -166,8 +166,8 @@ def test_a_trial_that_grows_beyond_its_limit_runs_out_of_memory(cuda: CudaProces
     def grow() -> list[bool]:
         import torch
 
-        from fluid.lane.device import make_memory_meter
-        from fluid.lane.messages import LaneOptions
+        from fluid.lane.device.device import make_memory_meter
+        from fluid.lane.protocol import LaneOptions
 
         def fits() -> bool:
             try:

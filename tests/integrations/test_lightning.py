@@ -20,7 +20,7 @@ from waiting import PATIENCE, eventually
 
 import fluid
 from fluid import FluidExecutor, InvalidFieldError, SweepFailedError, Trial, TrialGroup
-from fluid.lane.messages import LaneOptions
+from fluid.lane.protocol import LaneOptions
 from fluid.search import loguniform
 from fluid.trainables.reporting_resident import ReportingResident
 

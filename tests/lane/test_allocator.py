@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from fluid.lane.allocator import expand_segments
-from fluid.lane.device import DeviceUnusableError
-from fluid.lane.messages import LaneOptions
-from fluid.lane.own_memory import OwnMemory
-from fluid.lane.warming import warm_up
+from fluid.lane.device.device import DeviceUnusableError
+from fluid.lane.device.own_memory import OwnMemory
+from fluid.lane.device.warming import expand_segments, warm_up
+from fluid.lane.protocol import LaneOptions
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from fluid.lane.busy_meter import BusyMeter
+from fluid.lane.device.busy import BusyMeter
 
 
 def compute(seconds: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fluid._clock import MonotonicClock
 from fluid.lane.channel import Channel
-from fluid.lane.messages import encode
+from fluid.lane.protocol import encode
 from fluid.processes.frames import FramedConnection
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fluid.lane.checkpoint_files import (
+from fluid.lane.checkpoints.files import (
     copy_atomically,
     discard_kept,
     iteration_of,
@@ -21,9 +21,9 @@ from fluid.lane.checkpoint_files import (
     move,
     write_atomically,
 )
-from fluid.lane.checkpoint_seal import damage_by_lengths, damage_of, seal
-from fluid.lane.checkpoint_store import CheckpointStore, checkpoints_on_disk, persist_checkpoints
-from fluid.lane.store_ledger import StoreLedger
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.seal import damage_by_lengths, damage_of, seal
+from fluid.lane.checkpoints.store import CheckpointStore, checkpoints_on_disk, persist_checkpoints
 
 
 def writes(size: int) -> Callable[[str], None]:

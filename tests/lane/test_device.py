@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluid.lane import device as lane_device
-from fluid.lane.device import DeviceMemoryMeter, DeviceUnusableError, bind, make_memory_meter
-from fluid.lane.messages import LaneOptions
-from fluid.lane.own_memory import OwnMemory
-from fluid.lane.warming import warm_up
+from fluid.lane.device import device as lane_device
+from fluid.lane.device.device import DeviceMemoryMeter, DeviceUnusableError, bind, make_memory_meter
+from fluid.lane.device.own_memory import OwnMemory
+from fluid.lane.device.warming import warm_up
+from fluid.lane.protocol import LaneOptions
 
 MB = 1e6
 #: Memory of the GPU.

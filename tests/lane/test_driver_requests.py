@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fluid.errors import FluidError
-from fluid.lane.messages import (
+from fluid.lane.protocol import (
     AnswerResident,
     LaneWarm,
     ReleaseResident,

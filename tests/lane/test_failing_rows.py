@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from fluid.fused import SGD, FusedTrainable, TensorData, fusion_key
-from fluid.lane.culprit_note import read_running_trial
-from fluid.lane.limit_messages import RowsLimited
-from fluid.lane.messages import (
+from fluid.lane.process.state import read_running_trial
+from fluid.lane.protocol import (
     LaneWarm,
     ResidentFailed,
     ResidentIterated,
     ResidentStarted,
+    RowsLimited,
     RunResident,
     ShipTrainable,
     StartResident,

@@ -12,8 +12,7 @@ from torch import nn
 
 from fluid.fused import SGD, Adam, Dropout, FusedTrainable, TensorData
 from fluid.fused.optimizers import OptimizerSpec
-from fluid.lane.limit_messages import SetRows
-from fluid.lane.messages import (
+from fluid.lane.protocol import (
     CallResident,
     LaneWarm,
     PauseResident,
@@ -26,6 +25,7 @@ from fluid.lane.messages import (
     ResidentStarted,
     RunResident,
     SaveResident,
+    SetRows,
     ShipTrainable,
     StartResident,
 )

@@ -9,10 +9,9 @@ import pytest
 
 from fluid._clock import VirtualClock
 from fluid.gpu.utilization import UnitUse
-from fluid.lane import gpu_busy_meter
-from fluid.lane.busy_meter import BusyMeter
-from fluid.lane.gpu_busy_meter import GpuBusyMeter, make_busy_meter
-from fluid.lane.messages import LaneOptions
+from fluid.lane.device import busy as gpu_busy_meter
+from fluid.lane.device.busy import BusyMeter, GpuBusyMeter, make_busy_meter
+from fluid.lane.protocol import LaneOptions
 
 
 class Lane:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fluid.lane.device_messages import HeldAtRest
-from fluid.lane.messages import (
+from fluid.lane.protocol import (
+    HeldAtRest,
     LaneWarm,
     PauseResident,
     ReleaseResident,

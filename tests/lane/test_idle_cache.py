@@ -11,10 +11,10 @@ import pytest
 
 from fluid._clock import VirtualClock
 from fluid.lane import serve as lane_serve
-from fluid.lane.device import DeviceMemoryMeter
-from fluid.lane.messages import LaneOptions, ResidentIterated, RunResident, ShipTrainable, StartResident
+from fluid.lane.device.device import DeviceMemoryMeter
+from fluid.lane.device.own_memory import OwnMemory
 from fluid.lane.output import LaneStreams
-from fluid.lane.own_memory import OwnMemory
+from fluid.lane.protocol import LaneOptions, ResidentIterated, RunResident, ShipTrainable, StartResident
 from fluid.trainables.driver_link import in_trial
 from fluid.trainables.pickling import dump_config, dump_trainable
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.lane.link_rates import LinkRates, compression_pays, updated_rate
+from fluid.lane.checkpoints.fetch import LinkRates, compression_pays, updated_rate
 
 MB = 1e6
 RATES = st.floats(1e3, 1e11)

@@ -26,7 +26,7 @@ from fluid.elastic.messages import (  # noqa: E402
     StorePut,
 )
 from fluid.elastic.rendezvous import RendezvousStore  # noqa: E402
-from fluid.lane.messages import (  # noqa: E402
+from fluid.lane.protocol import (  # noqa: E402
     AdoptResident,
     FromMember,
     Membership,

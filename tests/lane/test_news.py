@@ -8,10 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from fluid.lane.device_messages import ModulesLoaded, OwnBytesChanged
-from fluid.lane.messages import LaneOptions
+from fluid.lane.device.own_memory import OwnMemory
 from fluid.lane.news import LaneNews
-from fluid.lane.own_memory import OwnMemory
+from fluid.lane.protocol import LaneOptions, ModulesLoaded, OwnBytesChanged
 
 INSTALLED = "/opt/venv/lib/python3.11/site-packages"
 

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from fluid.gpu.nvml import Gpu, GpuProcess
-from fluid.lane import context_sizes, own_memory
-from fluid.lane.context_sizes import LEAST, MOST
-from fluid.lane.messages import LaneOptions
-from fluid.lane.own_memory import OwnMemory
+from fluid.lane.device import own_memory
+from fluid.lane.device import own_memory as context_sizes
+from fluid.lane.device.own_memory import LEAST, MOST, OwnMemory
+from fluid.lane.protocol import LaneOptions
 
 MB = 1e6
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fluid.lane.checkpoint_files import locked_for_reading, move
-from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.messages import LaneOptions
-from fluid.lane.own_store import OwnStore, delete_places, own_store, set_own_store
-from fluid.lane.store_ledger import StoreLedger
+from fluid.lane.checkpoints.files import locked_for_reading, move
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.store import CheckpointStore, OwnStore, delete_places, own_store, set_own_store
+from fluid.lane.protocol import LaneOptions
 
 TOKEN = "0123456789abcdef"
 
@@ -64,7 +63,7 @@ def test_a_lane_on_another_machine_than_the_driver_has_no_memory_that_the_driver
 
 
 def test_a_lane_makes_its_store_known(own: OwnStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.lane.own_store._own", None)
+    monkeypatch.setattr("fluid.lane.checkpoints.store._own", None)
     assert own_store() is None
     options = LaneOptions(0, run_folder=own.run_folder, memory_folder=own.memory_folder)
     set_own_store(own.store, options)

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from fluid.lane.output import LaneStreams
-from fluid.lane.process_settings import ProcessSettings
-from fluid.lane.process_state import ProcessState
-from fluid.lane.threads import LaneThreads
+from fluid.lane.process.settings import ProcessSettings
+from fluid.lane.process.state import ProcessState
+from fluid.lane.process.threads import LaneThreads
 from fluid.trial_fields import TrialProcess
 
 

@@ -11,12 +11,11 @@ import pytest
 
 from fluid._clock import VirtualClock
 from fluid.keeping import QUOTA_USED_UP, KeepRule, WorstKept
-from fluid.lane.checkpoint_store import persist_checkpoints
-from fluid.lane.keep_messages import KeepBar, ResidentNotKept
-from fluid.lane.messages import LaneOptions, ResidentSaved
-from fluid.lane.resident_checkpoints import ResidentCheckpoints
-from fluid.lane.store_ledger import StoreLedger
-from fluid.lane.work_queue import ResidentTrial
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.save import ResidentCheckpoints
+from fluid.lane.checkpoints.store import persist_checkpoints
+from fluid.lane.protocol import KeepBar, LaneOptions, ResidentNotKept, ResidentSaved
+from fluid.lane.resident import ResidentTrial
 
 RULE = KeepRule("best", "g", "loss", "min")
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
-from fluid.lane.messages import (
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.protocol import (
     LaneWarm,
     ResidentFailed,
     ResidentIterated,
@@ -25,7 +26,6 @@ from fluid.lane.messages import (
     RunResident,
     SaveResident,
 )
-from fluid.lane.store_ledger import StoreLedger
 
 
 class Walk:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fluid.lane.row_groups import RowGroups, Turn
-from fluid.lane.work_queue import ResidentTrial, WorkQueue
+from fluid.lane.resident import ResidentTrial, WorkQueue
+from fluid.lane.rows.groups import RowGroups, Turn
 
 
 class SetClock:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fluid.lane.messages import (
+from fluid.lane.protocol import (
     LaneWarm,
     PauseResident,
     ResidentIterated,
@@ -20,7 +20,7 @@ from fluid.lane.messages import (
     RunResident,
     SaveResident,
 )
-from fluid.lane.savability import ResidentSavability
+from fluid.lane.resident import ResidentSavability
 
 
 def train(config: dict[str, Any], state: Any) -> Iterator[tuple[dict[str, Any], Any]]:

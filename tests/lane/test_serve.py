@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from fluid.lane.culprit_note import read_running_trial
-from fluid.lane.keep_messages import KeepBar
-from fluid.lane.limit_messages import LimitResident
-from fluid.lane.messages import (
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.process.state import read_running_trial
+from fluid.lane.protocol import (
     CallResident,
+    KeepBar,
     KeptPayload,
     LaneWarm,
+    LimitResident,
     PauseResident,
     PayloadMissing,
     ReleaseResident,
@@ -37,7 +38,6 @@ from fluid.lane.messages import (
     ShipTrainable,
     StartResident,
 )
-from fluid.lane.store_ledger import StoreLedger
 from fluid.trainables.exception_pickle import load_exception
 from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
 
@@ -631,7 +631,7 @@ class Faults:
         self.fatal = config["fatal"]
 
     def step(self) -> dict[str, Any]:
-        from fluid.lane.device import DeviceMemoryMeter
+        from fluid.lane.device.device import DeviceMemoryMeter
 
         DeviceMemoryMeter.is_usable = lambda self, error="", **_: False  # type: ignore[method-assign]
         raise MemoryError if not self.fatal else RuntimeError("CUDA error: unspecified launch failure")

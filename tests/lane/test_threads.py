@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fluid import FluidExecutor, Trial, TrialGroup
-from fluid.lane.threads import LaneThreads, set_threads
+from fluid.lane.process.threads import LaneThreads, set_threads
 
 
 class Torch:

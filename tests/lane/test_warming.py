@@ -10,9 +10,8 @@ import pytest
 from waiting import eventually
 
 from fluid._clock import MonotonicClock
-from fluid.lane.device_messages import LaneUnusable, LaneWarming
-from fluid.lane.messages import LaneOptions, LaneWarm
-from fluid.lane.warming import may_pass
+from fluid.lane.device.warming import may_pass
+from fluid.lane.protocol import LaneOptions, LaneUnusable, LaneWarm, LaneWarming
 
 _NOT_READY = "AcceleratorError: CUDA error: the MPS server is not ready to accept new MPS client requests"
 _CLIENT = (("CUDA_MPS_PIPE_DIRECTORY", "/x"),)

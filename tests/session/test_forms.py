@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from fluid.executor import FluidExecutor
-from fluid.lane.messages import LaneOptions
+from fluid.lane.protocol import LaneOptions
 from fluid.session.handle import TrialGroupHandle
 from fluid.trialgroup import Trial, TrialGroup
 

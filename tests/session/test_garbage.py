@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fluid import FluidExecutor, Trial, TrialGroup
-from fluid.lane import messages as m
+from fluid.lane import protocol as m
 from fluid.lane.log_records import LaneLogged
 from fluid.processes.frames import framed
 from fluid.trainables.encoded_metrics import encode_metrics

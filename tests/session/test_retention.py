@@ -19,7 +19,7 @@ from fluid.backends.local.backend import LocalBackend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.lane.checkpoint_seal import damage_of
+from fluid.lane.checkpoints.seal import damage_of
 from fluid.resources import Device
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
 from fluid._waiting import BackgroundThread
-from fluid.lane.checkpoint_files import discard_kept
-from fluid.lane.checkpoint_messages import CheckpointPersisted
-from fluid.lane.checkpoint_store import CheckpointStore
+from fluid.lane.checkpoints.files import discard_kept
+from fluid.lane.checkpoints.store import CheckpointStore
 from fluid.lane.errors import one_line
+from fluid.lane.protocol import CheckpointPersisted
 
 _log = logger_of(__name__)
 #: Seconds in which what was asked for is still begun once the host closes.

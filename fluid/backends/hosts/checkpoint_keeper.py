@@ -1,9 +1,9 @@
 """Keeps the checkpoints of a host's lanes in its memory by what they are worth there; the others go to disk.
 
-Lanes write their checkpoints to host memory themselves, as long as the ledger (:mod:`fluid.lane.store_ledger`) has
-room. Two threads of the host's process work in the background. The one moves the checkpoints of the least value to disk
-before the room is used up, or when a lane asks for room. The other copies into memory what the engine wants there: from
-disk, or from another host. Which those are, :mod:`fluid.backends.hosts.checkpoint_values` decides. What the engine asks
+Lanes write their checkpoints to host memory themselves, as long as the ledger (:mod:`fluid.lane.checkpoints.ledger`)
+has room. Two threads of the host's process work in the background. The one moves the checkpoints of the least value to
+disk before the room is used up, or when a lane asks for room. The other copies into memory what the engine wants there:
+from disk, or from another host. Which those are, :mod:`fluid.backends.hosts.checkpoint_values` decides. What the engine asks
 to be copied to disk, or deleted, a third one does (:mod:`fluid.backends.hosts.checkpoint_jobs`), also without memory.
 
 All of that can be ended at any moment: a checkpoint appears in its new place as a whole, and before it leaves the old
@@ -37,14 +37,13 @@ from fluid.backends.hosts.checkpoint_values import (
 from fluid.backends.hosts.checkpoint_wishes import CheckpointWishes, Wanted
 from fluid.backends.hosts.memory_folder import MemoryFolder
 from fluid.engine.commands import CheckpointValue
-from fluid.lane.checkpoint_files import iteration_of
-from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
-from fluid.lane.checkpoint_seal import sealed_bytes
-from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.fetching import fetch_checkpoint
-from fluid.lane.link_rates import LinkRates
-from fluid.lane.run_paths import folder_name
-from fluid.lane.store_ledger import RestoreSample, RoomWish, StoreLedger
+from fluid.lane.checkpoints.fetch import LinkRates, fetch_checkpoint
+from fluid.lane.checkpoints.files import iteration_of
+from fluid.lane.checkpoints.ledger import RestoreSample, RoomWish, StoreLedger
+from fluid.lane.checkpoints.paths import folder_name
+from fluid.lane.checkpoints.seal import sealed_bytes
+from fluid.lane.checkpoints.store import CheckpointStore
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
 
 _log = logger_of(__name__)
 

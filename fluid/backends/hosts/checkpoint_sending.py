@@ -9,9 +9,8 @@ import zlib
 
 from fluid._clock import Clock
 from fluid._logs import logger_of
-from fluid.lane.checkpoint_seal import SEAL
-from fluid.lane.checkpoint_wire import LENGTH, PIECE, Manifest, SendReport, send_message
-from fluid.lane.link_rates import compression_pays
+from fluid.lane.checkpoints.fetch import LENGTH, PIECE, Manifest, SendReport, compression_pays, send_message
+from fluid.lane.checkpoints.seal import SEAL
 
 _log = logger_of(__name__)
 

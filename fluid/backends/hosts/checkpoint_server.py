@@ -1,7 +1,8 @@
 """Sends checkpoints of this machine to lanes of other machines: straight to them, not through the driver.
 
-Its client is :mod:`fluid.lane.fetching`, and what they say :mod:`fluid.lane.checkpoint_wire`. It runs in threads of the
-host's process, which the transfers do not hold up: they spend their time in calls that let other threads run.
+Its client is :mod:`fluid.lane.checkpoints.fetch`, and what they say :mod:`fluid.lane.checkpoints.fetch`. It runs in
+threads of the host's process, which the transfers do not hold up: they spend their time in calls that let other threads
+run.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from fluid._waiting import BackgroundThread
 from fluid.backends.hosts.checkpoint_sending import describe, send_checkpoint
 from fluid.backends.hosts.listener import LaneListener
 from fluid.backends.hosts.selector import WakeableSelector
-from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
-from fluid.lane.checkpoint_paths import checkpoints_folder, settled_path, trial_folder_name
-from fluid.lane.checkpoint_wire import (
+from fluid.lane.checkpoints.fetch import (
     STALL_S,
     CheckpointRequest,
     Refusal,
@@ -28,6 +27,8 @@ from fluid.lane.checkpoint_wire import (
     receive_message,
     send_message,
 )
+from fluid.lane.checkpoints.files import checkpoints_like, locked_for_reading
+from fluid.lane.checkpoints.paths import checkpoints_folder, settled_path, trial_folder_name
 from fluid.processes.handshake import Address
 
 _log = logger_of(__name__)

@@ -1,6 +1,6 @@
 """Where the lanes on a machine keep what they write, and which process clears it.
 
-Checkpoints are kept in host memory or on disk; see :mod:`fluid.lane.checkpoint_paths`. The driver's machine uses the
+Checkpoints are kept in host memory or on disk; see :mod:`fluid.lane.checkpoints.paths`. The driver's machine uses the
 run's folder itself; so do others that share it with the driver.
 """
 
@@ -18,12 +18,18 @@ from typing import NamedTuple
 from fluid._logs import logger_of
 from fluid._private_files import make_folder
 from fluid.backends.hosts import host_memory
-from fluid.lane.checkpoint_files import checkpoints_like, locked_for_reading
-from fluid.lane.checkpoint_paths import FOLDER_PREFIX, checkpoints_folder, settled_path
-from fluid.lane.checkpoint_seal import damage_of
-from fluid.lane.checkpoint_store import persist_checkpoints
-from fluid.lane.kept_payloads import payloads_in_memory, payloads_on_disk
-from fluid.lane.run_paths import folder_name, folder_of_host, open_folder
+from fluid.lane.checkpoints.files import checkpoints_like, locked_for_reading
+from fluid.lane.checkpoints.paths import (
+    FOLDER_PREFIX,
+    checkpoints_folder,
+    folder_name,
+    folder_of_host,
+    open_folder,
+    settled_path,
+)
+from fluid.lane.checkpoints.seal import damage_of
+from fluid.lane.checkpoints.store import persist_checkpoints
+from fluid.lane.payloads import payloads_in_memory, payloads_on_disk
 from fluid.processes.own_folders import is_file_of_user, require_own, temporary_folder
 from fluid.processes.session_mark import kill_marked
 

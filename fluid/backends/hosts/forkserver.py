@@ -26,7 +26,7 @@ from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS, PROGRAM, ForkS
 from fluid.backends.hosts.guardian import END, exit_code
 from fluid.backends.hosts.lane_killing import MpsControl
 from fluid.errors import FluidError
-from fluid.lane.messages import LaneOptions
+from fluid.lane.protocol import LaneOptions
 from fluid.processes.children import children, describe_exit, is_stopped
 from fluid.processes.interpreters import start_program
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked

@@ -39,11 +39,10 @@ from fluid.backends.hosts.guardian import fork_below_guardian
 from fluid.backends.hosts.huge_pages import join_memory
 from fluid.backends.hosts.lane_killing import LaneKiller, kill_with_group
 from fluid.backends.hosts.module_loading import load_module
-from fluid.lane.messages import LaneOptions
 from fluid.lane.news import note_modules_before_fork
-from fluid.lane.output import lane_output
-from fluid.lane.process import run_as_process
-from fluid.lane.stack_dump import DUMP_SIGNAL, lane_stacks
+from fluid.lane.output import DUMP_SIGNAL, lane_output, lane_stacks
+from fluid.lane.protocol import LaneOptions
+from fluid.lane.serve import run_as_process
 from fluid.processes.children import (
     adopt_orphans,
     children,

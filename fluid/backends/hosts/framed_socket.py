@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fluid.lane.errors import one_line
-from fluid.lane.messages import decode, encode
+from fluid.lane.protocol import decode, encode
 from fluid.processes.frames import FrameBuffer, FrameError, framed
 
 #: Bytes asked of the system at once.

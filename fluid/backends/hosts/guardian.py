@@ -23,8 +23,8 @@ from typing import NoReturn
 
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.forkserver_state import ForkServerState
-from fluid.lane.checkpoint_store import persist_checkpoints
-from fluid.lane.run_paths import open_folder
+from fluid.lane.checkpoints.paths import open_folder
+from fluid.lane.checkpoints.store import persist_checkpoints
 from fluid.processes.children import adopt_orphans, kill, kill_children, open_process, set_process_name
 
 #: What the host writes to end the guardian and all below it. It clears the folders itself.

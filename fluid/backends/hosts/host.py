@@ -47,10 +47,10 @@ from fluid.backends.hosts.stack_copies import request_stacks
 from fluid.backends.hosts.threads import waiting_variables
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
-from fluid.lane.culprit_note import read_running_trial
-from fluid.lane.messages import LaneOptions
 from fluid.lane.output import has_text, lane_output
 from fluid.lane.policy import DEFAULT_POLICY
+from fluid.lane.process.state import read_running_trial
+from fluid.lane.protocol import LaneOptions
 
 #: What a module loads only once it is used, which then takes each lane a second: PyTorch's optimizers, when the first
 #: one is made. Trials that are there by then load it themselves; it keeps none of them waiting.

@@ -17,8 +17,8 @@ from contextlib import suppress
 from fluid._clock import MonotonicClock, wall_seconds
 from fluid._logs import logger_of
 from fluid.backends.hosts.memory_left import memory_left
-from fluid.lane.checkpoint_store import persist_checkpoints
-from fluid.lane.run_paths import path_now
+from fluid.lane.checkpoints.paths import path_now
+from fluid.lane.checkpoints.store import persist_checkpoints
 from fluid.processes.own_folders import require_own
 from fluid.processes.session_mark import kill_marked
 
@@ -138,7 +138,7 @@ def settle(folder: str, lock: int, run: int = -1) -> None:
     Args:
         folder: on the RAM disk.
         lock: its lock, for which :func:`is_last` is true.
-        run: a descriptor of the run folder (:func:`fluid.lane.run_paths.open_folder`), if this process has one.
+        run: a descriptor of the run folder (:func:`fluid.lane.checkpoints.paths.open_folder`), if this process has one.
     """
     left = json.loads(os.pread(lock, 1 << 16, 0))
     run_folder: str | None = left["run_folder"]

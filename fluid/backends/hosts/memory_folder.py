@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from fluid.backends.hosts.checkpoint_values import StoredCheckpoint
-from fluid.lane.checkpoint_files import (
+from fluid.lane.checkpoints.files import (
     copy_atomically,
     delete_at_once,
     iteration_of,
@@ -15,8 +15,8 @@ from fluid.lane.checkpoint_files import (
     move,
     newest_in,
 )
-from fluid.lane.checkpoint_paths import checkpoints_folder
-from fluid.lane.checkpoint_seal import damage_of, sealed_bytes
+from fluid.lane.checkpoints.paths import checkpoints_folder
+from fluid.lane.checkpoints.seal import damage_of, sealed_bytes
 
 
 class FoundOnDisk(NamedTuple):

@@ -9,8 +9,7 @@ from contextlib import suppress
 
 from fluid._clock import MonotonicClock
 from fluid._private_files import make_folder, open_private
-from fluid.lane.output import trial_log
-from fluid.lane.stack_dump import lane_stacks
+from fluid.lane.output import lane_stacks, trial_log
 
 #: Seconds for a lane to write its stacks, between two looks at them, and without more after which they are complete.
 _PATIENCE_S = 5.0

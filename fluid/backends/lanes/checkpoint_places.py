@@ -12,11 +12,10 @@ from fluid.elastic.messages import Left
 from fluid.engine.commands import Persist, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.events import Checkpoint, CheckpointPlaced, TrialNotKept, TrialSaved
 from fluid.keeping import Kept
-from fluid.lane import messages as m
-from fluid.lane.checkpoint_files import iteration_of
-from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
-from fluid.lane.checkpoint_paths import trial_folder_name
-from fluid.lane.run_paths import folder_name, trial_of_folder
+from fluid.lane import protocol as m
+from fluid.lane.checkpoints.files import iteration_of
+from fluid.lane.checkpoints.paths import folder_name, trial_folder_name, trial_of_folder
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
 
 #: The commands that are carried out here.
 OF_HOSTS = (ValueCheckpoints, PrefetchCheckpoint, Persist)

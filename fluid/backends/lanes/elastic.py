@@ -17,7 +17,7 @@ from fluid.backends.lanes.migration import OfTrial
 from fluid.elastic.messages import Left
 from fluid.engine.commands import Pause, Resize, RunIteration, StartTrial, StopTrial
 from fluid.engine.events import Event, IterationDone, TrialFailed, TrialPaused, TrialReleased
-from fluid.lane.messages import FromMember
+from fluid.lane.protocol import FromMember
 
 
 class ElasticTrials:

@@ -10,7 +10,7 @@ from fluid.elastic.actions import Reported, Send
 from fluid.elastic.messages import Leave
 from fluid.engine.commands import Command, StartTrial, StopTrial
 from fluid.engine.events import Event, Failure, IterationDone, TrialFailed
-from fluid.lane import messages as m
+from fluid.lane import protocol as m
 from fluid.resources import MemoryNeed
 
 

@@ -26,7 +26,7 @@ from fluid.engine.events import (
     TrialReleased,
     TrialStarted,
 )
-from fluid.lane import messages as m
+from fluid.lane import protocol as m
 
 #: Times that members try to form a generation although all of them are alive, before the trial fails.
 _ATTEMPTS = 3

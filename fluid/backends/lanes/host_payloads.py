@@ -8,7 +8,7 @@ from typing import Any
 from fluid.backends.base import Keeping, Launcher
 from fluid.backends.lanes.connections import LaneConnection
 from fluid.elastic.messages import Prepared
-from fluid.lane import messages as m
+from fluid.lane import protocol as m
 
 
 class HostPayloads:

@@ -20,11 +20,10 @@ from fluid._clock import Clock
 from fluid.backends.base import DeviceBinding, Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.errors import FluidError
-from fluid.lane.device_messages import LaneUnusable, LaneWarming
-from fluid.lane.messages import LaneWarm
+from fluid.lane.protocol import LaneUnusable, LaneWarm, LaneWarming
 
 #: Longest that a lane may take to make its GPU ready, seconds. A context takes seconds, a minute where eight GPUs are
-#: initialised at once, and lanes of a GPU may wait for each other (:mod:`fluid.lane.own_memory`).
+#: initialised at once, and lanes of a GPU may wait for each other (:mod:`fluid.lane.device.own_memory`).
 _LONGEST_WARM_UP_S = 300.0
 #: Seconds since it was refused first in which a client of MPS is started again, and between two attempts.
 _PATIENCE_S = 8.0

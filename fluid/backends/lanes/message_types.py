@@ -11,9 +11,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fluid.backends.lanes.translate import EVENTS
 from fluid.elastic.messages import FROM_MEMBER
-from fluid.lane.device_messages import LaneUnusable, LaneWarming, ModulesLoaded
 from fluid.lane.log_records import LaneLogged
-from fluid.lane.messages import CleanUpBegun, FromMember, PayloadMissing
+from fluid.lane.protocol import CleanUpBegun, FromMember, LaneUnusable, LaneWarming, ModulesLoaded, PayloadMissing
 
 _CLASSES = frozenset(
     {*EVENTS, LaneUnusable, LaneWarming, ModulesLoaded, LaneLogged, CleanUpBegun, FromMember, PayloadMissing}

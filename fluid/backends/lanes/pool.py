@@ -40,11 +40,11 @@ from fluid.engine.commands import (
 )
 from fluid.engine.events import CleanUpLasts, Event, LaneLost, LaneOutdated
 from fluid.errors import FluidError
-from fluid.lane import limit_messages as limits
-from fluid.lane import messages as m
-from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
+from fluid.lane import protocol as limits
+from fluid.lane import protocol as m
 from fluid.lane.errors import one_line
 from fluid.lane.log_records import LaneLogged
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 

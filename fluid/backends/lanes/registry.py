@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.keeping import KeepRule
-from fluid.lane.messages import ShipTrainable
+from fluid.lane.protocol import ShipTrainable
 from fluid.processes.interpreters import import_path
 from fluid.random_state import Seeds
 from fluid.trainables.payload import LARGE_BYTES, TrainablePayload, TrialPayload

@@ -6,7 +6,7 @@ from fluid.backends.base import Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.retention import FetchingLauncher
 from fluid.keeping import WorstKept
-from fluid.lane.keep_messages import KeepBar
+from fluid.lane.protocol import KeepBar
 
 
 class LaneRetention:

@@ -24,9 +24,8 @@ from fluid.backends.lanes.translate import message_of, start_message, to_event
 from fluid.engine.commands import Resize, StartTrial, StopTrial
 from fluid.engine.events import Event, TrialFailed, TrialReleased
 from fluid.errors import FluidError
-from fluid.lane import messages as m
-from fluid.lane.device_messages import ModulesLoaded
-from fluid.lane.limit_messages import SetThreads
+from fluid.lane import protocol as m
+from fluid.lane.protocol import ModulesLoaded, SetThreads
 
 #: Seconds for a host to be started on a machine that has a checkpoint; then the trial starts without it.
 _SOURCE_S = 30.0

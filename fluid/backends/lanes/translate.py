@@ -31,11 +31,11 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.keeping import KeepRule
-from fluid.lane import device_messages as devices
-from fluid.lane import limit_messages as limits
-from fluid.lane import messages as m
-from fluid.lane.keep_messages import ResidentNotKept
-from fluid.lane.savability import ResidentSavability
+from fluid.lane import protocol as devices
+from fluid.lane import protocol as limits
+from fluid.lane import protocol as m
+from fluid.lane.protocol import ResidentNotKept
+from fluid.lane.resident import ResidentSavability
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import NO_METRICS
 from fluid.trial_fields import ANY_PROCESS, TrialProcess

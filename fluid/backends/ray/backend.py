@@ -26,7 +26,7 @@ from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import CheckpointPlaced, DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.keeping import parse_bytes
-from fluid.lane.checkpoint_paths import host_of
+from fluid.lane.checkpoints.paths import host_of
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import Device, DeviceChoice
 

@@ -11,8 +11,7 @@ from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.remote_host import RemoteHost
-from fluid.lane.fetching import fetch_checkpoint
-from fluid.lane.link_rates import LinkRates
+from fluid.lane.checkpoints.fetch import LinkRates, fetch_checkpoint
 
 
 class CheckpointSources:

@@ -2,8 +2,8 @@
 
 A host also sends :class:`fluid.backends.base.LaneDying`, :class:`fluid.backends.base.LaneExited`,
 :class:`fluid.backends.base.LaneSuperseded`, :class:`fluid.backends.base.LaneText`, and
-:class:`fluid.lane.checkpoint_messages.CheckpointMoved` and
-:class:`fluid.lane.checkpoint_messages.CheckpointPersisted`.
+:class:`fluid.lane.protocol.CheckpointMoved` and
+:class:`fluid.lane.protocol.CheckpointPersisted`.
 """
 
 from __future__ import annotations

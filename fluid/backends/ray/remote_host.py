@@ -32,7 +32,7 @@ from fluid.backends.ray.host_messages import (
 from fluid.backends.ray.output_inbox import OutputInbox
 from fluid.engine.commands import CheckpointValue
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.checkpoint_messages import CheckpointPersisted
+from fluid.lane.protocol import CheckpointPersisted
 
 #: Seconds for all hosts to say how their lanes share GPUs.
 _START_S = 120.0

@@ -11,7 +11,7 @@ from fluid.backends.hosts.folders import HERE
 from fluid.backends.hosts.host import Host
 from fluid.backends.ray.remote_host import RemoteHost, RemoteStore
 from fluid.engine.commands import CheckpointValue
-from fluid.lane.checkpoint_messages import CheckpointMoved, CheckpointPersisted
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
 
 #: Most values that a host is sent at once.
 _BATCH = 1000

@@ -14,10 +14,10 @@ from waiting import PATIENCE, eventually
 
 from fluid.backends.hosts import checkpoint_jobs
 from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
-from fluid.lane.checkpoint_messages import CheckpointPersisted
-from fluid.lane.checkpoint_seal import damage_of
-from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.store_ledger import StoreLedger
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.seal import damage_of
+from fluid.lane.checkpoints.store import CheckpointStore
+from fluid.lane.protocol import CheckpointPersisted
 
 SIZE = 1000
 

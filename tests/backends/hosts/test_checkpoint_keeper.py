@@ -16,11 +16,11 @@ from waiting import eventually
 from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
 from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
 from fluid.engine.commands import CheckpointValue
-from fluid.lane.checkpoint_files import copy_atomically, locked_for_reading
-from fluid.lane.checkpoint_messages import CheckpointMoved
-from fluid.lane.checkpoint_seal import damage_of
-from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.store_ledger import StoreLedger
+from fluid.lane.checkpoints.files import copy_atomically, locked_for_reading
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.seal import damage_of
+from fluid.lane.checkpoints.store import CheckpointStore
+from fluid.lane.protocol import CheckpointMoved
 
 SIZE = 1000
 

@@ -18,15 +18,23 @@ from stranger_processes import KINDS, strangers_at
 
 from fluid._clock import nap
 from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
-from fluid.lane import checkpoint_wire, fetching, locating
-from fluid.lane.checkpoint_seal import damage_of, seal
-from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.checkpoint_wire import Manifest, SendReport, checkpoint_key, receive_message, send_message
-from fluid.lane.fetching import fetch_checkpoint
-from fluid.lane.link_rates import LinkRates
-from fluid.lane.locating import CheckpointLocator
-from fluid.lane.messages import LaneOptions
-from fluid.lane.store_ledger import StoreLedger
+from fluid.lane.checkpoints import fetch as checkpoint_wire
+from fluid.lane.checkpoints import fetch as fetching
+from fluid.lane.checkpoints import restore as locating
+from fluid.lane.checkpoints.fetch import (
+    LinkRates,
+    Manifest,
+    SendReport,
+    checkpoint_key,
+    fetch_checkpoint,
+    receive_message,
+    send_message,
+)
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.restore import CheckpointLocator
+from fluid.lane.checkpoints.seal import damage_of, seal
+from fluid.lane.checkpoints.store import CheckpointStore
+from fluid.lane.protocol import LaneOptions
 from fluid.processes.handshake import HELLO_BYTES, Address, new_challenge, read_hello, server_proof
 
 KEY = b"right"

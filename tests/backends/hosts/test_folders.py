@@ -11,9 +11,9 @@ import pytest
 
 from fluid.backends.hosts import host_memory
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, locate, pack, unpack
-from fluid.lane.checkpoint_paths import host_of
-from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.store_ledger import StoreLedger
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.paths import host_of
+from fluid.lane.checkpoints.store import CheckpointStore
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from waiting import eventually
 
 from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
 from fluid.errors import FluidError
-from fluid.lane.messages import LaneOptions, LaneWarm, Shutdown
+from fluid.lane.protocol import LaneOptions, LaneWarm, Shutdown
 
 PATIENCE_MS = 90_000
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fluid.backends.hosts.framed_socket import FramedSocket
-from fluid.lane.messages import decode, encode
+from fluid.lane.protocol import decode, encode
 from fluid.processes.frames import LONGEST_BODY, FrameBuffer, FramedConnection, FrameError, framed
 
 Ends = tuple[FramedSocket, FramedConnection]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from fluid.backends.hosts import host_memory
-from fluid.lane.checkpoint_store import CheckpointStore
-from fluid.lane.run_paths import open_folder
-from fluid.lane.store_ledger import StoreLedger
+from fluid.lane.checkpoints.ledger import StoreLedger
+from fluid.lane.checkpoints.paths import open_folder
+from fluid.lane.checkpoints.store import CheckpointStore
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from fluid.elastic.messages import Left
 from fluid.engine.commands import Persist
 from fluid.engine.events import Checkpoint, TrialNotKept, TrialSaved
 from fluid.keeping import Kept
-from fluid.lane import messages as m
-from fluid.lane.checkpoint_messages import CheckpointPersisted
+from fluid.lane import protocol as m
+from fluid.lane.protocol import CheckpointPersisted
 
 PATH = "/dev/shm/fluid-0123456789abcdef-localhost/a/00000003-0-1"
 

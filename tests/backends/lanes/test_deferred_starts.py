@@ -17,7 +17,7 @@ from fluid.backends.lanes.registry import Registry
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import Checkpoint
-from fluid.lane.messages import ReleaseResident, RunResident, StartResident
+from fluid.lane.protocol import ReleaseResident, RunResident, StartResident
 from fluid.trainables.payload import payload_of
 
 

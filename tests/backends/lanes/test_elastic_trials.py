@@ -20,7 +20,7 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
 )
-from fluid.lane import messages as m
+from fluid.lane import protocol as m
 from fluid.trainables.encoded_metrics import encode_metrics
 
 

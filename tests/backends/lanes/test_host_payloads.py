@@ -15,7 +15,7 @@ from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.lanes.connections import Deferred, LaneConnections
 from fluid.backends.lanes.host_payloads import HostPayloads
 from fluid.elastic.messages import Prepared
-from fluid.lane import messages as m
+from fluid.lane import protocol as m
 
 TRAINABLE = m.ShipTrainable(0, b"trainable", ())
 START = m.StartResident("a", 0, b"config", 1)

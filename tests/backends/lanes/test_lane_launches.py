@@ -20,8 +20,7 @@ from fluid.engine.events import LaneLost, LaneReady
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.gpu.nvml import Gpu
-from fluid.lane.device_messages import LaneUnusable, LaneWarming
-from fluid.lane.messages import LaneWarm
+from fluid.lane.protocol import LaneUnusable, LaneWarm, LaneWarming
 from fluid.trialgroup import Trial, TrialGroup
 
 FULL = LaneUnusable(0.0, "CUDA error: out of memory")

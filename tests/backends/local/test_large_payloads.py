@@ -15,7 +15,7 @@ from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.lanes import registry
 from fluid.engine.commands import StartTrial, StopTrial
 from fluid.engine.events import IterationDone, TrialFailed, TrialReleased
-from fluid.lane.messages import encode
+from fluid.lane.protocol import encode
 from fluid.trainables.payload import payload_of
 
 LANES = 8

@@ -14,7 +14,7 @@ from ray_drive import Drive, parent_of
 from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import IterationDone, LaneLost
-from fluid.lane.messages import encode
+from fluid.lane.protocol import encode
 from fluid.trainables.payload import payload_of
 
 pytest.importorskip("ray")

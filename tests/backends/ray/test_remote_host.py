@@ -14,7 +14,7 @@ from fluid.backends.hosts.framed_socket import FramedSocket
 from fluid.backends.ray.host_messages import DropPayload, EndLane, PayloadStored, PersistCheckpoint, StorePayload
 from fluid.backends.ray.output_inbox import OutputInbox
 from fluid.backends.ray.remote_host import _PART, RemoteHost
-from fluid.lane.checkpoint_messages import CheckpointPersisted
+from fluid.lane.protocol import CheckpointPersisted
 
 
 class Pair:

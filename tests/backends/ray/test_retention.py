@@ -14,7 +14,7 @@ from fluid import kept_checkpoints  # noqa: E402
 from fluid.backends.hosts.folders import SessionFolders  # noqa: E402
 from fluid.backends.ray import RayBackend  # noqa: E402
 from fluid.executor import FluidExecutor  # noqa: E402
-from fluid.lane.checkpoint_seal import damage_of  # noqa: E402
+from fluid.lane.checkpoints.seal import damage_of  # noqa: E402
 from fluid.resources import Device  # noqa: E402
 from fluid.trialgroup import Search, Trial, TrialGroup  # noqa: E402
 

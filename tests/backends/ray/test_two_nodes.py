@@ -16,8 +16,8 @@ from waiting import eventually
 from fluid.engine.commands import Persist, Resize, RunIteration, Save, StartLane, StopLane
 from fluid.engine.events import Checkpoint, DeviceLost, IterationDone, LaneLost, TrialNotKept, TrialSaved, TrialSetBack
 from fluid.errors import FluidError
-from fluid.lane.checkpoint_seal import damage_of
-from fluid.lane.checkpoint_store import CheckpointStore
+from fluid.lane.checkpoints.seal import damage_of
+from fluid.lane.checkpoints.store import CheckpointStore
 from fluid.resources import Device
 
 ray = pytest.importorskip("ray")
@@ -116,7 +116,7 @@ def test_a_trial_on_another_node_can_join_the_cluster(make: Callable[..., Drive]
 #: Both machines of a test have one disk; with this, a lane finds only what is in the folders of its own machine.
 BLIND = """
 import os
-from fluid.lane.locating import CheckpointLocator
+from fluid.lane.checkpoints.restore import CheckpointLocator
 
 def is_here(self, trial_id, path):
     return any(os.path.isdir(os.path.join(folder, os.path.basename(path))) for folder in self._folders(trial_id))

@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 from ray.tune import Checkpoint, CheckpointConfig
 
 from fluid import tune
-from fluid.lane.messages import LaneOptions
+from fluid.lane.protocol import LaneOptions
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

@@ -1,0 +1,1 @@
+"""Checkpoints as a lane writes, seals, finds, fetches and restores them."""

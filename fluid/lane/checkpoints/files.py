@@ -1,0 +1,259 @@
+"""The folders of checkpoints: names, atomic writing and copying, locks for reading, deletion."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from fluid._private_files import close_to_others, make_folder
+from fluid.lane.checkpoints.paths import checkpoints_folder, trial_folder_name
+from fluid.lane.checkpoints.seal import damage_by_lengths, damage_of, is_of_the_process, seal
+
+T = TypeVar("T")
+
+
+def checkpoints_like(path: str, roots: Iterable[str], disk: str) -> Iterator[str]:
+    """Yields a checkpoint's folder, and those of others that can replace it, the best first.
+
+    Args:
+        path: where the checkpoint was written.
+        roots: the folders in which checkpoints of its trial may be.
+        disk: the one to which those in memory move.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
+    """
+    name, iteration = os.path.basename(path), iteration_of(path)
+    roots = tuple(roots)
+    yield from dict.fromkeys((path, os.path.join(disk, name), *(os.path.join(root, name) for root in roots)))
+    others = [other for root in roots for other in entries_of(root) if os.path.basename(other)[:1].isdigit()]
+    for other in sorted(others, key=iteration_of, reverse=True):
+        if os.path.basename(other) != name and iteration_of(other) <= iteration:
+            yield from dict.fromkeys((other, os.path.join(disk, os.path.basename(other))))
+
+
+def checkpoint_name(iteration: int, lane_id: int, number: int) -> str:
+    """Returns the name of a checkpoint's folder.
+
+    Args:
+        iteration: iterations done by its state.
+        lane_id: the lane that wrote it.
+        number: how many that lane had written then, which makes names unique.
+    """
+    return f"{iteration:08d}-{lane_id}-{number}"
+
+
+@contextmanager
+def locked_for_reading(path: str) -> Iterator[bool]:
+    """Keeps a checkpoint from being moved or deleted; yields whether it exists.
+
+    Args:
+        path: its folder.
+
+    Raises:
+        OSError: this process cannot open files at the moment.
+    """
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if is_of_the_process(error):
+            raise
+        yield False
+        return
+    try:
+        with suppress(OSError):  # A disk without locks; checkpoints on disk do not move.
+            fcntl.flock(folder, fcntl.LOCK_SH)
+        yield os.path.isdir(path)  # It may have moved before it was locked.
+    finally:
+        os.close(folder)
+
+
+def discard_kept(path: str, *, demote: bool) -> None:
+    """Removes a checkpoint from those that outlive the run.
+
+    Args:
+        path: its folder.
+        demote: whether it stays a checkpoint from which the trial can be restored.
+    """
+    kept, name = os.path.split(path)
+    if demote:
+        folder = checkpoints_folder(os.path.dirname(os.path.dirname(os.path.dirname(kept))), trial_folder_name(path))
+        with suppress(OSError):
+            make_folder(folder)
+            os.rename(path, os.path.join(folder, name))
+    else:
+        delete_unread(path)
+    with suppress(OSError):
+        os.rmdir(kept)
+
+
+def delete_unread(path: str, freed: Callable[[], object] = lambda: None) -> bool:
+    """Deletes a checkpoint, unless it is being read; returns whether it no longer exists.
+
+    Args:
+        path: its folder.
+        freed: called if this process has deleted it, and not another one at the same time.
+    """
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return not os.path.isdir(path)  # Another lane has deleted it, or it cannot be opened at the moment.
+    try:
+        with suppress(OSError):  # A disk without locks: readers have none either.
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        if delete_at_once(path):
+            freed()
+        return True
+    finally:
+        os.close(folder)
+
+
+def delete_at_once(path: str) -> bool:
+    """Deletes a checkpoint or a draft; returns whether this process did, and not another one at the same time."""
+    # Renamed first, so that readers find it whole or not at all: names with a dot are those of drafts.
+    head, name = os.path.split(path)
+    dying = os.path.join(head, f".{name.lstrip('.')}.deleted")
+    try:
+        os.rename(path, dying)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return False
+        dying = path
+    shutil.rmtree(dying, ignore_errors=True)
+    return True
+
+
+def move(path: str, folder: str) -> bool:
+    """Moves a checkpoint to a folder on another disk, which lanes can read meanwhile; returns whether it has gone.
+
+    If it is being read in the end, it is in both places.
+
+    Raises:
+        OSError, shutil.Error: it cannot be copied, as the disk is full or it is deleted meanwhile.
+    """
+    with locked_for_reading(path) as exists:
+        if not exists:
+            return False
+        copy_checked(path, folder, damage_by_lengths)  # Lanes may be waiting for the room.
+    deleted: list[str] = []
+    has_gone = delete_unread(path, lambda: deleted.append(path))
+    if has_gone and not deleted:  # Its trial needs it no longer, and so not the copy, which its lane may not have seen.
+        shutil.rmtree(os.path.join(folder, os.path.basename(path)), ignore_errors=True)
+    return bool(deleted)
+
+
+def entries_of(root: str) -> list[str]:
+    """The paths of a folder's entries, newest first; none if the folder does not exist."""
+    try:
+        with os.scandir(root) as entries:
+            return [entry.path for entry in sorted(entries, key=_written_at, reverse=True)]
+    except OSError as error:
+        if is_of_the_process(error):
+            raise
+        return []
+
+
+def _written_at(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_mtime_ns
+    except OSError:  # It has just been deleted.
+        return 0
+
+
+def iteration_of(path: str) -> int:
+    """Returns the iteration of a checkpoint or its draft, which its name tells; 0 for anything else."""
+    number = os.path.basename(path).lstrip(".").partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def copy_atomically(checkpoint: str, target: str, check: Callable[[str], None] = lambda draft: None) -> None:
+    """Copies a checkpoint to a folder, atomically, unless it is there.
+
+    Args:
+        checkpoint: its folder.
+        target: the folder that is to hold it.
+        check: called with the copy before that has its name; what it raises ends the copy.
+    """
+    name = os.path.basename(checkpoint)
+    path = os.path.join(target, name)
+    if os.path.isdir(path):
+        return
+    # Each copy has a draft of its own: a lane and the host may copy the same checkpoint at the same time.
+    draft = _made_in(target, lambda: tempfile.mkdtemp(prefix=f".{name}.", dir=target))
+    try:
+        shutil.copytree(checkpoint, draft, dirs_exist_ok=True)
+        check(draft)
+        os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not os.path.isdir(path):
+            raise
+
+
+def copy_checked(checkpoint: str, target: str, damage_in: Callable[[str], str | None] = damage_of) -> None:
+    """Copies a checkpoint whose original is then to be deleted; a copy that is damaged, though it is not, is none.
+
+    Args:
+        checkpoint: its folder.
+        target: the folder that is to hold it.
+        damage_in: says what is wrong with a checkpoint.
+
+    Raises:
+        OSError, shutil.Error: it cannot be copied whole, as the disk is full.
+    """
+
+    def require_whole(copy: str) -> None:
+        damage = damage_in(copy)
+        if damage is not None and damage_in(checkpoint) is None:
+            raise OSError(f"its copy in {target} is damaged: {damage}")
+
+    path = os.path.join(target, os.path.basename(checkpoint))
+    if os.path.isdir(path):
+        try:
+            require_whole(path)
+        except OSError:
+            delete_at_once(path)
+    copy_atomically(checkpoint, target, require_whole)
+
+
+def write_atomically(root: str, name: str, write: Callable[[str], None]) -> tuple[str, int]:
+    """Writes a checkpoint's folder, atomically; returns its path and size in bytes."""
+    path = os.path.join(root, name)
+    draft = os.path.join(root, f".{name}")
+    try:
+        _made_in(root, lambda: os.mkdir(draft, 0o700))
+        write(draft)
+        close_to_others(draft)
+        size = seal(draft)
+        os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return path, size
+
+
+def _made_in(folder: str, make: Callable[[], T]) -> T:
+    """Makes something in a folder that another process removes whenever it is empty, perhaps right now."""
+    while True:
+        try:
+            make_folder(folder)
+        except FileExistsError:
+            if os.path.lexists(folder) and not os.path.isdir(folder):
+                raise
+            continue  # It was there, and is gone.
+        with suppress(FileNotFoundError):
+            return make()
+
+
+def newest_in(folder: str) -> list[str]:
+    """The checkpoints in a folder, the last that was written first."""
+    return [path for path in entries_of(folder) if not os.path.basename(path).startswith(".")]

@@ -1,0 +1,318 @@
+"""Saves and restores the residents of a lane."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from fluid._clock import Clock
+from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
+from fluid.lane.checkpoints.restore import CheckpointLocator, restore_best
+from fluid.lane.checkpoints.seal import is_of_the_process, sealed_bytes
+from fluid.lane.checkpoints.store import CheckpointStore, Stored, set_own_store
+from fluid.lane.device.device import MemoryMeter
+from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line, print_exception
+from fluid.lane.output import LaneStreams
+from fluid.lane.protocol import KeepBar, LaneOptions, ResidentNotKept, ResidentSaved, ResidentSetBack, RestoredFrom
+from fluid.lane.resident import ResidentTrial
+from fluid.random_state import read_random_state, restore_random_state, write_random_state
+from fluid.trainables.resident import NotSavableError
+
+#: What a save that failed counts for at least, seconds.
+_FAILED_SAVE_S = 0.05
+#: The file, within a checkpoint, with the lane's part of a trial's state.
+_LANE_STATE = "lane.pkl"
+#: Share of the disk, and most bytes, that checkpoints which outlive the run leave free.
+_RESERVE, _RESERVE_BYTES = 0.05, 1 << 30
+
+
+class ResidentCheckpoints:
+    """Saves trials of a lane to its store, and restores them. Methods that run a trial's code raise what that raises.
+
+    Args:
+        options: the lane's.
+        clock: the lane's.
+        output: has the log of the trial whose code runs.
+        meter: of the device's memory.
+        enter: puts a resident's process state in force.
+    """
+
+    def __init__(
+        self,
+        options: LaneOptions,
+        clock: Clock,
+        output: LaneStreams,
+        meter: MemoryMeter,
+        enter: Callable[[ResidentTrial], None],
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._output = output
+        self._meter = meter
+        self._enter = enter
+        self._store = CheckpointStore(options.lane_id, options.run_folder, options.memory_folder)
+        set_own_store(self._store, options)
+        self._locator = CheckpointLocator(options)
+        #: Seconds of the last save, by trainable.
+        self._costs: dict[int, float] = {}
+        #: Bytes of the last checkpoint that outlives the run, by trainable.
+        self._sizes: dict[int, int] = {}
+        #: By group.
+        self._bars: dict[str, KeepBar] = {}
+        #: Of each resident, the last save that another one may refer to.
+        self._newest: dict[str, ResidentSaved] = {}
+
+    def usual_cost(self, key: int) -> float:
+        """Seconds that the last save of a trial of this trainable took; 0 before the first."""
+        return self._costs.get(key, 0.0)
+
+    def drop_trainable(self, key: int) -> None:
+        """Drops what is known of a trainable's trials."""
+        self._costs.pop(key, None)
+        self._sizes.pop(key, None)
+
+    def forget_resident(self, trial_id: str) -> None:
+        """Drops the records that matter only while the trial is resident; its checkpoints stay."""
+        self._store.forget_resident(trial_id)
+        self._newest.pop(trial_id, None)
+
+    def is_due(self, resident: ResidentTrial) -> bool:
+        """Whether saving a trial costs little against the work that the checkpoint protects.
+
+        For an idle trial it is enough that saving costs little against one of its iterations: another lane that is to
+        continue it may be waiting for the checkpoint. An iteration of several trials at once counts for each with its
+        share of the seconds: else saving all of them would cost as many times as much.
+        """
+        if resident.reports_states and resident.iteration - _behind(resident) <= resident.saved:
+            return False
+        options, pace = self._options, None if resident.pace is None else resident.pace / max(1, resident.rows)
+        cost = options.save_ratio * resident.save_cost
+        if resident.unsaved >= max(options.save_after, cost):
+            return True
+        is_idle = not resident.left and not resident.finished and resident.unsaved > 0.0
+        return is_idle and pace is not None and pace >= max(options.idle_save_after, cost)
+
+    def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
+        """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk.
+
+        A state that was just saved, as after an iteration, is not saved twice.
+        """
+        newest, now = self._newest.get(resident.trial_id), self._clock.now()
+        is_current = newest is not None and resident.unsaved == 0.0 and newest.iteration == resident.iteration
+        if newest is not None and is_current and not (durable and newest.in_memory) and os.path.exists(newest.path):
+            return newest._replace(at=now, seconds=0.0)
+        (path, in_memory, _), seconds = self._save(resident, durable=durable)
+        now, trial_id = self._clock.now(), resident.trial_id
+        saved = ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
+        self._newest[trial_id] = saved
+        return saved
+
+    def _save(self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"") -> tuple[Stored, float]:
+        """Saves a trial; with ``facts``, what is to be known of a checkpoint that outlives the run, as such a one.
+
+        Returns:
+            Where, and the seconds that it took.
+        """
+        assert resident.body is not None
+        body, behind = resident.body, _behind(resident)
+        iteration, finished = resident.iteration - behind, resident.finished and not behind
+        self._enter(resident)
+        begun = self._clock.now()
+
+        def write(folder: str) -> None:
+            random_state = read_random_state()
+            body.save(folder)
+            # Random numbers drawn while saving must not change the training.
+            write_random_state(random_state)
+            with open(os.path.join(folder, _LANE_STATE), "wb") as file:
+                pickle.dump({"finished": finished, "random": random_state}, file)
+            if facts:
+                with open(os.path.join(folder, FACTS), "wb") as file:
+                    file.write(facts)
+
+        try:
+            stored = self._store.save(resident.trial_id, iteration, write, durable=durable, keep=bool(facts))
+        except BaseException:
+            # The next try comes later and later.
+            resident.save_cost = 2.0 * max(resident.save_cost, self._clock.now() - begun, _FAILED_SAVE_S)
+            raise
+        resident.save_cost, resident.unsaved = self._clock.now() - begun, 0.0
+        resident.saved, self._costs[resident.key] = iteration, resident.save_cost
+        return stored, resident.save_cost
+
+    # -- checkpoints that outlive the run --------------------------------------------------------------------
+
+    def set_bar(self, message: KeepBar) -> None:
+        """Takes what a checkpoint of a group's trials must beat to outlive the run."""
+        self._bars[message.group] = message
+
+    def keep_if_better(self, resident: ResidentTrial, numbers: Mapping[str, float]) -> None:
+        """Saves a trial for good if its iteration is its best so far, and one of the best of its group's trials.
+
+        Errors end no trial: they are told in ``resident.unsent``, as the checkpoint is.
+        """
+        rule = resident.rule
+        if rule is None or rule.how != "best":
+            return
+        value = resident.last_value = rule.value(numbers, resident.last_value)
+        if value is None or not rule.is_better(value, rule.best) or _state_at(resident) != resident.iteration:
+            return
+        bar = self._bars.get(rule.group)
+        if bar is not None and not rule.passes(value, bar.bar):
+            return
+        resident.rule = rule._replace(best=value)
+        resident.unsent = self.keep(resident, value)
+
+    @staticmethod
+    def is_to_be_kept(resident: ResidentTrial) -> bool:
+        """Whether a trial that ends here has a state to save for good, which was not yet."""
+        saves = resident.autosaves and (resident.member is None or resident.member.is_rank_zero)
+        return saves and (_state_at(resident) or 0) > max(0, resident.kept_at)
+
+    def keep(self, resident: ResidentTrial, value: float | None = None) -> ResidentSaved | ResidentNotKept:
+        """Saves a trial so that the checkpoint outlives the run; says why if it cannot be.
+
+        Args:
+            resident: the trial.
+            value: its metric, if trials are compared.
+        """
+        rule, iteration = resident.rule, _state_at(resident) or resident.iteration
+        group, metric, mode = ("", "", "") if rule is None else (rule.group, rule.metric, rule.mode)
+        facts = json.dumps({"group": group, "metric": metric, "mode": mode, "value": value}).encode()
+        try:
+            reason = self._why_no_room(resident)
+            if reason:
+                return self._not_kept(resident, iteration, reason)
+            (path, in_memory, size), seconds = self._save(resident, facts=facts)
+            self._newest.pop(resident.trial_id, None)  # A call may have changed the trial since.
+        except BaseException as error:
+            print_exception()
+            if not is_for_want_of_space(error):
+                resident.rule = None  # Its own code raises, and will again.
+                return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))
+            return self._not_kept(resident, iteration, one_line(error))
+        resident.kept_at, self._sizes[resident.key] = iteration, size
+        now, kept = self._clock.now(), Kept(size, value)
+        return ResidentSaved(
+            now, resident.trial_id, iteration, path, in_memory, dropped=False, seconds=seconds, kept=kept
+        )
+
+    def _not_kept(self, resident: ResidentTrial, iteration: int, reason: str) -> ResidentNotKept:
+        """Says why a trial is not saved for good; its last state, which may be its result, goes to host memory instead.
+
+        From there it comes to the run folder once there is room.
+        """
+        is_last = resident.rule is None or resident.rule.how == "last"
+        with suppress(Exception):
+            if reason != QUOTA_USED_UP and is_last and self._save(resident)[0].in_memory:
+                reason += "; it stays in host memory until there is room"
+        return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, reason)
+
+    def _why_no_room(self, resident: ResidentTrial) -> str:
+        """Why there is no room for a further checkpoint like those of its trainable; empty if there is."""
+        size, folder = self._sizes.get(resident.key, 0), self._options.run_folder
+        bar = None if resident.rule is None else self._bars.get(resident.rule.group)
+        if bar is not None and bar.room is not None and resident.kept_at < 0 and size > bar.room:
+            return QUOTA_USED_UP
+        disk = shutil.disk_usage(folder)
+        if disk.free - size < min(_RESERVE_BYTES, _RESERVE * disk.total):
+            return f"the disk of {folder} is almost full: {disk.free:,} bytes are free"
+        return ""
+
+    def restore(
+        self,
+        resident: ResidentTrial,
+        checkpoint: str,
+        wanted: int,
+        source: tuple[str, int] | None,
+        renew: Callable[[], None],
+    ) -> tuple[ResidentSetBack | None, RestoredFrom | None]:
+        """Restores a trial; says so in its log if that is not from the checkpoint named.
+
+        Args:
+            resident: a trial that was set up.
+            checkpoint: the path of the one wanted.
+            wanted: the iterations done by its state.
+            source: where the server of the machine that has it listens; ``None`` for this machine.
+            renew: sets the trial up anew.
+
+        Returns:
+            Why it has an earlier state, ``None`` if it has the one wanted; and from where it was restored, ``None`` if
+            it begins afresh.
+        """
+        renewing = 0.0
+
+        def renew_and_count() -> None:
+            nonlocal renewing
+            renewed = self._clock.now()
+            renew()
+            renewing += self._clock.now() - renewed
+
+        def load(folder: str) -> None:
+            assert resident.body is not None
+            resident.body.restore(folder)
+            with open(os.path.join(folder, _LANE_STATE), "rb") as file:
+                state = pickle.load(file)
+            restore_random_state(state["random"])
+            resident.finished = state["finished"]
+
+        begun = self._clock.now()
+        located = self._locator.locate(resident.trial_id, checkpoint, source)
+        places = self._store.places(resident.trial_id, located.path)
+        path, iteration, reason, cannot_load = restore_best(
+            places, wanted, load, renew_and_count, self._is_innocent, located.problem, self._store.is_in_memory
+        )
+        seconds = self._clock.now() - begun - renewing
+        resident.iteration = resident.saved = iteration
+        restored = None
+        if path is not None:
+            self._store.protect(resident.trial_id, path)
+            restored = self._measured(path, seconds, fetched=located.fetched)
+        if not reason:
+            return None, restored
+        in_memory = path is not None and self._store.is_in_memory(path)
+        begins = f"goes on from iteration {iteration}" if path is not None else "begins afresh"
+        told = f"Fluid: this trial {begins} instead of going on from iteration {wanted}: {reason}\n"
+        self._output.log.write(told)  # The driver's log has it, too.
+        now = self._clock.now()
+        back = ResidentSetBack(now, resident.trial_id, iteration, path, in_memory, reason, cannot_load)
+        return back, restored
+
+    def _measured(self, path: str, seconds: float, *, fetched: bool) -> RestoredFrom:
+        """Returns from where a trial was restored, which its host is told, too."""
+        size = sealed_bytes(path) or 0
+        if fetched:
+            return RestoredFrom("host", seconds, size)
+        self._store.note_restore(path, size, seconds)
+        return RestoredFrom("memory" if self._store.is_in_memory(path) else "disk", seconds, size)
+
+    def _is_innocent(self, error: BaseException) -> bool:
+        """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""
+        lacks = is_out_of_memory(error) or any(map(is_of_the_process, causes(error)))
+        return lacks or not self._meter.is_usable()
+
+
+def _state_at(resident: ResidentTrial) -> int | None:
+    """Iterations done by the state that a save writes; ``None`` if there is none yet."""
+    try:
+        return resident.iteration - _behind(resident)
+    except NotSavableError:
+        return None
+
+
+def _behind(resident: ResidentTrial) -> int:
+    """Iterations done since the state that a save writes.
+
+    Raises:
+        NotSavableError: the trial has reported no state yet.
+    """
+    if not resident.reports_states or resident.body is None:
+        return 0
+    behind = resident.body.unsaved_iterations()
+    if behind is None:
+        raise NotSavableError("it has reported no checkpoint from which it could go on")
+    return behind

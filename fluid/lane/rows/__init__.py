@@ -1,0 +1,1 @@
+"""Several trials of one lane at once: groups that are stepped together, and packs that are fused."""
