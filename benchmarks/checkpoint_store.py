@@ -33,7 +33,7 @@ from measuring import machine
 
 import fluid
 from fluid import FluidExecutor
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import Command, PrefetchCheckpoint, ValueCheckpoints
 from fluid.resources import Device
 from fluid.search import uniform

@@ -29,9 +29,8 @@ import numpy as np
 from measuring import machine
 
 from fluid import Device
-from fluid.backends.hosts.checkpoint_values import StoredCheckpoint, Worth, choose_evictions
+from fluid.backends.hosts.checkpoints.values import StoredCheckpoint, Worth, choose_evictions
 from fluid.backends.simulated.backend import Truth
-from fluid.backends.simulated.host_stores import InMemory, SimulatedStores, StoringBackend, least_recently_used
 from fluid.engine.commands import Command, Notice, ReportEnd
 from fluid.engine.engine import EngineState
 from fluid.engine.events import (
@@ -49,6 +48,7 @@ from fluid.search.brackets import Brackets
 from fluid.search.rungs import halving_shape, hyperband_shapes, rungs_of
 from fluid.search.schedulers import AsynchronousHalving, RungScheduler
 from fluid.search_shape import Rung
+from fluid.testing.stores import InMemory, SimulatedStores, StoringBackend, least_recently_used
 from fluid.trialgroup import TrialState
 
 #: By what checkpoints leave memory: what is worth least by the rule of the hosts, or what was used least recently.

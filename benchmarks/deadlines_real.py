@@ -27,7 +27,7 @@ import numpy as np
 
 import fluid
 from fluid import Device, FluidExecutor
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.search import uniform
 
 DEVICES, SIGMA, RUNGS = 8, 0.5, (1, 3, 9, 27)

@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import (
     Command,
     Pause,

@@ -147,7 +147,7 @@ def fluid(name: str, size: Size, gpu: bool) -> dict[str, Any]:
     The seconds count from the first result on: importing PyTorch takes the same time in both cases.
     """
     from fluid import FluidExecutor, Trial, TrialGroup
-    from fluid.backends.local.backend import LocalBackend
+    from fluid.backends.local import LocalBackend
 
     figures: dict[str, Any] = {}
     budget = 0

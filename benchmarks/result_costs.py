@@ -73,7 +73,7 @@ class StageTimes:
 @contextmanager
 def measured() -> Iterator[StageTimes]:
     """Measures the stages of the session's thread from now on."""
-    from fluid.backends.local.backend import LocalBackend
+    from fluid.backends.local import LocalBackend
     from fluid.engine.engine import EngineState
     from fluid.session.pump import Pump
     from fluid.session.run_folder import RunFolder

@@ -126,7 +126,7 @@ class Driver:
         options["devices"] = plan["devices"]
         options["backend"] = "ray" if plan["kind"] == "ray" else "local"
         if plan["mps"]:
-            from fluid.backends.local.backend import LocalBackend
+            from fluid.backends.local import LocalBackend
 
             options["backend"] = LocalBackend(
                 plan["devices"],

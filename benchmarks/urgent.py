@@ -28,7 +28,7 @@ from typing import Any
 from measuring import machine
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 
 #: How much longer than the urgent work / n the sweep may take, and how long after an iteration the urgent trials start.
 MOST_GROWTH, MOST_DELAY_S = 1.05, 0.1

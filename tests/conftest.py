@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fluid.backends.hosts.forkserver import ForkServerProcess
-from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.backends.hosts.forkserver.host_end import ForkServerProcess
+from fluid.backends.hosts.sockets import FramedSocket
 from fluid.gpu.nvml import find_gpus
 from fluid.lane.protocol import LaneOptions, ResidentFailed, ResidentIterated, ShipTrainable, StartResident
 from fluid.trainables.pickling import dump_config, dump_trainable
@@ -265,7 +265,7 @@ def lean_lanes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Lanes load what their trials import, and not all that other tests have loaded here: that takes seconds each."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.path.relative_to(_HERE).as_posix().startswith(_LANES_OF_USERS):
-            patch.setattr("fluid.backends.local.backend._LIKELY", ())
+            patch.setattr("fluid.backends.local._LIKELY", ())
         yield
 
 

@@ -17,8 +17,8 @@ from fluid import _waiting
 from fluid._clock import MonotonicClock
 from fluid._waiting import BackgroundThread
 from fluid.backends.base import LaneText
-from fluid.backends.hosts.checkpoint_jobs import CheckpointJobs
-from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
+from fluid.backends.hosts.checkpoints.jobs import CheckpointJobs
+from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOptions
 from fluid.display.trial_output import TrialOutput
 from fluid.engine.commands import CheckpointValue
 from fluid.lane import channel
@@ -29,8 +29,8 @@ from fluid.lane.protocol import decode
 ROOT = Path(__file__).resolve().parents[1]
 #: Modules that start threads of other kinds: they make a single call, or serve a single connection.
 _OTHERS = {
-    "fluid/backends/hosts/checkpoint_server.py": "a connection each",
-    "fluid/backends/hosts/stack_copies.py": "a copy each",
+    "fluid/backends/hosts/checkpoints/server.py": "a connection each",
+    "fluid/backends/hosts/host.py": "a copy each",
     "fluid/backends/ray/devices.py": "waits for Ray to answer, or not",
     "fluid/elastic/member_protocol.py": "connects to the others",
     "fluid/elastic/nccl.py": "connects to the others",

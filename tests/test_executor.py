@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.hosts.forkserver import ForkServerProcess
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.hosts.forkserver.host_end import ForkServerProcess
+from fluid.backends.local import LocalBackend
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, executor_in_force, submit_trialgroup
 from fluid.lane.protocol import LaneOptions
@@ -553,8 +553,8 @@ def test_the_session_says_how_devices_are_shared(make: Callable[..., FluidExecut
 
 
 def test_the_session_says_so_when_mps_is_given_up(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._MOST_RESTARTS", 0)
-    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._CHECK_S", 0.05)
+    monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._MOST_RESTARTS", 0)
+    monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._CHECK_S", 0.05)
     backend = LocalBackend([Device(0, kind="cpu")], preload=[], sharing="mps", _mps_program=str(fake.program))
     with FluidExecutor(backend, packing="mps", run_dir=tmp_path / "run", verbose=0) as executor:
         handle = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"seconds": 0.01}, budget=10**6)]))

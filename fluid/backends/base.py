@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from fluid._clock_hold import ClockHold
 from fluid.engine.commands import CheckpointValue, Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
+from fluid.keeping import WorstKept
 from fluid.lane.log_records import LaneLogged
 from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
 from fluid.resources import Device
@@ -516,4 +518,115 @@ class Launcher(Protocol):
 
     def abandon(self) -> None:
         """Closes descriptors in a process forked from the driver, which does not own them."""
+        ...
+
+
+# -- virtual -------------------------------------------------------------------------------------
+#
+# The interface of a backend on a virtual clock.
+
+
+@runtime_checkable
+class VirtualBackend(Backend, Protocol):
+    """A backend whose clock is virtual, and stands still while a thread holds it: :mod:`fluid._clock_hold`."""
+
+    @property
+    def hold(self) -> ClockHold:
+        """Who holds the clock."""
+        ...
+
+
+@runtime_checkable
+class ReplayingBackend(VirtualBackend, Protocol):
+    """One that replays trials: no code of theirs runs."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What ``session.json`` says of that."""
+        ...
+
+    def require_replayable(self, trainable: Any) -> None:
+        """Refuses a trainable whose trials cannot be replayed; from any thread.
+
+        Raises:
+            InvalidFieldError: it is one.
+        """
+        ...
+
+    @property
+    def pays_to_pack(self) -> bool:
+        """Whether it is known that two trials on one device end sooner than one after the other."""
+        ...
+
+
+# -- ending --------------------------------------------------------------------------------------
+#
+# What backends can do, too, whose lanes take a while to end.
+
+
+@runtime_checkable
+class EndingBackend(Backend, Protocol):
+    """A backend whose lanes may finish iterations, or have finished some, as the session ends."""
+
+    def end(self) -> list[Event]:
+        """Ends every lane, and waits a while for those that run an iteration; only :meth:`close` is called after it.
+
+        Returns:
+            The events since the last :meth:`poll`, in order of time: iterations that were finished count.
+        """
+        ...
+
+
+# -- retention -----------------------------------------------------------------------------------
+#
+# What backends and launchers can do, too, that keep checkpoints which outlive the run.
+
+
+@runtime_checkable
+class KeepingBackend(Protocol):
+    """A backend of lanes that save trials for good (:class:`fluid.keeping.KeepRule`).
+
+    ``fetch_kept`` is for any thread; the others are for the thread that calls the backend. None waits for a lane.
+    """
+
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
+        """Tells lanes what is worth keeping; a lane that does not know it yet keeps more.
+
+        Args:
+            group: the group whose trials are compared.
+            bar: the value that an iteration must beat; ``None`` if any will do.
+            room: bytes that are left of the quota; ``None`` if there is no quota.
+        """
+        ...
+
+    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint from those that outlive the run, on another machine.
+
+        Args:
+            host: the machine's name.
+            path: the checkpoint.
+            demote: whether the trial may still be restored from it.
+        """
+        ...
+
+    def fetch_kept(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine; waits for that.
+
+        Args:
+            host: the machine's name.
+            path: the checkpoint there.
+            target: its folder here, which appears as a whole.
+
+        Raises:
+            OSError: it cannot be fetched.
+        """
+        ...
+
+
+@runtime_checkable
+class FetchingLauncher(Protocol):
+    """A launcher of lanes on several machines."""
+
+    def fetch(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine: see :meth:`KeepingBackend.fetch_kept`."""
         ...

@@ -2,7 +2,7 @@
 
 The lane's own output is two files of the run folder, one for standard output and one for standard error. C libraries
 and child processes write there too. The host reads both while they grow
-(:mod:`fluid.backends.hosts.output_tail`). Marks in them name the trainable whose trial printed what follows. What C
+(:mod:`fluid.backends.hosts.output`). Marks in them name the trainable whose trial printed what follows. What C
 libraries and child processes wrote is copied to the trial's log at the end of an iteration.
 """
 
@@ -439,7 +439,7 @@ def dump_stacks_at_signal(run_folder: str, lane_id: int) -> None:
 
     The C code of the standard library's faulthandler does it, without the interpreter: a thread that never gives the
     interpreter lock back does not keep it from that. It needs a descriptor that stays open, which the trials' own logs
-    do not: the driver copies the stacks there (:mod:`fluid.backends.hosts.stack_copies`).
+    do not: the driver copies the stacks there (:mod:`fluid.backends.hosts.host`).
     """
     path = lane_stacks(run_folder, lane_id)
     make_folder(os.path.dirname(path))

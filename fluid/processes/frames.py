@@ -107,7 +107,7 @@ def _foreign(data: bytes | bytearray) -> FrameError:
 
 
 class FramedConnection:
-    """A process's end of a connection that blocks; :class:`fluid.backends.hosts.framed_socket.FramedSocket` does not.
+    """A process's end of a connection that blocks; :class:`fluid.backends.hosts.sockets.FramedSocket` does not.
 
     Args:
         connection: a connected stream socket, or its descriptor; the object owns it from now on.

@@ -32,7 +32,7 @@ def make_backend(
         backend: ``"auto"``, ``"local"``, ``"ray"``, ``"simulated"``, or a backend, which is returned.
         devices: how many devices, or which; ``None`` for all.
         run_dir: folder of the session.
-        sharing: how lanes share a GPU, as :class:`fluid.backends.local.backend.LocalBackend` takes it.
+        sharing: how lanes share a GPU, as :class:`fluid.backends.local.LocalBackend` takes it.
         lane_policy: which trial a lane runs next; ``None`` for the default.
         process_group: how the devices of one trial communicate; ``None`` for the default.
         forwards: whether it is to forward what trials print.
@@ -87,7 +87,7 @@ def _make_backend(
                 process_group=group,
                 releasable=releasable,
             )
-        from fluid.backends.local.backend import LocalBackend
+        from fluid.backends.local import LocalBackend
 
         return LocalBackend(devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)
     except InvalidFieldError as error:
@@ -100,7 +100,7 @@ def ray_hides_output() -> bool:
     """Whether the user has told Ray, by ``ray.init(log_to_driver=False)``, not to show what other processes print."""
     if not _ray_is_connected():
         return False
-    connection = sys.modules.get("fluid.backends.ray.connection")
+    connection = sys.modules.get("fluid.backends.ray.api")
     if connection is not None and connection.is_ours():
         return False  # Fluid has made the connection; it leaves this to no one else.
     is_driver = sys.modules["ray"]._private.worker.global_worker.mode == sys.modules["ray"].SCRIPT_MODE

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fluid.backends.base import Backend
-from fluid.backends.ending import EndingBackend
+from fluid.backends.base import Backend, EndingBackend
 from fluid.engine.commands import Report, ReportEnd, TrialNotice
 from fluid.engine.engine import EngineState
 from fluid.engine.events import IterationDone, TrialSaved

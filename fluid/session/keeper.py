@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid._logs import logger_of
-from fluid.backends.base import Backend
-from fluid.backends.retention import KeepingBackend
+from fluid.backends.base import Backend, KeepingBackend
 from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
 from fluid.engine.engine import EngineState

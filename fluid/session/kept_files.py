@@ -13,8 +13,7 @@ from pathlib import Path
 
 from fluid._logs import logger_of
 from fluid._waiting import BackgroundThread
-from fluid.backends.base import Backend
-from fluid.backends.retention import KeepingBackend
+from fluid.backends.base import Backend, KeepingBackend
 from fluid.keeping import FACTS, KeepRule
 from fluid.lane.checkpoints.files import copy_atomically, discard_kept, entries_of, iteration_of
 from fluid.lane.checkpoints.paths import folder_name, kept_folder

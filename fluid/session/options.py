@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fluid.backends.base import Backend
-from fluid.backends.virtual import ReplayingBackend
+from fluid.backends.base import Backend, ReplayingBackend
 from fluid.elastic.messages import require_process_group
 from fluid.engine.engine import DEFAULT_MAX_FAILURES, EngineState
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of

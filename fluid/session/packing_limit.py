@@ -7,9 +7,8 @@ import sys
 from typing import NamedTuple
 
 from fluid._logs import logger_of
-from fluid.backends.base import Backend, HostRoom, MeasuredBackend
+from fluid.backends.base import Backend, HostRoom, MeasuredBackend, ReplayingBackend
 from fluid.backends.hosts.lane_limits import idle_lane_limit, room_here
-from fluid.backends.virtual import ReplayingBackend
 from fluid.engine.placing.lanes import MOST_IDLE, Lanes
 from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
 from fluid.gpu.nvml import describe_gpus

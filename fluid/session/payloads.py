@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from fluid.backends.base import Backend
-from fluid.backends.virtual import ReplayingBackend
+from fluid.backends.base import Backend, ReplayingBackend
 from fluid.lane.process.script import dump_script, read_script
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.payload import TrainablePayload, TrialPayload, trainable_payload, trial_payload

@@ -19,8 +19,7 @@ from fluid._clock import read_clock, wall_seconds
 from fluid._clock_hold import NO_HOLD
 from fluid._logs import logger_of
 from fluid._waiting import AwaitedThread
-from fluid.backends.base import Backend
-from fluid.backends.virtual import ReplayingBackend, VirtualBackend
+from fluid.backends.base import Backend, ReplayingBackend, VirtualBackend
 from fluid.engine.commands import Notice, ReportRequest, TrialNotice
 from fluid.engine.engine import EngineState
 from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, RequestAnswered, Tick

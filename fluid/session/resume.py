@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fluid._logs import logger_of
-from fluid.backends.hosts import host_memory
+from fluid.backends.hosts import memory as host_memory
 from fluid.checksums import LineChecks
 from fluid.engine.commands import ReportEnd
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory, TrialSpec

@@ -27,7 +27,7 @@ import ray
 from ray.experimental import internal_kv
 from ray.util.placement_group import remove_placement_group
 
-from fluid.backends.ray.bundles import Bundle, bundles_of_lane
+from fluid.backends.ray.nodes import Bundle, bundles_of_lane
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.integrations.ray_tune.inner_controller import GROUP, InnerPlacement, controller_class
 from fluid.integrations.ray_tune.private_api import TRAINER_MODULE, check_train, cluster_may_grow, connect_to_cluster

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from iteration_runs import one_by_one
 
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import Command, StartLane
 from fluid.engine.events import Event, LaneReady
 

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 import fluid
-from fluid.backends.base import Backend
-from fluid.backends.ending import EndingBackend
+from fluid.backends.base import Backend, EndingBackend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import (
     CheckpointValue,
@@ -198,7 +197,7 @@ def simulated(folder: Path) -> Backend:
 
 
 def local(folder: Path) -> Backend:
-    from fluid.backends.local.backend import LocalBackend
+    from fluid.backends.local import LocalBackend
 
     return LocalBackend([Device(0), Device(1)], run_dir=folder)
 

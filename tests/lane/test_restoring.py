@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
+from fluid.backends.hosts.checkpoints.server import CheckpointServer, ServedFolders
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.protocol import (
     LaneWarm,

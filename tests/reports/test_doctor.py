@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fluid.backends.hosts.chosen_devices import choose_devices
+from fluid.backends.local import choose_devices
 from fluid.cli import main
 from fluid.gpu.nvml import GpuProcess, GpuState
 from fluid.reports.doctor import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fluid import FluidExecutor, Trial, TrialGroup
-from fluid.backends.local import backend as local
+from fluid.backends import local
 from fluid.gpu.nvml import Gpu
 
 #: GPU-0 cannot be used at all; on GPU-2 work fails, and it is of no use to a process from then on.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fluid import Device, FluidExecutor, InvalidFieldError, Trial, TrialGroup
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.session import options as module
 from fluid.session.options import ExecutorOptions
 

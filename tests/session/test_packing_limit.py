@@ -9,7 +9,7 @@ import pytest
 
 from fluid import Device
 from fluid.backends.base import Sharing
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import StartLane
 from fluid.engine.events import LaneReady
 from fluid.gpu.nvml import GpuState

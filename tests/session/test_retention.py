@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fluid import kept_checkpoints
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor

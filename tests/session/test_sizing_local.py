@@ -13,7 +13,7 @@ import pytest
 import fluid
 from fluid import Device, FluidExecutor, LimitReachedError, Trial, TrialGroup
 from fluid.backends.base import ScalableBackend
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.errors import InvalidFieldError
 from fluid.search import uniform
 from fluid.session.handle import TrialGroupHandle

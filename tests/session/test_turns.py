@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal import Overheads, RehearsalBackend, ReplayedIteration
 from fluid.reports.loader import load_run

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.reports.loader import load_run
 
 

@@ -17,7 +17,7 @@ from waiting import eventually
 
 import fluid
 from fluid import FluidExecutor, Trial, TrialGroup
-from fluid.backends.hosts import host_memory
+from fluid.backends.hosts import memory as host_memory
 
 LANES = 4
 SIZE = 1 << 20

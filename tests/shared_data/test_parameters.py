@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fluid import FluidExecutor, InvalidFieldError, Trial, TrialGroup
-from fluid.backends.hosts import host_memory
+from fluid.backends.hosts import memory as host_memory
 from fluid.shared_data.parameters import dump_with_parameters
 from fluid.trainables.parted_pickle import load_pickled
 

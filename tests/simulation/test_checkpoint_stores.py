@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fluid.backends.simulated.host_stores import InMemory, SimulatedStores, least_recently_used
 from fluid.engine.commands import CheckpointValue
 from fluid.errors import InvalidFieldError
+from fluid.testing.stores import InMemory, SimulatedStores, least_recently_used
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fluid._logs import logger_of
 from fluid._private_files import make_folder
-from fluid.backends.hosts import host_memory
+from fluid.backends.hosts import memory as host_memory
 from fluid.lane.checkpoints.files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoints.paths import (
     FOLDER_PREFIX,

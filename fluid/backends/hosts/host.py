@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing import current_process
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
+from fluid._private_files import make_folder, open_private
 from fluid.backends.base import (
     CheckpointSource,
     DeviceBinding,
@@ -31,26 +33,134 @@ from fluid.backends.base import (
     LauncherReport,
     Sharing,
 )
-from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
-from fluid.backends.hosts.device_faults import DeviceFaults
+from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOptions
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
-from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
-from fluid.backends.hosts.forkserver_state import NO_DESCRIPTORS
-from fluid.backends.hosts.framed_socket import limit_lane_buffer
-from fluid.backends.hosts.gpu_sharing import LaneSharing
+from fluid.backends.hosts.forkserver.guardian import NO_DESCRIPTORS
+from fluid.backends.hosts.forkserver.host_end import Exited, ForkServerProcess
+from fluid.backends.hosts.gpu.sharing import DeviceFaults, LaneSharing
 from fluid.backends.hosts.lane_limits import room_here
-from fluid.backends.hosts.numa import NumaCores
-from fluid.backends.hosts.output_tail import OutputTail
-from fluid.backends.hosts.payload_store import PayloadStore
-from fluid.backends.hosts.selector import WakeableSelector
-from fluid.backends.hosts.stack_copies import request_stacks
-from fluid.backends.hosts.threads import waiting_variables
+from fluid.backends.hosts.output import OutputTail
+from fluid.backends.hosts.payloads import PayloadStore
+from fluid.backends.hosts.sockets import WakeableSelector, limit_lane_buffer
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
-from fluid.lane.output import has_text, lane_output
+from fluid.gpu.nvml import cpu_cores
+from fluid.lane.output import has_text, lane_output, lane_stacks, trial_log
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.lane.process.state import read_running_trial
 from fluid.lane.protocol import LaneOptions
+from fluid.resources import available_cores
+
+# -- numa ----------------------------------------------------------------------------------------
+#
+# Pins the lanes of a GPU to the CPU cores of its NUMA node, from which memory and the GPU are reached fastest.
+
+
+class NumaCores:
+    """The cores to which lanes are pinned. Nothing is pinned if a core would then serve no GPU, or all serve each.
+
+    Args:
+        tokens: UUIDs of the GPUs in use on this machine.
+    """
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        available = set(available_cores())
+        near = {token: available.intersection(cpu_cores(token)) for token in tokens}
+        is_split = set().union(*near.values()) == available and any(cores != available for cores in near.values())
+        self._near = near if is_split and all(near.values()) else {}
+
+    def near(self, token: str) -> tuple[int, ...]:
+        """Returns the cores of a lane's GPUs, UUIDs divided by commas; none for no pinning."""
+        sets = [self._near.get(name, set()) for name in token.split(",")]
+        return tuple(sorted(set().union(*sets))) if all(sets) else ()
+
+
+# -- threads -------------------------------------------------------------------------------------
+#
+# How many CPU threads lanes use, where their trials do not say, and how OpenMP's threads wait for work.
+
+
+#: Variables with which the user decides that already.
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def explicit_threads() -> int | None:
+    """The number that the user has set as ``OMP_NUM_THREADS`` for the driver; ``None`` if there is none."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else None
+
+
+def threads_per_gpu(gpus: int) -> int:
+    """Returns how many threads the lanes of a GPU divide among them: its share of the cores."""
+    return max(1, len(available_cores()) // max(1, gpus))
+
+
+def waiting_variables(gpus: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Returns the variables with which threads of OpenMP sleep, and do not spin, while they wait for work.
+
+    Threads that spin take cores from other lanes of the GPU, and from the workers that load data.
+
+    Args:
+        gpus: UUIDs of the GPUs that lanes may share; nothing is changed where there are none, or if the user has
+            decided how threads wait.
+    """
+    decided = any(name in os.environ for name in _WAITING)
+    return (("OMP_WAIT_POLICY", "PASSIVE"),) if gpus and not decided else ()
+
+
+# -- stack copies --------------------------------------------------------------------------------
+#
+# Copies the stacks that a lane has written to the log of the trial that runs there.
+
+
+#: Seconds for a lane to write its stacks, between two looks at them, and without more after which they are complete.
+_PATIENCE_S = 5.0
+_LOOK_S = 0.05
+_QUIET_S = 0.1
+
+
+def request_stacks(run_folder: str, lane_id: int, trial_id: str, send_signal: Callable[[], None]) -> threading.Thread:
+    """Has a lane write its stacks, and copies them to a trial's log, in a thread that may wait.
+
+    Args:
+        run_folder: folder of the run.
+        lane_id: the lane.
+        trial_id: the trial.
+        send_signal: makes the lane write, at once or soon.
+    """
+    written = _size(lane_stacks(run_folder, lane_id))
+    send_signal()
+    copying = threading.Thread(target=_copy, args=(run_folder, lane_id, trial_id, written), daemon=True)
+    copying.start()
+    return copying
+
+
+def _copy(run_folder: str, lane_id: int, trial_id: str, start: int) -> None:
+    source, target = lane_stacks(run_folder, lane_id), trial_log(run_folder, trial_id)
+    clock, pause = MonotonicClock(), threading.Event()
+    deadline, size, grown_at = clock.now() + _PATIENCE_S, start, clock.now()
+    while clock.now() < deadline and (size == start or clock.now() < grown_at + _QUIET_S):
+        pause.wait(_LOOK_S)
+        if (now := _size(source)) != size:
+            size, grown_at = now, clock.now()
+    with suppress(OSError):  # The folder of a session that has ended may be gone.
+        with open(source, "rb") as file:
+            file.seek(start)
+            stacks = file.read(size - start)
+        make_folder(os.path.dirname(target))
+        with open_private(target, "ab") as file:
+            file.write(b"\nFluid: no result for long; the stacks of lane %d:\n" % lane_id + stacks)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+# -- host ----------------------------------------------------------------------------------------
+
 
 #: What a module loads only once it is used, which then takes each lane a second: PyTorch's optimizers, when the first
 #: one is made. Trials that are there by then load it themselves; it keeps none of them waiting.
@@ -70,7 +180,7 @@ class HostSettings(NamedTuple):
         preload: modules to load before the first lane is forked.
         preload_late: modules to load for later lanes.
         policy: which trial a lane runs next if several have iterations left; see :mod:`fluid.lane.policy`.
-        sharing: how lanes are to share a GPU: one of :data:`fluid.backends.hosts.gpu_sharing.WAYS`.
+        sharing: how lanes are to share a GPU: one of :data:`fluid.backends.hosts.gpu.sharing.WAYS`.
         tokens: UUIDs of the GPUs to share.
         mps_program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
         driver: where the driver listens, if it is another process than the host's.
@@ -429,3 +539,13 @@ def _loaded_late_by(modules: Sequence[str]) -> list[str]:
     return [
         ahead for name in modules for user, late in _LATE.items() if f"{name}.".startswith(f"{user}.") for ahead in late
     ]
+
+
+# -- device variables ----------------------------------------------------------------------------
+#
+# Environment variables that tell code in a lane about its device.
+
+
+def device_variables(index: int) -> tuple[tuple[str, str], ...]:
+    """Returns the variable that has the indices of a lane's devices, given that of one: ``FLUID_DEVICES="[0]"``."""
+    return (("FLUID_DEVICES", json.dumps([index])),)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fluid.backends.base import HostRoom
-from fluid.backends.hosts.memory_left import memory_left
+from fluid.backends.hosts.memory import memory_left
 from fluid.engine.placing.lanes import MOST_IDLE
 from fluid.gpu.mps_support import MOST_CLIENTS
 

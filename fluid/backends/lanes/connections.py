@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fluid.backends.base import LaneConnected, Launcher
-from fluid.backends.hosts.framed_socket import FramedSocket
-from fluid.backends.hosts.selector import WakeableSelector
+from fluid.backends.hosts.sockets import FramedSocket, WakeableSelector
 
 #: Stands for the launcher among the numbers of the lanes.
 _LAUNCHER = "launcher"

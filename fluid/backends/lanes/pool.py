@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+import types
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import logger_of
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
-from fluid.backends.hosts.framed_socket import may_be_own
-from fluid.backends.lanes.checkpoint_places import OF_HOSTS, CheckpointPlaces, OfHosts
+from fluid.backends.hosts.sockets import may_be_own
+from fluid.backends.lanes.checkpoints import OF_HOSTS, CheckpointPlaces, LaneRetention, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
-from fluid.backends.lanes.forked import close_when_forked
-from fluid.backends.lanes.host_payloads import HostPayloads
-from fluid.backends.lanes.lane_launches import LaneLaunches
-from fluid.backends.lanes.message_types import require_types
-from fluid.backends.lanes.registry import Registry
-from fluid.backends.lanes.retention import LaneRetention
+from fluid.backends.lanes.launches import LaneLaunches
+from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.backends.lanes.routing import TrialRouter
-from fluid.backends.lanes.translate import not_before
+from fluid.backends.lanes.translate import EVENTS, not_before
+from fluid.elastic.messages import FROM_MEMBER, require_process_group
 from fluid.engine.commands import (
     Answer,
     Call,
@@ -39,14 +42,103 @@ from fluid.engine.commands import (
     StopTrial,
 )
 from fluid.engine.events import CleanUpLasts, Event, LaneLost, LaneOutdated
-from fluid.errors import FluidError
+from fluid.errors import FluidError, require_number, require_one_of
+from fluid.keeping import WorstKept
 from fluid.lane import protocol as limits
 from fluid.lane import protocol as m
 from fluid.lane.errors import one_line
 from fluid.lane.log_records import LaneLogged
-from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
+from fluid.lane.policy import POLICIES
+from fluid.lane.protocol import (
+    CheckpointMoved,
+    CheckpointPersisted,
+    CleanUpBegun,
+    FromMember,
+    LaneUnusable,
+    LaneWarming,
+    ModulesLoaded,
+    PayloadMissing,
+)
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
+
+# -- forked --------------------------------------------------------------------------------------
+#
+# Pools of lanes in processes that are forked from the driver: the lanes are the driver's.
+
+
+class Forkable(Protocol):
+    """What has descriptors that a process forked from the driver must close."""
+
+    def abandon(self) -> None:
+        """Closes them there."""
+        ...
+
+
+_all: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def close_when_forked(one: Forkable) -> None:
+    """Has an object abandon what it owns in each process that is forked from now on."""
+    _all.add(one)
+
+
+def _abandon_all() -> None:
+    for one in list(_all):
+        with suppress(Exception):
+            one.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+# -- message types -------------------------------------------------------------------------------
+#
+# Whether a message of a lane is one: of a class that lanes send, with values of the types that the class declares.
+#
+# A lane's process runs code of trials, and what comes from it decides about all trials of the session. Values within
+# values are not looked at: no accident makes a pickle that is whole and has wrong ones.
+
+
+_CLASSES = frozenset(
+    {*EVENTS, LaneUnusable, LaneWarming, ModulesLoaded, LaneLogged, CleanUpBegun, FromMember, PayloadMissing}
+)
+#: Types of messages, and of their values, that were found to be right: a look here is all that most messages cost.
+_right: set[tuple[type, ...]] = set()
+
+
+def require_types(message: Any) -> None:
+    """Refuses what is no message of a lane.
+
+    Raises:
+        TypeError: it is of no such class, or has a value of a wrong type.
+    """
+    kind = type(message)
+    if kind not in _CLASSES:
+        raise TypeError(f"{kind.__qualname__} is no message of a lane")
+    found = (kind, *map(type, message))
+    if found not in _right:
+        if kind is FromMember and not isinstance(message.message, FROM_MEMBER):
+            raise TypeError(f"{type(message.message).__qualname__} is no message of a member")
+        for (name, declared), value in zip(get_type_hints(kind).items(), message, strict=True):
+            if not _fits(value, declared):
+                raise TypeError(f"{kind.__name__}.{name} is of type {type(value).__qualname__}")
+        _right.add(found)
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    origin = get_origin(declared)
+    if declared is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, each) for each in get_args(declared))
+    if declared is float:
+        return isinstance(value, (float, int))
+    return isinstance(value, origin or declared)
+
+
+# -- pool ----------------------------------------------------------------------------------------
+
 
 #: Seconds a lane has to end by itself before it is killed.
 DEFAULT_GRACE_S = 2.0
@@ -192,7 +284,7 @@ class LanePool:
         self._lanes.wake()
 
     def end(self) -> list[Event]:
-        """Ends every lane, and waits a while for that: see :class:`fluid.backends.ending.EndingBackend`."""
+        """Ends every lane, and waits a while for that: see :class:`fluid.backends.base.EndingBackend`."""
         self._check_open()
         self._router.hears_all = True
         for lane in self._lanes:
@@ -457,3 +549,94 @@ class LanePool:
             self._closed = True
             self._launcher.abandon()
             self._lanes.close()
+
+
+# -- backend -------------------------------------------------------------------------------------
+#
+# What the local and the Ray backend have in common, wherever their devices and processes come from.
+
+
+_Self = TypeVar("_Self", bound="LaneBackend")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _of_pool(
+    method: Callable[Concatenate[LanePool, _Arguments], _Result],
+) -> Callable[Concatenate[LaneBackend, _Arguments], _Result]:
+    """Makes a method of a backend that calls the same one of its pool."""
+
+    @functools.wraps(method)
+    def call(self: LaneBackend, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return method(self._pool, *args, **kwargs)
+
+    return call
+
+
+class LaneBackend:
+    """Implements :class:`fluid.backends.base.Backend` by a pool of lanes. Use it as a context, or close it.
+
+    It is an object of its own because the finalizer holds the pool: one that is not closed is closed when it is
+    garbage, or at the end of the interpreter.
+
+    Args:
+        pool: the lanes; the backend owns it from now on.
+    """
+
+    def __init__(self, pool: LanePool) -> None:
+        self._pool = pool
+        self._finalizer = weakref.finalize(self, pool.close)
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    devices = _of_pool(LanePool.devices)
+    add_devices = _of_pool(LanePool.add_devices)
+    now = _of_pool(LanePool.now)
+    register = _of_pool(LanePool.register)
+    forget = _of_pool(LanePool.forget)
+    execute = _of_pool(LanePool.execute)
+    poll = _of_pool(LanePool.poll)
+    end = _of_pool(LanePool.end)
+    wake = _of_pool(LanePool.wake)
+    forward_output = _of_pool(LanePool.forward_output)
+    read_output = _of_pool(LanePool.read_output)
+    hear_records = _of_pool(LanePool.hear_records)
+
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
+        """Tells lanes what is worth keeping: see :class:`fluid.backends.base.KeepingBackend`."""
+        self._pool.retention.set_bar(group, bar, room)
+
+    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint on another machine: see :class:`fluid.backends.base.KeepingBackend`."""
+        self._pool.places.discard(host, path, demote=demote)
+
+    def fetch_kept(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine: see :class:`fluid.backends.base.KeepingBackend`."""
+        self._pool.retention.fetch(host, path, target)
+
+    def close(self) -> None:
+        """Ends every lane; no process is left when it returns. Closing twice is harmless."""
+        self._finalizer()
+
+
+def require_lane_options(*, grace: float, lane_policy: str, process_group: str) -> None:
+    """Checks the options of lanes that every such backend has.
+
+    Raises:
+        InvalidFieldError: an argument cannot be used.
+        MissingDependencyError: Horovod is asked for and not installed.
+    """
+    require_number("grace", grace, at_least=0.0)
+    require_one_of("lane_policy", lane_policy, tuple(POLICIES))
+    require_process_group(process_group)
+
+
+def modules_to_load(preload: Sequence[str] | None, likely: Sequence[str]) -> list[str]:
+    """Returns the modules to load for lanes from the start: those named, or the likely ones the driver has loaded."""
+    return [name for name in likely if name in sys.modules] if preload is None else list(preload)

@@ -1,6 +1,6 @@
 """Commands about trials to messages for lanes, and messages of lanes to events.
 
-A trial is in one lane, or between two of them (:mod:`fluid.backends.lanes.migration`), or it trains in several
+A trial is in one lane, or between two of them (:mod:`fluid.backends.lanes.elastic`), or it trains in several
 (:mod:`fluid.backends.lanes.elastic`): that decides what its commands mean.
 """
 
@@ -14,12 +14,9 @@ from typing import Any
 from fluid._clock import Clock
 from fluid.backends.base import CheckpointSource
 from fluid.backends.lanes.connections import Deferred, LaneConnection, LaneConnections
-from fluid.backends.lanes.elastic import ElasticTrials
-from fluid.backends.lanes.elastic_actions import PoolAction, SetUpMember, ToLane
-from fluid.backends.lanes.host_payloads import HostPayloads
-from fluid.backends.lanes.migration import Migrations, OfTrial
-from fluid.backends.lanes.registry import Registry
-from fluid.backends.lanes.thread_shares import ThreadShares
+from fluid.backends.lanes.elastic import ElasticTrials, Migrations, OfTrial, PoolAction, SetUpMember, ToLane
+from fluid.backends.lanes.registry import HostPayloads, Registry
+from fluid.backends.lanes.threads import ThreadShares
 from fluid.backends.lanes.translate import message_of, start_message, to_event
 from fluid.engine.commands import Resize, StartTrial, StopTrial
 from fluid.engine.events import Event, TrialFailed, TrialReleased

@@ -9,18 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fluid.backends.base import DeviceBinding, ScalingLimits, Sharing
-from fluid.backends.hosts.device_variables import device_variables
 from fluid.backends.hosts.folders import HERE, new_session
-from fluid.backends.hosts.gpu_sharing import WAYS
-from fluid.backends.hosts.host import HostSettings
-from fluid.backends.lanes.backend import LaneBackend, modules_to_load, require_lane_options
-from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LanePool
+from fluid.backends.hosts.gpu.sharing import WAYS
+from fluid.backends.hosts.host import HostSettings, device_variables
+from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LaneBackend, LanePool, modules_to_load, require_lane_options
 from fluid.backends.lanes.translate import not_before
-from fluid.backends.ray.bundles import variables_of
-from fluid.backends.ray.connection import gcs_address, has_runtime_env
+from fluid.backends.ray.api import gcs_address, has_runtime_env
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.launcher import RayLauncher
-from fluid.backends.ray.nodes import NodeChanges
+from fluid.backends.ray.nodes import NodeChanges, variables_of
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import CheckpointPlaced, DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
@@ -59,7 +56,7 @@ class RayBackend(LaneBackend):
         grace: seconds a lane has to end by itself before it is killed.
         timeout: seconds to wait for devices that other jobs use; ``None``, the default: 30 for devices that were asked
             for, and no limit for the first of all that are free.
-        sharing: how lanes share a GPU: see :class:`fluid.backends.local.backend.LocalBackend`; each GPU has a daemon
+        sharing: how lanes share a GPU: see :class:`fluid.backends.local.LocalBackend`; each GPU has a daemon
             of its own.
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
@@ -235,7 +232,7 @@ class RayBackend(LaneBackend):
         return not_before(rest, now) + device_events(changes, now) + [replace(event, at=now) for event in deaths]
 
     def end(self) -> list[Event]:
-        """Ends every lane: see :class:`fluid.backends.ending.EndingBackend`."""
+        """Ends every lane: see :class:`fluid.backends.base.EndingBackend`."""
         return not_before(super().end(), self._floor)
 
     def close(self) -> None:

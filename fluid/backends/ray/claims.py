@@ -5,26 +5,25 @@ Sessions name their placement groups, so that other drivers can tell who holds w
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
-import secrets
 import socket
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
 from fluid._logs import logger_of
+from fluid.backends.ray.api import gcs_address, pending_requests
 from fluid.backends.ray.nodes import describe, free, require_total, total, wait_for_free
 from fluid.errors import InvalidFieldError
 from fluid.resources import Cluster, Device, DeviceKind
 
 with try_import("Ray", extra="ray"):
     from ray.util.placement_group import placement_group_table
+
 
 _log = logger_of(__name__)
 _NAME = re.compile(r"^fluid/(?P<user>[^/]*)/(?P<host>[^/]*)/(?P<pid>\d+)/[0-9a-f]+$")
@@ -123,14 +122,6 @@ def occupied(kinds: Iterable[str]) -> str:
     return "; ".join(parts)
 
 
-def new_group_name() -> str:
-    """Returns a name for a placement group of this process; no two are the same."""
-    user = "unknown"
-    with suppress(Exception):  # A container's user may have no name.
-        user = getpass.getuser()
-    return f"fluid/{user}/{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(8)}"
-
-
 def _holders(kind: str, without: int | None = None) -> list[str]:
     try:
         groups = list(placement_group_table().values())
@@ -169,3 +160,49 @@ def _holder(group: Mapping[str, Any]) -> str:
         owner = "another session of this process" if mine else f"{found['user']}'s Fluid session"
         return owner if mine else f"{owner} (process {found['pid']} on {found['host']})"
     return f"placement group {name or group['placement_group_id']}"
+
+
+# -- starvation ----------------------------------------------------------------------------------
+#
+# Warns of tasks and actors of Ray that wait for devices which the session holds, as those of a trial may.
+
+
+#: Seconds between two looks; what waits at two of them is warned of.
+LOOK_S = 10.0
+
+
+class StarvationWatch:
+    """Looks for tasks and actors that wait, and warns once.
+
+    Args:
+        kind: of the session's devices.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._resource = kind.upper()
+        self._clock = MonotonicClock()
+        self._due = self._clock.now() + LOOK_S
+        self._waited = False
+        self._warned = False
+
+    def look(self, held: int) -> None:
+        """Looks if it is time to, by a call to Ray.
+
+        Args:
+            held: devices of the session.
+        """
+        if self._warned or self._clock.now() < self._due:
+            return
+        self._due = self._clock.now() + LOOK_S
+        waiting = [request for request in pending_requests(gcs_address()) if request.get(self._resource, 0.0) > 0.0]
+        if waiting and self._waited:
+            self._warned = True
+            _log.warning(
+                "tasks or actors of Ray wait for %s, while this session holds %d %ss of the cluster: give them "
+                'num_%ss=0, or leave them some, with FluidExecutor(backend="ray", devices=...)',
+                waiting[0],
+                held,
+                self._resource,
+                self._resource.lower(),
+            )
+        self._waited = bool(waiting)

@@ -7,34 +7,137 @@ first set can be given back as a whole.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from fluid._imports import try_import
 from fluid._logs import logger_of
-from fluid.backends.ray import connection
+from fluid.backends.ray import api as connection
+from fluid.backends.ray.api import draining_nodes
 from fluid.backends.ray.claims import DEFAULT_TIMEOUT_S, choose_devices, not_given, warn_of_fewer
 from fluid.backends.ray.nodes import (
+    DeviceCounts,
+    DeviceSlot,
     NewNodes,
     Node,
     NodeChanges,
     free,
     free_by_node,
+    is_placed,
     list_nodes,
+    places,
+    release,
+    reserve,
     unreachable,
     wait_for_free,
 )
-from fluid.backends.ray.pending import PendingDevices
-from fluid.backends.ray.placement import DeviceCounts, DeviceSlot, places, release, reserve
-from fluid.backends.ray.private_api import draining_nodes
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.resources import Cluster, Device, DeviceKind
 
 with try_import("Ray", extra="ray"):
     import ray
+
+
+# -- pending -------------------------------------------------------------------------------------
+#
+# Devices that are asked for while a session runs: pending placement groups of one device each.
+#
+# A pending group is also what makes Ray's autoscaler start a node.
+
+
+class PendingDevices:
+    """Groups of one device each, until the device can be used. Its methods call Ray, and wait for no device.
+
+    Args:
+        kind: of the devices.
+        most: most devices that the session may hold; ``None`` for no limit.
+    """
+
+    def __init__(self, kind: DeviceKind, most: int | None = None) -> None:
+        self._kind: DeviceKind = kind
+        self._most = most
+        #: Those that the scaling policy has asked for, and those for what was seen to be free on new nodes.
+        self._asked: list[Any] = []
+        self._offered: list[Any] = []
+        #: Those that Ray has placed, while a task looks at the GPU.
+        self._placed: list[DeviceSlot] = []
+
+    def ask(self, total: int, held: int) -> None:
+        """Asks for the devices that the scaling policy misses, and withdraws those that it does not miss any more.
+
+        Args:
+            total: devices to hold in all.
+            held: those that have joined.
+        """
+        waiting = _unplaced(self._asked)
+        coming = len(self._placed) + len(self._offered) + len(self._asked) - len(waiting)
+        self._resize(self._asked, waiting, max(0, total - held - coming))
+
+    def offer(self, count: int, held: int) -> None:
+        """Asks for devices that are free on new nodes, less those that the scaling policy asks for.
+
+        Args:
+            count: how many are free there.
+            held: devices that have joined.
+        """
+        waiting = _unplaced(self._offered)
+        count -= len(self._asked)
+        if self._most is not None:
+            coming = len(self._placed) + len(self._asked) + len(self._offered) - len(waiting)
+            count = min(count, self._most - held - coming)
+        self._resize(self._offered, waiting, max(0, count))
+
+    def count_on(self, node: str) -> int:
+        """Returns how many devices Ray has placed on a node that cannot be used yet."""
+        return sum(slot.node == node for slot in self._placed)
+
+    def take(self, nodes: Mapping[str, Node]) -> list[DeviceSlot]:
+        """Returns the devices that can be used by now, which are the caller's from now on; each has index 0.
+
+        Args:
+            nodes: all nodes, by id.
+        """
+        for groups in (self._asked, self._offered):
+            for group in [group for group in groups if is_placed(group)]:
+                groups.remove(group)
+                slot = DeviceSlot(Device(0, kind=self._kind), group, 0, True, places(group)[0])
+                self._placed.append(slot)
+                slot.begin_look()
+        usable = []
+        for slot in list(self._placed):
+            node = nodes.get(slot.node)
+            if (node is not None and not node.alive) or not slot.node:  # It went before it was used.
+                self._placed.remove(slot)
+                release(slot.group)
+            elif node is not None and slot.end_look(0.0):
+                self._placed.remove(slot)
+                usable.append(slot)
+        return usable
+
+    def close(self) -> None:
+        """Withdraws all, and gives back what Ray has placed."""
+        for group in (*self._asked, *self._offered, *(slot.group for slot in self._placed)):
+            release(group)
+
+    def _resize(self, groups: list[Any], waiting: list[Any], count: int) -> None:
+        """Makes it ``count`` groups that wait; those that Ray has just placed are kept."""
+        for group in waiting[count:]:
+            groups.remove(group)
+            release(group)
+        groups += [reserve([Device(0, kind=self._kind)]) for _ in range(count - len(waiting))]
+
+
+def _unplaced(groups: list[Any]) -> list[Any]:
+    """The groups that Ray has not placed."""
+    return [group for group in groups if not is_placed(group)]
+
+
+# -- devices -------------------------------------------------------------------------------------
+
 
 _log = logger_of(__name__)
 #: Seconds left to a node that drains without a deadline.
@@ -395,3 +498,62 @@ class RayDevices:
                 self._next += 1
             self._slots = {**self._slots, **{slot.device.index: slot for slot in slots}}
         return [slot.device for slot in slots]
+
+
+# -- leaving -------------------------------------------------------------------------------------
+#
+# Devices that go back to Ray once their lanes have ended, and hosts that end with the last device of their node.
+
+
+class LeavingDevices:
+    """Keeps track of which lanes may still run on which devices. Its methods do not wait.
+
+    Args:
+        devices: the session's.
+        request: makes a call to Ray in the thread for such calls.
+        end_host: ends the host of a node on which no device is left.
+    """
+
+    def __init__(
+        self, devices: RayDevices, request: Callable[[Callable[[], None]], None], end_host: Callable[[str], None]
+    ) -> None:
+        self._devices = devices
+        self._request = request
+        self._end_host = end_host
+        #: Devices of every lane that may still run.
+        self._devices_of: dict[int, tuple[int, ...]] = {}
+        #: Devices whose lanes are to end first, and those that Ray was or is given back.
+        self._waiting: set[int] = set()
+        self._gone: set[int] = set()
+
+    def __contains__(self, device_id: int) -> bool:
+        """Whether a device goes back, or has gone."""
+        return device_id in self._waiting or device_id in self._gone
+
+    def started(self, lane_id: int, device_ids: tuple[int, ...]) -> None:
+        """Takes note of a lane."""
+        self._devices_of[lane_id] = device_ids
+
+    def ended(self, lane_id: int) -> None:
+        """Gives its devices back that are to go if that was the last lane there."""
+        for device_id in self._devices_of.pop(lane_id, ()):
+            if device_id in self._waiting:
+                self._give_back_if_empty(device_id)
+
+    def give_back(self, device_id: int) -> None:
+        """Gives a device back once its lanes have ended."""
+        if device_id not in self:
+            self._waiting.add(device_id)
+            self._give_back_if_empty(device_id)
+
+    def _give_back_if_empty(self, device_id: int) -> None:
+        if any(device_id in devices for devices in self._devices_of.values()):
+            return
+        node = self._devices.node_of(device_id)
+        self._waiting.remove(device_id)
+        self._gone.add(device_id)
+        here = {device.index for device in self._devices.devices if self._devices.node_of(device.index) == node}
+        if here <= self._gone:
+            # Ray's autoscaler would not end a node on which an actor runs.
+            self._end_host(node)
+        self._request(functools.partial(self._devices.give_back, device_id))

@@ -24,19 +24,14 @@ from fluid.backends.base import (
     LauncherReport,
     Sharing,
 )
-from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
+from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOptions
 from fluid.backends.hosts.folders import HERE, HostFolders
 from fluid.backends.hosts.host import Host, HostSettings
-from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener
-from fluid.backends.hosts.selector import WakeableSelector
-from fluid.backends.ray.checkpoint_sources import CheckpointSources
-from fluid.backends.ray.devices import CLOSE_S, RayDevices
-from fluid.backends.ray.host_actor import HostStart
-from fluid.backends.ray.host_actors import Checked, HostActors
-from fluid.backends.ray.leaving import LeavingDevices
-from fluid.backends.ray.output_inbox import OutputInbox
-from fluid.backends.ray.remote_host import RemoteHost, await_sharing, end_hosts
-from fluid.backends.ray.stores import HostStores, name_of
+from fluid.backends.hosts.sockets import AuthenticatedConnection, LaneListener, WakeableSelector
+from fluid.backends.ray.checkpoints import CheckpointSources, HostStores, name_of
+from fluid.backends.ray.devices import CLOSE_S, LeavingDevices, RayDevices
+from fluid.backends.ray.host_actor import Checked, HostActors, HostStart
+from fluid.backends.ray.remote_host import OutputInbox, RemoteHost, await_sharing, end_hosts
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
 
@@ -201,7 +196,7 @@ class RayLauncher:
             return self._checkpoints.find(host)
 
     def fetch(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine: see :class:`fluid.backends.retention.FetchingLauncher`."""
+        """Copies a checkpoint from another machine: see :class:`fluid.backends.base.FetchingLauncher`."""
         self._checkpoints.fetch(self.checkpoints_at(host), path, target)
 
     def forward_output(self) -> None:

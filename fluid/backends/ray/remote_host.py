@@ -4,35 +4,190 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluid._clock import Clock
 from fluid.backends.base import DeviceBinding, Keeping, LaneDying, LaneExited, LaneText, LauncherReport, Sharing
-from fluid.backends.hosts.framed_socket import FramedSocket
-from fluid.backends.hosts.selector import WakeableSelector
-from fluid.backends.ray.host_messages import (
-    BringCheckpoint,
-    DiscardKept,
-    DropPayload,
-    DumpLane,
-    EndHost,
-    EndLane,
-    ForgetTrial,
-    HostStarted,
-    LaunchLane,
-    PayloadStored,
-    PersistCheckpoint,
-    PreloadModules,
-    SharingChanged,
-    StorePayload,
-    ValueTrials,
-)
-from fluid.backends.ray.output_inbox import OutputInbox
+from fluid.backends.hosts.sockets import FramedSocket, WakeableSelector
 from fluid.engine.commands import CheckpointValue
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.protocol import CheckpointPersisted
+
+# -- host messages -------------------------------------------------------------------------------
+#
+# The messages between the driver and the host on another node: named tuples, pickled in batches.
+#
+# A host also sends :class:`fluid.backends.base.LaneDying`, :class:`fluid.backends.base.LaneExited`,
+# :class:`fluid.backends.base.LaneSuperseded`, :class:`fluid.backends.base.LaneText`, and
+# :class:`fluid.lane.protocol.CheckpointMoved` and
+# :class:`fluid.lane.protocol.CheckpointPersisted`.
+
+
+# -- from the driver to a host --------------------------------------------------------------------------------
+
+
+class LaunchLane(NamedTuple):
+    """Fork a lane, with a connection to the driver of its own; ``echo`` says whether to send what its trials print."""
+
+    lane_id: int
+    binding: DeviceBinding
+    echo: bool = False
+
+
+class EndLane(NamedTuple):
+    """Kill a lane."""
+
+    lane_id: int
+
+
+class DumpLane(NamedTuple):
+    """Have the stacks of a lane's threads written to the log of a trial."""
+
+    lane_id: int
+    trial_id: str
+
+
+class PreloadModules(NamedTuple):
+    """Load modules before the next lane is forked; late: as soon as no lane waits for it."""
+
+    modules: tuple[str, ...]
+    late: bool = False
+
+
+class StorePayload(NamedTuple):
+    """Keep a payload for the lanes: a part of it, in order. The last one is answered by PayloadStored.
+
+    Attributes:
+        number: of the transfer.
+        name: the payload's.
+        size: of the whole payload, bytes.
+        offset: where the part begins.
+        data: the part.
+    """
+
+    number: int
+    name: str
+    size: int
+    offset: int
+    data: bytes
+
+
+class DropPayload(NamedTuple):
+    """Delete a payload, or the part of one that has arrived."""
+
+    name: str
+
+
+class ValueTrials(NamedTuple):
+    """What the checkpoints of trials are worth, by trial: (probability of a restore, whether it is pinned)."""
+
+    values: dict[str, tuple[float, bool]]
+
+
+class ForgetTrial(NamedTuple):
+    """Delete the checkpoints of a trial; with ``keep_newest``, the newest outlives the run."""
+
+    trial_id: str
+    keep_newest: bool
+
+
+class PersistCheckpoint(NamedTuple):
+    """Copy a checkpoint to disk, with ``keep`` to where it outlives the run; answered by CheckpointPersisted."""
+
+    trial_id: str
+    path: str
+    keep: bool
+
+
+class DiscardKept(NamedTuple):
+    """Remove a checkpoint from those that outlive the run; with ``demote``, its trial may be restored from it."""
+
+    path: str
+    demote: bool
+
+
+class BringCheckpoint(NamedTuple):
+    """Bring a checkpoint, written to ``path``, into the host's memory; ``source`` as in StartResident."""
+
+    trial_id: str
+    path: str
+    source: tuple[str, int] | None
+
+
+class EndHost(NamedTuple):
+    """The session is over: end every lane, clear the folders, and end."""
+
+
+# -- from a host to the driver ---------------------------------------------------------------------------------
+
+
+class HostStarted(NamedTuple):
+    """The first message of a host: where it serves the checkpoints of its machine."""
+
+    checkpoints_at: tuple[str, int]
+
+
+class SharingChanged(NamedTuple):
+    """How lanes that are started now share a GPU; sent in the beginning, and when it changes."""
+
+    sharing: Sharing
+
+
+class PayloadStored(NamedTuple):
+    """A payload has arrived; whether the host keeps it."""
+
+    number: int
+    name: str
+    is_kept: bool
+
+
+# -- output inbox --------------------------------------------------------------------------------
+#
+# What trials print on other nodes, until the driver shows it.
+
+
+#: Most bytes that are kept; the oldest are dropped where a terminal does not take them.
+_MOST_KEPT = 1 << 22
+
+
+class OutputInbox:
+    """Texts of lanes, in the order in which they came. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: deque[LaneText] = deque()
+        self._bytes = 0
+        #: Bytes dropped, by lane and stream, of which no text says so yet.
+        self._dropped: Counter[tuple[int, bool]] = Counter()
+
+    def put(self, text: LaneText) -> None:
+        """Adds a text; drops the oldest if too many bytes wait."""
+        with self._lock:
+            self._texts.append(text)
+            self._bytes += len(text.data)
+            while self._bytes > _MOST_KEPT:
+                old = self._texts.popleft()
+                self._bytes -= len(old.data)
+                self._dropped[old.lane_id, old.is_error] += len(old.data) + old.skipped
+
+    def take(self) -> list[LaneText]:
+        """Returns the texts since the last call."""
+        with self._lock:
+            texts = list(self._texts)
+            self._texts.clear()
+            self._bytes = 0
+            return [
+                text._replace(skipped=text.skipped + self._dropped.pop((text.lane_id, text.is_error), 0))
+                for text in texts
+            ]
+
+
+# -- remote host ---------------------------------------------------------------------------------
+
 
 #: Seconds for all hosts to say how their lanes share GPUs.
 _START_S = 120.0

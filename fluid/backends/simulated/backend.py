@@ -6,16 +6,21 @@ iterations report no metrics, and calls return nothing.
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 import pickle
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fluid._clock import VirtualClock
+from fluid._clock_hold import NO_HOLD, ClockHold, VirtualClockHold
 from fluid.backends.base import ScalingLimits, Sharing
-from fluid.backends.simulated.machines import VirtualMachines
-from fluid.backends.simulated.standstill import Standstill
+from fluid.backends.simulated.devices import VirtualDevices
 from fluid.backends.simulated.steps import NONE_LEFT, SimulatedTrial, Truth, VirtualStep, answer_to, placed_by
-from fluid.backends.simulated.timers import Timers
 from fluid.engine.commands import (
     Answer,
     Call,
@@ -47,10 +52,217 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
-from fluid.errors import FluidError
+from fluid.errors import FluidError, require_number, require_one_of
 from fluid.keeping import Kept
+from fluid.lane.policy import POLICIES
+from fluid.planners.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
+
+# -- booting -------------------------------------------------------------------------------------
+#
+# Virtual devices that were asked for and have not come yet.
+
+
+class BootingDevices:
+    """Gives each device some time after it was asked for.
+
+    Args:
+        boot_s: that time, seconds.
+        devices: the devices at the start; further ones are like the first of them, and have indices of their own.
+    """
+
+    def __init__(self, boot_s: float, devices: Sequence[Device]) -> None:
+        self._boot_s = boot_s
+        self._like = devices[0] if devices else Device(0)
+        self._next = 1 + max((device.index for device in devices), default=-1)
+        #: When each of them comes, ascending.
+        self._due: deque[float] = deque()
+
+    @property
+    def next_at(self) -> float:
+        """When the next one comes, seconds; infinite if none was asked for."""
+        return self._due[0] if self._due else math.inf
+
+    def ask(self, count: int, now: float) -> None:
+        """Makes it ``count`` devices that are to come; those asked for last are withdrawn first."""
+        while len(self._due) > max(0, count):
+            self._due.pop()
+        while len(self._due) < count:
+            self._due.append(now + self._boot_s)
+
+    def pop(self, now: float) -> list[Device]:
+        """Returns those that have come by now."""
+        come = []
+        while self._due and self._due[0] <= now:
+            self._due.popleft()
+            come.append(replace(self._like, index=self._next))
+            self._next += 1
+        return come
+
+
+# -- machines ------------------------------------------------------------------------------------
+#
+# Virtual devices as a session holds them: those at the start, those that are added, and those that come as asked.
+
+
+class VirtualMachines:
+    """The devices of a virtual clock's backend.
+
+    Args:
+        devices: the devices at the start.
+        scaling_limits: how far the session may scale; a device that it asks for is like the first one.
+        record: whether to keep :attr:`segments`.
+        lane_policy: which of several trials a lane runs next, one of those of :mod:`fluid.lane.policy`; ``None`` for
+            the one that has waited longest.
+
+    Attributes:
+        clock: the virtual clock.
+        scaling_limits: how far the session may scale.
+
+    Raises:
+        InvalidFieldError: a limit of scaling, or ``boot_s``, cannot be used.
+    """
+
+    def __init__(
+        self,
+        devices: Iterable[Device],
+        scaling_limits: ScalingLimits,
+        *,
+        record: bool = True,
+        lane_policy: str | None = None,
+    ) -> None:
+        if lane_policy is not None:
+            require_one_of("lane_policy", lane_policy, tuple(POLICIES))
+        self.lane_policy = lane_policy
+        self.scaling_limits = scaling_limits
+        self.clock = VirtualClock()
+        self._devices = VirtualDevices(self.clock, record=record, lane_policy=lane_policy)
+        self._devices.add(devices)
+        boot_s = require_number("boot_s", scaling_limits.provision_s, at_least=0.0)
+        self._booting = BootingDevices(boot_s, self._devices.all())
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Stretches of time in which a trial held devices, as they ended."""
+        return self._devices.segments
+
+    def devices(self) -> list[Device]:
+        """Returns the devices, in order of their index."""
+        return self._devices.all()
+
+    def add_devices(self, devices: Iterable[Device]) -> None:
+        """Adds devices."""
+        self._devices.add(devices)
+
+    def ask(self, devices: int) -> None:
+        """Asks for the devices that are missing to so many in all."""
+        self._booting.ask(devices - len(self._devices), self.clock.now())
+
+    def can_give_back(self, device_id: int) -> bool:
+        """Whether a device can be given back alone: each one can."""
+        return device_id in self._devices
+
+    def give_back(self, device_id: int) -> None:
+        """Gives a device back."""
+        self._devices.remove(device_id)
+
+
+# -- standstill ----------------------------------------------------------------------------------
+#
+# When the virtual clock stands still: while a thread that submits acts, or where nothing will ever happen.
+
+
+class Standstill:
+    """Lets the thread that moves a virtual clock wait.
+
+    Args:
+        clock: the clock.
+        held: whether the clock stands still while a thread that submits to the session acts; otherwise it goes on
+            whatever other threads do.
+
+    Attributes:
+        hold: who holds the clock.
+    """
+
+    def __init__(self, clock: VirtualClock, *, held: bool) -> None:
+        self._clock = clock
+        self._virtual = VirtualClockHold(clock) if held else None
+        self.hold: ClockHold = NO_HOLD if self._virtual is None else self._virtual
+        self._woken = threading.Event()
+
+    def wake(self) -> None:
+        """Ends the wait in progress, or else the next; from any thread."""
+        if self._virtual is None:
+            self._woken.set()
+        else:
+            self._virtual.nudge()
+
+    def await_submitters(self) -> bool:
+        """Waits until no thread holds the clock; returns whether none does, and :meth:`wake` was not called."""
+        if self._virtual is not None:
+            return self._virtual.await_free()
+        is_woken = self._woken.is_set()
+        self._woken.clear()
+        return not is_woken
+
+    def end_waits(self, instant: float) -> bool:
+        """Ends waits of submitters whose timeout comes before an instant, seconds, and moves the clock there.
+
+        Where nothing will happen, as the instant is infinite, it ends the waits of those who only poll; and where there
+        are none, waits for :meth:`wake`.
+
+        Returns:
+            Whether there was anything to do.
+        """
+        if self._virtual is None:
+            if instant == float("inf"):
+                self._woken.wait()
+                self._woken.clear()
+                return True
+            return False
+        if self._virtual.end_settled() or (instant == float("inf") and self._virtual.expire_limited_polls()):
+            return True
+        deadline = self._virtual.next_deadline
+        if deadline < instant:
+            self._clock.advance_to(max(deadline, self._clock.now()))
+            return self._virtual.expire(self._clock.now())
+        if instant < float("inf"):
+            return False
+        if not self._virtual.expire_polls():
+            self._virtual.await_nudge()
+        return True
+
+
+# -- timers --------------------------------------------------------------------------------------
+#
+# What happens some virtual seconds after a command, beside the steps of trials.
+
+
+class Timers:
+    """Calls that are made at a virtual time, those of one instant in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = itertools.count()
+
+    @property
+    def next_at(self) -> float:
+        """When the next call is due, seconds; infinite where none is."""
+        return self._calls[0][0] if self._calls else float("inf")
+
+    def at(self, instant: float, call: Callable[[], None]) -> None:
+        """Has a call made at an instant, seconds."""
+        heapq.heappush(self._calls, (instant, next(self._sequence), call))
+
+    def fire(self, now: float) -> None:
+        """Makes the calls that are due."""
+        while self.next_at <= now:
+            heapq.heappop(self._calls)[2]()
+
+
+# -- backend -------------------------------------------------------------------------------------
+
 
 #: Events closer together than this share of the time are one instant.
 _SAME_INSTANT = 1e-12
@@ -198,7 +410,7 @@ class SimulatedBackend(VirtualMachines):
         self._standstill.wake()
 
     def end(self) -> list[Event]:
-        """Returns what has happened by now: see :class:`fluid.backends.ending.EndingBackend`."""
+        """Returns what has happened by now: see :class:`fluid.backends.base.EndingBackend`."""
         events, self._ready = self._ready, []
         return events
 

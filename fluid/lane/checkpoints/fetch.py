@@ -1,4 +1,4 @@
-"""Fetches a checkpoint from the server of the machine that has it, :mod:`fluid.backends.hosts.checkpoint_server`."""
+"""Fetches a checkpoint from the server of the machine that has it, :mod:`fluid.backends.hosts.checkpoints.server`."""
 
 from __future__ import annotations
 

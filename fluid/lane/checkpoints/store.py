@@ -2,7 +2,7 @@
 
 Host memory is a folder on a RAM disk, so that a checkpoint outlives the lane that wrote it. All lanes of a host share
 it (:mod:`fluid.lane.checkpoints.ledger`). Before it is full, the host moves those of the least value to disk
-(:mod:`fluid.backends.hosts.checkpoint_keeper`), and readers find them there. What has no room in memory, as what is
+(:mod:`fluid.backends.hosts.checkpoints.keeper`), and readers find them there. What has no room in memory, as what is
 there is worth more, a lane writes to disk. The last two of a trial are kept: the driver may use the last but one until
 the message about the last has arrived, and a reader does if the last is damaged or gone.
 

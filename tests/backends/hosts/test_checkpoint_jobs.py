@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from waiting import PATIENCE, eventually
 
-from fluid.backends.hosts import checkpoint_jobs
-from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
+from fluid.backends.hosts.checkpoints import jobs as checkpoint_jobs
+from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOptions
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.checkpoints.seal import damage_of
 from fluid.lane.checkpoints.store import CheckpointStore

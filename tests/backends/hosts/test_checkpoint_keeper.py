@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from waiting import eventually
 
-from fluid.backends.hosts.checkpoint_keeper import CheckpointKeeper, KeeperOptions
-from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
+from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOptions
+from fluid.backends.hosts.checkpoints.server import CheckpointServer, ServedFolders
 from fluid.engine.commands import CheckpointValue
 from fluid.lane.checkpoints.files import copy_atomically, locked_for_reading
 from fluid.lane.checkpoints.ledger import StoreLedger

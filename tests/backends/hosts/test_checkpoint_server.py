@@ -17,7 +17,7 @@ import pytest
 from stranger_processes import KINDS, strangers_at
 
 from fluid._clock import nap
-from fluid.backends.hosts.checkpoint_server import CheckpointServer, ServedFolders
+from fluid.backends.hosts.checkpoints.server import CheckpointServer, ServedFolders
 from fluid.lane.checkpoints import fetch as checkpoint_wire
 from fluid.lane.checkpoints import fetch as fetching
 from fluid.lane.checkpoints import restore as locating

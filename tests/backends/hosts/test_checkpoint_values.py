@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.backends.hosts.checkpoint_values import (
+from fluid.backends.hosts.checkpoints.values import (
     RestoreCosts,
     StoredCheckpoint,
     Worth,

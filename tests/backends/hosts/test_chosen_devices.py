@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.hosts.chosen_devices import choose_devices
+from fluid.backends.local import choose_devices
 from fluid.backends.ray import RayBackend
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor

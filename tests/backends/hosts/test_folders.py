@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fluid.backends.hosts import host_memory
+from fluid.backends.hosts import memory as host_memory
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders, locate, pack, unpack
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.checkpoints.paths import host_of

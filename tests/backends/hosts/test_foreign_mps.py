@@ -14,8 +14,8 @@ import pytest
 from mps_program import Fake
 from waiting import eventually
 
-from fluid.backends.hosts import gpu_sharing
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.hosts.gpu import sharing as gpu_sharing
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import KillLane, RunIteration, StartLane, StartTrial
 from fluid.engine.events import IterationDone, LaneLost
 from fluid.gpu import mps_foreign
@@ -59,7 +59,7 @@ def backend(fake: Fake, folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu_sharing, "foreign_daemon", lambda environment: str(folder))
     monkeypatch.setattr(gpu_sharing, "find_program", lambda: str(fake.program))
     # A path in which gpu_sharing asks for the machine's daemon, and which is of no other use in time slices.
-    monkeypatch.setattr("fluid.backends.local.backend._LocalBindings.token", lambda self, device: f"GPU-{device.index}")
+    monkeypatch.setattr("fluid.backends.local._LocalBindings.token", lambda self, device: f"GPU-{device.index}")
     with LocalBackend(2, run_dir=tmp_path / "run", preload=[], grace=0.2) as made:
         yield made
 

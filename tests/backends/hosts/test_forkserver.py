@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from waiting import eventually
 
-from fluid.backends.hosts.forkserver import Exited, ForkServerProcess
+from fluid.backends.hosts.forkserver.host_end import Exited, ForkServerProcess
 from fluid.errors import FluidError
 from fluid.lane.protocol import LaneOptions, LaneWarm, Shutdown
 
@@ -85,7 +85,7 @@ def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
         shared="'fluid.shared_data.loading' in sys.modules",
     )
     assert facts == {
-        "main": ("__main__", "fluid.backends.hosts.forkserver_main"),  # Never the driver's.
+        "main": ("__main__", "fluid.backends.hosts.forkserver.main"),  # Never the driver's.
         "parent": server.pid,
         "group": True,
         "cuda": "",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.backends.hosts.sockets import FramedSocket
 from fluid.lane.protocol import decode, encode
 from fluid.processes.frames import LONGEST_BODY, FrameBuffer, FramedConnection, FrameError, framed
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fluid.backends.hosts import host_memory
+from fluid.backends.hosts import memory as host_memory
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.checkpoints.paths import open_folder
 from fluid.lane.checkpoints.store import CheckpointStore

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fluid.backends.hosts.huge_pages import huge_places
+from fluid.backends.hosts.forkserver.modules import huge_places
 
 MAPS = """\
 55e000000000-55e000601000 rw-p 00000000 00:00 0                          [heap]
@@ -23,7 +23,7 @@ MAPS = """\
 
 JOINS = """
 import os
-from fluid.backends.hosts.huge_pages import join_memory
+from fluid.backends.hosts.forkserver.modules import join_memory
 
 def joined():
     with open("/proc/self/smaps_rollup") as file:

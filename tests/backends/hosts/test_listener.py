@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from stranger_processes import KINDS, strangers_at
 
-from fluid.backends.hosts.listener import AuthenticatedConnection, LaneListener, is_reachable
+from fluid.backends.hosts.sockets import AuthenticatedConnection, LaneListener, is_reachable
 from fluid.processes.handshake import Address, connect_all, derive_key
 from fluid.processes.strangers import Strangers
 

@@ -21,10 +21,10 @@ from mps_program import Fake
 from waiting import eventually
 
 from fluid.backends.base import Sharing
-from fluid.backends.hosts import gpu_sharing
-from fluid.backends.hosts.gpu_sharing import LaneSharing
-from fluid.backends.hosts.mps_watchdog import MpsWatchdog
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.hosts.gpu import sharing as gpu_sharing
+from fluid.backends.hosts.gpu.mps_watchdog import MpsWatchdog
+from fluid.backends.hosts.gpu.sharing import LaneSharing
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import KillLane, RunIteration, StartLane, StartTrial
 from fluid.engine.events import IterationDone, LaneLost, LaneReady
 from fluid.errors import InvalidFieldError
@@ -190,7 +190,7 @@ def gpus(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Gp
     monkeypatch.setenv("PATH", str(fake.program.parent))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    for module in ("fluid.gpu.mps_support", "fluid.backends.hosts.gpu_sharing"):  # None in the default folder.
+    for module in ("fluid.gpu.mps_support", "fluid.backends.hosts.gpu.sharing"):  # None in the default folder.
         monkeypatch.setattr(f"{module}.foreign_daemon", lambda variables: variables.get("CUDA_MPS_PIPE_DIRECTORY"))
     monkeypatch.setattr("fluid.gpu.mps_support.is_wsl", lambda: False)
     monkeypatch.setattr("fluid.gpu.driver_notes.driver_version", lambda: "580.82")
@@ -477,7 +477,7 @@ def test_a_client_is_killed_though_the_daemon_does_not_end_its_work(
 def test_a_daemon_that_dies_is_noticed_though_no_lane_says_so(
     fake: Fake, make_drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._CHECK_S", 0.05)
+    monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._CHECK_S", 0.05)
     drive = make_drive(sharing="mps", _mps_program=str(fake.program))
     lanes = drive.lanes(0, 0)
     daemon, _ = daemons_of(drive.backend)
@@ -496,7 +496,7 @@ def test_a_daemon_that_dies_is_noticed_though_no_lane_says_so(
 def test_answers_that_stay_out_for_a_while_end_no_lane(
     fake: Fake, make_drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._CHECK_S", 0.3)
+    monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._CHECK_S", 0.3)
     drive = make_drive(1, sharing="mps", _mps_program=str(fake.program))
     (lane,) = drive.lanes(0)
     (watchdog,) = watchdogs_of(drive.backend)
@@ -530,7 +530,7 @@ def test_a_daemon_that_does_not_answer_has_failed_after_a_minute(
     for _ in range(4):
         watchdog._check(lane_died=False)
     assert watchdog.problem == ""
-    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._PATIENCE_S", 0.0)
+    monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._PATIENCE_S", 0.0)
     watchdog._check(lane_died=False)
     assert "temporarily unavailable" in watchdog.problem
 
@@ -597,7 +597,7 @@ def test_an_answer_renews_the_patience(watchdog: MpsWatchdog, fake: Fake) -> Non
 def test_lanes_share_by_time_slices_once_it_cannot_be_started_again(
     fake: Fake, make_drive: Any, monkeypatch: pytest.MonkeyPatch, processes: Any
 ) -> None:
-    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._CHECK_S", 0.05)
+    monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._CHECK_S", 0.05)
     drive = make_drive(sharing="mps", _mps_program=str(fake.program))
     drive.lanes(0, 0)
     daemon, other = daemons_of(drive.backend)
@@ -617,7 +617,7 @@ def test_lanes_share_by_time_slices_once_it_cannot_be_started_again(
 
 
 def test_a_daemon_that_fails_time_and_again_is_given_up(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.backends.hosts.mps_watchdog._MOST_RESTARTS", 0)
+    monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._MOST_RESTARTS", 0)
     watchdog = MpsWatchdog(["GPU-0"], starts(fake))
     assert watchdog.await_start() == ""
     watchdog.recover()
@@ -642,7 +642,7 @@ def test_nothing_is_left_when_the_backend_is_closed(backend: LocalBackend, proce
 def test_nothing_is_left_when_the_driver_is_killed(fake: Fake, processes: Any) -> None:
     code = """
         import os, sys
-        from fluid.backends.local.backend import LocalBackend
+        from fluid.backends.local import LocalBackend
         backend = LocalBackend(1, preload=[], sharing="mps", _mps_program=sys.argv[1])
         daemon = backend._host._sharing.watchdogs[0]._daemon
         supervisor = open(f"/proc/{daemon.pid}/stat").read().rsplit(")", 1)[1].split()[1]  # it deletes the folder

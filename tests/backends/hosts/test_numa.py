@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.hosts import numa
-from fluid.backends.hosts.numa import NumaCores
+from fluid.backends.hosts import host as numa
+from fluid.backends.hosts.host import NumaCores
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import IterationDone
 from fluid.resources import available_cores

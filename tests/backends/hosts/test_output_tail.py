@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fluid.backends.base import LaneText
-from fluid.backends.hosts.output_tail import OutputTail
+from fluid.backends.hosts.output import OutputTail
 
 
 class Logs:

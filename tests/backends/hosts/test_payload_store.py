@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fluid.backends.hosts import host_memory
+from fluid.backends.hosts import memory as host_memory
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
-from fluid.backends.hosts.payload_store import PayloadStore
+from fluid.backends.hosts.payloads import PayloadStore
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ from typing import Any, cast
 import pytest
 
 from fluid.backends.base import CheckpointSource, Launcher
-from fluid.backends.lanes.checkpoint_places import CheckpointPlaces
+from fluid.backends.lanes.checkpoints import CheckpointPlaces
 from fluid.backends.lanes.connections import LaneConnections
-from fluid.backends.lanes.host_payloads import HostPayloads
-from fluid.backends.lanes.registry import Registry
+from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.elastic.messages import Left
 from fluid.engine.commands import Persist
 from fluid.engine.events import Checkpoint, TrialNotKept, TrialSaved

@@ -10,10 +10,9 @@ import pytest
 
 from fluid._clock import VirtualClock
 from fluid.backends.base import CheckpointSource, LaneConnected
-from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.backends.hosts.sockets import FramedSocket
 from fluid.backends.lanes.connections import Deferred, LaneConnection, LaneConnections
-from fluid.backends.lanes.host_payloads import HostPayloads
-from fluid.backends.lanes.registry import Registry
+from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import Checkpoint

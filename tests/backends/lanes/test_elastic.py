@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from elastic.trainables import Regression  # noqa: E402
 
-from fluid.backends.local.backend import LocalBackend  # noqa: E402
+from fluid.backends.local import LocalBackend  # noqa: E402
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, Save, StartTrial, StopLane, StopTrial  # noqa: E402
 from fluid.engine.events import (  # noqa: E402
     IterationDone,

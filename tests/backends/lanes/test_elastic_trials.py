@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fluid._clock import VirtualClock
-from fluid.backends.lanes.elastic import ElasticTrials
-from fluid.backends.lanes.elastic_actions import PoolAction, SetUpMember, ToLane
+from fluid.backends.lanes.elastic import ElasticTrials, PoolAction, SetUpMember, ToLane
 from fluid.elastic.messages import Broken, Halted, Join, Joined, Leave, Left, MemberIterated, Prepared
 from fluid.engine.commands import Call, Pause, Resize, RunIteration, StartTrial, StopTrial
 from fluid.engine.events import (

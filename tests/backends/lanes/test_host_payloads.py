@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from fluid.backends.base import Keeping, LaneConnected, Launcher
-from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.backends.hosts.sockets import FramedSocket
 from fluid.backends.lanes.connections import Deferred, LaneConnections
-from fluid.backends.lanes.host_payloads import HostPayloads
+from fluid.backends.lanes.registry import HostPayloads
 from fluid.elastic.messages import Prepared
 from fluid.lane import protocol as m
 

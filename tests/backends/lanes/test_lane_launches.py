@@ -12,9 +12,9 @@ import pytest
 
 from fluid._clock import VirtualClock
 from fluid.backends.base import DeviceBinding, LaneConnected
-from fluid.backends.lanes import lane_launches
+from fluid.backends.lanes import launches as lane_launches
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
-from fluid.backends.lanes.lane_launches import LaneLaunches
+from fluid.backends.lanes.launches import LaneLaunches
 from fluid.engine.commands import StartLane, StopLane
 from fluid.engine.events import LaneLost, LaneReady
 from fluid.errors import FluidError
@@ -207,8 +207,8 @@ def make_gpu(make_drive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "modules" / "torch.py").write_text(TORCH, encoding="utf-8")
     (tmp_path / "counter").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    monkeypatch.setattr("fluid.backends.local.backend.find_gpus", lambda: [Gpu("GPU-0", 80e9)])
-    monkeypatch.setattr("fluid.backends.hosts.gpu_sharing.find_program", lambda: None)
+    monkeypatch.setattr("fluid.backends.local.find_gpus", lambda: [Gpu("GPU-0", 80e9)])
+    monkeypatch.setattr("fluid.backends.hosts.gpu.sharing.find_program", lambda: None)
     monkeypatch.setenv("COUNTER", str(tmp_path / "counter"))
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))  # They are clients.
 

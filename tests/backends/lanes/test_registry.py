@@ -9,8 +9,7 @@ import pytest
 
 from fluid.backends.base import Launcher
 from fluid.backends.lanes import registry
-from fluid.backends.lanes.host_payloads import HostPayloads
-from fluid.backends.lanes.registry import Registry
+from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.trainables.payload import LARGE_BYTES, TrainablePayload, TrialPayload
 
 KEPT = registry._KEPT

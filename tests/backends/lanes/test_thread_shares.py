@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fluid.backends.base import DeviceBinding
-from fluid.backends.hosts.threads import threads_per_gpu, waiting_variables
-from fluid.backends.lanes.thread_shares import ThreadShares
+from fluid.backends.hosts.host import threads_per_gpu, waiting_variables
+from fluid.backends.lanes.threads import ThreadShares
 from fluid.engine.commands import Pause, Resize, RunIteration, StartTrial
 from fluid.engine.events import Failure, IterationDone, PausePurpose, TrialFailed, TrialPaused, TrialReleased
 from fluid.resources import Device, available_cores

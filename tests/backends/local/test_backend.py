@@ -19,7 +19,7 @@ from waiting import eventually
 
 from fluid.backends.base import Backend
 from fluid.backends.hosts import host as launcher
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import Pause, Report, Resize, RunIteration, Save, StartLane, StartTrial, StopLane, StopTrial
 from fluid.engine.events import (
     Checkpoint,
@@ -569,7 +569,7 @@ def test_when_the_fork_server_dies_its_lanes_are_lost_and_new_ones_start(drive: 
 
 DRIVER = """
 import os, subprocess, sys
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import StartLane, StartTrial
 from fluid.engine.events import IterationDone, LaneLost
 from fluid.trainables.payload import payload_of

@@ -15,7 +15,7 @@ import pytest
 from waiting import eventually
 
 from fluid import Device, FluidExecutor, InvalidFieldError, Requires, Trial, TrialGroup, TrialGroupHandle
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.results.records import Result
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.hosts import host_memory
-from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.backends.hosts import memory as host_memory
+from fluid.backends.hosts.sockets import FramedSocket
 from fluid.backends.lanes import registry
 from fluid.engine.commands import StartTrial, StopTrial
 from fluid.engine.events import IterationDone, TrialFailed, TrialReleased

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from waiting import eventually
 
-from fluid.backends.hosts import host_memory
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.hosts import memory as host_memory
+from fluid.backends.local import LocalBackend
 
 #: Runs a trial with sub-processes of every kind, until it is killed or its standard input ends.
 DRIVER = """
 import json, multiprocessing, os, subprocess, sys, threading, time
 from pathlib import Path
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.local import LocalBackend
 from fluid.engine.commands import StartLane, StartTrial
 from fluid.engine.events import IterationDone
 from fluid.trainables.payload import payload_of

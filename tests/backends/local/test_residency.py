@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fluid.backends.hosts import host_memory
-from fluid.backends.local.backend import LocalBackend
+from fluid.backends.hosts import memory as host_memory
+from fluid.backends.local import LocalBackend
 from fluid.executor import FluidExecutor
 from fluid.resources import Device
 from fluid.session.handle import TrialGroupHandle

@@ -27,7 +27,7 @@ def one(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_its_devices_are_given_up_and_the_reason_is_told(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fluid.backends.ray import host_actors
+    from fluid.backends.ray import host_actor as host_actors
 
     monkeypatch.setattr(host_actors, "run_host", operator.index)  # It raises TypeError there.
     caplog.set_level(logging.WARNING)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray_drive import Drive, parent_of
 
-from fluid.backends.hosts.framed_socket import FramedSocket
+from fluid.backends.hosts.sockets import FramedSocket
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import IterationDone, LaneLost
 from fluid.lane.protocol import encode

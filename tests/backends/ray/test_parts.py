@@ -12,7 +12,8 @@ from fluid.errors import FluidError, MissingDependencyError
 
 
 def test_without_ray_the_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fluid.backends.ray import RayBackend, connection
+    from fluid.backends.ray import RayBackend
+    from fluid.backends.ray import api as connection
 
     missing: Any = try_import("Ray", extra="ray")
     with missing:
@@ -27,7 +28,7 @@ def test_where_ray_may_want_a_token_the_error_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_token: bool, mode: str
 ) -> None:
     ray = pytest.importorskip("ray")
-    from fluid.backends.ray import connection
+    from fluid.backends.ray import api as connection
 
     def refuse(**options: Any) -> None:
         raise ConnectionError("Failed to connect")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("ray")
-from fluid.backends.ray import private_api
+from fluid.backends.ray import api as private_api
 
 pytestmark = pytest.mark.ray
 

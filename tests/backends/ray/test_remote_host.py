@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 
 from fluid.backends.base import Keeping
-from fluid.backends.hosts.framed_socket import FramedSocket
-from fluid.backends.ray.host_messages import DropPayload, EndLane, PayloadStored, PersistCheckpoint, StorePayload
-from fluid.backends.ray.output_inbox import OutputInbox
-from fluid.backends.ray.remote_host import _PART, RemoteHost
+from fluid.backends.hosts.sockets import FramedSocket
+from fluid.backends.ray.remote_host import (
+    _PART,
+    DropPayload,
+    EndLane,
+    OutputInbox,
+    PayloadStored,
+    PersistCheckpoint,
+    RemoteHost,
+    StorePayload,
+)
 from fluid.lane.protocol import CheckpointPersisted
 
 

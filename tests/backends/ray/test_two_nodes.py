@@ -89,7 +89,7 @@ def test_a_killed_host_costs_its_lanes_only_and_another_one_takes_its_place(
 def test_a_host_that_cannot_start_says_why(
     cluster: Any, make: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fluid.backends.hosts.listener.LaneListener.listen", lambda self, ip: (ip, 9))
+    monkeypatch.setattr("fluid.backends.hosts.sockets.LaneListener.listen", lambda self, ip: (ip, 9))
     drive = make(None)
     drive.do(StartLane(0, 4))
     assert "ConnectionRefusedError" in drive.until(LaneLost, lane_id=0).reason

@@ -14,8 +14,11 @@ ray = pytest.importorskip("ray")
 from ray_drive import Drive  # noqa: E402
 
 from fluid.backends.ray import RayBackend  # noqa: E402
-from fluid.backends.ray.nodes import Node  # noqa: E402
-from fluid.backends.ray.placement import DeviceSlot, GpuView  # noqa: E402
+from fluid.backends.ray.nodes import (  # noqa: E402
+    DeviceSlot,
+    GpuView,
+    Node,
+)
 from fluid.gpu.assigned import CUDA_S  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.

@@ -1,0 +1,1 @@
+"""How the lanes of one host share its GPUs."""

@@ -1,0 +1,302 @@
+"""A session's folder in host memory: which processes use it, and how it is cleared when none does.
+
+Each process that uses such a folder holds a lock there, which ends with the process. So the next session recognises
+what killed processes left behind, and clears it. Locks, because numbers of processes are used again, and mean something
+else in another container with the same RAM disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+from fluid._clock import MonotonicClock, wall_seconds
+from fluid._logs import logger_of
+from fluid.lane.checkpoints.paths import path_now
+from fluid.lane.checkpoints.store import persist_checkpoints
+from fluid.processes.own_folders import require_own
+from fluid.processes.session_mark import kill_marked
+
+# -- memory left ---------------------------------------------------------------------------------
+#
+# How much memory is left on this machine, as far as the control group (cgroup) of this process allows.
+
+
+#: A limit of this many bytes or more is none: that is how version 1 says so.
+_NO_LIMIT = 1 << 60
+#: By version: the files with the limit and the usage, and the entry of ``memory.stat`` that can be dropped at once.
+_FILES = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def memory_left(root: str = "/") -> int | None:
+    """Returns the bytes that processes here may still take; ``None`` where the system does not say.
+
+    That is the least of what the machine has available and of what each control group of this process leaves below its
+    limit. Files in the page cache that are not in use count as left; those on a RAM disk do not.
+
+    Args:
+        root: folder with ``proc`` and ``sys``.
+    """
+    left = [*_available(root), *_below_limits(root)]
+    return max(0, min(left)) if left else None
+
+
+def _available(root: str) -> Iterator[int]:
+    for line in _lines(os.path.join(root, "proc/meminfo")):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            yield 1024 * int(value.split()[0])
+
+
+def _below_limits(root: str) -> Iterator[int]:
+    for line in _lines(os.path.join(root, "proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            version, mounted = 2, "sys/fs/cgroup"
+        elif "memory" in controllers.split(","):
+            version, mounted = 1, "sys/fs/cgroup/memory"
+        else:
+            continue
+        # In a container the group's path is often that on the machine, and its folder is the root.
+        group = path.strip("/")
+        while True:
+            with suppress(OSError, ValueError, IndexError, StopIteration):
+                yield from _below_limit(os.path.join(root, mounted, group), version)
+            if not group:
+                break
+            group = os.path.dirname(group)
+
+
+def _below_limit(folder: str, version: int) -> Iterator[int]:
+    limit_file, usage_file, droppable = _FILES[version]
+    limit = next(iter(_lines(os.path.join(folder, limit_file))), "max")
+    if limit == "max" or int(limit) >= _NO_LIMIT:
+        return
+    used = int(next(iter(_lines(os.path.join(folder, usage_file)))))
+    for line in _lines(os.path.join(folder, "memory.stat")):
+        name, value = line.split()
+        if name == droppable:
+            used -= int(value)
+    yield int(limit) - used
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+# -- host memory ---------------------------------------------------------------------------------
+
+
+#: Where the folders are.
+RAM_DISK = "/dev/shm"
+#: What their names begin with.
+_PREFIX = "fluid-"
+#: Locked by every process that uses the folder; holds what is needed to clear it.
+_LOCK = ".session"
+#: Share of the memory that is left, on the RAM disk and on the machine, that checkpoints may take.
+MEMORY_SHARE = 0.85
+#: Seconds between two checks whether others have left.
+_LOOK_S = 0.01
+#: Seconds for which checkpoints stay whose run folder is not at its place.
+_MISSING_S = 7 * 86400.0
+_STAYS = (
+    "%s in host memory holds checkpoints of the run folder %s, which was deleted or moved, or whose disk is not "
+    "mounted; FluidExecutor.resume() finds them. They are deleted %.1f days from now; delete them if you need none"
+)
+_log = logger_of(__name__)
+
+
+def enter(folder: str, run_folder: str, mark: str = "", *, temporary: bool) -> int:
+    """Begins to use a folder, and makes it if need be.
+
+    Args:
+        folder: on the RAM disk; only this user may read it.
+        run_folder: the run's folder on disk, to which checkpoints go when no process uses this one any more.
+        mark: the session's, by which processes that it left behind are found; see
+            :mod:`fluid.processes.session_mark`. Empty for none.
+        temporary: whether both are deleted then.
+
+    Returns:
+        The descriptor of the lock, for reading: trials have it, too, and what they write to any descriptor by accident
+        must not spoil it. Close it to stop using the folder.
+
+    Raises:
+        OSError: the folder cannot be made, or another user owns it.
+    """
+    while True:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        require_own(folder)
+        path = os.path.join(folder, _LOCK)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # Another session has just swept the empty folder.
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        with suppress(OSError):
+            if os.stat(path).st_ino == os.fstat(lock).st_ino:
+                break
+        os.close(lock)  # Another process was just clearing it.
+    try:
+        if os.fstat(lock).st_size == 0:
+            facts = {"run_folder": run_folder, "inode": _inode(run_folder), "mark": mark, "temporary": temporary}
+            writer = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                os.pwrite(writer, json.dumps(facts).encode(), 0)
+            finally:
+                os.close(writer)
+    except OSError:  # The RAM disk is full.
+        if is_last(lock):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+        raise
+    return lock
+
+
+def free_bytes(folder: str) -> int:
+    """Returns what is free where a folder is; 0 for an empty name, which stands for no folder."""
+    return shutil.disk_usage(folder).free if folder else 0
+
+
+def checkpoint_bytes(folder: str, taken: int = 0, reserved: float = 0.0) -> int:
+    """Returns how much checkpoints may take in a session's folder, all lanes of the machine together.
+
+    Args:
+        folder: the folder; an empty name stands for no folder.
+        taken: bytes that they take now, and which so are not free.
+        reserved: bytes of shared memory that another program has reserved, as Ray's object store, and may not use yet.
+            What exceeds the RAM disk is not there: Ray then keeps its store on disk.
+    """
+    if not folder:
+        return 0
+    disk = shutil.disk_usage(folder)
+    left = memory_left()
+    free = disk.free if left is None else min(disk.free, left)
+    return int(MEMORY_SHARE * max(0.0, free + taken - (reserved if reserved <= disk.total else 0.0)))
+
+
+def is_last(lock: int, patience: float = 0.0) -> bool:
+    """Whether no other process uses the folder of this lock; none can begin to until it is closed.
+
+    Args:
+        lock: as :func:`enter` returned it.
+        patience: seconds to wait for processes that are ending.
+    """
+    clock = MonotonicClock()
+    deadline = clock.now() + patience
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if clock.now() >= deadline:
+                return False
+            threading.Event().wait(_LOOK_S)
+        else:
+            return True
+
+
+def settle(folder: str, lock: int, run: int = -1) -> None:
+    """Empties a folder that no other process uses: its checkpoints move to the run folder, as far as there is room.
+
+    Those of a run folder that is not at its place stay for a week: it may have been moved, its disk may not be mounted,
+    or this container may not see it. Those of one that is known to be deleted go.
+
+    Args:
+        folder: on the RAM disk.
+        lock: its lock, for which :func:`is_last` is true.
+        run: a descriptor of the run folder (:func:`fluid.lane.checkpoints.paths.open_folder`), if this process has one.
+    """
+    left = json.loads(os.pread(lock, 1 << 16, 0))
+    run_folder: str | None = left["run_folder"]
+    try:
+        if run >= 0:
+            run_folder = path_now(run)
+        elif (inode := left.get("inode")) is not None and os.stat(left["run_folder"]).st_ino != inode:
+            raise FileNotFoundError(run_folder)  # Another folder is in its place. Earlier versions did not write it.
+    except OSError:
+        age = wall_seconds() - _written_at(folder)
+        if not left["temporary"] and age < _MISSING_S:
+            _log.warning(_STAYS, folder, run_folder, (_MISSING_S - age) / 86400)
+            return
+        run_folder = None
+    if run_folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        persist_checkpoints(folder, run_folder, temporary=left["temporary"])
+
+
+def reclaim(folder: str, run_folder: str, patience: float) -> None:
+    """Moves what a session has left in a folder of this user's to its run folder, wherever that is by now.
+
+    Args:
+        folder: where the session's checkpoints were in host memory; it need not exist.
+        run_folder: the run's folder on disk.
+        patience: seconds to wait for the session's processes, which do the same as they end.
+    """
+    with suppress(OSError, ValueError):
+        if os.path.dirname(folder) != RAM_DISK or not os.path.basename(folder).startswith(_PREFIX):
+            return
+        require_own(folder)
+        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            if is_last(lock, patience):
+                persist_checkpoints(folder, run_folder, temporary=False)
+        finally:
+            os.close(lock)
+
+
+def sweep() -> None:
+    """Clears what earlier sessions of this user left in host memory, and kills the processes that they left."""
+    try:
+        names = os.listdir(RAM_DISK)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(_PREFIX):
+            with suppress(OSError, ValueError, KeyError):
+                _sweep(os.path.join(RAM_DISK, name))
+
+
+def _sweep(folder: str) -> None:
+    require_own(folder)
+    try:
+        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        os.rmdir(folder)  # Its session was killed before it used the folder.
+        return
+    try:
+        if is_last(lock):
+            if os.fstat(lock).st_size == 0:  # The same, or the RAM disk was full.
+                shutil.rmtree(folder, ignore_errors=True)
+                return
+            left = json.loads(os.pread(lock, 1 << 16, 0))
+            if left.get("mark"):  # Not written by earlier versions.
+                kill_marked(left["mark"])
+            settle(folder, lock)
+    finally:
+        os.close(lock)
+
+
+def _inode(folder: str) -> int | None:
+    """The number of a folder in its file system; ``None`` if there is no such folder."""
+    try:
+        return os.stat(folder).st_ino
+    except OSError:
+        return None
+
+
+def _written_at(folder: str) -> float:
+    """When the newest checkpoint in a session's folder was written, seconds since 1970."""
+    times = [os.stat(parent).st_mtime for parent, _, _ in os.walk(folder)]
+    return max(times, default=0.0)

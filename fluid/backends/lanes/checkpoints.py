@@ -1,0 +1,169 @@
+"""Where checkpoints are: what the stores of hosts are told, and what hosts report of checkpoints."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fluid.backends.base import FetchingLauncher, Launcher
+from fluid.backends.lanes.connections import LaneConnection, LaneConnections
+from fluid.backends.lanes.registry import Registry
+from fluid.elastic.messages import Left
+from fluid.engine.commands import Persist, PrefetchCheckpoint, ValueCheckpoints
+from fluid.engine.events import Checkpoint, CheckpointPlaced, TrialNotKept, TrialSaved
+from fluid.keeping import Kept, WorstKept
+from fluid.lane import protocol as m
+from fluid.lane.checkpoints.files import iteration_of
+from fluid.lane.checkpoints.paths import folder_name, trial_folder_name, trial_of_folder
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, KeepBar
+
+#: The commands that are carried out here.
+OF_HOSTS = (ValueCheckpoints, PrefetchCheckpoint, Persist)
+OfHosts = ValueCheckpoints | PrefetchCheckpoint | Persist
+
+
+class CheckpointPlaces:
+    """Tells the stores of hosts what checkpoints are worth, and what to do with them; the engine, where they are.
+
+    Args:
+        launcher: has the stores.
+        lanes: the connections.
+        registry: what the trials are.
+    """
+
+    def __init__(self, launcher: Launcher, lanes: LaneConnections, registry: Registry) -> None:
+        self._launcher = launcher
+        self._stores = launcher.stores
+        self._lanes = lanes
+        self._registry = registry
+        #: Trials that were forgotten, and may still be saved by lanes; and whether their newest checkpoint is kept.
+        self._forgotten: dict[str, bool] = {}
+
+    def execute(self, command: OfHosts) -> None:
+        """Carries a command out."""
+        if isinstance(command, ValueCheckpoints):
+            self._stores.value(command.values)
+        elif isinstance(command, PrefetchCheckpoint):
+            self._prefetch(command)
+        else:
+            checkpoint = command.checkpoint
+            self._stores.persist(checkpoint.host, command.trial_id, checkpoint.path, keep=command.keep)
+
+    def discard(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint: see :meth:`fluid.backends.base.KeepingBackend.discard_kept`."""
+        self._stores.discard(host, path, demote=demote)
+
+    # -- trials that are forgotten -----------------------------------------------------------------------------
+
+    def forget(self, trial_id: str, *, keep_newest: bool) -> None:
+        """Forgets a trial that no command will name again; its checkpoints are deleted once no lane writes any."""
+        self._forgotten[trial_id] = keep_newest
+        self._delete_if_settled(trial_id)
+
+    def hear_lane(self, lane: LaneConnection, message: Any) -> None:
+        """Takes a message of a lane: it may have got rid of a trial."""
+        has_left = isinstance(message, (m.ResidentReleased, m.ResidentFailed))
+        has_left |= isinstance(message, m.ResidentSaved) and message.dropped
+        has_left |= isinstance(message, m.FromMember) and isinstance(message.message, Left)
+        if has_left:
+            lane.trials.discard(message.trial_id)
+            self._delete_if_settled(message.trial_id)
+
+    def lane_is_gone(self, lane: LaneConnection) -> None:
+        """Takes note that a lane writes no checkpoint any more."""
+        trials, lane.trials = lane.trials, set()
+        for trial_id in trials.intersection(self._forgotten):
+            self._delete_if_settled(trial_id)
+
+    def close(self) -> None:
+        """Has the checkpoints of all trials deleted that were forgotten: the lanes that are left are killed."""
+        for trial_id, keep_newest in self._forgotten.items():
+            self._stores.forget(trial_id, keep_newest=keep_newest)
+        self._forgotten.clear()
+
+    def _delete_if_settled(self, trial_id: str) -> None:
+        if trial_id in self._forgotten and not any(trial_id in lane.trials for lane in self._lanes):
+            self._stores.forget(trial_id, keep_newest=self._forgotten.pop(trial_id))
+
+    # -- what hosts report -------------------------------------------------------------------------------------
+
+    def hear(
+        self, report: CheckpointMoved | CheckpointPersisted, now: float
+    ) -> list[CheckpointPlaced | TrialSaved | TrialNotKept]:
+        """Takes what a host reports; returns what the engine is to know.
+
+        Args:
+            report: what the host did.
+            now: the time, seconds.
+        """
+        if isinstance(report, CheckpointPersisted):
+            return [_persisted(report, now)]
+        path, in_memory, host = report
+        name = trial_folder_name(path)
+        trial_id = trial_of_folder(name) or self._registry.find(lambda trial_id: folder_name(trial_id) == name)
+        if trial_id is None or trial_id not in self._registry:
+            return []  # It was forgotten meanwhile.
+        return [CheckpointPlaced(now, trial_id, Checkpoint(iteration_of(path), path, host, in_memory))]
+
+    def _prefetch(self, command: PrefetchCheckpoint) -> None:
+        checkpoint = command.checkpoint
+        if not os.path.basename(checkpoint.path):
+            return
+        source = None
+        if checkpoint.host != command.host:
+            source = self._launcher.checkpoints_at(checkpoint.host).address
+            if source is None:
+                return  # Its machine does not serve it yet; the trial's lane will wait for that.
+        self._stores.prefetch(command.host, command.trial_id, checkpoint.path, source)
+
+
+def _persisted(report: CheckpointPersisted, now: float) -> TrialSaved | TrialNotKept:
+    iteration, failed = iteration_of(report.path), bool(report.problem)
+    if failed and report.keep:
+        return TrialNotKept(now, report.trial_id, iteration=iteration, reason=report.problem)
+    checkpoint = Checkpoint(iteration, report.path, host=report.host, in_memory=failed)
+    kept = Kept(report.bytes) if report.keep else None
+    return TrialSaved(now, report.trial_id, None, checkpoint, seconds=report.seconds, copied=True, kept=kept)
+
+
+# -- retention -----------------------------------------------------------------------------------
+#
+# Tells lanes which checkpoints are to outlive the run, and brings such checkpoints to the driver's machine.
+
+
+class LaneRetention:
+    """What a backend of real lanes does of :class:`fluid.backends.base.KeepingBackend`.
+
+    Args:
+        lanes: the connections.
+        launcher: knows where the checkpoints of other machines are served.
+    """
+
+    def __init__(self, lanes: LaneConnections, launcher: Launcher) -> None:
+        self._lanes = lanes
+        self._launcher = launcher
+        #: By group.
+        self._bars: dict[str, KeepBar] = {}
+
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
+        """Tells all lanes what is worth keeping."""
+        message = self._bars[group] = KeepBar(group, bar, room)
+        for lane in self._lanes:
+            if not lane.leaving:
+                self._lanes.put(lane, message)
+        self._lanes.flush()
+
+    def tell(self, lane: LaneConnection) -> None:
+        """Tells a lane that is being started what is worth keeping."""
+        for bar in self._bars.values():
+            self._lanes.put(lane, bar)
+
+    def fetch(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine.
+
+        Raises:
+            OSError: it cannot be fetched.
+        """
+        if not isinstance(self._launcher, FetchingLauncher):
+            raise FileNotFoundError(f"{path} is on {host}")
+        self._launcher.fetch(host, path, target)
