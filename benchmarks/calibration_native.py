@@ -13,7 +13,7 @@ from fluid.engine.view import seconds_left
 from fluid.forecasting.group import EarlyEnds, TrialLeft, TrialsLeft, forecast_group
 from fluid.planners.instance import EndDistribution
 from fluid.planners.portfolio import make_planner
-from fluid.session.trials_left import trials_left
+from fluid.session.forecasting.left import trials_left
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 

@@ -26,7 +26,7 @@ import fluid
 from fluid import Cluster, FluidExecutor, Portfolio
 from fluid.engine.events import Event, GroupSubmitted, IterationDone, StopRequested, TrialsAdded
 from fluid.search import loguniform, uniform
-from fluid.session.searches_now import search_now
+from fluid.session.forecasting.search import search_now
 from fluid.simulation.playing import play
 from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.search_now import SearchNow, shape_of

@@ -38,7 +38,7 @@ from fluid.engine.events import (
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
-from fluid.session.ticks import Ticks
+from fluid.session.pump import Ticks
 from fluid.trialgroup import TrialState
 
 #: Packing overhead and scaling overhead of every trial.

@@ -42,7 +42,7 @@ from fluid.loggers.progress import read_progress
 from fluid.reports.loader import load_run
 from fluid.reports.run_table import as_json as report_json
 from fluid.reports.why import as_json as why_json
-from fluid.session.resume import read_session
+from fluid.session.folder.resume import read_session
 
 FILES = (
     *("results.jsonl", "journal.jsonl", "trials.jsonl", "payloads.pkl"),

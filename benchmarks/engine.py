@@ -60,7 +60,7 @@ from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 from fluid.results.records import Result
-from fluid.session.results import TrialListener
+from fluid.session.listeners import TrialListener
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Trial, TrialGroup
 

@@ -112,7 +112,7 @@ def resting(trials: int) -> dict[str, Any]:
     from isolation_workload import Resting
 
     from fluid import Trial, TrialGroup
-    from fluid.session.packing_limit import IdleLanes
+    from fluid.session.options import IdleLanes
 
     IdleLanes.look = lambda self, now: None  # type: ignore[method-assign]  # It is set here.
     with tempfile.TemporaryDirectory() as folder, executor(folder, devices=2) as session:

@@ -75,8 +75,8 @@ def measured() -> Iterator[StageTimes]:
     """Measures the stages of the session's thread from now on."""
     from fluid.backends.local import LocalBackend
     from fluid.engine.engine import EngineState
+    from fluid.session.folder.folder import RunFolder
     from fluid.session.pump import Pump
-    from fluid.session.run_folder import RunFolder
 
     times = StageTimes()
     times.wrap(Pump, "_turn", "rest")

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from fluid.results.records import Result, TrialResult
     from fluid.results.sweep import SweepResult
     from fluid.search_shape import SearchShape
-    from fluid.session.forecast import Forecast
+    from fluid.session.facts import Forecast
     from fluid.session.handle import TrialGroupHandle
-    from fluid.session.interrupted import SweepInterrupted
-    from fluid.session.limit_reached import LimitReachedError
-    from fluid.session.results import CallFailedError, TrialFailedError, TrialListener
+    from fluid.session.listeners import (
+        CallFailedError,
+        LimitReachedError,
+        SweepInterrupted,
+        TrialFailedError,
+        TrialListener,
+    )
     from fluid.shared_data.loading import shared
     from fluid.static_fluid import StaticFluid
     from fluid.sweep import run
@@ -41,18 +45,18 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BestTrial": "fluid.results.best",
-    "CallFailedError": "fluid.session.results",
+    "CallFailedError": "fluid.session.listeners",
     "Cluster": "fluid.resources",
     "Device": "fluid.resources",
     "DynamicFluid": "fluid.dynamic_fluid",
     "Fifo": "fluid.planners.portfolio",
     "FluidError": "fluid.errors",
     "FluidExecutor": "fluid.executor",
-    "Forecast": "fluid.session.forecast",
+    "Forecast": "fluid.session.facts",
     "Instance": "fluid.planners.instance",
     "InvalidFieldError": "fluid.errors",
     "KeptCheckpoint": "fluid.results.checkpoints",
-    "LimitReachedError": "fluid.session.limit_reached",
+    "LimitReachedError": "fluid.session.listeners",
     "MemoryNeed": "fluid.resources",
     "MissingDependencyError": "fluid.errors",
     "Placement": "fluid.resources",
@@ -65,13 +69,13 @@ _HOME = {
     "Shown": "fluid.trialgroup",
     "StaticFluid": "fluid.static_fluid",
     "SweepFailedError": "fluid.sweeping.plan",
-    "SweepInterrupted": "fluid.session.interrupted",
+    "SweepInterrupted": "fluid.session.listeners",
     "SweepResult": "fluid.results.sweep",
     "Trial": "fluid.trialgroup",
-    "TrialFailedError": "fluid.session.results",
+    "TrialFailedError": "fluid.session.listeners",
     "TrialGroup": "fluid.trialgroup",
     "TrialGroupHandle": "fluid.session.handle",
-    "TrialListener": "fluid.session.results",
+    "TrialListener": "fluid.session.listeners",
     "TrialResult": "fluid.results.records",
     "get_checkpoint": "fluid.trainables.reporting",
     "kept_checkpoints": "fluid.results.checkpoints",

@@ -22,21 +22,16 @@ from fluid.measure.profile import Profile
 from fluid.processes.collector import collector_held
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
-from fluid.session.door import SessionDoor
-from fluid.session.given_code import GivenCode
-from fluid.session.goals_left import goals_left
-from fluid.session.handle import TrialGroupHandle
-from fluid.session.in_force import InForce
+from fluid.session.folder.folder import RunFolder
+from fluid.session.folder.given_code import GivenCode
+from fluid.session.folder.resume import read_session
+from fluid.session.handle import TrialGroupHandle, session_facts, table_html
 from fluid.session.inbox import GroupInbox
+from fluid.session.listeners import TrialListener, require_listener
 from fluid.session.live_trials import LiveTrials
-from fluid.session.notice import NOTICE
-from fluid.session.options import DEFAULT_MAX_FUSED, DEFAULT_SPARE_LANES, ExecutorOptions
-from fluid.session.reprs import session_facts, table_html
-from fluid.session.results import TrialListener, require_listener
-from fluid.session.resume import read_session
-from fluid.session.run_folder import RunFolder
-from fluid.session.saving import save_all
-from fluid.session.session import Session
+from fluid.session.notice import NOTICE, InForce
+from fluid.session.options import DEFAULT_MAX_FUSED, DEFAULT_SPARE_LANES, ExecutorOptions, goals_left
+from fluid.session.session import Session, SessionDoor, save_all
 from fluid.session.specs import terms_of
 from fluid.session.status import Status
 from fluid.session.waits import in_a_sessions_thread

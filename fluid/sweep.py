@@ -28,10 +28,9 @@ from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.rungs import rungs_of
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopArgument, StopRules
-from fluid.session.given_code import CODES
-from fluid.session.interrupted import SweepInterrupted
+from fluid.session.folder.given_code import CODES
+from fluid.session.listeners import SweepInterrupted, TrialListener, require_listener
 from fluid.session.notice import NOTICE
-from fluid.session.results import TrialListener, require_listener
 from fluid.sizing.goals import parse_duration
 from fluid.sweeping.algorithms import ALGORITHMS, HALVING, WITH_SEARCHER, require_concurrency, samples_of
 from fluid.sweeping.loop import SweepLoop

@@ -9,7 +9,7 @@ from functools import partial
 from fluid._held_queue import HeldQueue
 from fluid.engine.events import Failure
 from fluid.results.records import Result
-from fluid.session.results import TrialListener, TrialRequest
+from fluid.session.listeners import TrialListener, TrialRequest
 from fluid.session.waits import SessionWaits
 
 

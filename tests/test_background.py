@@ -47,7 +47,7 @@ _OTHERS = {
     "fluid/display/live.py": "the view ends, and gives the terminal back",
     "fluid/display/notebook.py": "the view ends",
     "fluid/loggers/hub.py": "nothing more is logged",
-    "fluid/session/played_forecasts.py": "a forecast each",
+    "fluid/session/forecasting/forecasts.py": "a forecast each",
     "fluid/session/pump.py": "the session ends",
 }
 

@@ -28,7 +28,7 @@ from fluid.lane.protocol import LaneOptions
 from fluid.reports.loader import load_run
 from fluid.resources import Device
 from fluid.results.records import Result
-from fluid.session.results import TrialFailedError, TrialListener
+from fluid.session.listeners import TrialFailedError, TrialListener
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fluid.backends.base import Backend, OutputForwarding
 from fluid.display.trial_output import TrialOutput
-from fluid.session.backend_choice import ray_hides_output
+from fluid.session.options import ray_hides_output
 from fluid.session.status import Status
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from fluid.loggers.hub import LoggerHub, PastEnd
 from fluid.loggers.prometheus import MetricsServer
 from fluid.results.submitted import shown_state
-from fluid.session.results import TrialListener
-from fluid.session.resume import LeftSession
-from fluid.session.run_folder import RunFolder
+from fluid.session.folder.folder import RunFolder
+from fluid.session.folder.resume import LeftSession
+from fluid.session.listeners import TrialListener
 from fluid.session.status import Status
 
 

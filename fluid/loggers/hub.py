@@ -25,8 +25,8 @@ from fluid.loggers.run_reader import SessionReader
 from fluid.loggers.sink import Sink
 from fluid.results.folder_files import RESULTS
 from fluid.results.submitted import shown_state
-from fluid.session.results import TrialListener, require_listener
-from fluid.session.run_folder import RunFolder
+from fluid.session.folder.folder import RunFolder
+from fluid.session.listeners import TrialListener, require_listener
 from fluid.trialgroup import TrialState
 
 _log = logger_of("fluid.loggers")

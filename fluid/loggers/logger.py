@@ -9,7 +9,7 @@ from typing import Any
 
 from fluid._logs import without_secrets
 from fluid.errors import InvalidFieldError
-from fluid.session.results import TrialListener
+from fluid.session.listeners import TrialListener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any
 from fluid._logs import without_secrets
 from fluid.checksums import LineChecks, checked_lines
 from fluid.results.folder_files import json_lines
-from fluid.session.appended_file import AppendedFile
-from fluid.session.torn_files import cut_torn_line, tell_damage
+from fluid.results.torn_files import cut_torn_line, tell_damage
+from fluid.session.folder.files import AppendedFile
 
 LOGGERS = "loggers.jsonl"
 

@@ -12,7 +12,7 @@ from fluid.loggers.logger import LoggedTrial, TrialLogger
 from fluid.loggers.progress import LoggerProgress
 from fluid.loggers.values import writable_failure
 from fluid.results.records import Result
-from fluid.session.results import TrialListener
+from fluid.session.listeners import TrialListener
 
 _log = logger_of("fluid.loggers")
 #: The state of a trial that its search algorithm may extend: not its end.

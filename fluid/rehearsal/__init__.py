@@ -1,6 +1,6 @@
 """Rehearsal: a whole sweep on the real engine and a virtual clock, with trials that are replayed, not run.
 
-It imports :mod:`fluid.backends.simulated`, :mod:`fluid.results`, :mod:`fluid.planning` and lower packages, numpy, and
+It imports :mod:`fluid.backends.simulated`, :mod:`fluid.results`, :mod:`fluid.measure` and lower packages, numpy, and
 what a source of replayed trials needs. Start reading in :mod:`fluid.rehearsal.replayable` (what a trial does) and
 :mod:`fluid.rehearsal.backend` (how it is played).
 """

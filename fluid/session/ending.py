@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from fluid.backends.base import Backend, EndingBackend
-from fluid.engine.commands import Report, ReportEnd, TrialNotice
+from fluid.engine.commands import Command, NoteDeviceLost, NoteDrained, Report, ReportEnd, TrialNotice
 from fluid.engine.engine import EngineState
 from fluid.engine.events import IterationDone, TrialSaved
-from fluid.session.keeper import Keeper
-from fluid.session.run_folder import RunFolder
+from fluid.errors import FluidError
+from fluid.session.folder.folder import RunFolder
+from fluid.session.folder.keeper import Keeper
+from fluid.session.listeners import LimitReachedError, ended_early
+from fluid.session.notice import NOTICE
 
 #: What counts of all that lanes tell as they end.
 _LAST = (IterationDone, TrialSaved)
@@ -28,3 +34,72 @@ def take_last(backend: Backend, state: EngineState, folder: RunFolder, keeper: K
     folder.journal(events, notices)
     keeper.follow(events, notices)
     return notices
+
+
+# -- endings -------------------------------------------------------------------------------------
+#
+# Why a session runs no further trials although the user has not closed it: it was drained, or a limit was reached.
+
+
+class Endings:
+    """Follows whether the session is over. The session's thread writes; any thread may read.
+
+    Args:
+        state: the engine.
+        folder: the run folder.
+        rehearsed: whether the session is rehearsed, and so cannot be resumed.
+
+    Attributes:
+        reason: why the session is drained.
+        drained: says so once it has been; ``None`` before.
+    """
+
+    def __init__(self, state: EngineState, folder: Path, *, rehearsed: bool) -> None:
+        self._state, self._folder, self._rehearsed = state, folder, rehearsed
+        self.reason = "the session was drained"
+        self.drained: LimitReachedError | None = None
+        #: Why the last device was given up; empty where none was.
+        self._given_up = ""
+
+    def look(self, commands: Iterable[Command]) -> bool:
+        """Takes what the engine says; returns whether the session has been drained."""
+        for command in commands:
+            if isinstance(command, NoteDeviceLost):
+                self._given_up = command.reason
+            if isinstance(command, NoteDrained) and command.device_id is None:
+                unfinished = sum(group.open for group in self._state.groups.values())
+                self.drained = LimitReachedError(
+                    self.reason,
+                    self._folder,
+                    unfinished=unfinished,
+                    unsaved=command.unsaved,
+                    rehearsed=self._rehearsed,
+                )
+                return True
+        return False
+
+    @property
+    def over(self) -> LimitReachedError | None:
+        """Says why no trial will run any more; ``None`` while trials may.
+
+        A notice of preemption drains, too. Until the main thread has heard of it, that is what ends the program.
+        """
+        return None if NOTICE.responds else self.drained
+
+    def require_open(self) -> None:
+        """Refuses work that would never be done.
+
+        Raises:
+            LimitReachedError: the session was drained.
+        """
+        if (over := self.over) is not None:
+            raise ended_early(over, "")
+
+    def require_devices(self) -> None:
+        """Refuses a group none of whose trials could run.
+
+        Raises:
+            FluidError: all devices were given up, and none come by themselves.
+        """
+        if self._given_up and not self._state.devices and not self._state.most_devices:
+            raise FluidError(f"no device is left: the last one was given up: {self._given_up}; add_device() adds one")

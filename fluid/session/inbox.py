@@ -23,14 +23,13 @@ from fluid.engine.commands import (
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.random_state import Seeds
+from fluid.results.best_so_far import BestTracker
+from fluid.results.earlier import GroupResults
 from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
-from fluid.session.best import BestTracker
-from fluid.session.earlier_results import GroupResults
-from fluid.session.guard import guarded
-from fluid.session.results import CallFailedError, TrialListener, TrialRequest, broken_off, exception_of
+from fluid.session.listeners import CallFailedError, TrialListener, TrialRequest, broken_off, exception_of
 from fluid.session.status import GroupFacts
-from fluid.session.waits import ChangeWaits, SessionFuture, SessionWaits
+from fluid.session.waits import ChangeWaits, SessionFuture, SessionWaits, guarded
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.exception_pickle import with_lane_cause

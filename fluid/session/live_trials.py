@@ -21,7 +21,7 @@ from fluid.results.sweep import SweepResult
 from fluid.results.trial_results import files_of, result_of, trial_result
 from fluid.session.inbox import GroupInbox
 from fluid.session.session import Session
-from fluid.session.standing import Standing
+from fluid.session.status_reader import Standing
 from fluid.trialgroup import Search, Trial, TrialState
 
 #: The submitted trials by the group and the name that they are shown as.

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fluid.backends.base import Backend, ReplayingBackend
-from fluid.elastic.messages import require_process_group
+from fluid._clock import wall_seconds
+from fluid._logs import logger_of
+from fluid.backends.base import Backend, HostRoom, MeasuredBackend, OutputForwarding, ReplayingBackend
+from fluid.backends.hosts.lane_limits import idle_lane_limit, room_here
+from fluid.elastic.messages import DEFAULT_PROCESS_GROUP, require_process_group
 from fluid.engine.engine import DEFAULT_MAX_FAILURES, EngineState
+from fluid.engine.placing.lanes import MOST_IDLE, Lanes
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
+from fluid.gpu.nvml import describe_gpus
 from fluid.keeping import Retention, parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY, POLICIES, ROUNDS
 from fluid.measure.profile import Profile
@@ -17,13 +27,222 @@ from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.planners.planner import Planner
 from fluid.planners.portfolio import make_planner
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES
+from fluid.rehearsal.backend import RehearsalBackend
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
-from fluid.session.backend_choice import make_backend
-from fluid.session.packing_limit import bounded_packing, process_limit
+from fluid.results.folder_files import read_facts
 from fluid.session.specs import Isolating
 from fluid.sizing.goals import Goals, parse_duration
 from fluid.trialgroup import ISOLATION
+
+# -- backend choice ------------------------------------------------------------------------------
+#
+# Makes the backend that an executor runs on, by its name.
+
+
+def make_backend(
+    backend: str | Backend,
+    devices: DeviceChoice,
+    run_dir: Path,
+    sharing: str,
+    lane_policy: str | None,
+    process_group: str | None,
+    *,
+    forwards: bool,
+    releasable: bool = False,
+) -> Backend:
+    """Returns the backend to run on.
+
+    Args:
+        backend: ``"auto"``, ``"local"``, ``"ray"``, ``"simulated"``, or a backend, which is returned.
+        devices: how many devices, or which; ``None`` for all.
+        run_dir: folder of the session.
+        sharing: how lanes share a GPU, as :class:`fluid.backends.local.LocalBackend` takes it.
+        lane_policy: which trial a lane runs next; ``None`` for the default.
+        process_group: how the devices of one trial communicate; ``None`` for the default.
+        forwards: whether it is to forward what trials print.
+        releasable: whether any device may have to be given back.
+
+    Raises:
+        InvalidFieldError: the backend does not support an argument; the error names the executor's argument.
+    """
+    made = _make_backend(backend, devices, run_dir, sharing, lane_policy, process_group, releasable)
+    if forwards and isinstance(made, OutputForwarding):
+        made.forward_output()
+    return made
+
+
+def _make_backend(
+    backend: str | Backend,
+    devices: DeviceChoice,
+    run_dir: Path,
+    sharing: str,
+    lane_policy: str | None,
+    process_group: str | None,
+    releasable: bool,
+) -> Backend:
+    if (plan := plan_in_force()) is not None:
+        virtual = devices if plan.devices is None else plan.devices
+        return RehearsalBackend(virtual, source=plan.source, overheads=plan.overheads, lane_policy=lane_policy)
+    if not isinstance(backend, str):
+        if sharing == "mps" and backend.sharing.way != "mps":
+            raise InvalidFieldError("packing", sharing, "pass it to the backend object instead: sharing='mps'")
+        if lane_policy == ROUNDS:
+            if getattr(backend, "lane_policy", None) not in (None, ROUNDS):
+                raise InvalidFieldError("rounds", True, 'needs a backend object made with lane_policy="rounds"')
+        elif lane_policy is not None:
+            raise InvalidFieldError("lane_policy", lane_policy, "pass it to the backend object instead")
+        return backend
+    if backend == "simulated":
+        if process_group is not None:
+            reason = "means nothing to trials that are replayed, not run"
+            raise InvalidFieldError("process_group", process_group, reason)
+        return RehearsalBackend(devices, lane_policy=lane_policy)
+    policy = lane_policy or DEFAULT_POLICY
+    group = process_group or DEFAULT_PROCESS_GROUP
+    try:
+        if backend == "ray" or (backend == "auto" and _ray_is_connected()):
+            from fluid.backends.ray import RayBackend
+
+            return RayBackend(
+                devices,
+                run_dir=run_dir,
+                sharing=sharing,
+                lane_policy=policy,
+                process_group=group,
+                releasable=releasable,
+            )
+        from fluid.backends.local import LocalBackend
+
+        return LocalBackend(devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)
+    except InvalidFieldError as error:
+        if error.field == "sharing":
+            raise InvalidFieldError("packing", error.value, error.reason) from error
+        raise
+
+
+def ray_hides_output() -> bool:
+    """Whether the user has told Ray, by ``ray.init(log_to_driver=False)``, not to show what other processes print."""
+    if not _ray_is_connected():
+        return False
+    connection = sys.modules.get("fluid.backends.ray.api")
+    if connection is not None and connection.is_ours():
+        return False  # Fluid has made the connection; it leaves this to no one else.
+    is_driver = sys.modules["ray"]._private.worker.global_worker.mode == sys.modules["ray"].SCRIPT_MODE
+    return is_driver and not any(thread.name == "ray_print_logs" for thread in threading.enumerate())
+
+
+def _ray_is_connected() -> bool:
+    """Whether this process is connected to Ray; Ray is not imported to find out."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+# -- packing limit -------------------------------------------------------------------------------
+#
+# How many processes a device takes: clients of MPS, one in an exclusive compute mode; and how many idle lanes.
+
+
+_log = logger_of("fluid.session")
+
+
+class ProcessLimit(NamedTuple):
+    """How many processes a GPU takes.
+
+    Attributes:
+        most: the number; ``None`` if it is not known to be limited.
+        why: why not more, as a clause.
+    """
+
+    most: int | None = None
+    why: str = ""
+
+
+def process_limit(backend: Backend) -> ProcessLimit:
+    """Returns how many processes each GPU of a backend takes.
+
+    Limits that are found only later, such as those of other nodes' GPUs, apply once a lane cannot start
+    (:meth:`fluid.devices.occupancy.Occupancy.cap`).
+    """
+    if isinstance(backend, ReplayingBackend):
+        return ProcessLimit()  # Its devices are none of this machine.
+    hosts = {device.host for device in backend.devices() if device.kind == "gpu"}
+    if not hosts:
+        return ProcessLimit()
+    if backend.sharing.way == "mps" or foreign_daemon(os.environ) is not None:
+        return ProcessLimit(MOST_CLIENTS, "an MPS server takes no more clients on a GPU")
+    if hosts == {"localhost"}:
+        modes = {gpu.compute_mode or "" for gpu in describe_gpus()}
+        if modes and all(mode.startswith("EXCLUSIVE") for mode in modes):
+            return ProcessLimit(1, f"the compute mode of the GPUs is {min(modes)}, and MPS is not used")
+    return ProcessLimit()
+
+
+#: Seconds between two looks at how many idle lanes a device may have.
+_LOOK_S = 10.0
+
+
+class IdleLanes:
+    """Tells the engine how many idle lanes a device may have, as lanes come and memory goes.
+
+    Args:
+        lanes: the engine's.
+        backend: where they run.
+        busy: most lanes that run trials on a device at once.
+    """
+
+    def __init__(self, lanes: Lanes, backend: Backend, busy: int) -> None:
+        self._lanes = lanes
+        self._backend = backend
+        self._busy = busy
+        self._look_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Looks again if it is time to; ``now`` is that, in seconds."""
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._lanes.most_idle = idle_limit(self._backend, busy=self._busy)
+            # What cannot be saved is lost with its lane: only what the machine has bounds it.
+            self._lanes.most_processes = idle_limit(self._backend, busy=self._busy, most=sys.maxsize)
+
+
+def idle_limit(backend: Backend, *, busy: int, most: int = MOST_IDLE) -> int:
+    """Returns how many idle lanes each device of a backend may have; to be asked again as lanes come and go.
+
+    On other machines than the driver's, memory and tasks are not known: there the descriptors of the driver bound them.
+
+    Args:
+        backend: where lanes run.
+        busy: most lanes that run trials on a device at once.
+        most: however much room there is.
+    """
+    if isinstance(backend, ReplayingBackend):
+        return most
+    devices = backend.devices()
+    room = backend.lane_room() if isinstance(backend, MeasuredBackend) else HostRoom(room_here().descriptors)
+    exclusive = process_limit(backend).most == 1
+    return min(
+        (
+            idle_lane_limit(kind, room, devices=len(devices), busy=busy, exclusive=exclusive, most=most)
+            for kind in {device.kind for device in devices}
+        ),
+        default=0,
+    )
+
+
+def bounded_packing(packing: int, limit: ProcessLimit) -> int:
+    """Returns ``packing``, the most trials on one device, or fewer if GPUs take fewer processes.
+
+    Each trial on a GPU has a lane of its own, and an idle lane is used before another one starts.
+    """
+    if limit.most is None or packing <= limit.most:
+        return packing
+    _log.warning("at most %d of %d trials are packed on a GPU: %s", limit.most, packing, limit.why)
+    return limit.most
+
+
+# -- options -------------------------------------------------------------------------------------
+
 
 BACKENDS = ("auto", "local", "ray", "simulated")
 PACKING = ("auto", "fused", "lane", "mps", "timeslice", "off")
@@ -238,3 +457,38 @@ class ExecutorOptions:
         )
         state.lanes.most_per_device = limit.most
         return state
+
+
+# -- goals left ----------------------------------------------------------------------------------
+#
+# What is left of a session's deadline and budget for the session that goes on with it.
+
+
+def goals_left(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the deadline, the budget and the price of a session that goes on, as options of an executor.
+
+    The price stays. A deadline stays while it is still to come; one that has passed is dropped, as the trials are to
+    go on. Of a budget there is what was not spent.
+
+    Args:
+        folder: the run folder.
+        given: options that the user gives, which take the place of the session's.
+
+    Raises:
+        InvalidFieldError: all of the budget was spent, and the user gives none.
+    """
+    facts = read_facts(folder)
+    price, budget, at = facts.get("price_per_device_hour"), facts.get("budget_usd"), facts.get("deadline_at")
+    left: dict[str, Any] = {"price_per_device_hour": price}
+    if at is not None and "deadline" not in given:
+        seconds = at - wall_seconds()
+        if seconds > 0.0:
+            left["deadline"] = seconds
+        else:
+            _log.info("the deadline of the session in %s has passed; it goes on without one", folder)
+    if budget is not None and "budget_usd" not in given:
+        left["budget_usd"] = budget - (price or 0.0) * facts.get("device_s", 0.0) / 3600.0
+        if left["budget_usd"] <= 0.0:
+            reason = "is spent: give resume() a further budget_usd, or None for no limit"
+            raise InvalidFieldError("budget_usd", budget, reason)
+    return left

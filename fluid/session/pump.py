@@ -8,9 +8,13 @@ a change of the engine ends the session, as the engine and the lanes may then di
 from __future__ import annotations
 
 import contextlib
+import queue
+import statistics
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -20,31 +24,323 @@ from fluid._clock_hold import NO_HOLD
 from fluid._logs import logger_of
 from fluid._waiting import AwaitedThread
 from fluid.backends.base import Backend, ReplayingBackend, VirtualBackend
-from fluid.engine.commands import Notice, ReportRequest, TrialNotice
+from fluid.engine import tuning
+from fluid.engine.commands import Command, NoteDrained, Notice, ReportRequest, StopLane, StopTrial, TrialNotice
 from fluid.engine.engine import EngineState
-from fluid.engine.events import Alarm, DeviceAdded, DeviceDraining, Event, LaneReady, RequestAnswered, Tick
+from fluid.engine.events import (
+    Alarm,
+    DeviceAdded,
+    DeviceDraining,
+    Event,
+    LaneLost,
+    LaneReady,
+    RequestAnswered,
+    SessionDraining,
+    Tick,
+    TrialFailed,
+    TrialReleased,
+    TrialSaved,
+    TrialStarted,
+)
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
 from fluid.results.folder_files import PROFILE, SESSION
 from fluid.session.alerts import Alerts
-from fluid.session.batches import apart, earlier
-from fluid.session.departures import Departures
-from fluid.session.device_scaling import DeviceScaling
-from fluid.session.drain_waits import DrainWaits
-from fluid.session.ending import take_last
-from fluid.session.endings import Endings
-from fluid.session.handed_calls import HandedCalls
+from fluid.session.ending import Endings, take_last
+from fluid.session.folder.folder import RunFolder
+from fluid.session.folder.keeper import Keeper
 from fluid.session.inbox import GroupInbox
-from fluid.session.keeper import Keeper
-from fluid.session.limit_reached import LimitReachedError, ended_early
-from fluid.session.packing_limit import IdleLanes
-from fluid.session.results import TrialRequest
-from fluid.session.run_folder import RunFolder
-from fluid.session.ticks import Ticks
-from fluid.session.waits import SessionWaits
+from fluid.session.listeners import LimitReachedError, TrialRequest, ended_early
+from fluid.session.options import IdleLanes
+from fluid.session.scaling.scaling import DeviceScaling, apart, earlier
+from fluid.session.waits import SessionFuture, SessionWaits
 from fluid.sizing.goals import NO_GOALS, Goals
 
+# -- ticks ---------------------------------------------------------------------------------------
+#
+# Ticks: when the pump lets the engine rebalance and preempt.
+
+
+class Ticks:
+    """Decides when a tick comes: once no event has come for a while, or at the latest a while after one was wanted.
+
+    Args:
+        state: the engine.
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        #: Seconds that the latest trials took to be set up.
+        self._setups: deque[float] = deque([0.0], maxlen=tuning.LATEST_SETUPS)
+        #: Since when the engine wants a tick and events come one after another; ``None`` if it wants none.
+        self._wanted_at: float | None = None
+        #: Before that, a tick comes only where no event does.
+        self._pause_until = 0.0
+
+    def heard(self, events: Iterable[Event]) -> None:
+        """Learns from events how long set-ups take."""
+        self._setups += [event.seconds for event in events if isinstance(event, TrialStarted)]
+
+    def until(self, now: float) -> float | None:
+        """Seconds without an event after which a tick is due; ``None`` if none is.
+
+        Ray Tune adds the next trial only after it has seen the last result. So an idle device is kept free for one
+        set-up time before a running trial is widened onto it: this is 2-competitive, as in ski rental.
+        """
+        if not self._state.wants_tick:
+            return None
+        if not self._state.only_spreads:
+            return tuning.SETTLING_S
+        return max(tuning.SETTLING_S, self._state.changed_at + self._kept_free() - now)
+
+    def is_overdue(self, now: float, waited: float) -> bool:
+        """Whether a tick is due although events keep coming; has to be asked after each wait for events.
+
+        Args:
+            now: seconds.
+            waited: how long the latest wait for events took, seconds.
+        """
+        if not self._state.wants_tick:
+            self._wanted_at = None
+            return False
+        if self._wanted_at is None or waited >= tuning.SETTLING_S:
+            self._wanted_at = now
+        if now < max(self._wanted_at + tuning.LATEST_TICK_S, self._pause_until):
+            return False
+        return not self._state.only_spreads or now >= self._wanted_at + self._kept_free()
+
+    def ticked(self, began: float, ended: float) -> None:
+        """Learns how long a tick took: it sets how soon the next one may come although events keep coming."""
+        self._wanted_at = None
+        self._pause_until = ended + (ended - began) * (1.0 / tuning.MOST_TICKING - 1.0)
+
+    def _kept_free(self) -> float:
+        """Seconds for which an idle device is kept free."""
+        return min(statistics.median_low(self._setups), tuning.LONGEST_SETUP_S)
+
+
+# -- departures ----------------------------------------------------------------------------------
+#
+# Trials that lanes were told to stop and have not cleaned up yet, and who waits for that.
+
+
+class Departures:
+    """Follows the departures of stopped trials. Used in the session's thread only.
+
+    Args:
+        group_of: returns the group of a trial; ``None`` if the trial was forgotten.
+        waits: of the session.
+    """
+
+    def __init__(self, group_of: Callable[[str], str | None], waits: SessionWaits) -> None:
+        self._group_of, self._waits = group_of, waits
+        #: The group of each trial that is about to leave a lane, by lane.
+        self._leaving: dict[int, dict[str, str]] = {}
+        #: The group and the trial, or any of the group where that is ``None``, for which a future waits.
+        self._waiting: list[tuple[str, str | None, SessionFuture]] = []
+
+    def follow(self, events: Iterable[Event], commands: Iterable[Command]) -> None:
+        """Takes what happened, and what the engine answered."""
+        if self._leaving:
+            for event in events:
+                if isinstance(event, (TrialReleased, TrialFailed)) or (isinstance(event, TrialSaved) and event.dropped):
+                    if event.lane_id is not None:
+                        self._has_left(event.lane_id, event.trial_id)
+                elif isinstance(event, LaneLost):
+                    self._leaving.pop(event.lane_id, None)
+        for command in commands:
+            if isinstance(command, StopTrial):
+                group_id = self._group_of(command.trial_id)
+                if group_id is not None:
+                    for lane_id in command.lane_ids:
+                        self._leaving.setdefault(lane_id, {})[command.trial_id] = group_id
+            elif isinstance(command, StopLane):
+                self._leaving.pop(command.lane_id, None)
+        for group_id, trial_id, answer in list(self._waiting):
+            if not self._leaves(group_id, trial_id):
+                self._waiting.remove((group_id, trial_id, answer))
+                answer.set_result(None)
+
+    def of(self, group_id: str) -> tuple[str, ...]:
+        """Ids of a group's stopped trials that lanes have not cleaned up."""
+        leaving = {trial for trials in self._leaving.values() for trial, group in trials.items() if group == group_id}
+        return tuple(sorted(leaving))
+
+    def wait_for(self, group_id: str, trial_id: str | None = None) -> SessionFuture:
+        """Returns what is set when all stopped trials of a group, or one of them, have left their lanes."""
+        answer = SessionFuture(self._waits)
+        if self._leaves(group_id, trial_id):
+            self._waiting.append((group_id, trial_id, answer))
+        else:
+            answer.set_result(None)
+        return answer
+
+    def give_up(self) -> None:
+        """Ends all waiting, as the session ends."""
+        for *_, answer in self._waiting:
+            answer.set_result(None)
+        self._waiting.clear()
+
+    def _leaves(self, group_id: str, trial_id: str | None) -> bool:
+        leaving = self.of(group_id)
+        return bool(leaving) if trial_id is None else trial_id in leaving
+
+    def _has_left(self, lane_id: int, trial_id: str) -> None:
+        leaving = self._leaving.get(lane_id, {})
+        leaving.pop(trial_id, None)
+        if not leaving:
+            self._leaving.pop(lane_id, None)
+
+
+# -- drain waits ---------------------------------------------------------------------------------
+#
+# Those who wait for the end of a drain.
+
+
+class DrainWaits:
+    """Begins drains, and tells those who wait when they have ended. For the session's thread.
+
+    Args:
+        handle: gives the engine an event.
+        now: tells the time.
+        waits: of the session.
+    """
+
+    def __init__(self, handle: Callable[[Event], None], now: Callable[[], float], waits: SessionWaits) -> None:
+        self._handle, self._waits = handle, waits
+        self._now = now
+        #: By device; the session's where that is ``None``.
+        self._waiting: dict[int | None, list[SessionFuture]] = {}
+
+    def begin(self, device_id: int | None, deadline_s: float) -> SessionFuture:
+        """Begins to drain a device, or the session where that is ``None``.
+
+        Args:
+            device_id: the device.
+            deadline_s: seconds until its end at the latest.
+
+        Returns:
+            Gets the ids of the trials that were not saved.
+
+        Raises:
+            InvalidFieldError: the device is not in use.
+        """
+        answer = SessionFuture(self._waits)
+        waiting = self._waiting.setdefault(device_id, [])
+        waiting.append(answer)
+        now = self._now()
+        try:
+            if device_id is None:
+                self._handle(SessionDraining(now, now + deadline_s))
+            else:
+                self._handle(DeviceDraining(now, device_id, now + deadline_s))
+        except BaseException:
+            waiting.remove(answer)
+            raise
+        return answer
+
+    def ended(self, commands: Iterable[Command]) -> list[Callable[[], None]]:
+        """Returns what answers those whose drain has ended."""
+        return [partial(self._answer, command) for command in commands if isinstance(command, NoteDrained)]
+
+    def _answer(self, drained: NoteDrained) -> None:
+        for answer in self._waiting.pop(drained.device_id, ()):
+            answer.set_result(drained.unsaved)
+
+    def give_up(self, error: BaseException) -> None:
+        """Tells all that the session has ended before."""
+        waiting, self._waiting = self._waiting, {}
+        for answers in waiting.values():
+            for one in answers:
+                one.set_exception(error)
+
+
+# -- handed calls --------------------------------------------------------------------------------
+#
+# Calls that other threads hand to the session's thread, which makes them between two events.
+
+
 T = TypeVar("T")
+
+
+class _HandedCall(SessionFuture):
+    """A call: either the session's thread takes it, and makes it wholly, or an interrupted caller takes it back."""
+
+    def __init__(self, waits: SessionWaits, work: Callable[[], Any]) -> None:
+        super().__init__(waits)
+        self.work, self._taken = work, threading.Lock()
+
+    def take(self) -> bool:
+        """Takes the call; returns whether the caller or the session's thread had not taken it before."""
+        return self._taken.acquire(blocking=False)
+
+
+class HandedCalls:
+    """The calls of one session.
+
+    Args:
+        waits: of the session.
+        wake: has the session's thread look for calls.
+    """
+
+    def __init__(self, waits: SessionWaits, wake: Callable[[], None]) -> None:
+        self._waits, self._wake = waits, wake
+        self._handed: queue.SimpleQueue[_HandedCall] = queue.SimpleQueue()
+
+    def make(self, work: Callable[[], T]) -> T:
+        """Has a call made, and returns or raises what it does. An interrupt ends the wait.
+
+        The call was then made, or is being made, or never will be.
+        """
+        request = _HandedCall(self._waits, work)
+        try:
+            self._handed.put(request)
+            self._wake()
+            made: T = request.result()
+            return made
+        except BaseException:
+            request.take()
+            raise
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Has a call made, without waiting for it."""
+        self._handed.put(_HandedCall(self._waits, work))
+        self._wake()
+
+    # -- in the session's thread ---------------------------------------------------------------------------
+
+    def answer(self, is_over: Callable[[], bool]) -> bool:
+        """Makes the calls that there are, until the session is over; returns whether there was any."""
+        answered = False
+        for request in self._waiting():
+            if not request.take():
+                continue
+            answered = True
+            try:
+                result = request.work()
+            except BaseException as error:
+                request.set_exception(error)
+            else:
+                request.set_result(result)
+            if is_over():
+                break
+        return answered
+
+    def refuse(self, error: Callable[[], FluidError]) -> None:
+        """Refuses the calls that there are, each with an error of its own."""
+        for request in self._waiting():
+            request.take()
+            request.set_exception(error())
+
+    def _waiting(self) -> Iterator[_HandedCall]:
+        with suppress(queue.Empty):
+            while True:
+                yield self._handed.get_nowait()
+
+
+# -- pump ----------------------------------------------------------------------------------------
+
+
 #: Seconds between two looks at the run folder.
 _LOOK_S = 2.0
 _log = logger_of(__name__)

@@ -17,37 +17,188 @@ from typing import Any, TypeVar
 from fluid._clock import Clock
 from fluid.backends.base import Backend, ForkingBackend, RecordSource
 from fluid.engine.engine import EngineState
-from fluid.engine.events import DeviceAdded, DeviceLost, GroupSubmitted, GroupTerms, TrialSpec
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.engine.events import (
+    OUTCOMES,
+    BudgetExtended,
+    CallRequested,
+    DeviceAdded,
+    DeviceLost,
+    Event,
+    GroupSubmitted,
+    GroupTerms,
+    PauseRequested,
+    ResumeRequested,
+    StopRequested,
+    TrialForgotten,
+    TrialsAdded,
+    TrialSpec,
+)
+from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.keeping import NOTHING, Retention
 from fluid.measure.profile import Profile
 from fluid.random_state import Seeds
 from fluid.resources import Device
+from fluid.results.best_so_far import BestSoFar
 from fluid.results.code_changes import CodeChange
 from fluid.results.group_lines import GroupLine
 from fluid.results.journal import changed
-from fluid.session.best import BestSoFar
-from fluid.session.deadlines import SweepInTime
-from fluid.session.forecasts import Forecasts
-from fluid.session.group_requests import GroupRequests, Prepared
+from fluid.session.facts import SweepInTime
+from fluid.session.folder.folder import RunFolder
+from fluid.session.folder.resume import LeftSession, lost_checkpoints
+from fluid.session.forecasting.forecasts import Forecasts
 from fluid.session.inbox import GroupInbox
-from fluid.session.lost_checkpoints import lost_checkpoints
-from fluid.session.payloads import SessionPickler
+from fluid.session.listeners import TrialListener
 from fluid.session.pump import Pump
-from fluid.session.results import TrialListener
-from fluid.session.resume import LeftSession
-from fluid.session.run_folder import RunFolder
-from fluid.session.specs import ISOLATING, Isolating, say_what_is_awaited, spec_of, warn_of_unfusible, with_requirements
-from fluid.session.standing import Standing, standing_of
+from fluid.session.specs import (
+    ISOLATING,
+    Isolating,
+    SessionPickler,
+    say_what_is_awaited,
+    spec_of,
+    warn_of_unfusible,
+    with_requirements,
+)
 from fluid.session.status import GroupStatus, Status
-from fluid.session.status_reader import StatusReader
+from fluid.session.status_reader import Standing, StatusReader, standing_of
 from fluid.session.trial_records import TrialRecords
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.trainables.import_scan import imports_of
+from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trainables.trainable import is_fusible
 from fluid.trial_fields import TrialProcess
 from fluid.trialgroup import PAUSED_BY_USER, Search, Submission, Trial, TrialGroup, TrialState, avoid_names
+
+# -- group requests ------------------------------------------------------------------------------
+#
+# What a group's handle asks of its session: changes of the group and its trials, each a step of the session's thread.
+#
+# In that step the engine is asked first. What it accepts is then done wholly: the group that the user holds is
+# changed, too, and waiters wait for further trials, before anyone is told. An interrupted caller has nothing to undo.
+
+
+#: What the engine is to know of trials, and what registers and writes them once it has accepted them.
+Prepared = tuple[tuple[TrialSpec, ...], Callable[[], None]]
+
+
+class GroupRequests:
+    """The requests of one group's submitter, from any thread.
+
+    Args:
+        inbox: of the group.
+        pump: the session's thread.
+        state: the engine.
+        backend: executes its commands.
+        folder: the run folder.
+        prepare: pickles trials.
+    """
+
+    def __init__(
+        self,
+        inbox: GroupInbox,
+        pump: Pump,
+        state: EngineState,
+        backend: Backend,
+        folder: RunFolder,
+        prepare: Callable[[list[Trial]], Prepared],
+    ) -> None:
+        self._inbox, self._pump, self._state = inbox, pump, state
+        self._backend, self._folder, self._prepare = backend, folder, prepare
+
+    def ask(self, event: Callable[..., Event]) -> None:
+        """Asks the engine for something, by an event that is made at its time."""
+        self._pump.act(lambda: self._handle(event))
+
+    def add(self, trials: list[Trial]) -> None:
+        """Adds trials to the group, all of them or none."""
+        inbox = self._inbox
+        specs, take_in = self._prepare(trials)
+
+        def accepted() -> None:
+            for trial in trials:
+                inbox.change(inbox.group.add, trial)
+                self._pump.notify(partial(inbox.reopen, trial.id))
+            take_in()
+
+        def add() -> None:
+            inbox.require_new(trials)
+            self._handle(partial(TrialsAdded, group_id=inbox.group_id, trials=specs), accepted)
+            say_what_is_awaited(self._state, inbox.group.name, specs)
+
+        self._pump.work(add)
+
+    def extend(self, trial_id: str, budget: int, follow_up_iterations: int) -> None:
+        """Gives a trial ``budget`` further iterations."""
+        inbox = self._inbox
+
+        def accepted() -> None:
+            inbox.change(partial(inbox.group.extend, follow_up_iterations=follow_up_iterations), trial_id, budget)
+            if not self._state.trials[trial_id].state.ended:
+                self._pump.notify(partial(inbox.reopen, trial_id))
+
+        event = partial(BudgetExtended, trial_id=trial_id, iterations=budget, follow_up_iterations=follow_up_iterations)
+        self._pump.work(lambda: self._handle(event, accepted))
+
+    def stop(self, trial_id: str, outcome: str | None, *, now: bool = False) -> None:
+        """Stops a trial; with ``now``, by killing its lanes."""
+        inbox, known = self._inbox, None
+        if outcome is not None:
+            known = TrialState(require_one_of("outcome", outcome, OUTCOMES))
+        event = partial(StopRequested, trial_id=trial_id, outcome=known, now=now)
+
+        def accepted() -> None:
+            inbox.change(inbox.group.stop, trial_id)
+            inbox.say(trial_id, outcome)
+
+        self._pump.act(lambda: self._handle(event, accepted))
+
+    def pause(self, trial_id: str) -> None:
+        """Pauses a trial until it is resumed."""
+        self.ask(partial(PauseRequested, trial_id=trial_id))
+
+    def resume(self, trial_id: str) -> None:
+        """Lets a paused trial go on."""
+        self._pump.work(lambda: self._handle(partial(ResumeRequested, trial_id=trial_id)))
+
+    def call(self, trial_id: str, method: str, payload: bytes) -> Future[Any]:
+        """Calls a method of a trial; returns a future of what that returns."""
+        call_id, future = self._inbox.expect_answer(method)
+        event = partial(CallRequested, trial_id=trial_id, call_id=call_id, method=method, payload=payload)
+        try:
+            self._pump.work(lambda: self._handle(event))
+        except BaseException:
+            self._inbox.withdraw_call(call_id)
+            raise
+        return future
+
+    def show_config(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        """Says, and writes, which hyperparameters reports show of a trial."""
+        form = json_form(dict(config))
+
+        def show() -> None:
+            self._inbox.show(trial_id, config)
+            self._folder.write_shown_config(trial_id, form)
+
+        self._pump.call(show)
+
+    def forget(self, trial_id: str) -> None:
+        """Drops a trial that has ended."""
+
+        def forget() -> None:
+            known = self._state.trials.get(trial_id)
+            self._handle(partial(TrialForgotten, trial_id=trial_id))
+            self._pump.notify(partial(self._backend.forget, trial_id))
+            if known is not None:
+                self._pump.notify(partial(self._inbox.drop, trial_id, known.outcome))
+
+        self._pump.act(forget)
+
+    def _handle(self, event: Callable[..., Event], accepted: Callable[[], None] | None = None) -> None:
+        self._pump.handle(event(at=self._backend.now()), accepted=accepted)
+
+
+# -- session -------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 #: States that trials keep when the session ends.
@@ -427,3 +578,116 @@ class Session:
             self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
         group, terms = inbox.group, self._state.groups[inbox.group_id].terms
         self._folder.write_trials(inbox.group_id, GroupLine(group.name, group.search, group.requires, terms), payloads)
+
+
+# -- door ----------------------------------------------------------------------------------------
+#
+# What an executor offers of its session beside groups: its devices, drains, and what was measured.
+
+
+class SessionDoor:
+    """The part of :class:`fluid.executor.FluidExecutor` that hands requests on to its session."""
+
+    _session: Session
+
+    def add_device(self, device: Device) -> None:
+        """Puts a further device to use while trials run.
+
+        Raises:
+            InvalidFieldError: the device does not exist, or is in use already.
+        """
+        self._session.add_device(device)
+
+    def remove_device(self, device_id: int) -> None:
+        """Gives a device up: its trials go on elsewhere from their newest checkpoint.
+
+        Raises:
+            InvalidFieldError: the device is not in use.
+        """
+        self._session.remove_device(device_id)
+
+    def drain(self, device: int | Device, deadline_s: float) -> bool:
+        """Gives a device up without losing work; waits until it is gone.
+
+        The device takes no new trial. Each trial that runs there is paused at the end of its iteration, saved to disk,
+        and goes on elsewhere; no iteration is repeated. States that the device keeps are saved too. At the deadline the
+        device is removed as it is: trials that are not saved by then go on from their newest checkpoint.
+
+        Args:
+            device: its index, or the device.
+            deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.
+
+        Returns:
+            Whether nothing is lost.
+
+        Raises:
+            InvalidFieldError: the device is not in use, or the deadline is negative.
+            FluidError: the executor is closed, or this is called by a listener.
+        """
+        index = device.index if isinstance(device, Device) else require_integer("device", device, at_least=0)
+        return not self._session.drain(index, require_number("deadline_s", deadline_s, at_least=0.0))
+
+    def drain_all(self, deadline_s: float) -> bool:
+        """Saves all trials, so that :meth:`close` loses nothing; waits until they are saved.
+
+        No trial starts any more. Each trial that runs is paused at the end of its iteration and saved to disk.
+        :meth:`resume` then goes on with the session and repeats nothing. Further work is refused.
+
+        Args:
+            deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.
+
+        Returns:
+            Whether nothing is lost.
+
+        Raises:
+            InvalidFieldError: the deadline is negative.
+            FluidError: the executor is closed, or this is called by a listener.
+        """
+        return not self._session.drain(None, require_number("deadline_s", deadline_s, at_least=0.0))
+
+    @property
+    def session(self) -> Session:
+        """What runs the trials; for integrations."""
+        return self._session
+
+    @property
+    def profile(self) -> Profile:
+        """What was measured so far."""
+        return self._session.profile
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices in use."""
+        return self._session.devices
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether all trials advance together, an iteration each in turn."""
+        return self._session.in_rounds
+
+    @property
+    def isolating(self) -> Isolating:
+        """Which trials run in a process that has run no other one, of those that do not say so themselves."""
+        return self._session.isolating
+
+    @property
+    def max_devices(self) -> int:
+        """Most devices that the session may come to hold: those in use, those parked, or ``autoscale`` if more."""
+        return self._session.max_devices
+
+
+# -- saving --------------------------------------------------------------------------------------
+#
+# What an executor does at a notice of preemption.
+
+
+def save_all(session: Session, deadline_s: float) -> str:
+    """Saves all trials; returns a line that says how many, and how to go on."""
+    if session.hold.is_virtual:
+        return ""  # A rehearsal has nothing to save, and begins anew.
+    try:
+        unsaved, unfinished = len(session.drain(None, deadline_s)), session.unfinished
+    except FluidError:
+        return ""  # It was closed meanwhile.
+    saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
+    return f"{saved}; go on with FluidExecutor.resume({str(session.run_dir)!r})"

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluid.engine.events import PLAIN_TERMS, GroupTerms
-from fluid.session.best import BestSoFar
-from fluid.session.forecast import Forecast
-from fluid.session.goal_status import GoalStatus
+from fluid.results.best_so_far import BestSoFar
+from fluid.session.facts import Forecast, GoalStatus
 from fluid.trialgroup import Search
 
 

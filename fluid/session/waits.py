@@ -16,16 +16,51 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from types import CoroutineType
+from typing import Any, TypeVar
 
 from fluid._clock import MonotonicClock
 from fluid._clock_hold import NO_HOLD, ClockHold, Place, VirtualClockHold
 from fluid._logs import logger_of
 from fluid._waiting import LOOK_UP_S
 from fluid.errors import FluidError
-from fluid.session.guard import guarded
 
+# -- guard ---------------------------------------------------------------------------------------
+#
+# The one door through which the session's thread calls code of users: listeners, callbacks, groups of their class.
+#
+# Such code may raise anything, also what ends a program (``SystemExit``, ``KeyboardInterrupt``). The session's thread
+# goes on in any case: an error that left it would end the trials of all groups.
+
+
+T = TypeVar("T")
 _log = logger_of("fluid.session")
+
+
+def guarded(whose: str, call: Callable[..., T], *facts: Any) -> T | None:
+    """Calls a user's code; what it raises is logged, and ends nothing.
+
+    Args:
+        whose: names the code in the log.
+        call: the code.
+        facts: its arguments.
+
+    Returns:
+        What it returns; ``None`` where it raised, or returned a coroutine, which the session does not run.
+    """
+    try:
+        found = call(*facts)
+        if not isinstance(found, CoroutineType):
+            return found
+        found.close()
+    except BaseException:
+        _log.exception("%s raised", whose)
+    return None
+
+
+# -- waits ---------------------------------------------------------------------------------------
+
+
 #: Seconds after which a lock of a future counts as lost: a thread was interrupted as it took it.
 _LOST_S = 1.0
 #: Seconds after which close() says what it waits for, and after which it gives up. Checkpoints of other machines may

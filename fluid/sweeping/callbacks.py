@@ -6,8 +6,8 @@ from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.results.records import Result
-from fluid.session.guard import guarded
-from fluid.session.results import TrialListener, TrialRequest
+from fluid.session.listeners import TrialListener, TrialRequest
+from fluid.session.waits import guarded
 
 
 class Callbacks(TrialListener):

@@ -20,8 +20,7 @@ from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
 from fluid.search.suggestion import Suggestion
-from fluid.session.limit_reached import LimitReachedError
-from fluid.session.results import TrialListener, TrialRequest
+from fluid.session.listeners import LimitReachedError, TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.closing import SweepClosing

@@ -21,7 +21,7 @@ from fluid.search.schedulers import RungScheduler
 from fluid.search.stop_rules import StopRules
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import SearchShape
-from fluid.session.results import TrialFailedError, TrialListener
+from fluid.session.listeners import TrialFailedError, TrialListener
 from fluid.session.specs import terms_of
 from fluid.sweeping.algorithms import HALVING
 from fluid.trialgroup import Search, TrialGroup, TrialState

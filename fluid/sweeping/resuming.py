@@ -19,7 +19,7 @@ from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import SubmittedGroup, SubmittedTrials
 from fluid.search_shape import SearchShape
-from fluid.session.resume import closes_gap
+from fluid.session.folder.resume import closes_gap
 from fluid.sweeping.plan import GroupOptions
 from fluid.trialgroup import Trial, TrialState
 

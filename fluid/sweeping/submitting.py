@@ -14,7 +14,7 @@ from fluid.search.rungs import RungDecision
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import Rung
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import TrialListener
+from fluid.session.listeners import TrialListener
 from fluid.sweeping.plan import SweepPlan, SweepTrial
 from fluid.sweeping.resuming import EarlierTrial
 from fluid.sweeping.under_way import most_under_way

@@ -1,6 +1,6 @@
 """A trial's way to ask its driver: code that runs in a lane sends a request, and waits for the answer.
 
-The submitter answers, with :meth:`fluid.session.results.TrialListener.on_request`. What is asked is up to them:
+The submitter answers, with :meth:`fluid.session.listeners.TrialListener.on_request`. What is asked is up to them:
 integrations put a search library's objects in the driver within reach of a trial's code.
 """
 

@@ -21,8 +21,7 @@ from fluid.integrations.search_owner import new_owner
 from fluid.integrations.session_time import SessionTime
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.limit_reached import ended_early
-from fluid.session.results import TrialListener
+from fluid.session.listeners import TrialListener, ended_early
 from fluid.trialgroup import Submission, Trial, TrialGroup, TrialState
 
 _log = logging.getLogger("fluid.hpbandster")

@@ -24,8 +24,7 @@ from fluid.integrations.joblib.worker import TaskError, work
 from fluid.integrations.lane_traceback import LaneTraceback
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.limit_reached import ended_early
-from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
+from fluid.session.listeners import TrialFailedError, TrialListener, TrialRequest, ended_early
 from fluid.trainables.exception_pickle import load_any_exception, with_lane_cause
 from fluid.trialgroup import Trial, TrialGroup
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fluid.integrations.optuna import private_api
 from fluid.integrations.optuna.known_objects import as_message
 from fluid.integrations.optuna.request import Request
-from fluid.session.results import TrialRequest
+from fluid.session.listeners import TrialRequest
 
 if TYPE_CHECKING:
     from optuna.study import Study

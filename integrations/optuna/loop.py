@@ -31,8 +31,7 @@ from fluid.integrations.search_owner import new_owner
 from fluid.integrations.session_time import SessionTime
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.limit_reached import ended_early
-from fluid.session.results import TrialListener, TrialRequest
+from fluid.session.listeners import TrialListener, TrialRequest, ended_early
 from fluid.trainables.driver_link import RequestRefusedError
 from fluid.trial_fields import IterationTimeout
 from fluid.trialgroup import Search, Shown, Submission, Trial, TrialGroup

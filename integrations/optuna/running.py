@@ -10,7 +10,7 @@ from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError
 from fluid.integrations.optuna import private_api
 from fluid.results.records import Result
-from fluid.session.results import TrialFailedError
+from fluid.session.listeners import TrialFailedError
 from fluid.trainables.exception_pickle import with_lane_cause
 from fluid.trialgroup import TrialState as FluidTrialState
 

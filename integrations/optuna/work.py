@@ -12,7 +12,7 @@ from fluid.integrations.optuna.answering import answer
 from fluid.integrations.optuna.objective import PRUNED, VALUE, VALUES
 from fluid.integrations.optuna.running import Outcome
 from fluid.results.records import Result
-from fluid.session.results import TrialRequest
+from fluid.session.listeners import TrialRequest
 
 with try_import("Optuna", extra="optuna"):
     from optuna import TrialPruned

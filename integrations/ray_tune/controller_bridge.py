@@ -36,8 +36,7 @@ from fluid.integrations.ray_tune.tune_trial import ActorStage, Task, TuneTrial, 
 from fluid.integrations.ray_tune.turn_waits import TurnWaits
 from fluid.integrations.ray_tune.virtual_time import is_rehearsed
 from fluid.results.records import Result
-from fluid.session.limit_reached import ended_early
-from fluid.session.results import TrialListener, TrialRequest
+from fluid.session.listeners import TrialListener, TrialRequest, ended_early
 
 #: Most live trials that the controller is told of, or more where more can run at once. Its loggers keep files open for
 #: each live trial, and lanes that run ahead of the controller could start thousands.

@@ -23,7 +23,7 @@ from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingSche
 from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
 from fluid.integrations.ray_tune.tune_output import output_options
 from fluid.integrations.ray_tune.virtual_time import tune_time
-from fluid.session.interrupted import SweepInterrupted
+from fluid.session.listeners import SweepInterrupted
 
 #: What every lane of a sweep imports.
 _LANE_MODULES = (elastic_lane_trial.__name__,)

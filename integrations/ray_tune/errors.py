@@ -10,7 +10,7 @@ from fluid.engine.events import Failure
 from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
 from fluid.integrations.ray_tune.private_api import Trial
 from fluid.lane.errors import causes
-from fluid.session.results import CallFailedError, TrialFailedError, exception_of
+from fluid.session.listeners import CallFailedError, TrialFailedError, exception_of
 
 
 def cause_of(failure: Failure) -> BaseException:

@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from fluid.executor import FluidExecutor
-from fluid.session.interrupted import SweepInterrupted
+from fluid.session.listeners import SweepInterrupted
 from fluid.session.notice import NOTICE, Response
 
 #: Interruptions by executor and thread, while a sweep runs there: several threads may share an executor.

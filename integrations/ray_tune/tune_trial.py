@@ -17,7 +17,7 @@ from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED
 from fluid.integrations.ray_tune.memory_saves import SavedInMemory
 from fluid.integrations.ray_tune.private_api import DONE, TRAINING_ITERATION, TrackedActor, TrainingResult, Trial
 from fluid.lane.checkpoints.store import delete_places
-from fluid.session.results import TrialRequest
+from fluid.session.listeners import TrialRequest
 from fluid.user_values import is_same_value
 
 

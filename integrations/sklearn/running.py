@@ -46,7 +46,7 @@ from fluid.search import Sampler
 from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.stop_rules import StopRules
-from fluid.session.results import TrialFailedError, TrialListener, TrialRequest
+from fluid.session.listeners import TrialFailedError, TrialListener, TrialRequest
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.plan import SweepPlan
 from fluid.sweeping.resuming import EarlierSweep, read_sweep

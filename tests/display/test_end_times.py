@@ -12,7 +12,7 @@ from rich.console import Console
 from fluid.display.dashboard import render
 from fluid.display.end_times import EndTimes, time_text
 from fluid.display.notebook_html import status_html
-from fluid.session.forecast import Forecast
+from fluid.session.facts import Forecast
 from fluid.session.status import GroupStatus, Status
 
 #: Tuesday, 3 February 2026, 14:00:00 UTC.

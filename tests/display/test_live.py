@@ -20,7 +20,7 @@ from fluid.display.notebook_html import status_html
 from fluid.display.region import AboveRegion
 from fluid.display.summary import folder_lines, shown_path, summary_lines
 from fluid.errors import FluidError
-from fluid.session.best import BestSoFar
+from fluid.results.best_so_far import BestSoFar
 from fluid.session.status import DeviceStatus, GroupStatus, Status
 
 Residents = tuple[tuple[str, float], ...]

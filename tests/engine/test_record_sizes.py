@@ -7,7 +7,7 @@ from engine_helpers import Hand, Known
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.engine.records import NO_LIMITS, NOWHERE, TrialRecord
-from fluid.session.trials_left import trials_left
+from fluid.session.forecasting.left import trials_left
 
 
 class Unchecked(Hand):

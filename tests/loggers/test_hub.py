@@ -27,7 +27,7 @@ from fluid.loggers import hub as hub_module
 from fluid.loggers.logger import LoggedTrial, TrialLogger
 from fluid.loggers.progress import LOGGERS
 from fluid.results.records import Result
-from fluid.session.results import TrialListener
+from fluid.session.listeners import TrialListener
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import fluid
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.loggers.prometheus import parse_address
-from fluid.session.results import TrialListener
+from fluid.session.listeners import TrialListener
 from fluid.trialgroup import Search, Trial, TrialGroup
 
 pytestmark = pytest.mark.frameworks("prometheus_client")

@@ -28,7 +28,7 @@ from fluid.measure.profile import Profile
 from fluid.resources import Device
 from fluid.results.group_lines import GroupLine
 from fluid.results.journal import encode
-from fluid.session.run_folder import RunFolder
+from fluid.session.folder.folder import RunFolder
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Search, Trial, TrialState
 

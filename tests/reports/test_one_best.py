@@ -20,8 +20,8 @@ from fluid.reports.ranking import best_of as best_of_run
 from fluid.reports.ranking import ranked as ranked_rows
 from fluid.results.best import best_of, merit_of, ranked
 from fluid.results.metrics import Goal
+from fluid.session.folder.resume import read_session
 from fluid.session.inbox import GroupInbox
-from fluid.session.resume import read_session
 from fluid.trainables.encoded_metrics import encode_metrics
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 from tests.reports.conftest import Session, train

@@ -21,8 +21,8 @@ from fluid.reports.loader import RunReader
 from fluid.results.folder_files import json_lines
 from fluid.results.json_lines import JsonLines
 from fluid.results.payload_file import checked_frames, read_payloads
-from fluid.session.appended_file import AppendedFile
-from fluid.session.torn_files import end_of_lines
+from fluid.results.torn_files import end_of_lines
+from fluid.session.folder.files import AppendedFile
 from tests.checked_files import without_checksums
 
 TEXTS = [json.dumps({"trial": name, "loss": 0.5 / number}) for number, name in enumerate("abcdef", start=1)]

@@ -16,7 +16,7 @@ from fluid import Device, FluidExecutor, Result, Trial, TrialGroup, TrialListene
 from fluid.backends.base import ScalableBackend, ScalingLimits
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import InvalidFieldError
-from fluid.session.autoscaling import SETTLED_S, Scaling
+from fluid.session.scaling.scaling import SETTLED_S, Scaling
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0

@@ -6,7 +6,7 @@ import pytest
 
 from fluid.engine.commands import StopLane, StopTrial
 from fluid.engine.events import Checkpoint, Event, Failure, LaneLost, TrialFailed, TrialReleased, TrialSaved
-from fluid.session.departures import Departures
+from fluid.session.pump import Departures
 from fluid.session.waits import SessionWaits
 
 GROUPS = {"a": "0", "b": "0", "c": "1"}

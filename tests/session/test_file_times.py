@@ -15,9 +15,9 @@ import pytest
 from fluid._clock import ClockReading, read_clock
 from fluid.engine.commands import NoteResize, Report
 from fluid.reports.loader import load_run
+from fluid.results.earlier import EarlierResults
 from fluid.results.file_times import clock_facts, time_in_files
-from fluid.session.earlier_results import EarlierResults
-from fluid.session.run_folder import RunFolder
+from fluid.session.folder.folder import RunFolder
 from fluid.trainables.encoded_metrics import encode_metrics
 
 WALL = 1.8e9

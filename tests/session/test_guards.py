@@ -19,8 +19,7 @@ from fluid.executor import FluidExecutor
 from fluid.resources import Device
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.limit_reached import LimitReachedError
-from fluid.session.results import TrialListener
+from fluid.session.listeners import LimitReachedError, TrialListener
 from fluid.session.waits import SessionFuture, SessionWaits
 from fluid.trialgroup import Trial, TrialGroup
 from tests.session.test_pump import IdleBackend

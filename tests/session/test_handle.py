@@ -21,7 +21,7 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import CallFailedError, TrialFailedError, TrialListener
+from fluid.session.listeners import CallFailedError, TrialFailedError, TrialListener
 from fluid.trialgroup import Trial, TrialGroup
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.

@@ -20,7 +20,7 @@ from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.processes.children import is_stopped
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import TrialFailedError
+from fluid.session.listeners import TrialFailedError
 from fluid.trialgroup import Trial, TrialGroup
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.

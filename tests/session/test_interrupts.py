@@ -18,7 +18,7 @@ from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import TrialListener
+from fluid.session.listeners import TrialListener
 from fluid.trialgroup import Trial, TrialGroup
 from tests.session.test_pump import IdleBackend
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from fluid.keeping import KeepRule, WorstKept
-from fluid.session.kept_registry import KeptEntry, KeptRegistry
+from fluid.session.folder.keeper import KeptEntry, KeptRegistry
 
 BEST = KeepRule("best", "g", "loss", "min", k=1)
 LAST = KeepRule("last", "g")

@@ -9,7 +9,7 @@ from fluid.engine.events import PLAIN_TERMS, GroupSubmitted, TrialsAdded, TrialS
 from fluid.results.group_lines import GroupLine
 from fluid.results.journal import replay
 from fluid.results.payload_file import read_payloads
-from fluid.session.run_folder import RunFolder
+from fluid.session.folder.folder import RunFolder
 from fluid.trainables.payload import trainable_payload, trial_payload
 from fluid.trialgroup import Trial
 

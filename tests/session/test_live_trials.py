@@ -17,8 +17,8 @@ from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.reports.loader import load_run
 from fluid.results.following import ResultsFollower
+from fluid.session.listeners import TrialListener
 from fluid.session.live_trials import LiveTrials
-from fluid.session.results import TrialListener
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
 from tests.waiting import PATIENCE, eventually
 

@@ -13,8 +13,8 @@ from fluid.backends.local import LocalBackend
 from fluid.engine.commands import StartLane
 from fluid.engine.events import LaneReady
 from fluid.gpu.nvml import GpuState
-from fluid.session import packing_limit
-from fluid.session.packing_limit import bounded_packing, idle_limit, process_limit
+from fluid.session import options as packing_limit
+from fluid.session.options import bounded_packing, idle_limit, process_limit
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fluid import FluidExecutor, Search, Trial, TrialGroup
 from fluid._clock import thread_seconds
 from fluid.planners.instance import EndDistribution
 from fluid.search import uniform
-from fluid.session.played_forecasts import PlayedForecasts, _Played, _to_play
+from fluid.session.forecasting.forecasts import PlayedForecasts, _Played, _to_play
 
 
 def sleep(config: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.session.progress import LiveLength, forecast
+from fluid.session.forecasting.progress import LiveLength, forecast
 
 
 def test_trials_that_no_scheduler_stops_run_their_budgets() -> None:

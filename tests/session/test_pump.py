@@ -35,10 +35,10 @@ from fluid.executor import FluidExecutor
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Device
 from fluid.results.records import Result
+from fluid.session.folder.folder import RunFolder
 from fluid.session.handle import TrialGroupHandle
-from fluid.session.results import TrialListener
-from fluid.session.run_folder import RunFolder
-from fluid.session.ticks import Ticks
+from fluid.session.listeners import TrialListener
+from fluid.session.pump import Ticks
 from fluid.trainables.payload import TrialPayload
 from fluid.trialgroup import Trial, TrialGroup
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fluid.executor import FluidExecutor
 from fluid.resources import Device
-from fluid.session.reprs import executor_facts
+from fluid.session.handle import executor_facts
 from fluid.trialgroup import Search, Trial, TrialGroup
 
 

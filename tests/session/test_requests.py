@@ -11,7 +11,7 @@ import pytest
 
 from fluid.executor import FluidExecutor
 from fluid.results.records import Result
-from fluid.session.results import TrialListener, TrialRequest
+from fluid.session.listeners import TrialListener, TrialRequest
 from fluid.trainables.driver_link import driver_link
 from fluid.trialgroup import Trial, TrialGroup
 

@@ -27,10 +27,10 @@ from fluid.executor import FluidExecutor
 from fluid.reports.loader import load_run
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.results.journal import encode
-from fluid.session.appended_file import AppendedFile
-from fluid.session.results import TrialListener
-from fluid.session.resume import read_session
-from fluid.session.run_folder import RunFolder
+from fluid.session.folder.files import AppendedFile
+from fluid.session.folder.folder import RunFolder
+from fluid.session.folder.resume import read_session
+from fluid.session.listeners import TrialListener
 from fluid.trialgroup import Search, Trial, TrialGroup
 from tests.checked_files import checked, without_checksums, write_checked
 

@@ -24,7 +24,7 @@ from fluid.executor import FluidExecutor
 from fluid.reports.loader import load_run
 from fluid.resources import Device
 from fluid.results.folder_files import FORMAT, is_locked
-from fluid.session.folder_lock import FolderLock
+from fluid.session.folder.folder import FolderLock
 from fluid.trialgroup import Trial, TrialGroup
 
 PATIENCE = 90.0
@@ -469,7 +469,7 @@ class Half:
 
 
 def test_a_listener_is_checked_at_the_call(tmp_path: Path) -> None:
-    from fluid.session.results import TrialListener
+    from fluid.session.listeners import TrialListener
 
     class Whole(TrialListener):
         pass

@@ -15,8 +15,8 @@ import pytest
 from fluid import Device, FluidExecutor, LimitReachedError, Result, Trial, TrialGroup, TrialListener
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.session.goal_status import GoalStatus
-from fluid.session.goals_left import goals_left
+from fluid.session.facts import GoalStatus
+from fluid.session.options import goals_left
 from fluid.sizing.goals import Goals
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
@@ -168,7 +168,7 @@ def test_a_budget_that_does_not_suffice_is_told_at_once(tmp_path: Path, caplog: 
 
 
 def test_what_is_left_of_the_goals_of_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.session.goals_left.wall_seconds", lambda: 1000.0)
+    monkeypatch.setattr("fluid.session.options.wall_seconds", lambda: 1000.0)
 
     def left(given: dict[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
         (tmp_path / "session.json").write_text(json.dumps(facts))

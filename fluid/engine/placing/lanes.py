@@ -53,7 +53,7 @@ class Lanes:
 
     Attributes:
         most_per_device: as many processes as can use one device; ``None`` for no limit. Trials hold no more lanes than
-            that (:mod:`fluid.session.packing_limit`); idle ones that are in the way of a further lane are ended.
+            that (:mod:`fluid.session.options`); idle ones that are in the way of a further lane are ended.
         most_idle: lanes of a device that keep the state of one trial each.
         most_processes: such lanes of a device that the machine can have processes for, where the states cannot be
             saved.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fluid import FluidExecutor, InvalidFieldError
-from fluid.session.results import TrialFailedError
+from fluid.session.listeners import TrialFailedError
 
 pytestmark = pytest.mark.frameworks("joblib", "numpy")
 joblib = pytest.importorskip("joblib")

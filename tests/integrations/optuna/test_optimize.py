@@ -15,8 +15,7 @@ from fluid.engine import tuning
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import IN_FORCE, FluidExecutor
 from fluid.integrations.optuna import optimize
-from fluid.session.limit_reached import LimitReachedError
-from fluid.session.results import TrialFailedError
+from fluid.session.listeners import LimitReachedError, TrialFailedError
 
 optuna = pytest.importorskip("optuna")
 

@@ -10,7 +10,7 @@ from fluid._logs import logger_of
 from fluid.engine.events import TrialHistory
 from fluid.errors import InvalidFieldError
 from fluid.results.code_changes import CodeChange
-from fluid.session.resume import LeftGroup, LeftSession
+from fluid.session.folder.resume import LeftGroup, LeftSession
 from fluid.session.specs import with_requirements
 from fluid.trainables.trainable_code import TrainableCode, code_of
 from fluid.trialgroup import Trial, TrialState

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 from fluid._logs import logger_of
 from fluid.backends.hosts import memory as host_memory
+from fluid.backends.hosts.folders import HERE
 from fluid.checksums import LineChecks
-from fluid.engine.commands import ReportEnd
+from fluid.engine.commands import ReportEnd, ReportSetBack
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory, TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.lane.checkpoints.files import checkpoint_name, checkpoints_like, iteration_of
@@ -27,7 +28,9 @@ from fluid.lane.checkpoints.paths import checkpoints_folder, folder_name, folder
 from fluid.lane.checkpoints.store import checkpoints_on_disk
 from fluid.measure.profile import Profile
 from fluid.random_state import Seeds
+from fluid.results.best_so_far import BestTracker
 from fluid.results.code_changes import CodeChange
+from fluid.results.earlier import EarlierResults
 from fluid.results.folder_files import (
     FORECASTS,
     JOURNAL,
@@ -47,10 +50,8 @@ from fluid.results.iterations import ReportedIteration
 from fluid.results.journal import Recovered, changed, replay
 from fluid.results.payload_file import StoredTrial, read_payloads
 from fluid.results.submitted import SubmittedTrial, SubmittedTrials
-from fluid.session.best import BestTracker
-from fluid.session.earlier_results import EarlierResults
-from fluid.session.run_folder import RunFolder
-from fluid.session.torn_files import cut_file, cut_torn_line, tell_damage
+from fluid.results.torn_files import cut_file, cut_torn_line, tell_damage
+from fluid.session.folder.folder import RunFolder
 from fluid.trainables.encoded_metrics import numbers_in
 from fluid.trainables.json_form import is_form_of
 from fluid.trainables.payload import TrialPayload
@@ -676,3 +677,51 @@ def _reclaim(recovered: Recovered, folder: Path) -> None:
     }
     for memory_folder in in_memory:
         host_memory.reclaim(memory_folder, str(folder), _PATIENCE)
+
+
+# -- lost checkpoints ----------------------------------------------------------------------------
+#
+# Tells, as a session is resumed, of trials whose newest checkpoint is nowhere: the machine restarted, for example.
+
+
+#: Most trials that the warning names.
+_MOST_TOLD = 20
+
+
+def lost_checkpoints(recovered: Recovered, events: Iterable[GroupRecovered]) -> list[ReportSetBack]:
+    """Finds, and warns of, trials that go on from an earlier state than that of the checkpoint which the journal names.
+
+    Args:
+        recovered: the session as its journal tells it.
+        events: as the session goes on.
+    """
+    lost: list[ReportSetBack] = []
+    for event in events:
+        for history in event.trials:
+            trial_id, now = history.trial.trial_id, history.checkpoint
+            known = recovered.groups.get(event.group_id, {}).get(trial_id)
+            was = None if known is None or known.ended is not None else known.checkpoint
+            if was is None or was.iteration > history.reported or (now is not None and now.iteration >= was.iteration):
+                continue
+            where = "" if was.host == HERE else f" of {was.host}"
+            reason = f"the checkpoint {was.path}{where} is gone"
+            lost.append(
+                ReportSetBack(
+                    trial_id,
+                    event.group_id,
+                    at=event.at,
+                    lost=was.iteration,
+                    checkpoint=now,
+                    reason=reason,
+                    cannot_load=False,
+                )
+            )
+    if lost:
+        shown = [f"{one.trial_id!r} from iteration {_iteration(one)}, not {one.lost}" for one in lost[:_MOST_TOLD]]
+        more = [f"{len(lost) - _MOST_TOLD:,} more"] if len(lost) > _MOST_TOLD else []
+        _log.warning("the newest checkpoints of these trials are gone, and they go on: %s", ", ".join([*shown, *more]))
+    return lost
+
+
+def _iteration(report: ReportSetBack) -> int:
+    return 0 if report.checkpoint is None else report.checkpoint.iteration

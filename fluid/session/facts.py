@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fluid.sizing.goals import format_duration
 
@@ -56,3 +59,71 @@ class GoalStatus:
         if self.missing_usd is not None:
             parts.append(f"the budget does not suffice: ${self.missing_usd:.2f} more are expected to be needed")
         return "; ".join(parts)
+
+
+# -- forecast ------------------------------------------------------------------------------------
+#
+# A forecast: when a group of trials ends, with odds.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """When a group ends, with odds.
+
+    Example:
+        >>> from fluid import Forecast
+        >>> Forecast(seconds={0.5: 60.0, 0.9: 90.0}, age_s=2.0).seconds[0.9]
+        90.0
+
+    Attributes:
+        seconds: by probability, the seconds from now by which the group has ended with that probability.
+        age_s: seconds since this was worked out; what has happened since is not in it.
+    """
+
+    seconds: Mapping[float, float]
+    age_s: float = 0.0
+
+
+# -- deadlines -----------------------------------------------------------------------------------
+#
+# The deadlines of a session: its own, and those of sweeps that run in it.
+
+
+class SweepInTime(Protocol):
+    """A sweep with a deadline of its own: what cannot end by then rests. Called in the session's thread."""
+
+    def open_trials(self) -> list[str]:
+        """Ids of its trials that have not ended and were not stopped."""
+        ...
+
+    def cut(self, reason: str, trial_ids: Sequence[str]) -> None:
+        """Has these trials rest after their iteration."""
+        ...
+
+    def close(self, reason: str, run_on: Sequence[str]) -> None:
+        """Starts nothing any more, and has all trials but these rest."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class DeadlineInForce:
+    """A deadline of the session, or of one of its sweeps.
+
+    Attributes:
+        at: seconds on the clock of the events.
+        seconds: as it was given.
+        sweep: the sweep; ``None`` for the session.
+        look_at: when to look at what can still end by then.
+        soonest_s: seconds that an iteration of the sweep takes at least, by the last look; infinite if unknown.
+    """
+
+    at: float
+    seconds: float
+    sweep: SweepInTime | None = None
+    look_at: float = -math.inf
+    soonest_s: float = math.inf
+
+    @property
+    def reason(self) -> str:
+        """Why what has not ended is over then."""
+        return f"the deadline of {format_duration(self.seconds)} has come"

@@ -3,29 +3,308 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import queue
+import shutil
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fluid._logs import logger_of
+from fluid._waiting import BackgroundThread
 from fluid.backends.base import Backend, KeepingBackend
 from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
 from fluid.engine.engine import EngineState
 from fluid.engine.events import Event, LaneLost, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
 from fluid.errors import InvalidFieldError
-from fluid.keeping import QUOTA_USED_UP, KeepRule, Retention, WorstKept
-from fluid.session.kept_files import KeptFiles, kept_by_earlier_session
-from fluid.session.kept_registry import KeptEntry, KeptRegistry
+from fluid.keeping import FACTS, QUOTA_USED_UP, KeepRule, Retention, WorstKept
+from fluid.lane.checkpoints.files import copy_atomically, discard_kept, entries_of, iteration_of
+from fluid.lane.checkpoints.paths import folder_name, kept_folder
+from fluid.lane.checkpoints.seal import sealed_bytes
+from fluid.results.best import Merit
 from fluid.trainables.class_resident import says_it_reports_states
 from fluid.trainables.trainable import can_save, kind_of, profile_name
 from fluid.trialgroup import Search, Trial, TrialState
 
-#: Seconds to wait, as the session ends, for lanes that still save trials.
-_PATIENCE = 30.0
+# -- kept registry -------------------------------------------------------------------------------
+#
+# The registry of checkpoints that outlive the run: which stay, and which make way for better or newer ones. Pure.
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class KeptEntry:
+    """A checkpoint that outlives the run.
+
+    Attributes:
+        trial_id: its trial.
+        iteration: iterations done by its state.
+        path: its folder, on ``host``.
+        host: name of its machine.
+        bytes: of its files.
+        value: its metric; ``None`` if trials are not compared.
+        place: the trial's place in its group's order of submission.
+        gone: whether it was discarded.
+        failed: whether its trial has failed.
+    """
+
+    trial_id: str
+    iteration: int
+    path: str
+    host: str
+    bytes: int
+    value: float | None = None
+    place: int = 0
+    gone: bool = False
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What follows from a new checkpoint.
+
+    Attributes:
+        discarded: those that are to be deleted; the new one may be among them.
+        refused: whether the new one is among them because the quota has no room for it.
+    """
+
+    discarded: list[KeptEntry] = field(default_factory=list)
+    refused: bool = False
+
+
+class KeptRegistry:
+    """Keeps one checkpoint per trial, the newest or the best; of the best, those of the k best trials of each group.
+
+    Args:
+        quota: most bytes of all of them; ``None`` for no limit.
+
+    Attributes:
+        bytes: of those that stay.
+    """
+
+    def __init__(self, quota: int | None) -> None:
+        self.bytes = 0
+        self._quota = quota
+        self._groups: dict[str, dict[str, KeptEntry]] = {}
+
+    @property
+    def room(self) -> int | None:
+        """Bytes that are left of the quota; ``None`` if there is none."""
+        return None if self._quota is None else max(0, self._quota - self.bytes)
+
+    def of(self, group: str, trial_id: str) -> KeptEntry | None:
+        """Returns the checkpoint of a trial; ``None`` if it has none."""
+        return self._groups.get(group, {}).get(trial_id)
+
+    def bar(self, rule: KeepRule) -> WorstKept | None:
+        """Returns what a checkpoint of a group must pass; ``None`` if any will do."""
+        entries = self._groups.get(rule.group, {})
+        if rule.how != "best" or len(entries) < rule.k:
+            return None
+        worst = self._worst(entries, rule)
+        return None if worst.failed or worst.value is None else WorstKept(worst.value, worst.place)
+
+    def take(self, rule: KeepRule, entry: KeptEntry, *, fits: bool = False) -> Verdict:
+        """Takes a checkpoint that was written.
+
+        Args:
+            rule: of its trial.
+            entry: the checkpoint.
+            fits: whether it is within the quota already, as one of an earlier session.
+        """
+        entries = self._groups.setdefault(rule.group, {})
+        before = entries.get(entry.trial_id)
+        if before is not None and before.path == entry.path:
+            return Verdict()
+        if before is not None and not self._is_preferred(rule, entry, before):
+            return Verdict([entry])
+        after = {**entries, entry.trial_id: entry}
+        leaving = [before] if before is not None else []
+        if rule.how == "best" and len(after) > rule.k:
+            worst = self._worst(after, rule)
+            if worst is entry:
+                return Verdict([entry])
+            leaving.append(worst)
+        size = self.bytes + entry.bytes - sum(one.bytes for one in leaving)
+        if self._quota is not None and size > self._quota and not fits:
+            return Verdict([entry], refused=True)
+        self.bytes = size
+        entries[entry.trial_id] = entry
+        for one in leaving:
+            if one.trial_id != entry.trial_id:
+                del entries[one.trial_id]
+        return Verdict(leaving)
+
+    @staticmethod
+    def _is_preferred(rule: KeepRule, entry: KeptEntry, before: KeptEntry) -> bool:
+        if rule.how == "best" and entry.value is not None:
+            return rule.is_better(entry.value, before.value)
+        return entry.iteration >= before.iteration
+
+    @staticmethod
+    def _worst(entries: dict[str, KeptEntry], rule: KeepRule) -> KeptEntry:
+        """The worst of some checkpoints."""
+        less = rule.mode == "min"
+        return max(
+            entries.values(), key=lambda entry: (Merit.of(entry.value, failed=entry.failed, less=less), entry.place)
+        )
+
+
+# -- kept files ----------------------------------------------------------------------------------
+#
+# The files of checkpoints that outlive the run: brought to the run folder and deleted in a thread of their own.
+
+
+_HERE = "localhost"
+#: Seconds to wait, as the session ends, for checkpoints that come from other machines.
+_COPIES_S = 120.0
 _log = logger_of("fluid.session")
+
+
+class KeptFiles:
+    """Works on the files in the order it is told to.
+
+    Args:
+        folder: the run folder.
+        backend: reaches the files of other machines.
+        post: has a call made in the session's thread.
+    """
+
+    def __init__(self, folder: Path, backend: Backend, post: Callable[[Callable[[], None]], None]) -> None:
+        self._folder = str(folder)
+        self._backend = backend
+        self._post = post
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: BackgroundThread | None = None
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._warned = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all is done."""
+        with self._lock:
+            return self._waiting == 0
+
+    def bring(self, entry: KeptEntry, done: Callable[[], None]) -> None:
+        """Copies a checkpoint to the run folder, if it is elsewhere; then calls ``done`` in the session's thread."""
+        if os.path.dirname(entry.path) != self._place_of(entry) or not os.path.isdir(entry.path):
+            self._submit(lambda: self._bring(entry), done)
+
+    def discard(self, entry: KeptEntry, *, demote: bool, done: Callable[[], None]) -> None:
+        """Deletes a checkpoint; with ``demote``, its trial may still be restored from it."""
+        entry.gone = True
+        self._submit(lambda: self._discard(entry, demote), done)
+
+    def close(self) -> None:
+        """Waits until all is done, for a while."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(_COPIES_S)
+            if self._thread.is_alive():
+                _log.warning("checkpoints of other machines have not all come to %s", self._folder)
+
+    def _place_of(self, entry: KeptEntry) -> str:
+        return kept_folder(self._folder, folder_name(entry.trial_id))
+
+    def _submit(self, job: Callable[[], None], done: Callable[[], None]) -> None:
+        with self._lock:
+            self._waiting += 1
+
+        def run() -> None:
+            try:
+                job()
+            except Exception:
+                _log.exception("the files of a checkpoint could not be handled")
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+                self._post(done)
+
+        self._jobs.put(run)
+        if self._thread is None:
+            self._thread = BackgroundThread("fluid-kept", self._run)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _bring(self, entry: KeptEntry) -> None:
+        if entry.gone:
+            return
+        name, host, source = os.path.basename(entry.path), entry.host, entry.path
+        folder = self._place_of(entry)
+        target = os.path.join(folder, name)
+        try:
+            if host == _HERE:
+                copy_atomically(source, folder)
+            elif isinstance(self._backend, KeepingBackend):
+                self._backend.fetch_kept(host, source, target)
+        except (OSError, shutil.Error) as error:
+            if not self._warned:
+                self._warned = True
+                what = f"the checkpoint of iteration {entry.iteration} of trial {entry.trial_id!r}"
+                _log.warning("%s could not be brought from %s to %s: %s", what, host, self._folder, error)
+            return
+        entry.path, entry.host = target, _HERE
+        if host != _HERE:
+            self._post(lambda: self._tell_to_discard(host, source, demote=True))
+
+    def _discard(self, entry: KeptEntry, demote: bool) -> None:
+        if entry.host != _HERE:
+            host, path = entry.host, entry.path
+            self._post(lambda: self._tell_to_discard(host, path, demote=demote))
+        elif entry.path:
+            discard_kept(entry.path, demote=demote)
+
+    def _tell_to_discard(self, host: str, path: str, *, demote: bool) -> None:
+        if isinstance(self._backend, KeepingBackend):
+            self._backend.discard_kept(host, path, demote=demote)
+
+
+def kept_by_earlier_session(folder: Path, trial_id: str, rule: KeepRule) -> Iterator[KeptEntry]:
+    """Finds what an earlier session kept of a trial by the same rule, by the files alone; deletes unfinished copies.
+
+    One whose seal cannot be read stays, and counts for nothing: the error may pass, or its user may know what to do.
+    """
+    for path in sorted(entries_of(kept_folder(str(folder), folder_name(trial_id))), key=iteration_of):
+        size = sealed_bytes(path)
+        if os.path.basename(path).startswith("."):
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        if size is None:
+            _log.warning("%s, kept by an earlier session, is damaged or cannot be read: it stays as it is", path)
+            continue
+        facts: object = None
+        with suppress(OSError, ValueError), open(os.path.join(path, FACTS), encoding="utf-8") as file:
+            facts = json.load(file)
+        chosen = facts if isinstance(facts, dict) else {}
+        value = chosen.get("value")
+        is_like = (chosen.get("metric"), chosen.get("mode")) == (rule.metric, rule.mode)
+        if rule.how == "last" or (is_like and isinstance(value, float)):
+            yield KeptEntry(
+                trial_id=trial_id,
+                iteration=iteration_of(path),
+                path=path,
+                host=_HERE,
+                bytes=size,
+                value=value,
+                place=rule.place,
+            )
+
+
+# -- keeper --------------------------------------------------------------------------------------
+
+
+#: Seconds to wait, as the session ends, for lanes that still save trials.
+_SAVES_S = 30.0
 
 
 class Keeper:
@@ -161,7 +440,7 @@ class Keeper:
         Args:
             turn: handles what happens within so many seconds.
         """
-        deadline = self._backend.now() + _PATIENCE
+        deadline = self._backend.now() + _SAVES_S
         while (self._pending or not self._files.is_idle) and (left := deadline - self._backend.now()) > 0.0:
             turn(min(1.0, left))
         for trial_id in self._pending:

@@ -1,7 +1,7 @@
 """Sizing: how many devices a session holds so that all ends by a deadline, within a budget, at the least cost.
 
 :class:`fluid.sizing.sizer.Sizer` decides; :class:`DeviceSizing` tells it how things stand, and applies what it says:
-:mod:`fluid.session.held_devices` gives devices back, or parks them on this machine, and asks for missing ones. As the
+:mod:`fluid.session.scaling.held` gives devices back, or parks them on this machine, and asks for missing ones. As the
 deadline nears, or the end of the budget, it ends what cannot end by then (:mod:`.last_iterations`).
 """
 
@@ -26,10 +26,9 @@ from fluid.engine.events import (
     TrialSetAside,
 )
 from fluid.planners.instance import EndDistribution
-from fluid.session.deadlines import DeadlineInForce, SweepInTime
-from fluid.session.goal_status import GoalStatus
-from fluid.session.held_devices import HeldDevices
-from fluid.session.last_iterations import Foresight
+from fluid.session.facts import DeadlineInForce, GoalStatus, SweepInTime
+from fluid.session.scaling.held import HeldDevices
+from fluid.session.scaling.last_iterations import Foresight
 from fluid.sizing.goals import Goals, format_duration
 from fluid.sizing.held_time import HeldTime
 from fluid.sizing.in_turn import in_turn

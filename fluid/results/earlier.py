@@ -14,7 +14,7 @@ from fluid.results.folder_files import RESULTS, TRIALS, json_lines
 from fluid.results.gaps import IterationGaps
 from fluid.results.iterations import CLOCK_RESET_S, ReportedIteration, read_reported
 from fluid.results.records import Result
-from fluid.session.torn_files import tell_damage
+from fluid.results.torn_files import tell_damage
 from fluid.trialgroup import Trial
 
 
