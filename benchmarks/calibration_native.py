@@ -11,10 +11,10 @@ from fluid import Cluster
 from fluid.engine.engine import EngineState
 from fluid.engine.view import seconds_left
 from fluid.forecasting.group import EarlyEnds, TrialLeft, TrialsLeft, forecast_group
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.planners.instance import EndDistribution
 from fluid.planners.portfolio import make_planner
 from fluid.session.forecasting.left import trials_left
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 
 SHARES = (0.25, 0.5, 0.75)

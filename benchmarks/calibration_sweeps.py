@@ -25,11 +25,11 @@ import numpy as np
 import fluid
 from fluid import Cluster, FluidExecutor, Portfolio
 from fluid.engine.events import Event, GroupSubmitted, IterationDone, StopRequested, TrialsAdded
+from fluid.forecasting.play import play
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
+from fluid.forecasting.search_now import SearchNow, shape_of
 from fluid.search import loguniform, uniform
 from fluid.session.forecasting.search import search_now
-from fluid.simulation.playing import play
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
-from fluid.simulation.search_now import SearchNow, shape_of
 from fluid.simulation.simulate import _Simulation
 from fluid.simulation.sweeps import Sweep
 from fluid.simulation.workloads import GroupRequest, ScheduledSearch

@@ -38,10 +38,10 @@ from typing import Any
 import fluid
 from fluid import FluidExecutor, Trial, TrialGroup, TrialListener
 from fluid.errors import FluidError
-from fluid.loggers.progress import read_progress
-from fluid.reports.loader import load_run
-from fluid.reports.run_table import as_json as report_json
-from fluid.reports.why import as_json as why_json
+from fluid.loggers.sink import read_progress
+from fluid.reports.run.loader import load_run
+from fluid.reports.tables.run import as_json as report_json
+from fluid.reports.tables.why import as_json as why_json
 from fluid.session.folder.resume import read_session
 
 FILES = (

@@ -27,9 +27,9 @@ from typing import Any
 from measuring import machine
 
 from fluid import Cluster
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.planners.planner import Planner
 from fluid.planners.portfolio import make_planner
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.sized import HeldResult, Terms, simulate_fixed, simulate_sized
 from fluid.sizing.goals import Goals
 

@@ -39,9 +39,9 @@ import numpy as np
 from measuring import machine
 
 from fluid import Cluster, Device, Requires
+from fluid.forecasting.scenario import ArrivingWorkload, Runtimes, Scenario
 from fluid.planners.portfolio import make_planner
 from fluid.policies.owners.shares import GROUP_POLICIES, Job, plan_groups
-from fluid.simulation.scenario import ArrivingWorkload, Runtimes, Scenario
 from fluid.simulation.simulate import simulate
 from fluid.simulation.simulation_result import SimulationResult
 

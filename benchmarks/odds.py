@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.measure.runtime_model import FloatArray
 from fluid.planners.arrangement import Arrangement, Replanner, Running, WidthChange
 from fluid.planners.instance import Instance, at_equal_odds
 from fluid.planners.portfolio import Portfolio
 from fluid.resources import Cluster
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 
 ERRORS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)

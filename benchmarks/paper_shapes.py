@@ -21,12 +21,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.planners.bounds import malleable_lower_bound
 from fluid.planners.instance import Instance
 from fluid.planners.portfolio import PLANNERS, make_planner
 from fluid.planners.rollout import roll_out
 from fluid.resources import Cluster
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 from fluid.simulation.simulation_result import SimulationResult
 

@@ -26,6 +26,7 @@ from rich.progress import track
 from rich.table import Table
 
 from fluid.dynamic_fluid import ReallocateByShare
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.measure.runtime_model import FusedRates
 from fluid.planners.arrangement import Arrangement, KeepWidths
 from fluid.planners.bounds import malleable_lower_bound
@@ -35,7 +36,6 @@ from fluid.planners.portfolio import PLANNERS, Portfolio, make_planner
 from fluid.planners.rollout import Rollout, roll_out, start
 from fluid.planners.water_fill import WaterFill
 from fluid.resources import Cluster
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 
 DEVICES = (4, 8, 16, 32)

@@ -26,7 +26,7 @@ import torture_search
 import torture_trials
 
 from fluid import Device, FluidError, FluidExecutor, InvalidFieldError, Trial, TrialGroup, TrialListener
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.results.records import Result
 
 FINISHED, REFUSED, BROKEN = 0, 3, 4

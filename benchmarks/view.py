@@ -18,9 +18,9 @@ from typing import Any
 
 from fluid import FluidExecutor, Search, Trial, TrialGroup
 from fluid._clock import thread_seconds
-from fluid.reports.html import embedded
-from fluid.reports.loader import RunReader
-from fluid.reports.page_patch import PageDrawer
+from fluid.reports.page.html import embedded
+from fluid.reports.page.patch import PageDrawer
+from fluid.reports.run.loader import RunReader
 
 _GROWING = ("journal.jsonl", "results.jsonl")
 #: The share of the lines that is there before the first update, and that each adds.

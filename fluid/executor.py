@@ -16,7 +16,7 @@ from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
 from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.loggers.attached import Attached
+from fluid.loggers.hub import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.measure.profile import Profile
 from fluid.processes.collector import collector_held

@@ -20,8 +20,8 @@ from fluid.loggers.logger import refuse_logger
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import Requires
 from fluid.results.code_changes import code_notes
-from fluid.results.folder_files import TRIALS, is_used, json_lines
 from fluid.results.metrics import Goal, goals_of, modes_of
+from fluid.results.run_files import TRIALS, is_used, json_lines
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for

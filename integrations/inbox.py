@@ -6,11 +6,11 @@ import queue
 from collections.abc import Callable
 from functools import partial
 
-from fluid._held_queue import HeldQueue
 from fluid.engine.events import Failure
 from fluid.results.records import Result
 from fluid.session.listeners import TrialListener, TrialRequest
 from fluid.session.waits import SessionWaits
+from fluid.waiting.queue import HeldQueue
 
 
 class EventInbox(TrialListener):

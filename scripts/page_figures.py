@@ -22,9 +22,9 @@ from sklearn.metrics import log_loss
 from sklearn.neural_network import MLPClassifier
 
 import fluid
-from fluid.reports.html import html_page
-from fluid.reports.importance import by_metric
-from fluid.reports.loader import load_run
+from fluid.reports.analysis.importance import by_metric
+from fluid.reports.page.html import html_page
+from fluid.reports.run.loader import load_run
 from fluid.search import choice, loguniform, uniform
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fluid.checksums import checked_lines, split_object
-from fluid.results.folder_files import ENDS, SESSION
+from fluid.results.run_files import ENDS, SESSION
 
 _CHECKSUM = re.compile(rb', "crc": "[^"]*"\}\s*\Z')
 

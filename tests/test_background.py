@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from waiting import PATIENCE, eventually
 
-from fluid import _waiting
 from fluid._clock import MonotonicClock
-from fluid._waiting import BackgroundThread
 from fluid.backends.base import LaneText
 from fluid.backends.hosts.checkpoints.jobs import CheckpointJobs
 from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOptions
@@ -25,6 +23,8 @@ from fluid.lane import channel
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.checkpoints.store import CheckpointStore
 from fluid.lane.protocol import decode
+from fluid.waiting import waits as _waiting
+from fluid.waiting.waits import BackgroundThread
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Modules that start threads of other kinds: they make a single call, or serve a single connection.
@@ -32,11 +32,11 @@ _OTHERS = {
     "fluid/backends/hosts/checkpoints/server.py": "a connection each",
     "fluid/backends/hosts/host.py": "a copy each",
     "fluid/backends/ray/devices.py": "waits for Ray to answer, or not",
-    "fluid/elastic/member_protocol.py": "connects to the others",
-    "fluid/elastic/nccl.py": "connects to the others",
-    "fluid/elastic/rendezvous_proxy.py": "a server of Python's, which guards each request",
-    "fluid/elastic/torch_connection.py": "ends a process group",
-    "fluid/elastic/worker.py": "an error in it ends the process",
+    "fluid/elastic/members/protocol.py": "connects to the others",
+    "fluid/elastic/groups/nccl.py": "connects to the others",
+    "fluid/elastic/groups/horovod_group.py": "a server of Python's, which guards each request",
+    "fluid/elastic/groups/torch_group.py": "ends a process group",
+    "fluid/elastic/members/worker.py": "an error in it ends the process",
     "fluid/lane/process/exit.py": "tells pools to end",
     "fluid/loggers/prometheus.py": "a server of Python's, which guards each request",
     "fluid/processes/lasting_thread.py": "a call each",
@@ -204,4 +204,4 @@ def test_all_threads_that_others_rely_on_are_of_this_kind() -> None:
         for path in paths
         if not path.is_relative_to(ROOT / "fluid" / "integrations") and started.search(path.read_text())
     }
-    assert found - {"fluid/_waiting.py"} == _OTHERS.keys()
+    assert found - {"fluid/waiting/waits.py"} == _OTHERS.keys()

@@ -15,10 +15,10 @@ import pytest
 from fluid._imports import try_import
 from fluid._version import __version__
 from fluid.cli import main
+from fluid.forecasting.scenario import ArrivingWorkload, EventInput, Runtimes, ScenarioInput
 from fluid.planners.portfolio import PLANNERS
 from fluid.planners.read_instance import InstanceInput, TrialInput
 from fluid.resources import Device
-from fluid.simulation.scenario import ArrivingWorkload, EventInput, Runtimes, ScenarioInput
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -219,7 +219,7 @@ def test_plan_plots(tmp_path: Path, capsys: Captured) -> None:
 def test_plots_without_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     with try_import("matplotlib", extra="plot") as imports:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-    monkeypatch.setattr("fluid.reports.gantt._imports", imports)
+    monkeypatch.setattr("fluid.reports.figures.gantt._imports", imports)
     assert "pip install 'matplotlib>=3.7'" in refusal(capsys, "plan", TOY, "--plot", "plan.png")
 
 

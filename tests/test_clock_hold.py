@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from fluid._clock import VirtualClock
-from fluid._clock_hold import Place, VirtualClockHold
-from fluid._held_queue import HeldQueue
 from fluid.session.waits import SessionFuture, SessionWaits
+from fluid.waiting.clock_hold import Place, VirtualClockHold
+from fluid.waiting.queue import HeldQueue
 
 
 class Played:
@@ -231,7 +231,7 @@ def test_one_that_looks_now_and_then_how_things_stand_lets_go_too(played):
 
 
 def test_a_thread_that_has_ended_lets_go_at_once(played, monkeypatch):
-    monkeypatch.setattr("fluid._clock_hold._ASLEEP_S", float("inf"))
+    monkeypatch.setattr("fluid.waiting.clock_hold._ASLEEP_S", float("inf"))
     in_another_thread(played.hold.take)
     assert played.hold._acting
     assert played.hold.await_free()
@@ -239,7 +239,7 @@ def test_a_thread_that_has_ended_lets_go_at_once(played, monkeypatch):
 
 @pytest.mark.parametrize("others", ["none", "act", "idle"])
 def test_the_user_is_warned_of_a_thread_that_acts_while_the_clock_goes_on(played, monkeypatch, caplog, others):
-    monkeypatch.setattr("fluid._clock_hold._ASLEEP_S", 0.0)
+    monkeypatch.setattr("fluid.waiting.clock_hold._ASLEEP_S", 0.0)
     come, over = threading.Event(), threading.Event()
 
     def act() -> None:

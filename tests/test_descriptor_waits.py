@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from fluid import _waiting
-from fluid._waiting import await_descriptor
+from fluid.waiting import waits as _waiting
+from fluid.waiting.waits import await_descriptor
 
 
 @pytest.mark.usefixtures("many_descriptors")

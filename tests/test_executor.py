@@ -25,7 +25,7 @@ from fluid.backends.local import LocalBackend
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor, executor_in_force, submit_trialgroup
 from fluid.lane.protocol import LaneOptions
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.resources import Device
 from fluid.results.records import Result
 from fluid.session.listeners import TrialFailedError, TrialListener

@@ -493,7 +493,7 @@ GOOD = {
     "fluid._clock": [Import("time"), Import("fluid.errors")],
     "fluid.errors": [Import("sys")],
     "fluid.planners.portfolio": [Import("numpy.typing"), Import("fluid.planners.bounds"), Import("fluid.trialgroup")],
-    "fluid.elastic.group": [Import("torch.distributed"), Import("horovod.torch", "lazy")],
+    "fluid.elastic.groups.group": [Import("torch.distributed"), Import("horovod.torch", "lazy")],
     "fluid.backends.ray": [Import("ray"), Import("fluid.backends.base"), Import("fluid.lane.serve")],
     "fluid.backends.local": [Import("fluid.backends.local.process"), Import("fluid.backends.base")],
     "fluid.executor": [Import("fluid.backends.local", "lazy")],

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from fluid.planners.rollout import Segment
-from fluid.reports.timeline import Timeline
+from fluid.reports.run.timeline import Timeline
 from fluid.resources import Device
 
 

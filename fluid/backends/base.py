@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from fluid._clock_hold import ClockHold
 from fluid.engine.commands import CheckpointValue, Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
@@ -17,6 +16,7 @@ from fluid.lane.log_records import LaneLogged
 from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
+from fluid.waiting.clock_hold import ClockHold
 
 
 class Sharing(NamedTuple):
@@ -528,7 +528,7 @@ class Launcher(Protocol):
 
 @runtime_checkable
 class VirtualBackend(Backend, Protocol):
-    """A backend whose clock is virtual, and stands still while a thread holds it: :mod:`fluid._clock_hold`."""
+    """A backend whose clock is virtual, and stands still while a thread holds it: :mod:`fluid.waiting.clock_hold`."""
 
     @property
     def hold(self) -> ClockHold:

@@ -25,7 +25,7 @@ def calibrate(arguments: argparse.Namespace, rehearse: Callable[[int], ScriptReh
     """
     from fluid.rehearsal.calibration import Calibration
     from fluid.rehearsal.outcome import outcomes_of
-    from fluid.reports.calibration_table import calibration_as_json, calibration_table
+    from fluid.reports.tables.rehearsal import calibration_as_json, calibration_table
 
     real = outcomes_of(arguments.calibrate, arguments.metric, arguments.mode)
     if not any(each.results for each in real):

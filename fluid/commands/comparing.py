@@ -14,8 +14,7 @@ from fluid._private_files import replacing
 from fluid.commands.inout import is_narrow, make_console, write_json
 from fluid.display.format import duration, number, percent
 from fluid.errors import InvalidFieldError
-from fluid.reports.rehearsal_figures import ValueScale, figures_of
-from fluid.reports.rehearsal_table import rehearsal_table
+from fluid.reports.tables.rehearsal import ValueScale, figures_of, rehearsal_table
 from fluid.results.metrics import Goal
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def compare_algorithms(
     scale = ValueScale(Goal(benchmark.metric, benchmark.mode == "min"), benchmark.best_known, benchmark.worst_known)
     title = f"{benchmark.name}: {request.samples} trials, rehearsed on a virtual clock"
     if arguments.png:
-        from fluid.reports.rehearsal_plot import save_rehearsal
+        from fluid.reports.figures.rehearsal import save_rehearsal
 
         save_rehearsal(arguments.png, comparison.outcomes, title, label="algorithm", scale=scale, price=arguments.price)
     if arguments.record:

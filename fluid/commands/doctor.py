@@ -15,8 +15,7 @@ def add_doctor(commands: Subparsers) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
-    from fluid.reports.doctor import advise, examine
-    from fluid.reports.doctor_report import as_json, machine_report
+    from fluid.reports.doctor import advise, as_json, examine, machine_report
 
     machine = examine()
     advice = advise(machine)

@@ -12,7 +12,7 @@ from fluid.errors import InvalidFieldError, require_integer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fluid.simulation.scenario import Scenario
+    from fluid.forecasting.scenario import Scenario
     from fluid.simulation.simulation_result import SimulationResult
 
 _PLANNERS = "fifo, static, dynamic or portfolio"
@@ -63,7 +63,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     instance = Instance.from_json(read_object(arguments.instance), profile)
     plan = Plan(planner.name, instance, planner.arrange(instance))
     if arguments.plot:
-        from fluid.reports.gantt import GanttPanel, save_gantt
+        from fluid.reports.figures.gantt import GanttPanel, save_gantt
 
         save_gantt(arguments.plot, [GanttPanel.of_plan(plan)])
     if arguments.json:
@@ -77,9 +77,9 @@ def _plan(arguments: argparse.Namespace) -> None:
             }
         )
         return
-    from fluid.reports.terminal import plan_summary, plan_table
-    from fluid.reports.text_gantt import TextGantt
-    from fluid.reports.timeline import Timeline
+    from fluid.reports.figures.text_gantt import TextGantt
+    from fluid.reports.run.timeline import Timeline
+    from fluid.reports.tables.terminal import plan_summary, plan_table
 
     fifo = Plan("fifo", instance, make_planner("fifo").arrange(instance))
     console = make_console()
@@ -92,8 +92,8 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
+    from fluid.forecasting.scenario import Scenario
     from fluid.planners.portfolio import PLANNERS, make_planner
-    from fluid.simulation.scenario import Scenario
 
     # All arguments are checked before anything runs.
     _check_plot(arguments)
@@ -117,12 +117,12 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namespace) -> None:
     """Runs the planners on the scenario's own devices."""
-    from fluid.reports.comparison import as_json, comparison_table
+    from fluid.reports.tables.comparison import as_json, comparison_table
 
     results = _run([(scenario, name) for name in planners], record=bool(arguments.plot))
     title = f"{scenario.name}: {results[0].trials} trials, {len(scenario.cluster)} devices, seed {scenario.seed}"
     if arguments.plot:
-        from fluid.reports.gantt import GanttPanel, save_gantt
+        from fluid.reports.figures.gantt import GanttPanel, save_gantt
 
         save_gantt(arguments.plot, [GanttPanel.of_result(result) for result in results], title)
     if arguments.json:
@@ -137,7 +137,7 @@ def _compare(scenario: Scenario, planners: list[str], arguments: argparse.Namesp
 def _compare_policies(scenario: Scenario, planners: list[str], arguments: argparse.Namespace) -> None:
     """Runs several workloads under each of the group policies."""
     from fluid.policies.owners.shares import GROUP_POLICIES
-    from fluid.reports.workload_table import policies_as_json, policy_tables
+    from fluid.reports.tables.comparison import policies_as_json, policy_tables
 
     for name in ("devices", "deadline", "budget"):
         if getattr(arguments, name) is not None:
@@ -150,7 +150,7 @@ def _compare_policies(scenario: Scenario, planners: list[str], arguments: argpar
     counts = f"{len(scenario.workloads)} workloads, {results[0].trials} trials, {len(scenario.cluster)} devices"
     title = f"{scenario.name}: {counts}, seed {scenario.seed}"
     if arguments.plot:
-        from fluid.reports.gantt import GanttPanel, save_gantt
+        from fluid.reports.figures.gantt import GanttPanel, save_gantt
 
         save_gantt(arguments.plot, [GanttPanel.of_result(result) for result in results], title)
     if arguments.json:
@@ -163,13 +163,13 @@ def _compare_policies(scenario: Scenario, planners: list[str], arguments: argpar
 
 def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments: argparse.Namespace) -> None:
     """Runs the planners on several numbers of devices."""
-    from fluid.reports.comparison import advice_text, advise, as_json, sweep_table
+    from fluid.reports.tables.comparison import advice_text, advise, as_json, sweep_table
 
     results = _run([(scenario.with_devices(n), name) for n in counts for name in planners])
     title = f"{scenario.name}: {results[0].trials} trials, seed {scenario.seed}"
     advice = advise(results)
     if arguments.plot:
-        from fluid.reports.gantt import save_sweep
+        from fluid.reports.figures.gantt import save_sweep
 
         save_sweep(arguments.plot, results, title)
     if arguments.json:
@@ -183,7 +183,7 @@ def _sweep(scenario: Scenario, planners: list[str], counts: list[int], arguments
 
 def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[SimulationResult]:
     from fluid.planners.portfolio import make_planner
-    from fluid.reports.terminal import track
+    from fluid.reports.tables.terminal import track
     from fluid.simulation.simulate import simulate
 
     return [
@@ -194,7 +194,7 @@ def _run(runs: list[tuple[Scenario, str]], *, record: bool = False) -> list[Simu
 
 def _device_counts(text: str) -> list[int]:
     """Parses ``1,2,4,8``; returns distinct numbers in ascending order."""
-    from fluid.simulation.scenario import MOST_SIMULATED
+    from fluid.forecasting.scenario import MOST_SIMULATED
 
     try:
         counts = [int(part) for part in text.split(",")]
@@ -209,7 +209,7 @@ def _add_plot(parser: argparse.ArgumentParser) -> None:
 
 def _check_plot(arguments: argparse.Namespace) -> None:
     if arguments.plot:
-        from fluid.reports.gantt import check_plot
+        from fluid.reports.figures.gantt import check_plot
 
         check_plot(arguments.plot, "plot")
 

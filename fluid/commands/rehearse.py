@@ -150,7 +150,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
         make_planner(arguments.planner)
     if arguments.png:
-        from fluid.reports.gantt import check_plot
+        from fluid.reports.figures.gantt import check_plot
 
         check_plot(arguments.png, "png")
     for run in arguments.runs or ():
@@ -260,8 +260,7 @@ def _show(rehearsal: ScriptRehearsal, arguments: argparse.Namespace) -> None:
 
 def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: Console) -> None:
     from fluid.display.format import duration, number
-    from fluid.reports.rehearsal_figures import figures_of, knee_of
-    from fluid.reports.rehearsal_table import rehearsal_table
+    from fluid.reports.tables.rehearsal import figures_of, knee_of, rehearsal_table
 
     for sweep in rehearsal.sweeps:
         first = next(iter(sweep.outcomes.values()))[0]
@@ -291,7 +290,7 @@ def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: C
 
 
 def _figures(rehearsal: ScriptRehearsal, price: float | None) -> dict[str, Any]:
-    from fluid.reports.rehearsal_figures import figures_of, knee_of
+    from fluid.reports.tables.rehearsal import figures_of, knee_of
 
     sweeps = []
     for sweep in rehearsal.sweeps:
@@ -319,7 +318,7 @@ def _figures(rehearsal: ScriptRehearsal, price: float | None) -> dict[str, Any]:
 
 
 def _draw(rehearsal: ScriptRehearsal, arguments: argparse.Namespace) -> None:
-    from fluid.reports.rehearsal_plot import save_rehearsal
+    from fluid.reports.figures.rehearsal import save_rehearsal
 
     for number, sweep in enumerate(rehearsal.sweeps, 1):
         path = Path(arguments.png)

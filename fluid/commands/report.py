@@ -11,8 +11,8 @@ from fluid.commands.inout import Subparsers, add_json, add_price, make_console, 
 from fluid.errors import InvalidFieldError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from fluid.reports.importance import Importances
-    from fluid.reports.run import RecordedRun
+    from fluid.reports.analysis.importance import Importances
+    from fluid.reports.run.run import RecordedRun
     from fluid.results.metrics import Goal
 
 #: The name of stdout where a file is named.
@@ -43,10 +43,10 @@ def add_why(commands: Subparsers) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from fluid.reports.importance import importances
-    from fluid.reports.loader import load_run
-    from fluid.reports.ranking import goal_of
-    from fluid.reports.run_table import as_json, run_tables
+    from fluid.reports.analysis.importance import importances
+    from fluid.reports.run.loader import load_run
+    from fluid.reports.tables.ranking import goal_of
+    from fluid.reports.tables.run import as_json, run_tables
 
     _check(arguments)
     columns = None if arguments.columns is None else arguments.columns.split(",")
@@ -74,7 +74,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.json and arguments.columns is not None:
         raise InvalidFieldError("columns", arguments.columns, "does not apply to --json, which has everything")
     if arguments.png:
-        from fluid.reports.gantt import check_plot
+        from fluid.reports.figures.gantt import check_plot
 
         if len(arguments.runs) > 1:
             raise InvalidFieldError("png", arguments.png, "shows one run; give one RUN")
@@ -82,8 +82,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from fluid.reports.loader import load_run
-    from fluid.reports.run_comparison import as_json, compare, comparison_tables
+    from fluid.reports.run.loader import load_run
+    from fluid.reports.tables.run_comparison import as_json, compare, comparison_tables
 
     if arguments.columns is not None:
         raise InvalidFieldError("columns", arguments.columns, "applies to the trials of one run; give one RUN")
@@ -101,8 +101,8 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 
 def _why(arguments: argparse.Namespace) -> None:
-    from fluid.reports.loader import load_run
-    from fluid.reports.why import as_json, find_trials, story_text
+    from fluid.reports.run.loader import load_run
+    from fluid.reports.tables.why import as_json, find_trials, story_text
 
     run = load_run(arguments.run)
     trials = find_trials(run, arguments.trial)
@@ -116,8 +116,8 @@ def _why(arguments: argparse.Namespace) -> None:
 
 def _write_page(path: str, runs: Sequence[RecordedRun], goal: Goal | None, found: Importances | None = None) -> None:
     """Writes the page of some runs, with their importances, of which those ``found`` are known already."""
-    from fluid.reports.html import html_page, save_html
-    from fluid.reports.importance import by_metric
+    from fluid.reports.analysis.importance import by_metric
+    from fluid.reports.page.html import html_page, save_html
 
     importances = [by_metric(run, found) for run in runs]
     if path == STDOUT:
@@ -140,7 +140,7 @@ def _write(run: RecordedRun, goal: Goal | None, found: Importances | None, argum
         _write_page(html, [run], goal, found)
     if png:
         from fluid.display.format import count
-        from fluid.reports.gantt import GanttPanel, save_gantt
+        from fluid.reports.figures.gantt import GanttPanel, save_gantt
 
         panel = GanttPanel(
             str(run.session.get("planner", "run")), run.timeline, count(run.resizes, "resize") if run.resizes else ""
@@ -151,7 +151,7 @@ def _write(run: RecordedRun, goal: Goal | None, found: Importances | None, argum
 
 def _why_no_chart(run: RecordedRun) -> str:
     """Why ``timeline.png`` cannot be drawn; empty if it can."""
-    from fluid.reports.gantt import check_plot
+    from fluid.reports.figures.gantt import check_plot
 
     try:
         check_plot(run.path / "timeline.png")

@@ -9,7 +9,7 @@ from fluid.commands.inout import is_narrow, make_console, print_json
 from fluid.errors import InvalidFieldError, require_integer, require_number
 
 if TYPE_CHECKING:
-    from fluid.simulation.scenario import Scenario
+    from fluid.forecasting.scenario import Scenario
 
 #: Arguments that mean something only beside a deadline or a budget.
 _BESIDE = ("price", "spot", "preempt_every", "provision", "seeds", "unmeasured")
@@ -64,9 +64,9 @@ def simulate_goals(
         arguments: of the command line.
     """
     from fluid.planners.portfolio import make_planner
-    from fluid.reports.comparison import unit_name
-    from fluid.reports.size_table import held_line, size_table, size_text, sizes_as_json
-    from fluid.reports.terminal import track
+    from fluid.reports.tables.comparison import unit_name
+    from fluid.reports.tables.size import held_line, size_table, size_text, sizes_as_json
+    from fluid.reports.tables.terminal import track
     from fluid.simulation.size_comparison import compare_sizes
     from fluid.simulation.sized import Terms
     from fluid.sizing.goals import Goals, parse_duration
@@ -109,7 +109,7 @@ def simulate_goals(
         track=lambda runs: track(runs, lambda run: f"{run[0]}, seed {run[1]}"),
     )
     if arguments.plot:
-        from fluid.reports.held_chart import save_held
+        from fluid.reports.figures.held import save_held
 
         runs = {"preemptible" if row.preemptible else "sized": row.runs[0] for row in comparison.sized}
         save_held(arguments.plot, runs, f"{scenario.name}, seed {scenario.seed}", goals.deadline_s)

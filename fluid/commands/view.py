@@ -26,7 +26,7 @@ def add_view(commands: Subparsers) -> None:
 
 
 def _view(arguments: argparse.Namespace) -> None:
-    from fluid.reports.server import RunServer
+    from fluid.reports.page.server import RunServer
 
     folders = [Path(run).expanduser() for run in arguments.runs]
     for place, folder in enumerate(folders):

@@ -18,9 +18,17 @@ from rich.text import Text
 from fluid.directions import search_text
 from fluid.display.device_map import ASCII, UNICODE, DashboardGlyphs, DeviceMap, TrialNumbers
 from fluid.display.format import clock_time, count, number, percent
-from fluid.display.names import config_text, metric_text, shortened_apart
-from fluid.display.states import ended_trials, has_ended, listed_states, state_style, summed_states
-from fluid.results.best_so_far import BestSoFar
+from fluid.display.names import (
+    config_text,
+    ended_trials,
+    has_ended,
+    listed_states,
+    metric_text,
+    shortened_apart,
+    state_style,
+    summed_states,
+)
+from fluid.results.best import BestSoFar
 from fluid.session.status import GroupStatus, Status
 from fluid.trialgroup import TrialState
 

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from fluid.display.dashboard import best_text, no_best_text, states_text_within, sum_of_groups
 from fluid.display.format import clock_time, count
-from fluid.display.names import metric_text, shortened_apart
-from fluid.display.states import states_text, with_interrupted
+from fluid.display.names import metric_text, shortened_apart, states_text, with_interrupted
 from fluid.session.status import GroupStatus, Status
 
 _LONGEST_NAME = 24

@@ -13,24 +13,24 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fluid.elastic.controller import ElasticController
-    from fluid.elastic.generation import GenerationBrokenError
-    from fluid.elastic.group import Group
+    from fluid.elastic.groups.generation import GenerationBrokenError
+    from fluid.elastic.groups.group import Group
     from fluid.elastic.loader import ElasticLoader
-    from fluid.elastic.member import ElasticMember
+    from fluid.elastic.members.controller import ElasticController
+    from fluid.elastic.members.member import ElasticMember
     from fluid.elastic.run import ElasticRun
     from fluid.elastic.sync_batch_norm import SyncBatchNorm
     from fluid.elastic.trainable import ElasticTrainable
     from fluid.elastic.tune import as_tune_trainable
 
 _HOME = {
-    "ElasticController": "fluid.elastic.controller",
+    "ElasticController": "fluid.elastic.members.controller",
     "ElasticLoader": "fluid.elastic.loader",
-    "ElasticMember": "fluid.elastic.member",
+    "ElasticMember": "fluid.elastic.members.member",
     "ElasticRun": "fluid.elastic.run",
     "ElasticTrainable": "fluid.elastic.trainable",
-    "GenerationBrokenError": "fluid.elastic.generation",
-    "Group": "fluid.elastic.group",
+    "GenerationBrokenError": "fluid.elastic.groups.generation",
+    "Group": "fluid.elastic.groups.group",
     "SyncBatchNorm": "fluid.elastic.sync_batch_norm",
     "as_tune_trainable": "fluid.elastic.tune",
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fluid.elastic.group import Group
+from fluid.elastic.groups.group import Group
 from fluid.errors import FluidError
 
 

@@ -18,19 +18,24 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from fluid.elastic.actions import (
+from fluid.elastic.members.controller import ElasticController, Phase
+from fluid.elastic.messages import (
+    FROM_MEMBER,
     Action,
     AllHalted,
+    CheckpointWritten,
     Collapsed,
+    EndWorker,
     Formed,
+    Left,
     MemberFailed,
     MemberReady,
     MembersConnected,
+    Prepare,
     Reported,
     Send,
+    WriteCheckpoint,
 )
-from fluid.elastic.controller import ElasticController, Phase
-from fluid.elastic.messages import FROM_MEMBER, CheckpointWritten, EndWorker, Left, Prepare, WriteCheckpoint
 from fluid.errors import FluidError, require_integer
 from fluid.processes.frames import FramedConnection
 from fluid.processes.interpreters import import_path, start_program
@@ -71,7 +76,7 @@ class ElasticRun:
         trainable: an :class:`ElasticTrainable` subclass.
         config: passed to its ``build``.
         width: number of processes at first.
-        backend: ``"torch"`` (see :func:`fluid.elastic.make_group.make_group`), ``"gloo"``, ``"nccl"`` or
+        backend: ``"torch"`` (see :func:`fluid.elastic.groups.make.make_group`), ``"gloo"``, ``"nccl"`` or
             ``"horovod"``.
         checkpoint: a folder that :meth:`save` wrote, to start from.
         gpus: the GPU of each process, in turn, as in ``CUDA_VISIBLE_DEVICES``; empty to train on CPUs, with one core
@@ -277,7 +282,7 @@ class ElasticRun:
         threads = "1" if core >= 0 else str(max(1, len(available_cores()) // max(1, len(self._gpus))))
         arguments = [str(theirs.fileno()), self._backend, threads, str(core)]
         self._cores[member] = core
-        process = start_program("fluid.elastic.worker", arguments, env=environment, pass_fds=[theirs.fileno()])
+        process = start_program("fluid.elastic.members.worker", arguments, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         self._processes[member] = (process, FramedConnection(ours))
         return member

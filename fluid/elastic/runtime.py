@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluid.elastic.gradients import GradientAverager
-from fluid.elastic.group import Group
-from fluid.elastic.overlap import Overlap
-from fluid.elastic.rendezvous import Rendezvous
-from fluid.elastic.shard import Shard
+from fluid.elastic.gradients import GradientAverager, Overlap
+from fluid.elastic.groups.group import Group
+from fluid.elastic.groups.rendezvous import Rendezvous
+from fluid.elastic.loader import Shard
 from fluid.errors import FluidError
 
 

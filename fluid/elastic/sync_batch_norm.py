@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
-from fluid.elastic.group import Group
+from fluid.elastic.groups.group import Group
 
 
 class WeightedGroup(Protocol):

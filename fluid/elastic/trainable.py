@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from fluid.elastic.averaging import Means
-from fluid.elastic.loader import ElasticLoader
+from fluid.elastic.loader import ElasticLoader, Shard
 from fluid.elastic.runtime import Runtime, map_tensors, stateful_parts
-from fluid.elastic.shard import Shard
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.errors import FluidError
 

@@ -380,7 +380,7 @@ class ReportCall(TrialNotice):
 #
 # What the engine tells the journal about its decisions, for reports: where a trial runs, why it waits, what it costs.
 #
-# No backend and no submitter sees these. :mod:`fluid.reports.history` reads them.
+# No backend and no submitter sees these. :mod:`fluid.reports.story.history` reads them.
 
 
 class WaitReason(str, Enum):

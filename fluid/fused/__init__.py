@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from fluid.fused.data import Data, TensorData
     from fluid.fused.dropout import Dropout
     from fluid.fused.key import FusionKey, fusion_key
-    from fluid.fused.lora import LoraTrainable
+    from fluid.fused.lora import LoraSpec, LoraTrainable
     from fluid.fused.lora_files import load_adapter, save_adapter
-    from fluid.fused.lora_layers import LoraSpec
+    from fluid.fused.obstacles import FusionError
     from fluid.fused.optimizers import SGD, Adam, AdamW, OptimizerSpec
     from fluid.fused.pack import FusedPack
-    from fluid.fused.refusal import FusionError
     from fluid.fused.trainable import FusedTrainable
 
 _HOME = {
@@ -30,9 +29,9 @@ _HOME = {
     "Dropout": "fluid.fused.dropout",
     "FusedPack": "fluid.fused.pack",
     "FusedTrainable": "fluid.fused.trainable",
-    "FusionError": "fluid.fused.refusal",
+    "FusionError": "fluid.fused.obstacles",
     "FusionKey": "fluid.fused.key",
-    "LoraSpec": "fluid.fused.lora_layers",
+    "LoraSpec": "fluid.fused.lora",
     "LoraTrainable": "fluid.fused.lora",
     "OptimizerSpec": "fluid.fused.optimizers",
     "TensorData": "fluid.fused.data",

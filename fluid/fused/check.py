@@ -13,10 +13,10 @@ import torch
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.fused.data import Data, map_batch, samples_in
+from fluid.fused.obstacles import FusionError, one_line
 from fluid.fused.optimizers import SGD, Adam
 from fluid.fused.pack import FusedPack
 from fluid.fused.randomness import global_random_state_kept
-from fluid.fused.refusal import FusionError, one_line
 from fluid.fused.stacked_model import named_tensors, trained_parameters
 from fluid.fused.trainable import FusedTrainable
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.fused.data import Data, TensorData
 from fluid.fused.dropout import Dropout
+from fluid.fused.obstacles import FusionError, one_line
 from fluid.fused.optimizers import SGD, OptimizerSpec
-from fluid.fused.refusal import FusionError, one_line
 from fluid.fused.stacked_model import named_tensors
 from fluid.fused.trainable import FusedTrainable
 

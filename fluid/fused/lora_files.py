@@ -13,8 +13,7 @@ import torch
 from fluid._imports import try_import
 from fluid.elastic.trainable import STATE_FILE
 from fluid.errors import InvalidFieldError
-from fluid.fused.lora import LoraTrainable
-from fluid.fused.lora_layers import ADAPTER, is_named
+from fluid.fused.lora import ADAPTER, LoraTrainable, is_named
 
 with try_import("safetensors", extra="lora") as _imports:
     from safetensors.torch import load_file, save_file

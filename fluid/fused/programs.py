@@ -24,8 +24,8 @@ from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.fused.data import RowBatch
 from fluid.fused.dropout import handing_out
 from fluid.fused.key import FusionKey
+from fluid.fused.obstacles import FusionError, one_line
 from fluid.fused.recording import Recording, RowProgram
-from fluid.fused.refusal import FusionError, one_line
 from fluid.fused.stacked_model import Layout, named_tensors, trained_parameters
 from fluid.fused.trainable import FusedTrainable, LossModule
 

@@ -6,23 +6,163 @@ masks and columns of hyperparameters, and after the iteration the state is copie
 *dead rows*: they do what the last row does, and nothing reads their results. So trials leave and join within a size
 without another capture.
 
-What captures is an argument: CUDA graphs on a GPU (:mod:`fluid.fused.cuda_graphs`), and nothing on a CPU.
+What captures is an argument: CUDA graphs on a GPU (:mod:`fluid.fused.step_graphs`), and nothing on a CPU.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fluid.fused.cuda_graphs import CudaCapture
 from fluid.fused.data import RowBatch
-from fluid.fused.refusal import FusionError, one_line
+from fluid.fused.obstacles import FusionError, one_line
+from fluid.fused.programs import RowPrograms, RowTensors
+from fluid.fused.stacked_model import Layout, Matrices
 from fluid.fused.stacked_optimizers import StackedSteps, TrainingTensors, wide
-from fluid.fused.training_step import TrainingRows
+
+# -- cuda graphs ---------------------------------------------------------------------------------
+#
+# Captures work on a GPU as CUDA graphs, which the driver starts at once: no operation waits for the one before it.
+
+
+#: How often work runs before it is captured: libraries choose algorithms, and allocate their workspaces, in first runs.
+WARM_UP = 3
+
+
+class CudaCapture:
+    """Captures functions that read and write the same tensors in each call; their graphs share one pool of memory.
+
+    A replay may overwrite what another graph has left in the pool, so a function's results must be in tensors that
+    were there before. The pool's memory is free again when all of its graphs are gone.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Runs a function some times, captures it, and returns what replays it on the current stream.
+
+        Raises:
+            Exception: what the function raises, or CUDA about what cannot be captured. The current stream is as before.
+        """
+        with torch.cuda.device(self._device):
+            current, side = torch.cuda.current_stream(), _side_stream(torch.cuda.current_device())
+            try:
+                side.wait_stream(current)
+                with torch.cuda.stream(side):
+                    for _ in range(WARM_UP):
+                        function()
+                current.wait_stream(side)
+                graph = torch.cuda.CUDAGraph()
+                # Other threads of the process may use the GPU meanwhile, as those that save checkpoints do.
+                with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
+                    function()
+            finally:
+                # PyTorch leaves its side stream current where the end of a capture fails.
+                torch.cuda.set_stream(current)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """Returns a GPU's stream to capture on: one for all packs, as libraries keep a workspace for each stream."""
+    return torch.cuda.Stream(device)
+
+
+# -- training step -------------------------------------------------------------------------------
+#
+# One training step of some rows of a pack: gradients, and what the optimizer makes of them.
+
+
+class TrainingRows:
+    """The tensors that training steps of some rows read and write.
+
+    Args:
+        layout: of the trained parameters.
+        programs: of the pack.
+        tensors: parameters, optimizer states and gradients of these rows.
+        others: buffers, and parameters that are not trained, in the programs' order.
+        is_shared: of each of the others, whether it is one tensor for all rows.
+
+    Attributes:
+        tensors: as given.
+        inputs: of the programs.
+        losses: sums over the samples so far, ``float64 (rows,)``.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        programs: RowPrograms,
+        tensors: TrainingTensors,
+        others: Sequence[torch.Tensor],
+        is_shared: tuple[bool, ...],
+    ) -> None:
+        self._layout, self._programs, self.tensors = layout, programs, tensors
+        trained, gradients = layout.views(tensors.parameters), layout.views(tensors.gradients)
+        names = programs.trained_names
+        self.inputs = RowTensors([trained[name] for name in names], list(others), is_shared)
+        self._gradients = [gradients[name] for name in names]
+        self.losses = torch.zeros(len(self), dtype=torch.float64, device=self._gradients[0].device)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.inputs.trained[0])
+
+    def state(self) -> list[torch.Tensor]:
+        """Returns all that training changes, but for the losses; dimension 0 is the row."""
+        of_states = [matrix for matrices in self.tensors.states.values() for matrix in matrices.values()]
+        others = zip(self.inputs.others, self.inputs.is_shared, strict=True)
+        return [*self.tensors.parameters.values(), *of_states, *(other for other, is_shared in others if not is_shared)]
+
+    def shared(self) -> list[torch.Tensor]:
+        """Returns the tensors that are there once for all rows."""
+        others = zip(self.inputs.others, self.inputs.is_shared, strict=True)
+        return [other for other, is_shared in others if is_shared]
+
+    def like(self, rows: int) -> TrainingRows:
+        """Returns other tensors of this kind for so many rows, without their values; shared ones are the same."""
+        device = self.losses.device
+
+        def empty() -> Matrices:
+            return self._layout.empty(rows, device)
+
+        tensors = TrainingTensors(empty(), {name: empty() for name in self.tensors.states}, empty())
+        others = [
+            other if is_shared else other.new_empty(rows, *other.shape[1:])
+            for other, is_shared in zip(self.inputs.others, self.inputs.is_shared, strict=True)
+        ]
+        return TrainingRows(self._layout, self._programs, tensors, others, self.inputs.is_shared)
+
+    def step(self, masks: Sequence[torch.Tensor], batch: RowBatch, optimize: Callable[[TrainingTensors], None]) -> None:
+        """Trains on one batch.
+
+        Args:
+            masks: of the rows' Dropouts.
+            batch: of the rows.
+            optimize: changes parameters and states, given the gradients.
+
+        Raises:
+            FusionError: the loss cannot be computed for rows at once.
+        """
+        gradients, losses = self._programs.train(self.inputs, masks, batch)
+        torch._foreach_copy_(self._gradients, list(gradients))
+        optimize(self.tensors)
+        self.losses += losses.double() * batch.samples
+
+
+# -- step graphs ---------------------------------------------------------------------------------
+
 
 #: Runs a function, maybe several times, and returns what repeats its work on the same tensors.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]

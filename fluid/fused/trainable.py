@@ -11,8 +11,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
 from fluid.elastic.averaging import Means
+from fluid.elastic.loader import Shard
 from fluid.elastic.runtime import seed_everything
-from fluid.elastic.shard import Shard
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.fused.data import Data, Position, TensorData, batches_from, is_on, map_batch, samples_in

@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from fluid._clock import Clock
-from fluid._waiting import BackgroundThread
 from fluid.lane.errors import print_exception
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.protocol import ResidentIterated, decode, encode
 from fluid.trainables.encoded_metrics import IterationRun
+from fluid.waiting.waits import BackgroundThread
 
 #: Longest that a message waits for others to share its batch, seconds.
 _OLDEST_S = 0.005

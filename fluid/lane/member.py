@@ -10,7 +10,7 @@ from fluid.elastic.messages import MemberIterated, Prepared
 from fluid.lane.protocol import FromMember, Membership
 
 if TYPE_CHECKING:
-    from fluid.elastic.member import Iteration
+    from fluid.elastic.members.member import Iteration
 
 Memory = tuple[float, float] | None
 
@@ -39,9 +39,9 @@ class LaneMember:
         send_to_driver: Callable[[Any], None],
         clock: Clock,
     ) -> None:
-        from fluid.elastic.make_group import make_group
-        from fluid.elastic.member import ElasticMember
-        from fluid.elastic.member_protocol import MemberProtocol
+        from fluid.elastic.groups.make import make_group
+        from fluid.elastic.members.member import ElasticMember
+        from fluid.elastic.members.protocol import MemberProtocol
 
         self._trial_id = trial_id
         self._epoch = membership.epoch

@@ -137,7 +137,7 @@ class Membership(NamedTuple):
 
     Attributes:
         epoch: number of this membership; every message from a member carries it, so that late ones are recognised.
-        process_group: name for :func:`fluid.elastic.make_group.make_group`.
+        process_group: name for :func:`fluid.elastic.groups.make.make_group`.
         takes_over: whether it receives its state from another member, so that it need not restore a checkpoint.
     """
 

@@ -51,7 +51,7 @@ from fluid.trainables.trainable import can_save, make_resident, set_up
 from fluid.trainables.trial_code import TrialCode, bind
 
 if TYPE_CHECKING:
-    from fluid.elastic.member import Iteration
+    from fluid.elastic.members.member import Iteration
 
 
 # -- leftovers -----------------------------------------------------------------------------------

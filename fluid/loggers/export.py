@@ -10,9 +10,9 @@ from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
 from fluid.loggers.run_reader import SessionReader
 from fluid.loggers.sink import TrialCalls
 from fluid.loggers.values import writable_failure
-from fluid.results.folder_files import read_facts
 from fluid.results.loading import load
 from fluid.results.records import TrialResult
+from fluid.results.run_files import read_facts
 from fluid.results.submitted import UNFINISHED, UNKNOWN
 
 #: Lines of results.jsonl after which loggers are flushed; more than any file has.

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from fluid.errors import FluidError
 from fluid.loggers.logger import LoggedTrial
 from fluid.loggers.values import writable
-from fluid.results.folder_files import RESULTS, TRIALS, entry_of, read_search
-from fluid.results.iterations import read_reported
+from fluid.results.iterations import read_reported, result_of
 from fluid.results.records import Result
+from fluid.results.run_files import RESULTS, TRIALS, entry_of, read_search
 from fluid.results.submitted import SubmittedTrial
-from fluid.results.trial_results import result_of
 from fluid.trialgroup import Search
 
 

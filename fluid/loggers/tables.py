@@ -15,13 +15,12 @@ from fluid._clock import Clock, MonotonicClock
 from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError
-from fluid.loggers.claims import is_claimed
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
-from fluid.loggers.logger_files import Files
+from fluid.loggers.logger_files import Files, is_claimed
 from fluid.loggers.values import is_float, text_of
-from fluid.results.folder_files import price_in, read_facts
 from fluid.results.iterations import flat
 from fluid.results.records import Result
+from fluid.results.run_files import price_in, read_facts
 
 with try_import("pyarrow", extra="parquet") as _pyarrow:
     import pyarrow

@@ -13,9 +13,8 @@ from fluid._clock import wall_seconds
 from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.lane.checkpoints.paths import folder_name
-from fluid.loggers.claims import claim
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
-from fluid.loggers.logger_files import Files
+from fluid.loggers.logger_files import Files, claim
 from fluid.loggers.values import hyperparameters, scalars, texts
 from fluid.results.records import Result
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fluid.engine.events import Failure
 from fluid.results.iterations import flat
-from fluid.results.json_lines import without_surrogates
+from fluid.results.run_files import without_surrogates
 
 
 def writable(value: Any) -> Any:

@@ -6,8 +6,7 @@ what a source of replayed trials needs. Start reading in :mod:`fluid.rehearsal.r
 """
 
 from fluid.rehearsal.backend import RehearsalBackend
-from fluid.rehearsal.measured_overheads import overheads_of
-from fluid.rehearsal.overheads import Overheads
+from fluid.rehearsal.overheads import Overheads, overheads_of
 from fluid.rehearsal.plan import RehearsalPlan, rehearsing
 from fluid.rehearsal.recorded import ReplayedRun, recorded
 from fluid.rehearsal.replayable import Replayable, ReplayedIteration

@@ -18,9 +18,9 @@ from fluid.rehearsal.benchmark import Benchmark, Curve, ValueRange
 from fluid.rehearsal.config_guess import FOR_FOREST, ConfigGuess, GuessedCurves
 from fluid.rehearsal.curves import CurveTable, MetricPath, curve_table, leaves
 from fluid.rehearsal.overheads import Overheads
-from fluid.rehearsal.recorded_space import space_of
 from fluid.rehearsal.replayable import ReplayedIteration
 from fluid.rehearsal.run_records import RecordedIteration, RecordedTrial, RunRecords, read_records, texts_of
+from fluid.rehearsal.spaces import space_of
 from fluid.results.metrics import Goal
 
 #: Curves of configs that are kept.

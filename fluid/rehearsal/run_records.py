@@ -14,15 +14,13 @@ from fluid.measure.cohorts.nodes import ConfigTexts
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import residents_at, stretch_of
 from fluid.policies.fusing.groups import text_of
-from fluid.rehearsal.measured_overheads import overheads_in
-from fluid.rehearsal.overheads import Overheads
+from fluid.rehearsal.overheads import Overheads, overheads_in
 from fluid.resources import Device
-from fluid.results.iterations import ReportedIteration, flat, reported_lines
+from fluid.results.iterations import ReportedIteration, flat, reported_lines, result_of
 from fluid.results.loading import completed
 from fluid.results.metrics import Goal, goals_of
 from fluid.results.run_files import RunFiles, device_from
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
-from fluid.results.trial_results import result_of
 from fluid.trialgroup import TrialState
 
 #: A longer text in a config is data, and tells no trials apart.

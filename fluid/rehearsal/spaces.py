@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
+from fluid.results.metrics import is_number
+from fluid.search import choice, lograndint, loguniform, randint, uniform
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
+from fluid.trainables.json_form import json_form
 from fluid.user_values import is_equal_value
 
 
@@ -267,3 +271,46 @@ def _hashable_choices(name: str, domain: Domain) -> list[Any]:
         except TypeError as error:
             raise InvalidFieldError(f"space[{name!r}]", value, "cannot be a choice of ConfigSpace") from error
     return found
+
+
+# -- recorded space ------------------------------------------------------------------------------
+#
+# A search space from the configs of a recorded run.
+
+
+#: A positive hyperparameter whose values span this factor is drawn on a logarithmic scale.
+_LOG_SPAN = 100.0
+#: Numbers that take so few values, each this often on average, are choices.
+_MOST_CHOICES, _REPEATED = 12, 2.0
+
+
+def space_of(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the ranges and the choices that configs span, nested as these are.
+
+    Args:
+        configs: of trials, as JSON has them. What some of them lack is drawn for all.
+    """
+    space: dict[str, Any] = {}
+    for name in dict.fromkeys(name for config in configs for name in config):
+        values = [config[name] for config in configs if name in config]
+        nested = [value for value in values if isinstance(value, Mapping) and value]
+        space[name] = space_of(nested) if len(nested) == len(values) else _domain_of(values)
+    return space
+
+
+def _domain_of(values: Sequence[Any]) -> Any:
+    distinct = {json.dumps(json_form(value), sort_keys=True): value for value in values}
+    found = list(distinct.values())
+    if len(found) == 1:
+        # A plain list would mean choices.
+        return choice(found) if isinstance(found[0], (list, tuple)) else found[0]
+    if not all(is_number(value) for value in found):
+        return choice(found)
+    found.sort()
+    if len(found) == 2 or (len(found) <= _MOST_CHOICES and len(values) >= _REPEATED * len(found)):
+        return choice(found)
+    low, high = found[0], found[-1]
+    is_log = low > 0 and high / low >= _LOG_SPAN
+    if all(isinstance(value, int) for value in found):
+        return lograndint(low, high + 1) if is_log else randint(low, high + 1)
+    return loguniform(float(low), float(high)) if is_log else uniform(float(low), float(high))

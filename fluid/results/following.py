@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fluid.errors import FluidError
-from fluid.results.folder_files import RESULTS, entry_of
 from fluid.results.iterations import ReportedIteration, read_reported
+from fluid.results.run_files import RESULTS, entry_of
 
 
 class ResultsFollower:

@@ -6,30 +6,324 @@ much is read as possible, and a note names what could not be read.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fluid.checksums import LineChecks
+from fluid._clock import ClockReading, local_time
+from fluid.checksums import DAMAGED, LineChecks, parse_text, split_line, split_object
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.keeping import finite_number
 from fluid.measure.profile import Profile
 from fluid.resources import Device
-from fluid.results.folder_files import (
-    ENDS,
-    FORECASTS,
-    JOURNAL,
-    PROFILE,
-    RESULTS,
-    SESSION,
-    TRIALS,
-    ends_in,
-    facts_in,
-    read_facts,
-    why_unreadable,
-)
 from fluid.results.journal import Recovered, Replay
-from fluid.results.json_lines import BROKEN, JsonLines, parsed, without_surrogates
+from fluid.search_shape import SearchShape
+from fluid.trialgroup import Search
+
+# -- folder files --------------------------------------------------------------------------------
+#
+# The files of a run folder: their names, and how one that may be damaged is read.
+
+
+SESSION = "session.json"
+JOURNAL = "journal.jsonl"
+RESULTS = "results.jsonl"
+TRIALS = "trials.jsonl"
+PAYLOADS = "payloads.pkl"
+PROFILE = "profile.json"
+FORECASTS = "forecasts.jsonl"
+LOCK = "session.lock"
+#: The files that a session holds locked while it runs.
+LOCKED = (LOCK, JOURNAL)
+#: Version of the folder's files; the journal's entries have a version of their own. Version 1 had no checksums.
+FORMAT = 2
+#: Where ``session.json`` says how far the other files went when it was written.
+ENDS = "bytes"
+
+
+class Line(NamedTuple):
+    """A line of a file.
+
+    Attributes:
+        start, end: its first byte, and the byte behind its newline.
+        entry: its JSON object; ``None`` if it has none, or is damaged, repeated or out of order.
+    """
+
+    start: int
+    end: int
+    entry: dict[str, Any] | None
+
+
+def is_used(folder: Path) -> bool:
+    """Whether a session has written to the folder."""
+    names = (SESSION, JOURNAL, RESULTS, TRIALS, PAYLOADS)
+    return any((folder / name).is_file() and (folder / name).stat().st_size for name in names)
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """The content of ``session.json``; empty if it is missing or damaged."""
+    try:
+        content = facts_in((folder / SESSION).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return content or {}
+
+
+def facts_in(data: bytes) -> dict[str, Any] | None:
+    """The object that ``session.json`` holds; ``None`` if the file is damaged."""
+    content = split_object(data)
+    try:
+        facts = None if content is None else json.loads(content.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict):
+        return None
+    facts.pop("crc", None)  # Of a file that another program has written anew.
+    return facts
+
+
+def ends_in(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Where the files ended when these facts were written, by name: the offset of the next line, or bytes."""
+    found = facts.get(ENDS)
+    return {name: end for name, end in found.items() if type(end) is int} if isinstance(found, dict) else {}
+
+
+def price_in(facts: Mapping[str, Any]) -> float | None:
+    """US dollars for a device-hour, as ``session.json`` has it; ``None`` if it has none."""
+    return amount_in(facts, "price_per_device_hour")
+
+
+def amount_in(facts: Mapping[str, Any], name: str) -> float | None:
+    """A number of at least 0 among the facts of a session; ``None`` if it has none of this name."""
+    value = finite_number(facts.get(name))
+    return value if value is not None and value >= 0.0 else None
+
+
+def why_unreadable(facts: Mapping[str, Any]) -> str | None:
+    """Why this version of Fluid cannot read a folder with these facts; ``None`` if it can."""
+    written = facts.get("format")
+    if not isinstance(written, int) or written <= FORMAT:
+        return None
+    return f"is of Fluid {facts.get('fluid', '?')}, format {written}; this Fluid reads formats up to {FORMAT}"
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a session runs in the folder: whether one of :data:`LOCKED` is locked, by whatever process.
+
+    A file that may not be opened is looked for in the kernel's list of locks, by its number alone: on some file systems
+    the list names another device. So a session may be taken to run that has ended, but not the reverse.
+    """
+    return any(_is_locked(folder / name) for name in LOCKED)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError:
+        return _is_listed(path)
+    except OSError:
+        return False
+    try:
+        # It is shared with other readers, and given up at once: a session that begins at this moment tries again.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_UN)  # A child that another thread forks meanwhile has the file open, too.
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # A file system without locks.
+    finally:
+        os.close(file)
+    return False
+
+
+def _is_listed(path: Path) -> bool:
+    try:
+        number, listed = str(path.stat().st_ino), Path("/proc/locks").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return False
+    fields = [line.split() for line in listed.splitlines() if "->" not in line]
+    return any(field.rpartition(":")[2] == number for line in fields for field in line if field.count(":") == 2)
+
+
+def json_lines(path: Path, start: int = 0, end: int | None = None, checks: LineChecks | None = None) -> Iterator[Line]:
+    """Gives the lines of a file of JSON objects from byte ``start`` to ``end``; none if the file is missing.
+
+    Args:
+        path: the file.
+        start, end: bytes; ``None`` for the end of the file.
+        checks: is told of all lines, for a caller who wants to know what is damaged.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    checks = checks or LineChecks(start)
+    with file:
+        file.seek(start)
+        for line in file:
+            if end is not None and start >= end:
+                return
+            text = checks.take(line)
+            entry = None if text is None else _object_in(text)
+            if text is not None and entry is None:
+                checks.refuse()
+            yield Line(start, start + len(line), entry)
+            start += len(line)
+
+
+def read_search(entry: Mapping[str, Any]) -> Search | None:
+    """The search in a group's line of ``trials.jsonl``; ``None`` if it has none, or one that cannot be read."""
+    fields = {name: entry.get(name) for name in ("metric", "mode", "trials")}
+    if not entry.keys() & fields.keys():
+        return None
+    try:
+        besides = tuple((metric, mode) for metric, mode in entry.get("besides", ()))
+        seconds = entry.get("time_budget_s")
+        shape = None if entry.get("shape") is None else SearchShape(**entry["shape"])
+        return Search(
+            **fields,
+            extends=entry.get("extends", True),
+            besides=besides,
+            time_budget_s=seconds,
+            shape=shape,
+            keeps_best=entry.get("keeps_best", False),
+        )
+    except (InvalidFieldError, TypeError, ValueError):
+        return None
+
+
+def entry_of(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line by itself; ``None`` if it has none, or is damaged."""
+    offset, text = split_line(line)
+    return None if offset == DAMAGED else _object_in(text)
+
+
+def _object_in(text: bytes) -> dict[str, Any] | None:
+    try:
+        entry = parse_text(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+# -- json lines ----------------------------------------------------------------------------------
+#
+# Follows a file of JSON lines while its session writes it: each reading takes the lines that are new.
+
+
+#: What stands for a line that is no JSON, or is damaged, repeated or out of order.
+BROKEN = object()
+#: Bytes before the position that must be as they were: if not, the file was replaced.
+_REMEMBERED = 256
+
+
+class JsonLines:
+    """The lines of one file.
+
+    An unfinished last line waits until it is whole: a session is writing it, or was killed meanwhile.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        count: lines taken so far.
+        checks: what is damaged of these.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.count = 0
+        self.checks = LineChecks()
+        #: Bytes taken so far, and the last of them.
+        self._position, self._before = 0, b""
+
+    def new(self) -> list[tuple[int, Any]]:
+        """Takes the new lines: the number and the JSON value of each that is not blank, or ``BROKEN``.
+
+        Raises:
+            FileNotFoundError: the file is missing, and was when it was read before.
+            OSError: the file cannot be read.
+            ReplacedError: the lines taken so far are no longer in the file.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position - len(self._before))
+                same = file.read(len(self._before)) == self._before
+                data = file.read()
+        except FileNotFoundError:
+            if not self._position:
+                raise
+            same = False
+        if not same:
+            raise ReplacedError(f"{self._path} was truncated or replaced")
+        found = []
+        start = 0
+        while start < len(data):
+            end = data.find(b"\n", start) + 1
+            line = data[start : end or len(data)]
+            # A JSON object ends where its braces do: it is whole even if its newline is missing.
+            if not end and not self._is_whole(line):
+                break
+            begins = start or not self._before or self._before.endswith(b"\n")
+            start += len(line)
+            if begins:
+                self.count += 1
+            if line.strip():
+                found.append((self.count, self._value_of(line)))
+            elif begins:
+                self.checks.take(line)
+        self._position += start
+        self._before = (self._before + data[max(0, start - _REMEMBERED) : start])[-_REMEMBERED:]
+        return found
+
+    def _value_of(self, line: bytes) -> Any:
+        text = self.checks.take(line)
+        value = BROKEN if text is None else parsed(text)
+        if text is not None and value is BROKEN:
+            self.checks.refuse()
+        return value
+
+    def _is_whole(self, line: bytes) -> bool:
+        """Whether an unfinished last line lacks its newline only."""
+        offset, text = split_line(line)
+        if offset >= 0:
+            return b'"}' in line[-3:]  # Behind these the newline may be damaged.
+        return not self.checks.is_checked and isinstance(parsed(text), dict)
+
+
+class ReplacedError(FluidError):
+    """A file was truncated or replaced by another one since it was read."""
+
+
+def without_surrogates(value: Any) -> Any:
+    """What JSON holds, with an escape such as ``\\udce9`` for each lone surrogate in a text.
+
+    No output can hold one. A file name that is not UTF-8 has some, and older versions of Fluid let them into ids.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
+    if isinstance(value, list):
+        return [without_surrogates(inner) for inner in value]
+    if isinstance(value, dict):
+        return {without_surrogates(name): without_surrogates(inner) for name, inner in value.items()}
+    return value
+
+
+def parsed(line: bytes) -> Any:
+    """The value of JSON text; ``BROKEN`` if it is none."""
+    # A line cut off within a character must not make the others unreadable.
+    text = line.decode("utf-8", errors="replace")
+    try:
+        content = parse_text(text)
+    except (ValueError, RecursionError):
+        return BROKEN
+    return without_surrogates(content) if "\\ud" in text else content
+
+
+# -- run files -----------------------------------------------------------------------------------
 
 
 class RunFiles:
@@ -213,3 +507,44 @@ def device_from(fields: object) -> Device:
     names = ("host", "kind", "speed", "memory_bytes", "model", "tags")
     known = {name: fields[name] for name in names if fields.get(name) is not None}
     return Device(int(fields["index"]), **known)
+
+
+# -- file times ----------------------------------------------------------------------------------
+#
+# The time axis of a run folder: one for all sessions that write there, also on other machines or after a reboot.
+#
+# The first session writes what its monotonic clock shows. Each further one adds a shift to its own, so that times in
+# the files of a run compare as they are. ``session.json`` tells, in ``clock``, what the clocks showed as its last
+# session began: where the next one has the same clock, it adds the same shift; else it takes from the wall clocks how
+# much later it is. If a wall clock was set back, so that the next session would begin before the last entry of the
+# files, it begins right there.
+
+
+def time_in_files(clock: object, now: ClockReading) -> float | None:
+    """Returns the present time on the axis of a run's files; ``None`` if the files do not tell.
+
+    Args:
+        clock: ``clock`` in ``session.json``, as :func:`clock_facts` makes it; older versions of Fluid told less.
+        now: the clock of this process.
+    """
+    known = clock if isinstance(clock, Mapping) else {}
+    at, wall, shift = (finite_number(known.get(name)) for name in ("at", "wall", "shift"))
+    if at is None or wall is None or shift is None:
+        return None
+    return now.at + shift if now.name and now.name == known.get("name") else at + now.wall - wall
+
+
+def clock_facts(began: ClockReading, shift: float) -> dict[str, Any]:
+    """What ``session.json`` says of a session's clock.
+
+    Args:
+        began: what the clock showed as the session began.
+        shift: seconds that the session adds to what its clock shows, in all files.
+    """
+    return {
+        "at": began.at + shift,
+        "time": local_time(began.wall, "%Y-%m-%d %H:%M:%S"),
+        "wall": began.wall,
+        "name": began.name,
+        "shift": shift,
+    }

@@ -12,12 +12,11 @@ from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import value_of
 from fluid.results.best import BestTrial, best_of, eligible, has_failed
-from fluid.results.folder_files import price_in, read_facts
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, goals_of, is_number, known_goals, modes_of, pareto_front
 from fluid.results.records import Result, TrialResult
-from fluid.results.showing import sweep_html, sweep_text
-from fluid.results.tables import dataframe
+from fluid.results.run_files import price_in, read_facts
+from fluid.results.tables import dataframe, sweep_html, sweep_text
 
 if TYPE_CHECKING:
     from fluid.results.tables import DataFrame

@@ -15,8 +15,7 @@ from fluid.engine.events import FailRequested, Failure, RungReached, TrialSetAsi
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
 from fluid.random_state import Seeds
 from fluid.resources import Device
-from fluid.results.best import BestTrial
-from fluid.results.best_so_far import BestSoFar
+from fluid.results.best import BestSoFar, BestTrial
 from fluid.results.records import Result, TrialResult
 from fluid.results.sweep import SweepResult
 from fluid.search_shape import Rung

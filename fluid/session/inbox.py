@@ -23,8 +23,8 @@ from fluid.engine.commands import (
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.random_state import Seeds
-from fluid.results.best_so_far import BestTracker
-from fluid.results.earlier import GroupResults
+from fluid.results.best import BestTracker
+from fluid.results.loading import GroupResults
 from fluid.results.records import Result
 from fluid.results.submitted import SubmittedTrial, shown_state, submitted_trial
 from fluid.session.listeners import CallFailedError, TrialListener, TrialRequest, broken_off, exception_of

@@ -12,13 +12,13 @@ from typing import Any
 from fluid.errors import FluidError
 from fluid.results.best import BestTrial, best_result
 from fluid.results.following import ResultsFollower
+from fluid.results.iterations import files_of, result_of, trial_result
 from fluid.results.loading import completed
 from fluid.results.metrics import Goal, goals_of, known_goals
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import RunFiles
 from fluid.results.submitted import UNFINISHED, SubmittedTrial, SubmittedTrials, shown_state, submitted_trial
 from fluid.results.sweep import SweepResult
-from fluid.results.trial_results import files_of, result_of, trial_result
 from fluid.session.inbox import GroupInbox
 from fluid.session.session import Session
 from fluid.session.status_reader import Standing

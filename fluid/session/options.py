@@ -30,7 +30,7 @@ from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.rehearsal.backend import RehearsalBackend
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
-from fluid.results.folder_files import read_facts
+from fluid.results.run_files import read_facts
 from fluid.session.specs import Isolating
 from fluid.sizing.goals import Goals, parse_duration
 from fluid.trialgroup import ISOLATION

@@ -20,9 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fluid._clock import read_clock, wall_seconds
-from fluid._clock_hold import NO_HOLD
 from fluid._logs import logger_of
-from fluid._waiting import AwaitedThread
 from fluid.backends.base import Backend, ReplayingBackend, VirtualBackend
 from fluid.engine import tuning
 from fluid.engine.commands import Command, NoteDrained, Notice, ReportRequest, StopLane, StopTrial, TrialNotice
@@ -44,7 +42,7 @@ from fluid.engine.events import (
 )
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
-from fluid.results.folder_files import PROFILE, SESSION
+from fluid.results.run_files import PROFILE, SESSION
 from fluid.session.alerts import Alerts
 from fluid.session.ending import Endings, take_last
 from fluid.session.folder.folder import RunFolder
@@ -55,6 +53,8 @@ from fluid.session.options import IdleLanes
 from fluid.session.scaling.scaling import DeviceScaling, apart, earlier
 from fluid.session.waits import SessionFuture, SessionWaits
 from fluid.sizing.goals import NO_GOALS, Goals
+from fluid.waiting.clock_hold import NO_HOLD
+from fluid.waiting.waits import AwaitedThread
 
 # -- ticks ---------------------------------------------------------------------------------------
 #

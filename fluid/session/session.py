@@ -38,10 +38,10 @@ from fluid.keeping import NOTHING, Retention
 from fluid.measure.profile import Profile
 from fluid.random_state import Seeds
 from fluid.resources import Device
-from fluid.results.best_so_far import BestSoFar
+from fluid.results.best import BestSoFar
 from fluid.results.code_changes import CodeChange
-from fluid.results.group_lines import GroupLine
 from fluid.results.journal import changed
+from fluid.results.submitted import GroupLine
 from fluid.session.facts import SweepInTime
 from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.resume import LeftSession, lost_checkpoints

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluid.engine.events import PLAIN_TERMS, GroupTerms
-from fluid.results.best_so_far import BestSoFar
+from fluid.results.best import BestSoFar
 from fluid.session.facts import Forecast, GoalStatus
 from fluid.trialgroup import Search
 

@@ -11,8 +11,8 @@ import queue
 import threading
 
 from fluid._logs import logger_of
-from fluid._waiting import BackgroundThread
 from fluid.lane.log_records import LaneLogged, record_of
+from fluid.waiting.waits import BackgroundThread
 
 _log = logger_of("fluid.session")
 #: Most records that wait, and bytes of them.

@@ -20,10 +20,10 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from fluid._clock import MonotonicClock
-from fluid._clock_hold import NO_HOLD, ClockHold, Place, VirtualClockHold
 from fluid._logs import logger_of
-from fluid._waiting import LOOK_UP_S
 from fluid.errors import FluidError
+from fluid.waiting.clock_hold import NO_HOLD, ClockHold, Place, VirtualClockHold
+from fluid.waiting.waits import LOOK_UP_S
 
 # -- guard ---------------------------------------------------------------------------------------
 #
@@ -230,7 +230,7 @@ class ChangeWaits:
                 left = LOOK_UP_S if deadline is None else min(LOOK_UP_S, deadline - clock.now())
                 if left <= 0.0:
                     return False
-                # Short waits, so that the main thread hears signals: see fluid._waiting.
+                # Short waits, so that the main thread hears signals: see fluid.waiting.waits.
                 if not signal.acquire(timeout=left) and not condition():
                     self._waits.require_thread()
             return True

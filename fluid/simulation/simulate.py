@@ -7,7 +7,8 @@ point of their budget.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, NoteDeviceLost, Notice, Report, ReportEnd
@@ -24,17 +25,101 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.errors import InvalidFieldError
+from fluid.forecasting.scenario import Scenario
 from fluid.measure.runtime_model import TOLERANCE
+from fluid.planners.bounds import malleable_lower_bound
+from fluid.planners.instance import Instance
 from fluid.planners.planner import Planner
+from fluid.planners.rollout import Segment
 from fluid.resources import Cluster, Device
-from fluid.simulation.device_holder import DeviceHolder, busy_device_seconds
-from fluid.simulation.scenario import Scenario
 from fluid.simulation.simulation_result import GroupResult, SimulationResult
 from fluid.simulation.sweeps import RequestedRun, Sweep, make_sweeps
 from fluid.simulation.trial_outcomes import OracleProfile
-from fluid.simulation.work_bound import work_bound
 from fluid.simulation.workloads import GroupRequest
 from fluid.trialgroup import TrialState
+
+# -- work bound ----------------------------------------------------------------------------------
+#
+# How fast the work of a scenario could be done at best.
+
+
+def work_bound(scenario: Scenario, cluster: Cluster, seconds: Iterable[float]) -> float:
+    """Returns a time, in seconds, that no schedule of independent trials beats.
+
+    Args:
+        scenario: the overheads and limits, and the rates of fused trials.
+        cluster: the devices.
+        seconds: of each trial, alone on a device of speed 1; those of 0 do not count.
+    """
+    heights = [height for height in seconds if height > 0.0]
+    if not heights:
+        return 0.0
+    alpha, beta, d = scenario.alpha, scenario.beta, scenario.d
+    instance = Instance.build(heights, cluster, alpha=alpha, beta=beta, c=scenario.c, d=d)
+    if scenario.fused is None:
+        return malleable_lower_bound(instance)
+    rates = [scenario.fused] * len(heights)
+    packs = Instance.build(heights, cluster, alpha=alpha, beta=beta, c=scenario.max_fused, d=d, fused=rates)
+    return min(malleable_lower_bound(instance), malleable_lower_bound(packs))
+
+
+# -- device holder -------------------------------------------------------------------------------
+#
+# What holds the devices of a simulation, asking for some and giving others back, and how long they were busy.
+
+
+class DeviceHolder(Protocol):
+    """Asks for devices and gives them back while a scenario runs.
+
+    Attributes:
+        provision_s: seconds from asking for a device until it comes.
+    """
+
+    provision_s: float
+
+    @property
+    def next_at(self) -> float:
+        """When it wants to act next, seconds; infinite for never."""
+        ...
+
+    def begin(self, state: EngineState, backend: SimulatedBackend) -> None:
+        """Takes the engine to read, and the backend to ask for devices."""
+        ...
+
+    def requested(self, trial: int, trial_id: str, granted: int, bracket: int, predicted: float) -> None:
+        """A trial was requested, up to so many iterations, which are predicted to take these seconds each."""
+        ...
+
+    def ended(self, trial: int, stopped: bool) -> None:
+        """A trial has run as far as requested, or was stopped early."""
+        ...
+
+    def heard(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        """Takes what happened, and what the engine answered."""
+        ...
+
+    def act(self, now: float) -> list[Event]:
+        """Decides at a time that it wanted; returns what the engine is to be told."""
+        ...
+
+
+def busy_device_seconds(segments: list[Segment]) -> float:
+    """Device-seconds in which at least one trial held the device."""
+    by_device: dict[int, list[tuple[float, float]]] = {}
+    for segment in segments:
+        for device in segment.devices:
+            by_device.setdefault(device, []).append((segment.start, segment.end))
+    busy = 0.0
+    for stretches in by_device.values():
+        reached = 0.0
+        for start, end in sorted(stretches):
+            busy += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+    return busy
+
+
+# -- simulate ------------------------------------------------------------------------------------
+
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -51,7 +136,7 @@ def simulate(
 
     Example:
         >>> from fluid import Cluster, Fifo
-        >>> from fluid.simulation.scenario import Runtimes, Scenario, Workload
+        >>> from fluid.forecasting.scenario import Runtimes, Scenario, Workload
         >>> scenario = Scenario(Cluster.of(2), Workload("random", trials=3, max_iterations=5), Runtimes("constant"))
         >>> simulate(scenario, Fifo()).makespan
         10.0

@@ -8,8 +8,8 @@ from statistics import fmean
 
 import numpy as np
 
+from fluid.forecasting.scenario import Scenario
 from fluid.planners.planner import Planner
-from fluid.simulation.scenario import Scenario
 from fluid.simulation.sized import HeldResult, Terms, first_sizing, simulate_fixed, simulate_sized
 from fluid.sizing.goals import Goals
 from fluid.sizing.sizer import Sizing

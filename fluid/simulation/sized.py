@@ -17,11 +17,11 @@ from fluid.engine.commands import Command, NoteDeviceLost, Report, ReportEnd
 from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceRetiring, Event
 from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.forecasting.play import Player
+from fluid.forecasting.scenario import MOST_SIMULATED, Scenario
+from fluid.forecasting.search_now import SearchNow
 from fluid.planners.planner import Planner
 from fluid.simulation.observed_search import ObservedSearch
-from fluid.simulation.playing import Player
-from fluid.simulation.scenario import MOST_SIMULATED, Scenario
-from fluid.simulation.search_now import SearchNow
 from fluid.simulation.simulate import simulate
 from fluid.simulation.simulation_result import SimulationResult
 from fluid.sizing.goals import Goals
@@ -137,7 +137,7 @@ def _run(scenario: Scenario, planner: Planner, goals: Goals, terms: Terms, fixed
 
 
 class _Held:
-    """The devices of one run: implements :class:`fluid.simulation.device_holder.DeviceHolder`.
+    """The devices of one run: implements :class:`fluid.simulation.simulate.DeviceHolder`.
 
     Args:
         scenario: what runs.

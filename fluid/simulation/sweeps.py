@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fluid.engine.events import GroupTerms
-from fluid.simulation.scenario import ArrivingWorkload, Scenario
+from fluid.forecasting.scenario import ArrivingWorkload, Scenario
 from fluid.simulation.simulation_result import WorkloadResult
 from fluid.simulation.trial_outcomes import TrialOutcomes
 from fluid.simulation.workloads import Scores, make_algorithm

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
+from fluid.forecasting.scenario import Runtimes, Scenario
 from fluid.measure.measurements import MIN_OBSERVATIONS
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import FusedRates, packing_limit, width_limit
 from fluid.resources import MemoryNeed
-from fluid.simulation.scenario import Runtimes, Scenario
 
 #: The profile key under which packs are measured.
 _PACKS = "packs"

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from fluid.forecasting.scenario import Workload
+from fluid.forecasting.search_now import scheduler_of, shape_of
 from fluid.search.rungs import RungBudget
-from fluid.simulation.scenario import Workload
-from fluid.simulation.search_now import scheduler_of, shape_of
 
 
 @dataclass(frozen=True)

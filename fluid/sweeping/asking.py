@@ -7,12 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from fluid._clock_hold import NO_HOLD, ClockHold
-from fluid._held_queue import HeldQueue
-from fluid._waiting import LOOK_UP_S
 from fluid.errors import FluidError
 from fluid.search.searchers import AskLater, Searcher, SearchOutcome
 from fluid.search.suggestion import Suggestion
+from fluid.waiting.clock_hold import NO_HOLD, ClockHold
+from fluid.waiting.queue import HeldQueue
+from fluid.waiting.waits import LOOK_UP_S
 
 
 class Asking:

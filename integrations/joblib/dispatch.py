@@ -14,7 +14,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fluid._clock import MonotonicClock
-from fluid._waiting import BackgroundThread
 from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
@@ -27,6 +26,7 @@ from fluid.session.handle import TrialGroupHandle
 from fluid.session.listeners import TrialFailedError, TrialListener, TrialRequest, ended_early
 from fluid.trainables.exception_pickle import load_any_exception, with_lane_cause
 from fluid.trialgroup import Trial, TrialGroup
+from fluid.waiting.waits import BackgroundThread
 
 _log = logging.getLogger(__name__)
 _calls = itertools.count(1)

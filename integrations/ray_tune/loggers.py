@@ -19,7 +19,6 @@ from typing import Any
 
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
 
-from fluid._waiting import await_descriptor
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.integrations.ray_tune.log_records import (
@@ -37,6 +36,7 @@ from fluid.integrations.ray_tune.logger_process import framed, take_records
 from fluid.integrations.ray_tune.private_api import Trial
 from fluid.processes.frames import FrameBuffer
 from fluid.trainables.exception_pickle import load_exception, with_lane_cause
+from fluid.waiting.waits import await_descriptor
 
 #: Set to ``driver``, Tune's loggers stay in the driver.
 LOGGERS_VARIABLE = "FLUID_TUNE_LOGGERS"

@@ -10,7 +10,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from fluid.executor import FluidExecutor
-from fluid.results.folder_files import TRIALS, json_lines
+from fluid.results.run_files import TRIALS, json_lines
 
 
 class TrialIds:

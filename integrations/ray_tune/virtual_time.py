@@ -16,9 +16,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fluid._clock import Clock, MonotonicClock, nap, wall_seconds
-from fluid._clock_hold import Place, VirtualClockHold
 from fluid.executor import FluidExecutor
 from fluid.session.session import Session
+from fluid.waiting.clock_hold import Place, VirtualClockHold
 
 #: Modules of Tune that tell the time with ``time.time()`` of a sweep, not of their own work.
 MODULES = (

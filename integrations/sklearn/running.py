@@ -39,9 +39,9 @@ from fluid.integrations.sklearn.evaluation import (
 from fluid.integrations.sklearn.fit_warnings import FitWarning, issue
 from fluid.integrations.sklearn.warm import WARM
 from fluid.resources import Device, available_cores
-from fluid.results.folder_files import is_used
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult
+from fluid.results.run_files import is_used
 from fluid.search import Sampler
 from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.searchers import SamplerSearcher

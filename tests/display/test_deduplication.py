@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from fluid.display.deduplication import Deduplicator
-from fluid.display.printed_lines import PrintedLine
+from fluid.display.trial_output import Deduplicator, PrintedLine
 
 
 def line(text: str, pid: int = 1, *, is_error: bool = False) -> PrintedLine:

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from fluid.display.dashboard import render
-from fluid.display.end_times import EndTimes, time_text
-from fluid.display.notebook_html import status_html
+from fluid.display.follow import EndTimes, time_text
+from fluid.display.notebook import status_html
 from fluid.session.facts import Forecast
 from fluid.session.status import GroupStatus, Status
 

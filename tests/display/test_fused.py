@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fluid.display.dashboard import render
-from fluid.display.notebook_html import status_html
+from fluid.display.notebook import status_html
 from fluid.loggers.prometheus import SessionCollector
 from fluid.session.status import DeviceStatus, GroupStatus, Status
 

@@ -15,12 +15,11 @@ from rich.file_proxy import FileProxy
 from fluid.display.dashboard import render
 from fluid.display.device_map import TrialNumbers
 from fluid.display.follow import StatusFollower
-from fluid.display.live import LiveView
-from fluid.display.notebook_html import status_html
-from fluid.display.region import AboveRegion
+from fluid.display.live import AboveRegion, LiveView
+from fluid.display.notebook import status_html
 from fluid.display.summary import folder_lines, shown_path, summary_lines
 from fluid.errors import FluidError
-from fluid.results.best_so_far import BestSoFar
+from fluid.results.best import BestSoFar
 from fluid.session.status import DeviceStatus, GroupStatus, Status
 
 Residents = tuple[tuple[str, float], ...]

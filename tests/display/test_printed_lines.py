@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.backends.base import LaneText
-from fluid.display.printed_lines import LineAssembler
+from fluid.display.trial_output import LineAssembler
 
 
 def assembler() -> LineAssembler:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fluid.display.states import ended_trials, has_ended, listed_states, state_style, states_text
+from fluid.display.names import ended_trials, has_ended, listed_states, state_style, states_text
 from fluid.trialgroup import TrialState
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fluid.elastic.torch_group import TorchGroup
+from fluid.elastic.groups.torch_group import TorchGroup
 
 #: Floats of at least so many elements count as being on a GPU.
 LEAST = 50
@@ -122,7 +122,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeNccl]:
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setattr(TorchGroup, "_run", remember)
     monkeypatch.setattr(TorchGroup, "_is_where_needed", lambda self, tensor: is_on_gpu(tensor))
-    monkeypatch.setattr("fluid.elastic.nccl.wait_for_gpu", wait)
+    monkeypatch.setattr("fluid.elastic.groups.nccl.wait_for_gpu", wait)
     return Nccl
 
 

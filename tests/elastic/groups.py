@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fluid.elastic.generation import GenerationBrokenError
+from fluid.elastic.groups.generation import GenerationBrokenError
+from fluid.elastic.groups.rendezvous import Rendezvous, RendezvousStore
+from fluid.elastic.groups.torch_group import TorchGroup
 from fluid.elastic.messages import LOOPBACK
-from fluid.elastic.rendezvous import Rendezvous, RendezvousStore
-from fluid.elastic.torch_group import TorchGroup
 
 
 class Controller:

@@ -34,7 +34,7 @@ class QuickRun(ElasticRun):
     def _start(self) -> int:
         member, self._next = self._next, self._next + 1
         ours, theirs = socket.socketpair()
-        preload = ["pytest", "torch._dynamo", "fluid.elastic.worker"]
+        preload = ["pytest", "torch._dynamo", "fluid.elastic.members.worker"]
         if find_spec("horovod") is not None:
             preload.append("horovod.torch")
         _context.set_forkserver_preload(preload)
@@ -79,7 +79,7 @@ def _environment() -> Iterator[None]:
 
 
 def _serve(connection: socket.socket, backend: str, core: int, address: str) -> None:
-    from fluid.elastic import worker
+    from fluid.elastic.members import worker
 
     worker.LOOPBACK = address
     worker.main([str(connection.detach()), backend, "1", str(core)])

@@ -12,8 +12,8 @@ from elastic.groups import make_groups, together  # noqa: E402
 
 from fluid.elastic.averaging import Means  # noqa: E402
 from fluid.elastic.gradients import GradientAverager  # noqa: E402
+from fluid.elastic.groups.torch_group import TorchGroup  # noqa: E402
 from fluid.elastic.runtime import SingleProcessGroup  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 from fluid.errors import FluidError  # noqa: E402
 
 

@@ -16,12 +16,21 @@ from elastic.test_torch_group import summed  # noqa: E402
 from elastic.trainables import Regression  # noqa: E402
 
 from fluid._clock import MonotonicClock  # noqa: E402
-from fluid.elastic.actions import Formed, MembersConnected  # noqa: E402
-from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
-from fluid.elastic.member_protocol import MemberProtocol  # noqa: E402
-from fluid.elastic.messages import Abort, Connect, Connected, Disconnect, Halted, StoreGet, StorePut, StoreValues  # noqa: E402
-from fluid.elastic.torch_connection import TorchConnection  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup  # noqa: E402
+from fluid.elastic.groups.generation import GenerationBrokenError  # noqa: E402
+from fluid.elastic.groups.torch_group import TorchConnection, TorchGroup  # noqa: E402
+from fluid.elastic.members.protocol import MemberProtocol  # noqa: E402
+from fluid.elastic.messages import (  # noqa: E402
+    Abort,
+    Connect,
+    Connected,
+    Disconnect,
+    Formed,
+    Halted,
+    MembersConnected,
+    StoreGet,
+    StorePut,
+    StoreValues,
+)
 
 CONFIG = {"optimizer": "adamw"}
 

@@ -9,22 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.elastic.actions import AllHalted, Collapsed, Formed, MemberFailed, MemberReady, Reported, Send
-from fluid.elastic.controller import ElasticController, Phase
+from fluid.elastic.members.controller import ElasticController, Phase
 from fluid.elastic.messages import (
     Abort,
+    AllHalted,
     Broken,
+    Collapsed,
     Disconnect,
+    Formed,
     Halt,
     Halted,
     Join,
     Joined,
     Leave,
+    MemberFailed,
     MemberIterated,
     MemberRaised,
+    MemberReady,
     Prepare,
     Prepared,
+    Reported,
     RunMember,
+    Send,
     StoreGet,
     StorePut,
     StoreValues,

@@ -18,12 +18,12 @@ torch = pytest.importorskip("torch")
 
 from elastic.groups import Controller, make_groups, meet, together  # noqa: E402
 
-from fluid.elastic import torch_connection  # noqa: E402
-from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
-from fluid.elastic.host_group import CHUNK, HostGroup, SharedMemory, host_token  # noqa: E402
+from fluid.elastic.groups import torch_group as torch_connection  # noqa: E402
+from fluid.elastic.groups.generation import GenerationBrokenError  # noqa: E402
+from fluid.elastic.groups.host_group import CHUNK, HostGroup, SharedMemory, host_token  # noqa: E402
+from fluid.elastic.groups.rendezvous import Rendezvous  # noqa: E402
+from fluid.elastic.groups.torch_group import TorchGroup  # noqa: E402
 from fluid.elastic.messages import LOOPBACK  # noqa: E402
-from fluid.elastic.rendezvous import Rendezvous  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not host_token(), reason="members share no memory on this machine")
 

@@ -19,10 +19,9 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from fluid.elastic import ElasticTrainable  # noqa: E402
-from fluid.elastic.gradients import GradientAverager  # noqa: E402
+from fluid.elastic.gradients import GradientAverager, Overlap  # noqa: E402
 from fluid.elastic.loader import ElasticLoader  # noqa: E402
-from fluid.elastic.member import ElasticMember  # noqa: E402
-from fluid.elastic.overlap import Overlap  # noqa: E402
+from fluid.elastic.members.member import ElasticMember  # noqa: E402
 from fluid.elastic.runtime import Runtime, SingleProcessGroup  # noqa: E402
 from fluid.elastic.sync_batch_norm import SyncBatchNorm  # noqa: E402
 

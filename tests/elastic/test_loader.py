@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset, TensorDataset  # noqa: E402
 
-from fluid.elastic.loader import ElasticLoader  # noqa: E402
-from fluid.elastic.shard import Shard  # noqa: E402
+from fluid.elastic.loader import ElasticLoader, Shard  # noqa: E402
 from fluid.errors import InvalidFieldError  # noqa: E402
 
 

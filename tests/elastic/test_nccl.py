@@ -19,11 +19,10 @@ from elastic.test_trainable import join  # noqa: E402
 from elastic.trainables import OnDevice  # noqa: E402
 
 from fluid.elastic import ElasticRun, ElasticTrainable  # noqa: E402
-from fluid.elastic.generation import GenerationBrokenError, GenerationGuard  # noqa: E402
-from fluid.elastic.member import ElasticMember, Iteration  # noqa: E402
-from fluid.elastic.nccl import connect, shut_down, wait_for_gpu  # noqa: E402
-from fluid.elastic.torch_connection import _Store  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup  # noqa: E402
+from fluid.elastic.groups.generation import GenerationBrokenError, GenerationGuard  # noqa: E402
+from fluid.elastic.groups.nccl import connect, shut_down, wait_for_gpu  # noqa: E402
+from fluid.elastic.groups.torch_group import TorchGroup, _Store  # noqa: E402
+from fluid.elastic.members.member import ElasticMember, Iteration  # noqa: E402
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ torch = pytest.importorskip("torch")
 from elastic.groups import Controller, make_groups, together  # noqa: E402
 
 from fluid.elastic import ElasticTrainable  # noqa: E402
-from fluid.elastic.gradients import GradientAverager  # noqa: E402
-from fluid.elastic.member import ElasticMember  # noqa: E402
-from fluid.elastic.overlap import Overlap  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup  # noqa: E402
+from fluid.elastic.gradients import GradientAverager, Overlap  # noqa: E402
+from fluid.elastic.groups.torch_group import TorchGroup  # noqa: E402
+from fluid.elastic.members.member import ElasticMember  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

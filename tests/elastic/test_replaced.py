@@ -15,7 +15,7 @@ from elastic.groups import make_groups, together  # noqa: E402
 from elastic.test_trainable import join  # noqa: E402
 
 from fluid.elastic import ElasticTrainable  # noqa: E402
-from fluid.elastic.member import ElasticMember  # noqa: E402
+from fluid.elastic.members.member import ElasticMember  # noqa: E402
 from fluid.errors import FluidError  # noqa: E402
 
 

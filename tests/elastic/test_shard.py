@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.elastic.shard import Shard
+from fluid.elastic.loader import Shard
 from fluid.errors import InvalidFieldError
 
 

@@ -11,9 +11,8 @@ torch = pytest.importorskip("torch")
 
 from elastic.groups import make_groups, together  # noqa: E402
 
-from fluid.elastic.snapshot_memory import allocate, fits_on_gpu  # noqa: E402
-from fluid.elastic.state import Snapshot, broadcast  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup  # noqa: E402
+from fluid.elastic.groups.torch_group import TorchGroup  # noqa: E402
+from fluid.elastic.state import Snapshot, allocate, broadcast, fits_on_gpu  # noqa: E402
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.complex64)
 
@@ -92,7 +91,7 @@ class Gpu:
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (self.facts["free"] * 10**9, 80 * 10**9))
         monkeypatch.setattr("torch.cuda.memory_reserved", lambda: self.facts["reserved"] * 10**9)
         monkeypatch.setattr("torch.cuda.memory_allocated", lambda: self.facts["allocated"] * 10**9)
-        monkeypatch.setattr("fluid.elastic.snapshot_memory._HAS_LIMIT", True)
+        monkeypatch.setattr("fluid.elastic.state._HAS_LIMIT", True)
         monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda: self.facts["limit"], raising=False)
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
@@ -157,7 +156,7 @@ def test_tensors_of_a_gpu_go_from_device_to_device() -> None:
 
 @pytest.mark.gpu
 def test_a_snapshot_in_host_memory_where_the_gpu_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.elastic.snapshot_memory.fits_on_gpu", lambda size: False)
+    monkeypatch.setattr("fluid.elastic.state.fits_on_gpu", lambda size: False)
     live = torch.rand(1_000_003, device="cuda")
     expected = live.clone()
     snapshot = Snapshot.take({"live": live})

@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 from elastic.groups import make_groups, together  # noqa: E402
 
 from fluid.elastic.gradients import GradientAverager  # noqa: E402
+from fluid.elastic.groups.torch_group import TorchGroup  # noqa: E402
+from fluid.elastic.loader import Shard  # noqa: E402
 from fluid.elastic.runtime import Runtime  # noqa: E402
-from fluid.elastic.shard import Shard  # noqa: E402
 from fluid.elastic.sync_batch_norm import SyncBatchNorm  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup  # noqa: E402
 
 
 def network() -> torch.nn.Sequential:

@@ -13,12 +13,11 @@ torch = pytest.importorskip("torch")
 
 from elastic.groups import Controller, make_groups, meet, together  # noqa: E402
 
-from fluid.elastic.generation import GenerationBrokenError  # noqa: E402
-from fluid.elastic.group import interface_of  # noqa: E402
-from fluid.elastic.make_group import make_group  # noqa: E402
-from fluid.elastic.rendezvous import PROOF_BYTES, proofs_of  # noqa: E402
-from fluid.elastic.torch_connection import device_name  # noqa: E402
-from fluid.elastic.torch_group import TorchGroup  # noqa: E402
+from fluid.elastic.groups.generation import GenerationBrokenError  # noqa: E402
+from fluid.elastic.groups.group import interface_of  # noqa: E402
+from fluid.elastic.groups.make import make_group  # noqa: E402
+from fluid.elastic.groups.rendezvous import PROOF_BYTES, proofs_of  # noqa: E402
+from fluid.elastic.groups.torch_group import TorchGroup, device_name  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError  # noqa: E402
 
 
@@ -121,13 +120,13 @@ def test_an_abort_while_the_members_meet() -> None:
 
 
 def test_not_all_members_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.elastic.torch_connection._ARRIVE_S", 0.1)
+    monkeypatch.setattr("fluid.elastic.groups.torch_group._ARRIVE_S", 0.1)
     with pytest.raises(GenerationBrokenError, match=r"not all members of generation 1 arrived within 0\.1 s"):
         TorchGroup("cpu", "gloo").configure(Controller(1).rendezvous(1), 1, 2)
 
 
 def test_a_process_that_does_not_know_the_secret_cannot_take_a_members_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.elastic.torch_connection.proofs_of", forged)
+    monkeypatch.setattr("fluid.elastic.groups.torch_group.proofs_of", forged)
     groups = [TorchGroup("cpu", "gloo") for _ in range(3)]
     results = meet(groups, 1)
     assert all(isinstance(result, GenerationBrokenError) for result in results)

@@ -19,7 +19,7 @@ from elastic.groups import Controller, make_groups, together  # noqa: E402
 from elastic.trainables import LanguageModel, Regression  # noqa: E402
 
 from fluid.elastic import ElasticTrainable  # noqa: E402
-from fluid.elastic.member import ElasticMember  # noqa: E402
+from fluid.elastic.members.member import ElasticMember  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  # noqa: E402
 from fluid.trainables.trainable import can_save, is_elastic, kind_of, make_resident  # noqa: E402
 
@@ -223,7 +223,7 @@ def test_importing_it_loads_neither_ray_nor_what_it_does_not_need() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         return set(done.stdout.split()) & {"torch", "ray", "horovod", "numpy"}
 
-    assert loaded("import fluid.elastic, fluid.elastic.controller, fluid.elastic.run") == set()
+    assert loaded("import fluid.elastic, fluid.elastic.members.controller, fluid.elastic.run") == set()
     assert loaded("from fluid.elastic import ElasticTrainable") == {"torch", "numpy"}
 
 

@@ -15,7 +15,7 @@ from elastic.quick import QuickRun  # noqa: E402
 from elastic.trainables import Gan, LanguageModel, Raising, Regression, Unready  # noqa: E402
 
 from fluid.elastic import ElasticRun  # noqa: E402
-from fluid.elastic.make_group import make_group  # noqa: E402
+from fluid.elastic.groups.make import make_group  # noqa: E402
 from fluid.elastic.run import ElasticResult  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError  # noqa: E402
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_set_up_and_what_raises() -> None:
 
 
 def test_without_horovod_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "fluid.elastic.horovod_group"
+    name = "fluid.elastic.groups.horovod_group"
     before = sys.modules.pop(name, None)
     monkeypatch.setitem(sys.modules, "horovod", None)
     try:

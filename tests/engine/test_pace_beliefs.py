@@ -10,10 +10,10 @@ import pytest
 from fluid.engine.estimates.pace import PaceBeliefs
 from fluid.engine.events import TrialSpec
 from fluid.engine.records import Progress, TrialRecord
+from fluid.forecasting.scenario import Scenario
 from fluid.measure.measurements import log_spread
 from fluid.measure.profile import Profile
 from fluid.resources import Cluster
-from fluid.simulation.scenario import Scenario
 from fluid.simulation.trial_outcomes import OracleProfile
 
 

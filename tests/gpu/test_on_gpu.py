@@ -236,8 +236,8 @@ def test_a_communicator_whose_other_member_never_comes_is_given_up(cuda: CudaPro
         import torch
         import torch.distributed as dist
 
-        from fluid.elastic.generation import GenerationBrokenError, GenerationGuard
-        from fluid.elastic.nccl import connect, wait_for_gpu
+        from fluid.elastic.groups.generation import GenerationBrokenError, GenerationGuard
+        from fluid.elastic.groups.nccl import connect, wait_for_gpu
 
         def make(size: int, guard: GenerationGuard) -> dist.Backend:
             return connect(dist.HashStore(), 0, size, timedelta(seconds=60), torch.device("cuda"), guard)

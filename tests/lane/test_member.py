@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from elastic.trainables import Regression  # noqa: E402
 
+from fluid.elastic.groups.rendezvous import RendezvousStore  # noqa: E402
 from fluid.elastic.messages import (  # noqa: E402
     LOOPBACK,
     Abort,
@@ -25,7 +26,6 @@ from fluid.elastic.messages import (  # noqa: E402
     StoreGet,
     StorePut,
 )
-from fluid.elastic.rendezvous import RendezvousStore  # noqa: E402
 from fluid.lane.protocol import (  # noqa: E402
     AdoptResident,
     FromMember,

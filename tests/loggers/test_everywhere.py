@@ -51,7 +51,7 @@ KILLED = """
     import os, signal, sys
     from fluid import FluidExecutor, TrialGroup, Trial, TrialListener
     from fluid.loggers import CSV, MLflow, Parquet, TensorBoard, TrialLogger, WandB
-    from fluid.loggers.progress import read_progress
+    from fluid.loggers.sink import read_progress
     from waiting import eventually
 
     class Killer(TrialListener):

@@ -25,7 +25,7 @@ from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.loggers import hub as hub_module
 from fluid.loggers.logger import LoggedTrial, TrialLogger
-from fluid.loggers.progress import LOGGERS
+from fluid.loggers.sink import LOGGERS
 from fluid.results.records import Result
 from fluid.session.listeners import TrialListener
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
@@ -251,7 +251,7 @@ KILLED = """
     import os, signal, sys
     from logger_heard import Heard
     from fluid import FluidExecutor, TrialGroup, Trial
-    from fluid.loggers.progress import read_progress
+    from fluid.loggers.sink import read_progress
     from waiting import eventually
     folder = Path(sys.argv[1])
 

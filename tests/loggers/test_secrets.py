@@ -13,7 +13,7 @@ import pytest
 from fluid._logs import brief, brief_traceback, without_secrets
 from fluid.executor import FluidExecutor
 from fluid.loggers import MLflow, TrialLogger
-from fluid.loggers.progress import LOGGERS, read_progress
+from fluid.loggers.sink import LOGGERS, read_progress
 from fluid.trialgroup import Trial, TrialGroup
 
 PATIENCE = 90.0

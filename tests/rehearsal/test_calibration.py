@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fluid.rehearsal.calibration import Calibration, kendall_tau
 from fluid.rehearsal.outcome import PlayedTrial, SweepOutcome
-from fluid.reports.calibration_table import calibration_as_json, calibration_table
+from fluid.reports.tables.rehearsal import calibration_as_json, calibration_table
 
 
 def trial(name: str, lr: float, iterations: int = 4, *, ended_s: float = 40.0, seconds: float = 40.0) -> PlayedTrial:

@@ -12,7 +12,7 @@ import fluid
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal import RehearsalPlan, ReplayedIteration, rehearsing
 from fluid.rehearsal.outcome import outcome_of
-from fluid.results.folder_files import read_facts
+from fluid.results.run_files import read_facts
 
 
 class Source:

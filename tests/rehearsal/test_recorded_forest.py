@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fluid.rehearsal.config_forest import TREES, ConfigColumns, ConfigForest
+from fluid.rehearsal.config_guess import TREES, ConfigColumns, ConfigForest
 from fluid.rehearsal.curves import curve_table
 from fluid.rehearsal.run_records import RecordedIteration, RecordedTrial
 

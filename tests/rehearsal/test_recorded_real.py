@@ -11,7 +11,7 @@ import pytest
 import fluid
 from fluid.measure.profile import Profile
 from fluid.rehearsal import RehearsalPlan, overheads_of, recorded, rehearsing
-from fluid.rehearsal.measured_overheads import overheads_in
+from fluid.rehearsal.overheads import overheads_in
 
 
 def train(config: dict[str, Any]) -> Any:

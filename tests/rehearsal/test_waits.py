@@ -232,7 +232,7 @@ def test_a_listener_cannot_wait_for_its_own_session(executor):
 
 
 def test_a_listener_may_wait_for_a_thread_that_waits_for_results(executor, monkeypatch):
-    monkeypatch.setattr("fluid._clock_hold.LOOK_UP_S", 0.01)
+    monkeypatch.setattr("fluid.waiting.clock_hold.LOOK_UP_S", 0.01)
     seen, found = threading.Event(), []
 
     class Waits(fluid.TrialListener):

@@ -13,8 +13,7 @@ from fluid.errors import InvalidFieldError, MissingDependencyError
 from fluid.rehearsal import yahpo
 from fluid.rehearsal.benchmark import Curve
 from fluid.rehearsal.sources import source_by_name, tasks_by_name
-from fluid.rehearsal.yahpo import YahpoBenchmark
-from fluid.rehearsal.yahpo_scenarios import SCENARIOS, scenario_of
+from fluid.rehearsal.yahpo import SCENARIOS, YahpoBenchmark, scenario_of
 from fluid.search.domains import Choice, FloatRange, IntRange
 from tests.rehearsal.small_scenario import SCENARIO, SPACE, SummingNetwork, write_network, write_scenario
 

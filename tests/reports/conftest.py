@@ -26,8 +26,8 @@ from fluid.engine.events import (
 )
 from fluid.measure.profile import Profile
 from fluid.resources import Device
-from fluid.results.group_lines import GroupLine
 from fluid.results.journal import encode
+from fluid.results.submitted import GroupLine
 from fluid.session.folder.folder import RunFolder
 from fluid.trainables.payload import payload_of
 from fluid.trialgroup import Search, Trial, TrialState

@@ -14,9 +14,9 @@ from fluid.engine.commands import NotePlaced
 from fluid.engine.events import DeviceAdded
 from fluid.measure.cohorts.tree import CohortTree
 from fluid.measure.profile import Profile
-from fluid.reports.cohorts import ShownCohort
-from fluid.reports.loader import load_run
-from fluid.reports.page_data import page_data
+from fluid.reports.analysis.cohorts import ShownCohort
+from fluid.reports.page.data import page_data
+from fluid.reports.run.loader import load_run
 from fluid.resources import Device, MemoryNeed
 from fluid.trialgroup import Trial
 

@@ -144,7 +144,7 @@ def test_without_matplotlib_there_is_no_chart(
 ) -> None:
     with try_import("matplotlib", extra="plot") as imports:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-    monkeypatch.setattr("fluid.reports.gantt._imports", imports)
+    monkeypatch.setattr("fluid.reports.figures.gantt._imports", imports)
     assert main(["report", str(small_run)]) == 0
     out = capsys.readouterr().out
     assert "did not draw timeline.png: " in out and "pip install 'matplotlib>=3.7'" in out

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from fluid.reports.comparison import advice_text, advise, as_json, comparison_table, sweep_table
-from fluid.reports.knee import Knee
+from fluid.reports.analysis.knee import Knee
+from fluid.reports.tables.comparison import advice_text, advise, as_json, comparison_table, sweep_table
 from fluid.resources import Cluster
 from fluid.simulation.simulation_result import SimulationResult
 

@@ -15,9 +15,9 @@ from fluid.display.format import device_time, dollar_column, dollars
 from fluid.engine.commands import NoteDeviceLost, ReportEnd
 from fluid.engine.events import DeviceAdded
 from fluid.errors import InvalidFieldError
-from fluid.reports.costs import Costs, Paid
-from fluid.reports.loader import RunReader, load_run
-from fluid.reports.page_data import page_data
+from fluid.reports.analysis.costs import Costs, Paid
+from fluid.reports.page.data import page_data
+from fluid.reports.run.loader import RunReader, load_run
 from fluid.resources import Device
 from fluid.results.loading import load
 from fluid.trialgroup import Trial, TrialState

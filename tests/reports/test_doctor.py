@@ -23,14 +23,15 @@ from fluid.reports.doctor import (
     Machine,
     Package,
     advise,
+    as_json,
     examine,
     find_package,
+    machine_report,
     ray_is_supported,
     read_cpu_quota,
     read_memory_limit,
     read_torch_cuda,
 )
-from fluid.reports.doctor_report import as_json, machine_report
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30

@@ -14,9 +14,9 @@ import pytest
 
 from fluid.cli import main
 from fluid.executor import FluidExecutor
-from fluid.reports.forecasts import WrittenForecast, compared, forecast_text
-from fluid.reports.loader import RunReader, load_run
-from fluid.reports.page_data import page_data
+from fluid.reports.analysis.forecasts import WrittenForecast, compared, forecast_text
+from fluid.reports.page.data import page_data
+from fluid.reports.run.loader import RunReader, load_run
 from fluid.trialgroup import Trial, TrialGroup
 
 Sessions = Callable[..., Any]

@@ -12,12 +12,12 @@ from rich.console import Console
 from fluid.engine.commands import NoteMeasured, NotePlaced, NoteTrial
 from fluid.engine.events import DeviceAdded, TrialStarted
 from fluid.measure.profile import Profile
-from fluid.reports.gantt import GanttPanel, draw_gantt
-from fluid.reports.loader import load_run
-from fluid.reports.page_data import page_data
-from fluid.reports.run import TrialRun
-from fluid.reports.run_table import as_json, run_tables
-from fluid.reports.text_gantt import TextGantt
+from fluid.reports.figures.gantt import GanttPanel, draw_gantt
+from fluid.reports.figures.text_gantt import TextGantt
+from fluid.reports.page.data import page_data
+from fluid.reports.run.loader import load_run
+from fluid.reports.run.run import TrialRun
+from fluid.reports.tables.run import as_json, run_tables
 from fluid.resources import Device
 from fluid.results.loading import load
 from fluid.trialgroup import Trial

@@ -16,8 +16,8 @@ from fluid.planners.instance import Instance
 from fluid.planners.planner import Plan
 from fluid.planners.portfolio import PLANNERS, make_planner
 from fluid.planners.rollout import Segment
-from fluid.reports.gantt import GanttPanel, draw_gantt, draw_sweep, save_gantt, save_sweep, short_names
-from fluid.reports.timeline import Timeline
+from fluid.reports.figures.gantt import GanttPanel, draw_gantt, draw_sweep, save_gantt, save_sweep, short_names
+from fluid.reports.run.timeline import Timeline
 from fluid.resources import Cluster
 from fluid.simulation.simulation_result import SimulationResult
 

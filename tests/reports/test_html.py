@@ -14,9 +14,9 @@ import pytest
 from fluid.display.format import duration, tick_step
 from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError
-from fluid.reports.html import SCRIPTS, embedded, html_page, save_html
-from fluid.reports.loader import load_run
-from fluid.reports.page_data import page_data
+from fluid.reports.page.data import page_data
+from fluid.reports.page.html import SCRIPTS, embedded, html_page, save_html
+from fluid.reports.run.loader import load_run
 from fluid.results.metrics import Goal
 from fluid.trialgroup import Search, Trial
 

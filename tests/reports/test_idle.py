@@ -15,9 +15,9 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.cli import main
 from fluid.engine.commands import NoteMeasured, NotePlaced, NoteWaiting, ReportEnd, WaitReason
 from fluid.engine.events import DeviceAdded
-from fluid.reports.idle import IdleTime
-from fluid.reports.loader import load_run
-from fluid.reports.page_data import page_data
+from fluid.reports.analysis.idle import IdleTime
+from fluid.reports.page.data import page_data
+from fluid.reports.run.loader import load_run
 from fluid.trialgroup import Trial, TrialState
 
 Sessions = Callable[..., Any]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fluid.reports.importance import importances
-from fluid.reports.run import TrialRun
+from fluid.reports.analysis.importance import importances
+from fluid.reports.run.run import TrialRun
 from fluid.results.iterations import FinishedIteration
 from fluid.results.metrics import Goal
 

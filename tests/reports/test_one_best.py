@@ -15,9 +15,9 @@ import fluid
 from fluid.engine.commands import Report, ReportEnd
 from fluid.engine.events import BudgetExtended, Failure
 from fluid.rehearsal.outcome import outcome_of
-from fluid.reports.loader import load_run
-from fluid.reports.ranking import best_of as best_of_run
-from fluid.reports.ranking import ranked as ranked_rows
+from fluid.reports.run.loader import load_run
+from fluid.reports.tables.ranking import best_of as best_of_run
+from fluid.reports.tables.ranking import ranked as ranked_rows
 from fluid.results.best import best_of, merit_of, ranked
 from fluid.results.metrics import Goal
 from fluid.session.folder.resume import read_session

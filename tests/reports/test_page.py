@@ -15,10 +15,10 @@ from browser import Browser
 from browser import Page as BrowserPage
 from page_runs import write_sweep
 
-from fluid.reports.html import embedded, html_page
-from fluid.reports.loader import RunReader, load_run
-from fluid.reports.page_data import page_data
-from fluid.reports.page_patch import PageDrawer
+from fluid.reports.page.data import page_data
+from fluid.reports.page.html import embedded, html_page
+from fluid.reports.page.patch import PageDrawer
+from fluid.reports.run.loader import RunReader, load_run
 from fluid.trialgroup import Search, Trial
 
 pytestmark = pytest.mark.browser

@@ -15,10 +15,10 @@ from page_runs import write_sweep
 
 from fluid.engine.events import GroupRecovered, TrialHistory, TrialSpec
 from fluid.errors import InvalidFieldError
-from fluid.reports.loader import RunReader, load_run
-from fluid.reports.page_data import page_data
-from fluid.reports.page_patch import PageDrawer
-from fluid.reports.run import RecordedRun
+from fluid.reports.page.data import page_data
+from fluid.reports.page.patch import PageDrawer
+from fluid.reports.run.loader import RunReader, load_run
+from fluid.reports.run.run import RecordedRun
 from fluid.trialgroup import Search, Shown, Trial
 
 Sessions = Callable[..., Any]

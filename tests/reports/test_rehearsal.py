@@ -11,8 +11,7 @@ from rich.console import Console
 
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal.outcome import SweepOutcome
-from fluid.reports.rehearsal_figures import Spread, ValueScale, figures_of, knee_of
-from fluid.reports.rehearsal_table import rehearsal_table
+from fluid.reports.tables.rehearsal import Spread, ValueScale, figures_of, knee_of, rehearsal_table
 from fluid.results.metrics import Goal
 
 
@@ -110,7 +109,7 @@ def test_the_knee_of_medians() -> None:
 @pytest.mark.parametrize("seeds", [1, 2, 5])
 def test_the_picture(label: str, seeds: int, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from fluid.reports.rehearsal_plot import draw_rehearsal, save_rehearsal
+    from fluid.reports.figures.rehearsal import draw_rehearsal, save_rehearsal
 
     outcomes = {
         str(n): [outcome(100.0 * (seed + 1) / n, (10.0 / n, 1.0), (50.0 / n, 0.1), devices=n) for seed in range(seeds)]

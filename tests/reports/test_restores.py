@@ -9,11 +9,11 @@ import pytest
 
 import fluid
 from fluid import FluidExecutor
-from fluid.reports.history import RunHistory
-from fluid.reports.loader import load_run
-from fluid.reports.page_data import run_summary
-from fluid.reports.restores import restores_of, set_up_words
-from fluid.reports.run_table import as_json
+from fluid.reports.analysis.restores import restores_of, set_up_words
+from fluid.reports.page.data import run_summary
+from fluid.reports.run.loader import load_run
+from fluid.reports.story.history import RunHistory
+from fluid.reports.tables.run import as_json
 from fluid.results.iterations import FinishedIterations
 from fluid.search import uniform
 

@@ -16,10 +16,10 @@ from fluid.engine.events import DeviceAdded, Failure
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.planners.rollout import Segment
-from fluid.reports.loader import load_run
-from fluid.reports.page_data import page_data
-from fluid.reports.run import RecordedRun, TrialRun
-from fluid.reports.run_table import as_json, run_tables
+from fluid.reports.page.data import page_data
+from fluid.reports.run.loader import load_run
+from fluid.reports.run.run import RecordedRun, TrialRun
+from fluid.reports.tables.run import as_json, run_tables
 from fluid.resources import Device
 from fluid.trialgroup import Search, Shown, Trial
 from tests.checked_files import without_checksums

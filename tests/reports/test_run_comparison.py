@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fluid.cli import main
-from fluid.reports.loader import load_run
-from fluid.reports.run_comparison import compare
+from fluid.reports.run.loader import load_run
+from fluid.reports.tables.run_comparison import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 Captured = pytest.CaptureFixture[str]

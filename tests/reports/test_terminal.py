@@ -13,9 +13,9 @@ from fluid.planners.instance import Instance
 from fluid.planners.planner import Plan
 from fluid.planners.portfolio import make_planner
 from fluid.planners.rollout import Segment
-from fluid.reports.terminal import allocation_history, plan_summary, plan_table
-from fluid.reports.text_gantt import TextGantt
-from fluid.reports.timeline import Timeline
+from fluid.reports.figures.text_gantt import TextGantt
+from fluid.reports.run.timeline import Timeline
+from fluid.reports.tables.terminal import allocation_history, plan_summary, plan_table
 from fluid.resources import Cluster
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

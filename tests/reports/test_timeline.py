@@ -11,7 +11,7 @@ from fluid.planners.instance import Instance
 from fluid.planners.planner import Plan
 from fluid.planners.portfolio import make_planner
 from fluid.planners.rollout import Segment
-from fluid.reports.timeline import Bar, DeviceChange, Timeline
+from fluid.reports.run.timeline import Bar, DeviceChange, Timeline
 from fluid.resources import Cluster
 
 

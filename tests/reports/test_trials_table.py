@@ -10,7 +10,7 @@ import pytest
 
 from fluid.cli import main
 from fluid.engine.events import Failure
-from fluid.reports.trials_table import last_frame
+from fluid.reports.tables.trials import last_frame
 from fluid.trialgroup import Trial
 
 Captured = pytest.CaptureFixture[str]

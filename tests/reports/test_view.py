@@ -26,7 +26,7 @@ from stranger_processes import KINDS, strangers_at
 from waiting import PATIENCE, eventually
 
 from fluid.cli import main
-from fluid.reports.server import RunServer
+from fluid.reports.page.server import RunServer
 from fluid.trialgroup import Trial
 from tests.checked_files import checked
 
@@ -118,7 +118,7 @@ def test_a_new_iteration_arrives_and_so_does_the_end(session: Sessions) -> None:
 
 
 def test_patches_arrive_and_all_is_drawn_in_the_end(session: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluid.reports.following._SHARE_OF_DRAWING", 1e-6)
+    monkeypatch.setattr("fluid.reports.run.following._SHARE_OF_DRAWING", 1e-6)
     made = begin(session)
     with serving(made.path) as url:
         events = Events(url, after=0)

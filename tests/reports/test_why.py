@@ -33,9 +33,9 @@ from fluid.engine.events import (
     TrialSaved,
     TrialSetAside,
 )
-from fluid.reports.html import html_page
-from fluid.reports.loader import load_run
-from fluid.reports.page_data import page_data
+from fluid.reports.page.data import page_data
+from fluid.reports.page.html import html_page
+from fluid.reports.run.loader import load_run
 from fluid.resources import Device
 from fluid.trialgroup import Search, Shown, Trial
 

@@ -17,11 +17,10 @@ from benchmarks.damaged_folders import check_folder, make_folders
 from fluid.checksums import LineChecks, checked_lines, checked_object, split_line, split_object
 from fluid.errors import InvalidFieldError
 from fluid.measure.profile import Profile
-from fluid.reports.loader import RunReader
-from fluid.results.folder_files import json_lines
-from fluid.results.json_lines import JsonLines
-from fluid.results.payload_file import checked_frames, read_payloads
-from fluid.results.torn_files import end_of_lines
+from fluid.reports.run.loader import RunReader
+from fluid.results.checkpoints import checked_frames, read_payloads
+from fluid.results.damage import end_of_lines
+from fluid.results.run_files import JsonLines, json_lines
 from fluid.session.folder.files import AppendedFile
 from tests.checked_files import without_checksums
 

@@ -13,7 +13,7 @@ import pytest
 
 import fluid
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from tests.waiting import eventually
 
 SCRIPT = """

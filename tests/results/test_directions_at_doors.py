@@ -12,11 +12,11 @@ import fluid
 from fluid import FluidExecutor, InvalidFieldError, Search, Trial, TrialGroup
 from fluid.cli import main
 from fluid.display.dashboard import best_text, no_best_text
-from fluid.display.notebook_html import best_html
+from fluid.display.notebook import best_html
 from fluid.rehearsal import recorded
 from fluid.rehearsal.outcome import outcome_of
-from fluid.reports.loader import load_run
-from fluid.reports.page_data import metrics_of
+from fluid.reports.page.data import metrics_of
+from fluid.reports.run.loader import load_run
 from fluid.search.stop_rules import StopRules, TrialStop
 from tests.checked_files import write_checked
 

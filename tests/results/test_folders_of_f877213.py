@@ -24,10 +24,10 @@ import pytest
 import fluid
 from fluid import FluidExecutor, InvalidFieldError, SweepResult
 from fluid.cli import main
-from fluid.reports.html import html_page
-from fluid.reports.loader import load_run
-from fluid.reports.server import RunServer
-from fluid.results.folder_files import FORMAT
+from fluid.reports.page.html import html_page
+from fluid.reports.page.server import RunServer
+from fluid.reports.run.loader import load_run
+from fluid.results.run_files import FORMAT
 from fluid.search import uniform
 
 DATA = Path(__file__).parents[1] / "data"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fluid.executor import FluidExecutor
-from fluid.results.best_so_far import BestSoFar, BestTracker
+from fluid.results.best import BestSoFar, BestTracker
 from fluid.trainables.encoded_metrics import encode_metrics
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 

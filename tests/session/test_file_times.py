@@ -14,9 +14,9 @@ import pytest
 
 from fluid._clock import ClockReading, read_clock
 from fluid.engine.commands import NoteResize, Report
-from fluid.reports.loader import load_run
-from fluid.results.earlier import EarlierResults
-from fluid.results.file_times import clock_facts, time_in_files
+from fluid.reports.run.loader import load_run
+from fluid.results.loading import EarlierResults
+from fluid.results.run_files import clock_facts, time_in_files
 from fluid.session.folder.folder import RunFolder
 from fluid.trainables.encoded_metrics import encode_metrics
 

@@ -19,8 +19,8 @@ from fluid import Device, FluidExecutor, Requires, Trial, TrialGroup
 from fluid.display.dashboard import render
 from fluid.errors import InvalidFieldError
 from fluid.loggers.prometheus import SessionCollector
-from fluid.reports.loader import load_run
-from fluid.results.group_lines import GroupLine
+from fluid.reports.run.loader import load_run
+from fluid.results.submitted import GroupLine
 
 GIB = 2.0**30
 

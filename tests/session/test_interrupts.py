@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from fluid._waiting import AwaitedThread
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.listeners import TrialListener
 from fluid.trialgroup import Trial, TrialGroup
+from fluid.waiting.waits import AwaitedThread
 from tests.session.test_pump import IdleBackend
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.

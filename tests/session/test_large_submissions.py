@@ -6,9 +6,9 @@ from typing import Any
 
 from fluid.checksums import LineChecks
 from fluid.engine.events import PLAIN_TERMS, GroupSubmitted, TrialsAdded, TrialSpec
-from fluid.results.group_lines import GroupLine
+from fluid.results.checkpoints import read_payloads
 from fluid.results.journal import replay
-from fluid.results.payload_file import read_payloads
+from fluid.results.submitted import GroupLine
 from fluid.session.folder.folder import RunFolder
 from fluid.trainables.payload import trainable_payload, trial_payload
 from fluid.trialgroup import Trial

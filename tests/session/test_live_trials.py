@@ -15,7 +15,7 @@ import pytest
 import fluid
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.results.following import ResultsFollower
 from fluid.session.listeners import TrialListener
 from fluid.session.live_trials import LiveTrials

@@ -20,7 +20,7 @@ import fluid
 from fluid.cli import main
 from fluid.executor import FluidExecutor
 from fluid.measure.profile import FORMAT, Profile
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.resources import Device
 from fluid.search import uniform
 

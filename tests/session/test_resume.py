@@ -24,7 +24,7 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.events import Checkpoint, TrialSaved
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.results.journal import encode
 from fluid.session.folder.files import AppendedFile

@@ -21,9 +21,9 @@ import pytest
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.resources import Device
-from fluid.results.folder_files import FORMAT, is_locked
+from fluid.results.run_files import FORMAT, is_locked
 from fluid.session.folder.folder import FolderLock
 from fluid.trialgroup import Trial, TrialGroup
 
@@ -356,7 +356,7 @@ def test_a_deleted_lock_lets_no_second_session_in(tmp_path: Path, name: str) -> 
 def test_whoever_looks_whether_a_session_runs_keeps_none_from_beginning(tmp_path: Path) -> None:
     """Many readers look all the time, each for an instant."""
     FolderLock(tmp_path).release()
-    looks = "import sys; from pathlib import Path; from fluid.results.folder_files import is_locked\n"
+    looks = "import sys; from pathlib import Path; from fluid.results.run_files import is_locked\n"
     looks += "while True: is_locked(Path(sys.argv[1]))"
     readers = [subprocess.Popen([sys.executable, "-c", looks, str(tmp_path)]) for _ in range(2)]
     try:
@@ -375,7 +375,7 @@ def test_whoever_looks_whether_a_session_runs_keeps_none_from_beginning(tmp_path
 @pytest.mark.parametrize("how", ["--pid", "--mount", "--user"])
 def test_a_session_is_seen_to_run_from_another_namespace(tmp_path: Path, how: str) -> None:
     """As from another container, where the kernel's list of locks is empty or names other devices."""
-    looks = "import sys; from pathlib import Path; from fluid.results.folder_files import is_locked\n"
+    looks = "import sys; from pathlib import Path; from fluid.results.run_files import is_locked\n"
     looks += "print(is_locked(Path(sys.argv[1])))"
 
     def seen() -> str:

@@ -15,8 +15,8 @@ import pytest
 
 import fluid
 from fluid import FluidExecutor, Trial, TrialGroup
-from fluid.reports.loader import load_run
-from fluid.reports.why import as_json
+from fluid.reports.run.loader import load_run
+from fluid.reports.tables.why import as_json
 from tests.seeded_programs import lines_of, two_runs
 from tests.waiting import PATIENCE
 

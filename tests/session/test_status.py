@@ -11,7 +11,7 @@ if (_ENGINE := str(Path(__file__).parents[1] / "engine")) not in sys.path:
 import pytest
 from engine_helpers import Hand, Known
 
-from fluid.display.states import has_ended, states_text, with_interrupted
+from fluid.display.names import has_ended, states_text, with_interrupted
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.events import PauseRequested, StopRequested
 from fluid.engine.records import TrialRecord

@@ -16,7 +16,7 @@ from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.local import LocalBackend
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal import Overheads, RehearsalBackend, ReplayedIteration
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.resources import MemoryNeed
 
 

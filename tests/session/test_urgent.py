@@ -13,7 +13,7 @@ import pytest
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.local import LocalBackend
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 
 
 def savable(config: dict[str, Any], state: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:

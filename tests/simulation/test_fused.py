@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.measure.runtime_model import FusedRates
 from fluid.planners.portfolio import make_planner
 from fluid.resources import Cluster
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 from fluid.simulation.simulation_result import SimulationResult
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Plan
 from fluid.planners.portfolio import make_planner
 from fluid.planners.rollout import Rollout
 from fluid.resources import Cluster, Device
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 from fluid.simulation.simulation_result import SimulationResult
 from fluid.simulation.trial_outcomes import TrialOutcomes

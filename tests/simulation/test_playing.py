@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from fluid.errors import InvalidFieldError
+from fluid.forecasting.play import Player, play, stretches
+from fluid.forecasting.scenario import Workload
+from fluid.forecasting.search_now import LiveTrial, SearchNow, shape_of
 from fluid.search_shape import SearchShape
-from fluid.simulation.playing import Player, play, stretches
-from fluid.simulation.scenario import Workload
-from fluid.simulation.search_now import LiveTrial, SearchNow, shape_of
 
 FULL = SearchShape(algorithm="full", rungs=(10,))
 

@@ -1,4 +1,4 @@
-"""Tests of fluid.simulation.scenario, what the simulated backend runs."""
+"""Tests of fluid.forecasting.scenario, what the simulated backend runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
+from fluid.forecasting.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
 from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FusedRates
 from fluid.resources import Cluster, Device
-from fluid.simulation.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
 
 
 def refused(field: str, *fragments: str) -> Any:

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from fluid.engine.engine import EngineState
 from fluid.errors import InvalidFieldError
+from fluid.forecasting.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
 from fluid.planners.portfolio import PLANNERS, make_planner
 from fluid.planners.rollout import Segment
 from fluid.resources import Cluster, Device
 from fluid.simulation import simulate as simulation
 from fluid.simulation import sweeps
-from fluid.simulation.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
 from fluid.simulation.simulate import simulate
 from fluid.simulation.workloads import Algorithm, GroupRequest, RunRequest
 from fluid.testing.validate import validate_state

@@ -7,10 +7,10 @@ import pytest
 
 from fluid import Cluster
 from fluid.errors import InvalidFieldError
+from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.planners.planner import Planner
 from fluid.planners.portfolio import make_planner
-from fluid.simulation.censored_paces import mean_and_spread
-from fluid.simulation.scenario import Runtimes, Scenario, Workload
+from fluid.simulation.observed_search import mean_and_spread
 from fluid.simulation.simulate import simulate
 from fluid.simulation.sized import HeldResult, Terms, first_sizing, simulate_fixed, simulate_sized
 from fluid.sizing.goals import Goals

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fluid.forecasting.scenario import ALGORITHMS, Workload
 from fluid.search.algorithms import make_scheduler
 from fluid.search.rungs import hyperband_shapes, rungs_of
-from fluid.simulation.scenario import ALGORITHMS, Workload
 from fluid.simulation.workloads import Algorithm, GroupRequest, RunRequest, Scores, make_algorithm
 
 LOCK_STEP = ("random", "successive_halving", "hyperband", "syncbohb", "pbt")

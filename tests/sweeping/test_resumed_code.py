@@ -13,7 +13,7 @@ import pytest
 
 import fluid
 from fluid import FluidExecutor, InvalidFieldError, SweepFailedError, SweepResult, TrialListener
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.search import uniform
 
 SPACE = {"x": uniform(0.0, 1.0)}

@@ -10,7 +10,7 @@ import pytest
 import fluid
 from fluid import FluidExecutor, Search, SearchShape
 from fluid.errors import InvalidFieldError
-from fluid.results.folder_files import read_search
+from fluid.results.run_files import read_search
 from fluid.search import AskTell, uniform
 from fluid.search.algorithms import shape_for
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from fluid._clock import Clock
 from fluid.backends.lanes.translate import message_of
-from fluid.elastic.actions import Action, AllHalted, Formed, Reported, Send
-from fluid.elastic.controller import ElasticController, Phase
-from fluid.elastic.messages import Leave, Left, MemberIterated, MemberRaised
+from fluid.elastic.members.controller import ElasticController, Phase
+from fluid.elastic.messages import Action, AllHalted, Formed, Leave, Left, MemberIterated, MemberRaised, Reported, Send
 from fluid.engine.commands import Call, Command, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
 from fluid.engine.events import (
     Event,
@@ -150,7 +149,7 @@ class Outbox:
     Args:
         trial_id: the trial.
         epoch: number of its time in several lanes, which lanes repeat in all they say.
-        process_group: what members communicate through, as of :func:`fluid.elastic.make_group.make_group`.
+        process_group: what members communicate through, as of :func:`fluid.elastic.groups.make.make_group`.
         clock: the driver's.
         leaving: (trial, lane, epoch) of members whose answer to StopTrial is still to come; shared by all trials.
 
@@ -637,7 +636,7 @@ class ElasticTrials:
         is_up: whether a lane runs and was not told to end.
         is_elastic: whether a trial can span several devices.
         clock: the driver's.
-        process_group: what members communicate through, as of :func:`fluid.elastic.make_group.make_group`.
+        process_group: what members communicate through, as of :func:`fluid.elastic.groups.make.make_group`.
     """
 
     def __init__(

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
 from fluid._logs import logger_of
-from fluid._waiting import BackgroundThread, await_descriptor
 from fluid.backends.base import LaneDying, LaneExited
 from fluid.backends.hosts.checkpoints.server import CheckpointServer, ServedFolders
 from fluid.backends.hosts.folders import SessionFolders, clear_host
@@ -52,6 +51,7 @@ from fluid.engine.commands import CheckpointValue
 from fluid.errors import FluidError
 from fluid.processes.handshake import Address, connect_all
 from fluid.processes.signals import leave_to_driver
+from fluid.waiting.waits import BackgroundThread, await_descriptor
 
 with try_import("Ray", extra="ray"):
     import ray

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 from fluid._clock import VirtualClock
-from fluid._clock_hold import NO_HOLD, ClockHold, VirtualClockHold
 from fluid.backends.base import ScalingLimits, Sharing
 from fluid.backends.simulated.devices import VirtualDevices
 from fluid.backends.simulated.steps import NONE_LEFT, SimulatedTrial, Truth, VirtualStep, answer_to, placed_by
@@ -58,6 +57,7 @@ from fluid.lane.policy import POLICIES
 from fluid.planners.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
+from fluid.waiting.clock_hold import NO_HOLD, ClockHold, VirtualClockHold
 
 # -- booting -------------------------------------------------------------------------------------
 #

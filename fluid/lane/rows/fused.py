@@ -105,8 +105,7 @@ def _key_of(body: Any) -> tuple[str, type] | None:
         return None
     trainable = fused_trial_of(body)
     from fluid.fused.key import key_of
-    from fluid.fused.obstacles import require_fusible
-    from fluid.fused.refusal import FusionError
+    from fluid.fused.obstacles import FusionError, require_fusible
     from fluid.fused.trainable import FusedTrainable
 
     if not isinstance(trainable, FusedTrainable):

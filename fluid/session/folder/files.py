@@ -12,7 +12,7 @@ from fluid._logs import logger_of
 from fluid._private_files import open_descriptor
 from fluid.errors import FluidError
 from fluid.lane.checkpoints.paths import open_folder, path_now
-from fluid.results.torn_files import end_of_lines
+from fluid.results.damage import end_of_lines
 
 
 class AppendedFile(FileIO):

@@ -48,8 +48,10 @@ from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
 from fluid.errors import InvalidFieldError
 from fluid.measure.profile import Profile
-from fluid.results.file_times import clock_facts, time_in_files
-from fluid.results.folder_files import (
+from fluid.results.checkpoints import checked_frames
+from fluid.results.iterations import CLOCK_RESET_S
+from fluid.results.journal import encode, encode_apart
+from fluid.results.run_files import (
     ENDS,
     FORECASTS,
     FORMAT,
@@ -60,14 +62,13 @@ from fluid.results.folder_files import (
     RESULTS,
     SESSION,
     TRIALS,
+    clock_facts,
     is_used,
     read_facts,
+    time_in_files,
     why_unreadable,
 )
-from fluid.results.group_lines import GroupLine
-from fluid.results.iterations import CLOCK_RESET_S
-from fluid.results.journal import encode, encode_apart
-from fluid.results.payload_file import checked_frames
+from fluid.results.submitted import GroupLine
 from fluid.session.folder.files import AppendedFile, FolderWatch
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
@@ -204,7 +205,7 @@ class RunFolder:
     Attributes:
         path: the folder.
         session_id: an id that no other session has; kept when the session is resumed.
-        shift: seconds from the session's clock to the time axis of its files; see :mod:`fluid.results.file_times`.
+        shift: seconds from the session's clock to the time axis of its files; see :mod:`fluid.results.run_files`.
     """
 
     def __init__(self, path: Path, lock: FolderLock) -> None:

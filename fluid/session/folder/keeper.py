@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from fluid._logs import logger_of
-from fluid._waiting import BackgroundThread
 from fluid.backends.base import Backend, KeepingBackend
 from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
@@ -32,6 +31,7 @@ from fluid.results.best import Merit
 from fluid.trainables.class_resident import says_it_reports_states
 from fluid.trainables.trainable import can_save, kind_of, profile_name
 from fluid.trialgroup import Search, Trial, TrialState
+from fluid.waiting.waits import BackgroundThread
 
 # -- kept registry -------------------------------------------------------------------------------
 #

@@ -28,10 +28,14 @@ from fluid.lane.checkpoints.paths import checkpoints_folder, folder_name, folder
 from fluid.lane.checkpoints.store import checkpoints_on_disk
 from fluid.measure.profile import Profile
 from fluid.random_state import Seeds
-from fluid.results.best_so_far import BestTracker
+from fluid.results.best import BestTracker
+from fluid.results.checkpoints import StoredTrial, read_payloads
 from fluid.results.code_changes import CodeChange
-from fluid.results.earlier import EarlierResults
-from fluid.results.folder_files import (
+from fluid.results.damage import cut_file, cut_torn_line, gap_notes, tell_damage
+from fluid.results.iterations import ReportedIteration
+from fluid.results.journal import Recovered, changed, replay
+from fluid.results.loading import EarlierResults
+from fluid.results.run_files import (
     FORECASTS,
     JOURNAL,
     PAYLOADS,
@@ -44,13 +48,7 @@ from fluid.results.folder_files import (
     json_lines,
     read_facts,
 )
-from fluid.results.gaps import gap_notes
-from fluid.results.group_lines import GroupLine
-from fluid.results.iterations import ReportedIteration
-from fluid.results.journal import Recovered, changed, replay
-from fluid.results.payload_file import StoredTrial, read_payloads
-from fluid.results.submitted import SubmittedTrial, SubmittedTrials
-from fluid.results.torn_files import cut_file, cut_torn_line, tell_damage
+from fluid.results.submitted import GroupLine, SubmittedTrial, SubmittedTrials
 from fluid.session.folder.folder import RunFolder
 from fluid.trainables.encoded_metrics import numbers_in
 from fluid.trainables.json_form import is_form_of

@@ -15,11 +15,12 @@ from typing import Any, Protocol, TypeVar
 
 from fluid._clock import MonotonicClock, nap, thread_seconds
 from fluid._logs import logger_of
-from fluid._waiting import AwaitedThread
 from fluid.engine.commands import Command
 from fluid.engine.engine import EngineState
 from fluid.engine.events import Event
 from fluid.errors import InvalidFieldError, require_integer
+from fluid.forecasting.play import Player
+from fluid.forecasting.search_now import SearchNow
 from fluid.planners.instance import EndDistribution, require_odds
 from fluid.session.facts import Forecast
 from fluid.session.folder.folder import RunFolder
@@ -27,9 +28,8 @@ from fluid.session.forecasting.left import RunOverheads, trials_left
 from fluid.session.forecasting.search import search_now
 from fluid.session.inbox import GroupInbox
 from fluid.session.status import GroupFacts
-from fluid.simulation.playing import Player
-from fluid.simulation.search_now import SearchNow
 from fluid.trialgroup import Search
+from fluid.waiting.waits import AwaitedThread
 
 # -- forecast log --------------------------------------------------------------------------------
 #

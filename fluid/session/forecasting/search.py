@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from fluid.engine.engine import EngineState
 from fluid.engine.records import GroupRecord, TrialRecord
+from fluid.forecasting.search_now import LiveTrial, SearchNow
 from fluid.search_shape import SearchShape
-from fluid.simulation.censored_paces import mean_and_spread
-from fluid.simulation.search_now import LiveTrial, SearchNow
+from fluid.simulation.observed_search import mean_and_spread
 from fluid.trialgroup import Search, Shown, TrialState
 
 #: Trials that must have shown their paces before those of others are predicted by them, config by config.

@@ -566,7 +566,7 @@ def test_the_daemon_is_watched_after_an_error(
 def test_mps_is_given_up_if_its_watch_fails_again_and_again(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, processes: Any
 ) -> None:
-    monkeypatch.setattr("fluid._waiting._PAUSE_S", 0.001)
+    monkeypatch.setattr("fluid.waiting.waits._PAUSE_S", 0.001)
     made = MpsWatchdog(["GPU-0"], starts(fake))
     assert made.await_start() == ""
     assert isinstance(made._daemon, MpsDaemon) and made._daemon.pid is not None

@@ -14,7 +14,7 @@ import pytest
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.cli import main
 from fluid.measure.profile import Profile
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 
 SLOW_S, FAST_S = 0.06, 0.01
 

@@ -14,7 +14,7 @@ import pytest
 from fluid.engine.events import DeviceAdded
 from fluid.executor import FluidExecutor
 from fluid.measure.profile import Profile
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 from fluid.resources import Device, Requires
 from fluid.trialgroup import Trial, TrialGroup
 

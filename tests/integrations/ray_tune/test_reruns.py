@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray")
 from fluid import FluidExecutor, tune
 from fluid.integrations.ray_tune.trial_ids import TrialIds
-from fluid.reports.loader import load_run
+from fluid.reports.run.loader import load_run
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

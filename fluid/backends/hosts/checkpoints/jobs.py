@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
-from fluid._waiting import BackgroundThread
 from fluid.lane.checkpoints.files import discard_kept
 from fluid.lane.checkpoints.store import CheckpointStore
 from fluid.lane.errors import one_line
 from fluid.lane.protocol import CheckpointPersisted
+from fluid.waiting.waits import BackgroundThread
 
 _log = logger_of(__name__)
 #: Seconds in which what was asked for is still begun once the host closes.

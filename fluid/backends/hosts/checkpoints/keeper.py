@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
-from fluid._waiting import BackgroundThread, await_descriptor
 from fluid.backends.hosts import memory as host_memory
 from fluid.backends.hosts.checkpoints.jobs import CheckpointJobs
 from fluid.backends.hosts.checkpoints.memory import MemoryFolder
@@ -45,6 +44,7 @@ from fluid.lane.checkpoints.paths import folder_name
 from fluid.lane.checkpoints.seal import sealed_bytes
 from fluid.lane.checkpoints.store import CheckpointStore
 from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
+from fluid.waiting.waits import BackgroundThread, await_descriptor
 
 # -- checkpoint wishes ---------------------------------------------------------------------------
 #

@@ -17,7 +17,6 @@ from contextlib import suppress
 
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import logger_of
-from fluid._waiting import BackgroundThread
 from fluid.backends.hosts.sockets import LaneListener, WakeableSelector
 from fluid.lane.checkpoints.fetch import (
     LENGTH,
@@ -36,6 +35,7 @@ from fluid.lane.checkpoints.files import checkpoints_like, locked_for_reading
 from fluid.lane.checkpoints.paths import checkpoints_folder, settled_path, trial_folder_name
 from fluid.lane.checkpoints.seal import SEAL
 from fluid.processes.handshake import Address
+from fluid.waiting.waits import BackgroundThread
 
 # -- checkpoint sending --------------------------------------------------------------------------
 #

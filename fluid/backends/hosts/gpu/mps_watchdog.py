@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 
 from fluid._clock import MonotonicClock
 from fluid._logs import logger_of
-from fluid._waiting import BackgroundThread
 from fluid.backends.hosts.forkserver.guardian import MpsControl
 from fluid.gpu.mps_control import MpsError
 from fluid.gpu.mps_foreign import ForeignDaemon
 from fluid.mps import MpsDaemon
+from fluid.waiting.waits import BackgroundThread
 
 _log = logger_of(__name__)
 

@@ -1,0 +1,1 @@
+"""Groups of processes that exchange gradients: torch.distributed, Horovod, through the host; and how they meet."""

@@ -1,0 +1,1 @@
+"""What is computed of a run: costs, idle time, importance, resizes, restores, cohorts, forecasts."""

@@ -1,0 +1,170 @@
+"""How much each hyperparameter matters for a metric: Optuna's functional ANOVA on the trials of a run.
+
+A random forest predicts the best value of a trial from its config; the importance of a hyperparameter is its share of
+the variance of these predictions (Hutter, Hoos, Leyton-Brown: An Efficient Approach for Assessing Hyperparameter
+Importance, ICML 2014). With many trials the mean decrease in impurity of such a forest is used, which is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluid._imports import try_import
+from fluid.reports.run.run import RecordedRun, TrialRun
+from fluid.reports.tables.ranking import value_of
+from fluid.reports.tables.trials import differing, value_text
+from fluid.results.iterations import flat
+from fluid.results.metrics import Goal, is_bookkeeping, is_number
+from fluid.trialgroup import TrialState
+
+#: Fewest trials to judge by, and most trials times hyperparameters for functional ANOVA.
+FEWEST_TRIALS, _MOST_FOR_ANOVA = 8, 1000
+#: Most different values of a hyperparameter that has no order.
+_MOST_CHOICES = 32
+#: A positive hyperparameter whose values span this factor is taken on a logarithmic scale.
+_LOG_SPAN = 100.0
+#: Most metrics of a run for which they are computed.
+_MOST_METRICS = 4
+#: Of the forest.
+_TREES, _SEED = 64, 0
+_INSTALL = "pip install optuna scikit-learn"
+
+
+@dataclass(frozen=True)
+class Importances:
+    """How much the hyperparameters of a run matter.
+
+    Attributes:
+        metric: for this metric.
+        shares: the importance of each hyperparameter, the most important one first; they add up to 1. Empty if there
+            are none.
+        method: ``"fANOVA"`` or ``"mean decrease in impurity"``; empty if there are none.
+        trials: how many trials they are from.
+        note: why there are none, or what they leave out; empty if there is nothing to say.
+    """
+
+    metric: str
+    shares: Mapping[str, float] = field(default_factory=dict)
+    method: str = ""
+    trials: int = 0
+    note: str = ""
+
+
+def importances(trials: Sequence[TrialRun], goal: Goal) -> Importances:
+    """Computes importances; says why where it cannot.
+
+    They are of the trials that are done or ran as long as any, if these are enough, else of all that reported a number
+    and did not fail.
+
+    Args:
+        trials: the trials of a run.
+        goal: the metric, of which each trial's best value counts.
+    """
+    valued = [trial for trial in trials if trial.state != TrialState.FAILED and value_of(trial, goal) is not None]
+    longest = max((trial.iterations for trial in valued), default=0)
+    whole = [trial for trial in valued if trial.state == TrialState.DONE or trial.iterations == longest]
+    used = whole if len(whole) >= FEWEST_TRIALS else valued
+    if len(used) < FEWEST_TRIALS:
+        note = f"needs {FEWEST_TRIALS} trials that reported it; there are {len(used)}"
+        return Importances(goal.metric, trials=len(used), note=note)
+    values = [float(value_of(trial, goal) or 0.0) for trial in used]
+    columns, left_out = _columns([flat(trial.config) for trial in used])
+    if len(columns) < 2:
+        which = f"only {next(iter(columns))} differs" if columns else "no hyperparameter differs"
+        return Importances(goal.metric, trials=len(used), note=f"{which} between the trials")
+    if min(values) == max(values):
+        return Importances(goal.metric, trials=len(used), note=f"all trials have the same {goal.metric}")
+    found = _evaluate(columns, values)
+    if found is None:
+        return Importances(goal.metric, trials=len(used), note="needs Optuna and scikit-learn, which are not installed")
+    notes = [] if len(used) == len(whole) else ["some of these trials ended early"]
+    notes += [f"left out: {', '.join(left_out)}"] if left_out else []
+    return Importances(goal.metric, found[1], found[0], len(used), "; ".join(notes))
+
+
+def by_metric(run: RecordedRun, known: Importances | None = None) -> dict[str, Sequence[tuple[str, float]] | str]:
+    """The importances for a run's metrics: names and shares, or why there are none.
+
+    They are computed for the goals of the run's searches and its first other metrics, not for bookkeeping.
+
+    Args:
+        run: the run.
+        known: some that were computed already.
+    """
+    metrics = [metric for metric in run.metrics if not is_bookkeeping(metric)][:_MOST_METRICS]
+    found: dict[str, Sequence[tuple[str, float]] | str] = {}
+    for metric in metrics:
+        one = known
+        mode = run.mode_of(metric)
+        if one is None or one.metric != metric:
+            if mode is None:
+                one = Importances(metric, note="it may mean either, so that the best values of trials are unknown")
+            else:
+                one = importances(run.trials, Goal(metric, mode == "min"))
+        found[metric] = list(one.shares.items()) or one.note
+    return {**dict.fromkeys(run.metrics, "not computed for this metric"), **found}
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A hyperparameter's values, one for each trial."""
+
+    values: Sequence[Any]
+    is_number: bool
+
+
+def _columns(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Values], list[str]]:
+    """The hyperparameters to judge, and those that cannot be: some trials lack them, or they have too many values."""
+    columns: dict[str, _Values] = {}
+    left_out = []
+    for name in differing(configs):
+        values = [config.get(name) for config in configs]
+        if not all(name in config for config in configs):
+            left_out.append(name)
+        elif all(map(is_number, values)):
+            columns[name] = _Values(values, True)
+        elif len(set(map(value_text, values))) <= _MOST_CHOICES:
+            columns[name] = _Values([value_text(value) for value in values], False)
+        else:
+            left_out.append(name)
+    return columns, left_out
+
+
+def _evaluate(columns: Mapping[str, _Values], values: Sequence[float]) -> tuple[str, dict[str, float]] | None:
+    """The method and the shares; ``None`` if the packages are not installed."""
+    # Both take a second to import, which most runs that are too small for them need not wait for.
+    with try_import("Optuna and scikit-learn", install=_INSTALL) as imports:
+        import optuna
+        import sklearn  # noqa: F401  Optuna's evaluators import it when they run.
+    if not imports.available:
+        return None
+    chosen = {name: _as_choices(optuna.distributions, column) for name, column in columns.items()}
+    distributions = {name: distribution for name, (distribution, _) in chosen.items()}
+    anova = len(values) * len(columns) <= _MOST_FOR_ANOVA
+    make = optuna.importance.FanovaImportanceEvaluator
+    if not anova:
+        make = optuna.importance.MeanDecreaseImpurityImportanceEvaluator
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # Optuna logs that a study was made.
+    try:
+        study = optuna.create_study()
+    finally:
+        optuna.logging.set_verbosity(level)
+    for row, value in enumerate(values):
+        params = {name: each[row] for name, (_, each) in chosen.items()}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
+    found = optuna.importance.get_param_importances(study, evaluator=make(n_trees=_TREES, seed=_SEED))
+    return "fANOVA" if anova else "mean decrease in impurity", {name: float(share) for name, share in found.items()}
+
+
+def _as_choices(kinds: Any, column: _Values) -> tuple[Any, Sequence[Any]]:
+    """The distribution that spans a hyperparameter's values, and the values as it has them."""
+    if not column.is_number:
+        return kinds.CategoricalDistribution(list(dict.fromkeys(column.values))), column.values
+    low, high = min(column.values), max(column.values)
+    log = low > 0 and high / low >= _LOG_SPAN
+    if all(isinstance(value, int) for value in column.values):
+        return kinds.IntDistribution(low, high, log=log), column.values
+    return kinds.FloatDistribution(float(low), float(high), log=log), [float(value) for value in column.values]

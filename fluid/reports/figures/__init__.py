@@ -1,0 +1,1 @@
+"""Figures: Gantt charts, and those of rehearsals."""

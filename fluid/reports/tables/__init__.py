@@ -1,0 +1,1 @@
+"""Tables for terminals and for the HTML page."""
