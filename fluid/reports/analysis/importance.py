@@ -13,8 +13,8 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.reports.run.run import RecordedRun, TrialRun
+from fluid.reports.tables.hyperparameters import differing, value_text
 from fluid.reports.tables.ranking import value_of
-from fluid.reports.tables.trials import differing, value_text
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_bookkeeping, is_number
 from fluid.trialgroup import TrialState

@@ -15,9 +15,10 @@ from fluid.display.format import count, dollar_column, durations, percent, print
 from fluid.display.palette import mark
 from fluid.errors import InvalidFieldError
 from fluid.reports.run.run import RecordedRun, run_names
+from fluid.reports.tables.hyperparameters import differing, value_text
 from fluid.reports.tables.ranking import RankedTrial, best_of, goal_of, open_metric
 from fluid.reports.tables.run import best_json
-from fluid.reports.tables.trials import differing, metric_text, no_best_line, value_text
+from fluid.reports.tables.trials import metric_text, no_best_line
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 
