@@ -65,6 +65,7 @@ test-parity: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/sizes.py
 
 typecheck: $(INSTALLED)
 	$(BIN)/mypy

@@ -30,11 +30,10 @@ from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.tune.schedulers import ASHAScheduler
 
 from fluid import FluidExecutor, tune
-from fluid.integrations.ray_tune.actor_handle import LocalActorHandle
-from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule
-from fluid.integrations.ray_tune.lane_trial import RESULT, LaneTrialSpec
+from fluid.integrations.ray_tune.lane.lane_trial import RESULT, CheckpointSchedule, LaneTrialSpec
+from fluid.integrations.ray_tune.lane.rehearsed_trial import RehearsedTrial
+from fluid.integrations.ray_tune.manager import LocalActorHandle
 from fluid.integrations.ray_tune.private_api import TRIAL_INFO
-from fluid.integrations.ray_tune.rehearsed_trial import RehearsedTrial
 from fluid.rehearsal import ReplayedIteration
 
 TRIALS, ITERATIONS, DEVICES = 256, 52, 32

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
-from fluid.trainables.elastic_class import elastic_class_of
+from fluid.trainables.import_scan import elastic_class_of
 
 if TYPE_CHECKING:
     from fluid.elastic.trainable import ElasticTrainable

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluid.keeping import KeepRule
-from fluid.trainables.elastic_class import elastic_class_of
-from fluid.trainables.import_scan import imports_of
+from fluid.trainables.import_scan import elastic_class_of, imports_of
 from fluid.trainables.json_form import json_form
 from fluid.trainables.pickling import dump_config, dump_trainable
 from fluid.trainables.trainable import is_elastic, kind_of

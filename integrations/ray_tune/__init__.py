@@ -2,7 +2,7 @@
 
 :class:`FluidScheduler` wraps the scheduler of a ``tune.run`` or ``Tuner``; nothing in Ray is patched but the dates of
 sweeps. :mod:`fluid.tune` does the wrapping. Start reading at ``scheduler``, then ``manager`` (what the controller
-calls) and ``controller_bridge`` (where its requests and the engine's events meet).
+calls) and ``controller.bridge`` (where its requests and the engine's events meet).
 """
 
 from fluid.integrations.ray_tune.scheduler import FluidScheduler

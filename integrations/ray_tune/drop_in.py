@@ -8,22 +8,55 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import ray
 import ray.tune
 from ray.tune.schedulers import create_scheduler
 
 from fluid._given_executor import closes_executor
+from fluid.display.notebook import NotebookView
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor, executor_scope
-from fluid.integrations.ray_tune import elastic_lane_trial
-from fluid.integrations.ray_tune.interruption import Interruption
-from fluid.integrations.ray_tune.loggers import loggers_apart
+from fluid.integrations.ray_tune.controller.interruption import Interruption
+from fluid.integrations.ray_tune.lane import elastic_lane_trial
+from fluid.integrations.ray_tune.logs.loggers import loggers_apart
 from fluid.integrations.ray_tune.scheduler import FluidScheduler
+from fluid.integrations.ray_tune.schedulers.successive_halving import SuccessiveHalvingScheduler
+from fluid.integrations.ray_tune.schedulers.sync_bohb import SyncBOHB
 from fluid.integrations.ray_tune.side_by_side import alone_until_begun, in_use, start_ray
-from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
-from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
-from fluid.integrations.ray_tune.tune_output import output_options
 from fluid.integrations.ray_tune.virtual_time import tune_time
 from fluid.session.listeners import SweepInterrupted
+
+# -- tune output ---------------------------------------------------------------------------------
+#
+# Tune's own output beside Fluid's live view, which shows the same: it is left out unless the user asks for it.
+
+
+class SilentReporter(ray.tune.ProgressReporter):  # type: ignore[misc]
+    """Reports nothing. Tune's own reporter for notebooks clears the output of the cell, with the live view in it."""
+
+    def should_report(self, trials: Any, done: bool = False) -> bool:
+        """Whether there is something to report: never."""
+        return False
+
+    def report(self, trials: Any, done: bool, *sys_info: Any) -> None:
+        """Does nothing."""
+
+
+def output_options(executor: FluidExecutor, verbose: Any, reporter: Any) -> dict[str, Any]:
+    """What to pass to Tune as ``verbose`` and ``progress_reporter``; empty where its output stays as it is.
+
+    Args:
+        executor: runs the sweep.
+        verbose, reporter: what the user has passed; ``None`` if nothing.
+    """
+    if verbose is not None or reporter is not None or not executor.is_live:
+        return {}
+    # Elsewhere Tune warns of a reporter.
+    return {"verbose": 0, **({"progress_reporter": SilentReporter()} if NotebookView.wanted() else {})}
+
+
+# -- drop in -------------------------------------------------------------------------------------
+
 
 #: What every lane of a sweep imports.
 _LANE_MODULES = (elastic_lane_trial.__name__,)

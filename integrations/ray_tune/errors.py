@@ -7,7 +7,7 @@ import traceback
 from ray.exceptions import RayActorError, RayTaskError
 
 from fluid.engine.events import Failure
-from fluid.integrations.ray_tune.lane_trial import FailedSave, RestoreError
+from fluid.integrations.ray_tune.lane.lane_trial import FailedSave, RestoreError
 from fluid.integrations.ray_tune.private_api import Trial
 from fluid.lane.errors import causes
 from fluid.session.listeners import CallFailedError, TrialFailedError, exception_of

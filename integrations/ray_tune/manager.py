@@ -5,26 +5,71 @@ The controller keeps making all decisions; lanes answer what it requests of its 
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import ray
 
+from fluid._clock import wall_seconds
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
-from fluid.integrations.ray_tune.actor_handle import LocalActorHandle
-from fluid.integrations.ray_tune.controller_bridge import ControllerBridge
+from fluid.integrations.ray_tune.controller.bridge import ControllerBridge
+from fluid.integrations.ray_tune.controller.tune_trial import Task, TuneTrial, notify
 from fluid.integrations.ray_tune.errors import as_task_error
-from fluid.integrations.ray_tune.loggers import flush_loggers
-from fluid.integrations.ray_tune.logs import save_logs
+from fluid.integrations.ray_tune.logs.loggers import flush_loggers, save_logs
 from fluid.integrations.ray_tune.private_api import TRIAL_INFO, RayActorManager, TrackedActor, Trial
-from fluid.integrations.ray_tune.resource_offer import require_in_cluster
-from fluid.integrations.ray_tune.resource_requests import refusal, stays_with_ray
-from fluid.integrations.ray_tune.tune_trial import Task, TuneTrial, notify
+from fluid.integrations.ray_tune.resources.offer import require_in_cluster
+from fluid.integrations.ray_tune.resources.requests import refusal, stays_with_ray
 from fluid.integrations.ray_tune.virtual_time import is_rehearsed
+
+# -- actor handle --------------------------------------------------------------------------------
+#
+# The actor handle that Tune's controller holds for a trial that runs in a lane, where there is no actor of Ray.
+
+
+class _LocalMethod:
+    """Answers ``handle.method.remote()`` in the driver, at once."""
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        self.remote = answer
+
+
+class LocalActorHandle:
+    """Answers the two calls that Tune makes to an actor before its first result.
+
+    Args:
+        trial_id: Tune's.
+        config: the trial's.
+    """
+
+    def __init__(self, trial_id: str, config: Any) -> None:
+        self._trial_id, self._config = trial_id, config
+        self.get_auto_filled_metrics = _LocalMethod(self._metrics)
+        self.get_current_ip_pid = _LocalMethod(lambda: (ray.util.get_node_ip_address(), os.getpid()))
+
+    def _metrics(self, debug_metrics_only: bool = False) -> dict[str, Any]:
+        seconds = wall_seconds()
+        return {
+            "trial_id": self._trial_id,
+            # One copy for all trials of a second: Tune keeps what is returned for every trial.
+            "date": sys.intern(datetime.fromtimestamp(seconds).strftime("%Y-%m-%d_%H-%M-%S")),
+            "timestamp": int(seconds),
+            "pid": os.getpid(),
+            "hostname": platform.node(),
+            "node_ip": ray.util.get_node_ip_address(),
+            "config": self._config,
+        }
+
+
+# -- manager -------------------------------------------------------------------------------------
+
 
 #: Longest that a turn waits for events of the engine, in seconds, while Ray actors have to be polled too.
 _SHARED_WAIT_S = 0.01

@@ -21,13 +21,11 @@ from ray.tune.schedulers import (
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.executor import FluidExecutor, executor_in_force
 from fluid.integrations.ray_tune import private_api
-from fluid.integrations.ray_tune.budgets import Budgets
-from fluid.integrations.ray_tune.concurrency import Concurrency
-from fluid.integrations.ray_tune.decisions import all_known_at_once
+from fluid.integrations.ray_tune.controller.decisions import Budgets, Concurrency, all_known_at_once
 from fluid.integrations.ray_tune.manager import FluidActorManager
 from fluid.integrations.ray_tune.private_api import Trial
-from fluid.integrations.ray_tune.resource_offer import ResourceRequests
-from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
+from fluid.integrations.ray_tune.resources.offer import ResourceRequests
+from fluid.integrations.ray_tune.schedulers.successive_halving import SuccessiveHalvingScheduler
 from fluid.measure.runtime_model import DEFAULT_MAX_PACKING
 
 #: Schedulers that decide about all trials at the same iteration, or never: all trials may be under way at once.

@@ -28,7 +28,7 @@ from fluid.integrations.ray_tune.private_api import (
     ParameterRegistry,
     environment_of_job,
 )
-from fluid.integrations.ray_tune.resource_requests import THREADS_VARIABLE
+from fluid.integrations.ray_tune.resources.requests import THREADS_VARIABLE
 from fluid.shared_data.parameters import LARGE_PARAMETERS, KeptValue, TrialParameters
 from fluid.shared_data.pickling import dump_shared
 from fluid.trainables.pickling import dump_trainable

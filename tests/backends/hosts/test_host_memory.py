@@ -153,8 +153,8 @@ def test_what_is_written_to_the_lock_by_accident_does_not_spoil_the_folder(ram: 
 
 HOLDER = """
 import os, sys
-from fluid.backends.hosts import host_memory
-host_memory.enter(sys.argv[1], sys.argv[2], temporary=False)
+from fluid.backends.hosts import memory
+memory.enter(sys.argv[1], sys.argv[2], temporary=False)
 if os.fork() == 0:  # As a lane does, which comes from the fork server.
     os.close(1)
     sys.stdin.read()

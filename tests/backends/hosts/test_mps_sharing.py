@@ -435,14 +435,14 @@ def test_a_lane_that_dies_without_a_fault_takes_nobody_along(backend: LocalBacke
 #: Kills a child process with the help of the control program and the folder that it is given.
 _KILLER = """
 import os, signal, sys
-from fluid.backends.hosts import lane_killing
-lane_killing._PATIENCE_S = float(sys.argv[3])
+from fluid.backends.hosts.forkserver import guardian
+guardian._PATIENCE_S = float(sys.argv[3])
 lane = os.fork()
 if not lane:
     os.setpgid(0, 0)
     signal.pause()
-killer = lane_killing.LaneKiller()
-killer.kill(lane, lane_killing.MpsControl(*sys.argv[1:3]))
+killer = guardian.LaneKiller()
+killer.kill(lane, guardian.MpsControl(*sys.argv[1:3]))
 first, _ = os.wait()
 killer.reaped(first)
 _, status = os.wait()

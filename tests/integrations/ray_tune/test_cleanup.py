@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("ray")
 from ray.tune.schedulers import ASHAScheduler
 
-from fluid.integrations.ray_tune import controller_bridge
+from fluid.integrations.ray_tune.controller import bridge as controller_bridge
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

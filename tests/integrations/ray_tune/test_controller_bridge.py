@@ -12,8 +12,8 @@ pytest.importorskip("ray")
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining
 
 from fluid import tune
-from fluid.integrations.ray_tune import controller_bridge
-from fluid.integrations.ray_tune.controller_bridge import ControllerBridge
+from fluid.integrations.ray_tune.controller import bridge as controller_bridge
+from fluid.integrations.ray_tune.controller.bridge import ControllerBridge
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

@@ -30,10 +30,15 @@ from ray.tune.stopper import (  # noqa: E402
     TimeoutStopper,
 )
 
-from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule  # noqa: E402
-from fluid.integrations.ray_tune.decisions import Decision, all_known_at_once, had_run_its_course, next_decision  # noqa: E402
-from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler  # noqa: E402
-from fluid.integrations.ray_tune.sync_bohb import SyncBOHB  # noqa: E402
+from fluid.integrations.ray_tune.controller.decisions import (  # noqa: E402
+    Decision,
+    all_known_at_once,
+    had_run_its_course,
+    next_decision,
+)
+from fluid.integrations.ray_tune.lane.lane_trial import CheckpointSchedule  # noqa: E402
+from fluid.integrations.ray_tune.schedulers.successive_halving import SuccessiveHalvingScheduler  # noqa: E402
+from fluid.integrations.ray_tune.schedulers.sync_bohb import SyncBOHB  # noqa: E402
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

@@ -34,9 +34,9 @@ from ray.tune.stopper import (  # noqa: E402
     TimeoutStopper,
 )
 
-from fluid.integrations.ray_tune.decisions import Decision, next_decision  # noqa: E402
-from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler  # noqa: E402
-from fluid.integrations.ray_tune.sync_bohb import SyncBOHB  # noqa: E402
+from fluid.integrations.ray_tune.controller.decisions import Decision, next_decision  # noqa: E402
+from fluid.integrations.ray_tune.schedulers.successive_halving import SuccessiveHalvingScheduler  # noqa: E402
+from fluid.integrations.ray_tune.schedulers.sync_bohb import SyncBOHB  # noqa: E402
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

@@ -26,9 +26,14 @@ from ray.tune.schedulers import (  # noqa: E402
 
 from fluid import FluidExecutor, Trial, TrialGroup, tune  # noqa: E402
 from fluid.elastic.state import Snapshot  # noqa: E402
-from fluid.integrations.ray_tune.checkpoint_schedule import CheckpointSchedule  # noqa: E402
-from fluid.integrations.ray_tune.elastic_lane_trial import lane_trial_for  # noqa: E402
-from fluid.integrations.ray_tune.lane_trial import RESULT, SAVED, SPEC, LaneTrialSpec  # noqa: E402
+from fluid.integrations.ray_tune.lane.elastic_lane_trial import lane_trial_for  # noqa: E402
+from fluid.integrations.ray_tune.lane.lane_trial import (  # noqa: E402
+    RESULT,
+    SAVED,
+    SPEC,
+    CheckpointSchedule,
+    LaneTrialSpec,
+)
 from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedTrainable, pickle_arguments  # noqa: E402
 from fluid.trainables import trial_code  # noqa: E402
 from fluid.trainables.trial_code import TrialCode  # noqa: E402

@@ -16,7 +16,7 @@ from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining  # noqa: 
 from fluid import FluidExecutor, tune  # noqa: E402
 from fluid.elastic import as_tune_trainable  # noqa: E402
 from fluid.fused import SGD, FusedTrainable, TensorData  # noqa: E402
-from fluid.integrations.ray_tune.concurrency import Concurrency  # noqa: E402
+from fluid.integrations.ray_tune.controller.decisions import Concurrency  # noqa: E402
 from fluid.trainables.trainable import is_fusible  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

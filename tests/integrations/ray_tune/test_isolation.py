@@ -15,7 +15,7 @@ from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
 
 from fluid import FluidExecutor, tune
 from fluid.engine import tuning
-from fluid.integrations.ray_tune import controller_bridge
+from fluid.integrations.ray_tune.controller import bridge as controller_bridge
 
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_HERE := str(Path(__file__).parent)) not in sys.path:

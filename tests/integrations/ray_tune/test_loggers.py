@@ -28,9 +28,9 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallbac
 from tune_sweeps import TIMES, Climber
 
 from fluid import FluidExecutor, tune
-from fluid.integrations.ray_tune import logger_process, loggers
-from fluid.integrations.ray_tune.log_records import LoggedResult, ShownValue
-from fluid.integrations.ray_tune.loggers import LoggerConnection, LoggersLostError, loggers_apart
+from fluid.integrations.ray_tune.logs import logger_process, loggers
+from fluid.integrations.ray_tune.logs.log_records import LoggedResult, ShownValue
+from fluid.integrations.ray_tune.logs.loggers import LoggerConnection, LoggersLostError, loggers_apart
 from fluid.processes.frames import framed
 
 pytestmark = pytest.mark.ray

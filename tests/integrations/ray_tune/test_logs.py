@@ -13,7 +13,7 @@ pytest.importorskip("ray")
 import pyarrow.fs
 from ray.train._internal.syncer import _BackgroundProcess
 
-from fluid.integrations.ray_tune.logs import save_logs
+from fluid.integrations.ray_tune.logs.loggers import save_logs
 
 pytestmark = pytest.mark.ray
 LINES = '{"training_iteration": 1}\n'

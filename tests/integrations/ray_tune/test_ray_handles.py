@@ -15,7 +15,7 @@ from ray.util import ActorPool
 from ray.util.queue import Queue
 
 from fluid import FluidExecutor, Trial, TrialGroup, tune
-from fluid.integrations.ray_tune.log_records import LoggedResult
+from fluid.integrations.ray_tune.logs.log_records import LoggedResult
 from fluid.integrations.ray_tune.serialization import pickle_arguments
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]

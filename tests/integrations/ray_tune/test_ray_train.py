@@ -25,8 +25,8 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from ray.util.placement_group import PlacementGroup
 
 from fluid import FluidExecutor, tune
-from fluid.integrations.ray_tune.inner_needs import InnerNeeds
-from fluid.integrations.ray_tune.inner_training import DevicesWanted, WorkerNeed
+from fluid.integrations.ray_tune.train.inner_training import DevicesWanted, WorkerNeed
+from fluid.integrations.ray_tune.train.needs import InnerNeeds
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 

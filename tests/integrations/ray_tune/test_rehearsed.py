@@ -29,9 +29,9 @@ from tune_sweeps import Listener, Sweep, sweep
 
 from fluid import FluidExecutor, tune
 from fluid.errors import InvalidFieldError
-from fluid.integrations.ray_tune.rehearsed_trial import STATE_FILE
-from fluid.integrations.ray_tune.successive_halving import SuccessiveHalvingScheduler
-from fluid.integrations.ray_tune.sync_bohb import SyncBOHB
+from fluid.integrations.ray_tune.lane.rehearsed_trial import STATE_FILE
+from fluid.integrations.ray_tune.schedulers.successive_halving import SuccessiveHalvingScheduler
+from fluid.integrations.ray_tune.schedulers.sync_bohb import SyncBOHB
 from fluid.integrations.ray_tune.virtual_time import MODULES
 from fluid.rehearsal import RehearsalPlan, ReplayedIteration, rehearsing
 

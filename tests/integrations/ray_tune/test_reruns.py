@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray")
 from fluid import FluidExecutor, tune
-from fluid.integrations.ray_tune.trial_ids import TrialIds
+from fluid.integrations.ray_tune.controller.submission import TrialIds
 from fluid.reports.run.loader import load_run
 
 # Tests are imported in importlib mode, which leaves sys.path alone.

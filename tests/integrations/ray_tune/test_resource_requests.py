@@ -12,7 +12,7 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.execution.placement_groups import resource_dict_to_pg_factory
 
 from fluid import Device, InvalidFieldError, MemoryNeed, Requires
-from fluid.integrations.ray_tune.resource_requests import (
+from fluid.integrations.ray_tune.resources.requests import (
     Offer,
     OfferedNode,
     TrialNeeds,

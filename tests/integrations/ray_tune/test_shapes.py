@@ -19,7 +19,7 @@ from ray.tune.schedulers import (
 )
 
 from fluid import SearchShape, tune
-from fluid.integrations.ray_tune.scheduler_shapes import shape_of
+from fluid.integrations.ray_tune.schedulers.shapes import shape_of
 
 
 def controller(most: float | None = None, trials: int = 3) -> Any:

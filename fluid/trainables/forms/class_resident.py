@@ -1,0 +1,109 @@
+"""A trial whose trainable is a class with a ``step`` method."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from fluid.errors import FluidError
+from fluid.trainables.forms.resident import STATE_FOLDER, NoIterationLeftError, Step, step_of, stray_stop_iteration
+
+#: The file, within a checkpoint, with what ``save_checkpoint`` returned.
+RETURNED_FILE = "returned.pkl"
+
+
+class ClassResident:
+    """A class with ``step`` and, optionally, ``setup``, ``save_checkpoint``, ``load_checkpoint`` and ``cleanup``.
+
+    Without ``setup`` the config goes to ``__init__``.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self._class = cls
+        self.reports_states = says_it_reports_states(cls)
+        self.trainable: Any = None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        try:
+            if hasattr(self._class, "setup"):
+                self.trainable = self._class()
+                self.trainable.setup(config)
+            else:
+                self.trainable = self._class(config)
+        except StopIteration as error:
+            raise stray_stop_iteration("setup") from error
+
+    def set_up_by(self, method: str, config: dict[str, Any]) -> None:
+        """Sets the trial up by a method of Fluid's own classes, which others lack: these are set up as usual."""
+        if not hasattr(self._class, method):
+            self.setup(config)
+            return
+        self.trainable = self._class()
+        getattr(self.trainable, method)(config)
+
+    def step(self) -> Step:
+        try:
+            metrics = self.trainable.step()
+        except NoIterationLeftError:
+            return Step(None, True)
+        except StopIteration as error:
+            raise stray_stop_iteration("step") from error
+        return step_of(metrics, "step()")
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self.trainable, method)(*args, **kwargs)
+
+    def save(self, path: str) -> None:
+        folder = os.path.join(path, STATE_FOLDER)
+        os.mkdir(folder)
+        try:
+            returned = self.trainable.save_checkpoint(folder)
+        except StopIteration as error:
+            raise stray_stop_iteration("save_checkpoint") from error
+        if returned is None or isinstance(returned, (str, os.PathLike)):
+            returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
+        with open(os.path.join(path, RETURNED_FILE), "wb") as file:
+            cloudpickle.dump(returned, file)
+
+    def unsaved_iterations(self) -> int | None:
+        count: int | None = self.trainable.unsaved_iterations() if self.reports_states else 0
+        return count
+
+    def restore(self, path: str) -> None:
+        with open(os.path.join(path, RETURNED_FILE), "rb") as file:
+            returned = pickle.load(file)
+        if isinstance(returned, _Relative):
+            returned = os.path.normpath(os.path.join(path, STATE_FOLDER, returned.path))
+        try:
+            self.trainable.load_checkpoint(returned)
+        except StopIteration as error:
+            raise stray_stop_iteration("load_checkpoint") from error
+
+    def cleanup(self) -> None:
+        cleanup = getattr(self.trainable, "cleanup", None)
+        if cleanup is not None:
+            cleanup()
+
+
+def says_it_reports_states(cls: Any) -> bool:
+    """Whether a class says that not its present state is saved, but the newest that its ``unsaved_iterations`` counts.
+
+    Classes of Fluid's own that wrap a function for Ray Tune do.
+    """
+    return bool(getattr(cls, "fluid_reports_states", False))
+
+
+class _Relative(NamedTuple):
+    """Marks a checkpoint that is a path within the trainable's folder, not an object."""
+
+    path: str
+
+
+def _relative(path: str, folder: str) -> str:
+    relative = os.path.relpath(os.path.join(folder, path), folder)
+    if relative.split(os.sep)[0] == os.pardir:
+        raise FluidError(f"save_checkpoint returned {path!r}, which is outside the folder it was given")
+    return relative

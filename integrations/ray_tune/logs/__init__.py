@@ -1,0 +1,1 @@
+"""Loggers and callbacks of Tune, in a process of their own."""

@@ -1,0 +1,1 @@
+"""What trials of Tune request, and what Fluid's devices offer."""

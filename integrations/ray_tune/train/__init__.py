@@ -1,0 +1,1 @@
+"""Trainers of Ray Train inside a trial: they train in its lane."""
