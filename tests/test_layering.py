@@ -104,8 +104,8 @@ OF_PACKAGE = {"fluid.static_fluid": "fluid.planners", "fluid.dynamic_fluid": "fl
 KNOWN_POLICIES = {
     "core": "cohorts fusing.fusing owners.owners owners.shares rebalancing strikes",
     "engine": (
-        "checkpoints cohorts drains fusing.fusing hung isolation owners.owners owners.shares owners.transfers preemption"
-        " rebalancing rounds spare_lanes turns urgent.urgency waits"
+        "checkpoints cohorts drains fusing.fusing hung isolation owners.owners owners.shares owners.transfers"
+        " preemption rebalancing rounds spare_lanes turns urgent.urgency waits"
     ),
     "estimates.measuring": "rebalancing",
     "placing.allocations": "owners.owners",
@@ -115,11 +115,12 @@ KNOWN_POLICIES = {
     "trials.residency": "checkpoints",
 }
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
-LOOSE = frozenset(
-    "__init__ _version _clock _imports _logs _private_files _late_imports _given_executor _experimental checksums"
-    " directions errors few_items keeping random_state resources search_shape trial_fields trialgroup user_values"
-    " static_fluid dynamic_fluid mps executor sweep tune cli".split()
-)
+LOOSE = {
+    *("__init__", "_version", "_clock", "_imports", "_logs", "_private_files", "_late_imports"),
+    *("_given_executor", "_experimental", "checksums", "directions", "errors", "few_items", "keeping"),
+    *("random_state", "resources", "search_shape", "trial_fields", "trialgroup", "user_values", "static_fluid"),
+    *("dynamic_fluid", "mps", "executor", "sweep", "tune", "cli"),
+}
 #: Modules that may import less than their package: they are loaded where nothing heavy must be.
 LIGHT = (
     layer(0, "elastic.members.controller elastic.messages elastic.groups.make lane.protocol lane.policy"),
