@@ -37,12 +37,13 @@ from rich.table import Table
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.engine import EngineError, EngineState
+from fluid.engine.engine import EngineError
 from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.forecasting.scenario import Scenario, Workload
 from fluid.planners.portfolio import make_planner
 from fluid.policies import admission as admitting
 from fluid.policies.admission import Candidate, DeviceRoom, LateStarters, admit
+from fluid.policies.engine import EngineState
 from fluid.resources import Cluster, Device, MemoryNeed
 from fluid.simulation.trial_outcomes import OracleProfile
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fluid import Cluster
-from fluid.engine.engine import EngineState
 from fluid.engine.view import seconds_left
 from fluid.forecasting.group import EarlyEnds, TrialLeft, TrialsLeft, forecast_group
 from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.planners.instance import EndDistribution
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.session.forecasting.left import trials_left
 from fluid.simulation.simulate import simulate
 

@@ -32,7 +32,6 @@ from fluid import Device
 from fluid.backends.hosts.checkpoints.values import StoredCheckpoint, Worth, choose_evictions
 from fluid.backends.simulated.backend import Truth
 from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     BudgetExtended,
     DeviceAdded,
@@ -44,6 +43,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.search.brackets import Brackets
 from fluid.search.rungs import halving_shape, hyperband_shapes, rungs_of
 from fluid.search.schedulers import AsynchronousHalving, RungScheduler

@@ -23,7 +23,6 @@ import numpy as np
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, NoteMeasured, Notice, ReportEnd
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -37,6 +36,7 @@ from fluid.engine.events import (
 )
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.session.pump import Ticks
 from fluid.trialgroup import TrialState

@@ -37,7 +37,6 @@ from fluid.engine.commands import (
     StartTrial,
     StopTrial,
 )
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     BudgetExtended,
     Checkpoint,
@@ -58,6 +57,7 @@ from fluid.engine.events import (
 from fluid.executor import FluidExecutor
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.results.records import Result
 from fluid.session.listeners import TrialListener

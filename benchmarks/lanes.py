@@ -46,10 +46,10 @@ from salus_trace import (
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.engine import EngineState
 from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.gpu.nvml import find_gpus, used_bytes
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 
 HERE = Path(__file__).resolve().parent
 #: Seconds after which something has failed.

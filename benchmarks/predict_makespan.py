@@ -11,12 +11,13 @@ import numpy as np
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.engine import EngineError, EngineState
+from fluid.engine.engine import EngineError
 from fluid.engine.events import Alarm, BudgetExtended, DeviceAdded, Event, GroupSubmitted, GroupTerms, Tick, TrialSpec
 from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.measure.cohorts.tree import CohortTree, ConfigTexts, Prediction
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Cluster, MemoryNeed
 from fluid.simulation.simulate import simulate
 from fluid.simulation.trial_outcomes import OracleProfile, TrialOutcomes

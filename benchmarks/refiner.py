@@ -31,13 +31,13 @@ from rich.table import Table
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, NoteKeptWidth, NoteResize, Notice, Report, ReportEnd
-from fluid.engine.engine import EngineState
 from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.forecasting.scenario import Scenario
 from fluid.planners.arrangement import Arrangement, Replanner
 from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio
 from fluid.planners.refiner import Refined
+from fluid.policies.engine import EngineState
 from fluid.reports.analysis.resizes import TimedIteration, realised_gain
 from fluid.resources import Cluster
 from fluid.simulation.trial_outcomes import OracleProfile

@@ -74,7 +74,7 @@ class StageTimes:
 def measured() -> Iterator[StageTimes]:
     """Measures the stages of the session's thread from now on."""
     from fluid.backends.local import LocalBackend
-    from fluid.engine.engine import EngineState
+    from fluid.policies.engine import EngineState
     from fluid.session.folder.folder import RunFolder
     from fluid.session.pump import Pump
 

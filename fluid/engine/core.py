@@ -36,15 +36,12 @@ from fluid.engine.placing.allocations import Allocations
 from fluid.engine.placing.feasibility import Feasibility
 from fluid.engine.placing.lanes import Lanes
 from fluid.engine.placing.scheduling import Scheduling
+from fluid.engine.placing.sharing import Sharing
+from fluid.engine.policy import Policies
 from fluid.engine.records import LEGAL, NO_LANES, NO_REQUESTS, GroupRecord, Killing, Move, Stage, TrialRecord, Trials
+from fluid.engine.trials.strikes import DeviceStrikes
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.measure.profile import Profile
-from fluid.policies.cohorts import Cohorts
-from fluid.policies.fusing.fusing import Fusing
-from fluid.policies.owners.owners import Owners
-from fluid.policies.owners.shares import GroupShares
-from fluid.policies.rebalancing import Rebalancing
-from fluid.policies.strikes import DeviceStrikes
 from fluid.trialgroup import TrialState
 
 # -- deadlines -----------------------------------------------------------------------------------
@@ -102,6 +99,11 @@ class Deadlines:
             del self._at[key]
             due.append(key)
         return due
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDeadline:
+    """When the queue is to be looked at again: trials that wait for better devices start on what there is."""
 
 
 # -- watching ------------------------------------------------------------------------------------
@@ -260,8 +262,8 @@ class SessionState:
         forgotten: ids of forgotten trials, which stay taken.
         deadlines: when parts of the engine want an Alarm.
         strikes: the devices to blame for failures.
-        owners: the owners of the groups, by number.
-        shares: ranks the owners whose trials are open, and shares the devices out among them.
+        sharing: whose trials get devices first.
+        policies: the features beside the core.
         urgent: the groups for whose trials others are paused.
         drained: whether the session was told to drain, so that no trial starts any more.
         in_rounds: whether trials advance together, an iteration each in turn.
@@ -278,17 +280,14 @@ class SessionState:
     memory: MemoryLedger
     estimates: Estimates
     allocations: Allocations
-    rebalancing: Rebalancing
     measuring: Measuring
     timing: IterationTiming
     scheduling: Scheduling
     deadlines: Deadlines
     watching: Watching
     feasibility: Feasibility
-    fusing: Fusing
-    cohorts: Cohorts
-    owners: Owners
-    shares: GroupShares
+    sharing: Sharing
+    policies: Policies
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     arrivals: dict[int, TrialRecord] = field(default_factory=dict)
@@ -396,7 +395,8 @@ class SessionState:
         if place.move is not None:
             self.lanes.release(trial.trial_id, place.move.old_lanes)
         self.allocations.release(trial)
-        self.fusing.left(trial)
+        for left in self.policies.left:
+            left(trial)
         self.watching.released(trial)
         self.resizing.pop(trial.row, None)
         self.clearing.pop(trial.row, None)  # Its deadline, if it has one, finds it gone.
@@ -557,7 +557,7 @@ class SessionState:
                 resident=trial.residence.lane in place.lanes,
                 alpha=self.estimates.of_key(trial).alpha if trial.width < 1.0 else None,
                 predicted_s=trial.pace.predicted if trial.pace.seconds is None else None,
-                cohort=self.cohorts.name_of(trial),
+                cohort=trial.spec.profile_key if self.estimates.is_cohort(trial.spec.profile_key) else None,
                 takes_turns=trial.takes_turns,
             )
         )

@@ -534,7 +534,7 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class Alarm(Event):
-    """The time has come that :attr:`fluid.engine.engine.EngineState.alarm_at` named; only deadlines are looked at."""
+    """The time has come that :attr:`fluid.policies.engine.EngineState.alarm_at` named; only deadlines are looked at."""
 
 
 # -- set aside -----------------------------------------------------------------------------------

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from fluid.engine.events import Event, GroupTerms, IterationDone, TrialSpec, TrialStarted
-from fluid.engine.placing.lanes import LaneChoice
+from fluid.engine.events import Event, IterationDone, TrialStarted
+from fluid.engine.placing.lanes import Company
 from fluid.engine.records import LaneRecord, TrialRecord
 
 #: Refuses a request before anything changes; ``None`` for an event of the backend. Gets the event and the claims.
 Check = Callable[[Any, Any], None]
 Handler = Callable[[Any], None]
+#: Returns the rows to be offered first, in order. Gets a width, and the lines of trials that are alike to placement:
+#: row -> ticket, by ascending ticket.
+Choice = Callable[[float, Sequence[Mapping[int, int]]], Sequence[int]]
 
 
 class Preempt(NamedTuple):
@@ -108,27 +111,36 @@ class Policy:
     def begin_round(self) -> None:
         """Queued trials are about to be offered devices, in order."""
 
-    def first_of(self, width: float, lines: Sequence[Mapping[int, int]]) -> Sequence[int] | None:
-        """The rows to be offered devices first, in this order; ``None`` if the order of the queue is right.
-
-        Args:
-            width: of all these trials.
-            lines: row -> ticket, by ascending ticket, of those that are alike to placement.
-        """
+    @property
+    def choice(self) -> Choice | None:
+        """Chooses which rows are offered devices first; ``None`` if the order of the queue is right."""
         return None
 
     def end_round(self, refused: Sequence[TrialRecord]) -> None:
-        """All that fits was placed; these did not, one of those that are alike to placement."""
+        """All that fits was placed in the order of a :attr:`choice`.
+
+        Args:
+            refused: trials that did not fit, one of those that are alike to placement.
+        """
 
     # -- where a trial goes ----------------------------------------------------------------------------------
 
     @property
+    def keeps_devices(self) -> bool:
+        """Whether it keeps devices from some trials now."""
+        return False
+
+    @property
     def kept_devices(self) -> Set[int]:
-        """All devices that it keeps from some trials now."""
+        """All devices that it keeps from some trials."""
         return frozenset()
 
     def forbidden_to(self, trial: TrialRecord) -> Set[int]:
-        """The devices that it keeps from a trial now; asked only while it keeps any, and not of pinned trials."""
+        """The devices that it keeps from a trial; asked only while it keeps any."""
+        return frozenset()
+
+    def kept_before(self, trial: TrialRecord) -> Set[int]:
+        """The devices that it keeps for trials that do not start after this one."""
         return frozenset()
 
     def target_of(self, trial: TrialRecord) -> int | None:
@@ -146,7 +158,7 @@ class Policy:
     def passed_over(self, trial: TrialRecord, allowed: Iterable[int]) -> None:
         """A trial of a fixed width does not fit now on the devices that it may get."""
 
-    def lane_of(self, trial: TrialRecord, devices: Sequence[int]) -> LaneChoice:
+    def company(self, trial: TrialRecord, devices: Sequence[int]) -> Company | None:
         """With which trials a trial may share a lane of the devices that it was given; ``None`` for none."""
         return None
 
@@ -175,7 +187,11 @@ class Policy:
         """By when the queue is to be looked at again, seconds; ``None`` for no such time."""
         return None
 
-    # -- lanes -----------------------------------------------------------------------------------------------
+    # -- states and lanes ------------------------------------------------------------------------------------
+
+    def odds(self, trial: TrialRecord) -> float | None:
+        """Probability that a trial goes on from its state; ``None`` if it does not know."""
+        return None
 
     def takes_lost(self, lane: LaneRecord, *, blameless: bool) -> bool:
         """Whether a lane that was lost was its own, so that nothing else follows.
@@ -195,7 +211,11 @@ class Policy:
         """All events of the instant have changed the records; nothing has started yet."""
 
     def propose(self) -> Iterable[Proposal]:
-        """On a tick: the changes to running trials that it wants now. The core makes each before the next is asked."""
+        """On a tick: the changes that it wants to running trials. What fits is started once all are made."""
+        return ()
+
+    def exchange(self) -> Iterable[Proposal]:
+        """On a tick, after that: which running trials make room for waiting ones."""
         return ()
 
     def after_settling(self) -> None:
@@ -247,9 +267,10 @@ class Policies:
     wants_planning: tuple[Policy, ...]
     plan_anew: tuple[Callable[[], bool], ...]
     begin_round: tuple[Callable[[], None], ...]
-    first_of: tuple[Callable[[float, Sequence[Mapping[int, int]]], Sequence[int] | None], ...]
+    choice: tuple[Policy, ...]
     end_round: tuple[Callable[[Sequence[TrialRecord]], None], ...]
-    kept_devices: tuple[Policy, ...]
+    keeps_devices: tuple[Policy, ...]
+    kept_before: tuple[Callable[[TrialRecord], Set[int]], ...]
     target_of: tuple[Callable[[TrialRecord], int | None], ...]
     rather: tuple[Callable[[TrialRecord, Sequence[int], Iterable[int]], Set[int] | None], ...]
     awaits: tuple[Callable[[TrialRecord], bool], ...]
@@ -259,10 +280,13 @@ class Policies:
     room_for: tuple[Policy, ...]
     give_up: tuple[Callable[[Callable[[int], bool]], bool], ...]
     wait_until: tuple[Policy, ...]
+    odds: tuple[Callable[[TrialRecord], float | None], ...]
+    company: tuple[Callable[[TrialRecord, Sequence[int]], Company | None], ...]
     takes_lost: tuple[Callable[..., bool], ...]
     memory_short: tuple[Callable[[int], None], ...]
     after_events: tuple[Callable[[], None], ...]
     propose: tuple[Callable[[], Iterable[Proposal]], ...]
+    exchange: tuple[Callable[[], Iterable[Proposal]], ...]
     after_settling: tuple[Callable[[], None], ...]
     after_starts: tuple[Callable[[], None], ...]
     wants_tick: tuple[Policy, ...]
@@ -278,59 +302,19 @@ class Policies:
             setattr(self, name, tuple([getattr(each, name) for each in self.all if _overrides(each, name)]))
         for name in _PROPERTIES:
             setattr(self, name, tuple([each for each in self.all if _overrides(each, name)]))
-        self._lane_of = tuple([each.lane_of for each in self.all if _overrides(each, "lane_of")])
 
-    def lane_of(self, trial: TrialRecord, devices: Sequence[int]) -> LaneChoice:
-        """What the first policy says that lets a trial share a lane; ``None`` if none does."""
-        for lane_of in self._lane_of:
-            choice = lane_of(trial, devices)
-            if choice is not None:
-                return choice
+    def company_of(self, trial: TrialRecord, devices: Sequence[int]) -> Company | None:
+        """With which trials a trial may share a lane of these devices, as the first policy says that lets it."""
+        for company in self.company:
+            found = company(trial, devices)
+            if found is not None:
+                return found
         return None
+
+    def all_kept_devices(self) -> frozenset[int]:
+        """All devices that any policy keeps from some trials."""
+        return frozenset().union(*(each.kept_devices for each in self.keeps_devices))
 
 
 def _overrides(policy: Policy, point: str) -> bool:
     return getattr(type(policy), point) is not getattr(Policy, point)
-
-
-class Sharing:
-    """Whose trials get devices first. This one shares nothing out: all trials stand in one line.
-
-    Attributes:
-        restricts: whether trials get devices of their owner's share first.
-        ranks: owner -> its place, from 0 for the one whose trials start first; empty where there is one owner.
-    """
-
-    @property
-    def restricts(self) -> bool:
-        return False
-
-    @property
-    def ranks(self) -> Mapping[int, int]:
-        return {}
-
-    def outranks(self, owner: int, other: int) -> bool:
-        """Whether an owner's trials start before those of another."""
-        return False
-
-    def number(self, terms: GroupTerms) -> int:
-        """The number of a new group's owner."""
-        return 0
-
-    def job(self, owner: int, terms: GroupTerms, spec: TrialSpec) -> int:
-        """The number of what a new trial has in common with others of its owner that may get the same devices."""
-        return 0
-
-    def share_of(self, trial: TrialRecord) -> frozenset[int] | None:
-        """The devices that a trial gets first; ``None`` for all that it may get."""
-        return None
-
-    def parts(self, trials: Sequence[TrialRecord], positions: Sequence[int]) -> list[Any]:
-        """Parts these trials by the devices that they may get."""
-        raise NotImplementedError
-
-    def update(self, arriving: Sequence[TrialRecord] = ()) -> None:
-        """Ranks owners anew, if that is due."""
-
-    def forget_devices(self) -> None:
-        """Devices came or went."""

@@ -84,7 +84,7 @@ def _devices_of(trial: TrialRecord, key: KeyEstimate, beside: int) -> float:
 
 def _places(core: SessionState) -> dict[str, int]:
     """The places of groups with open trials in the starting order; empty where they are of one owner."""
-    ranks = core.shares.ranks
+    ranks = core.queue.ranks
     if not ranks:
         return {}
     keys = {

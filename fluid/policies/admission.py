@@ -7,7 +7,7 @@ bytes allow. A greedy choice by gain per byte skips what does not fit, and is th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain, combinations, islice
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from fluid.devices.start_queue import StartQueue
 from fluid.engine import tuning
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.placing.allocations import RemainingWork
+from fluid.engine.policy import Choice, Policy
 from fluid.engine.records import TrialRecord, Trials
 from fluid.measure.runtime_model import residents_at
 from fluid.resources import MemoryNeed
@@ -307,7 +308,7 @@ def _may(trial: Candidate, device: int) -> bool:
 # memory bounds no device, or where all trials that wait are alike.
 
 
-class Admitting:
+class Admitting(Policy):
     """Chooses among queued trials by gain per byte, and keeps devices for those that would wait for ever.
 
     Args:
@@ -339,6 +340,8 @@ class Admitting:
 
     def begin_round(self) -> None:
         """Begins a round of the queue: finds out whether memory is scarce."""
+        if not self._queue:
+            return
         if self.targets:
             self.targets = {}
         self.is_scarce = self._occupancy.memory.is_bounded and self._find_scarce()
@@ -347,17 +350,17 @@ class Admitting:
             self._patient_until = {row: at for row, at in self._patient_until.items() if row in queue}
             self.kept = {row: device for row, device in self.kept.items() if row in queue and self._is_open(device)}
 
-    def end_round(self, refused: Iterable[TrialRecord]) -> None:
+    def end_round(self, refused: Sequence[TrialRecord]) -> None:
         """Keeps devices for trials that were passed over for long.
 
         Args:
             refused: trials that did not fit, one of those that are alike to placement.
         """
-        for trial in refused:
+        for trial in refused if self.is_scarce else ():
             if trial.row in self._queue and trial.width < 1.0 and not trial.pinned:
                 self._passed_over(trial)
 
-    def lift(self, is_emptying: Callable[[int], bool]) -> bool:
+    def give_up(self, is_emptying: Callable[[int], bool]) -> bool:
         """Gives up on devices kept for trials that do not start there though nothing else runs, or leaves.
 
         Args:
@@ -382,7 +385,7 @@ class Admitting:
 
         Trials of a fixed width have reservations of their own; what waits for one of both must not wait for the other.
         """
-        if trial.fixed_width is not None:
+        if trial.fixed_width is not None or trial.pinned:
             return frozenset()
         by_row = self._trials.by_row
         return frozenset(
@@ -392,6 +395,30 @@ class Admitting:
         )
 
     # -- the choice ----------------------------------------------------------------------------------------
+
+    @property
+    def choice(self) -> Choice | None:
+        """:meth:`choose` where memory is scarce."""
+        return self.choose if self.is_scarce else None
+
+    def target_of(self, trial: TrialRecord) -> int | None:
+        """The device that was chosen for a trial in this round."""
+        return self.targets.get(trial.row)
+
+    @property
+    def room_for(self) -> Mapping[int, int]:
+        """Where states make room for trials that were passed over for long: :attr:`kept`."""
+        return self.kept
+
+    @property
+    def keeps_devices(self) -> bool:
+        """Whether devices are kept for trials that were passed over for long."""
+        return bool(self.kept)
+
+    @property
+    def kept_devices(self) -> frozenset[int]:
+        """The devices that are kept for them."""
+        return frozenset(self.kept.values())
 
     def choose(self, width: float, lines: Sequence[Mapping[int, int]]) -> list[int]:
         """The rows to be offered first, in this order, of queue lines of one class.

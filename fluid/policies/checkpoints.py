@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -18,7 +19,8 @@ import numpy as np
 from fluid.engine import tuning
 from fluid.engine.commands import CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.core import Claims, SessionState
-from fluid.engine.events import Checkpoint, CheckpointPlaced, RungReached, TrialForgotten, TrialSaved
+from fluid.engine.events import Checkpoint, CheckpointPlaced, Event, RungReached, TrialForgotten, TrialSaved
+from fluid.engine.policy import Check, Handler, Policy
 from fluid.engine.records import TrialRecord
 from fluid.search_shape import Rung
 from fluid.trialgroup import TrialState
@@ -246,7 +248,7 @@ _WAITS = frozenset({TrialState.DONE, TrialState.QUEUED})
 _RUNS = frozenset({TrialState.RUNNING, TrialState.RESIZING, TrialState.STOPPING})
 
 
-class CheckpointValues:
+class CheckpointValues(Policy):
     """Tells the stores of hosts what checkpoints in their memory are worth, and what to bring there.
 
     Only what has changed is told, once for each call of the engine, and of checkpoints that are in memory.
@@ -271,6 +273,15 @@ class CheckpointValues:
         self._asked: dict[str, tuple[int, str]] = {}
 
     # -- events --------------------------------------------------------------------------------------------
+
+    def events(self) -> Mapping[type[Event], tuple[Check | None, Handler]]:
+        """Rungs that trials come to, and checkpoints that come and go."""
+        return {
+            RungReached: (self.check_reached, self.reached),
+            CheckpointPlaced: (None, self.checkpoint_placed),
+            TrialSaved: (None, self.saved),
+            TrialForgotten: (None, self.trial_forgotten),
+        }
 
     def check_reached(self, event: RungReached, claims: Claims) -> None:
         """Refuses the rung of an unknown trial."""
@@ -303,7 +314,7 @@ class CheckpointValues:
         if event.checkpoint.in_memory:
             self._in_memory.add(event.trial_id)
 
-    def placed(self, event: CheckpointPlaced) -> None:
+    def checkpoint_placed(self, event: CheckpointPlaced) -> None:
         """A store has moved a checkpoint; one that is not its trial's newest is of use only if that is lost."""
         trial, moved = self._core.trials.get(event.trial_id), event.checkpoint
         if trial is None:
@@ -320,7 +331,7 @@ class CheckpointValues:
         if not moved.in_memory and (durable is None or moved.iteration >= durable.iteration):
             trial.residence = replace(trial.residence, durable=moved)
 
-    def forgotten(self, event: TrialForgotten) -> None:
+    def trial_forgotten(self, event: TrialForgotten) -> None:
         """Drops what was known of a trial that is forgotten; its checkpoints are deleted."""
         trial_id = event.trial_id
         for known in (self._in_memory, self._due):
@@ -331,7 +342,7 @@ class CheckpointValues:
         if key is not None:
             self._leave(key)
 
-    def tell(self) -> None:
+    def at_end(self) -> None:
         """Tells the stores what has changed in this call of the engine, and asks for what is wanted in memory."""
         core, due = self._core, self._due
         due.update(name for name in core.trials.touched if name in self._in_memory or name in self._rung_of)
@@ -364,9 +375,8 @@ class CheckpointValues:
             assert checkpoint is not None
             core.commands.append(PrefetchCheckpoint(trial_id, checkpoint, host))
 
-    def problems(self) -> list[str]:
+    def problems(self) -> Iterator[str]:
         """What is wrong with what stores were told, for the validation of states."""
-        found = []
         for trial_id in sorted({*self._in_memory, *self._asked}):
             trial = self._core.trials.get(trial_id)
             if trial is None or trial.residence.checkpoint is None:
@@ -378,13 +388,12 @@ class CheckpointValues:
             if key is not None and self._rankings[key].valued < len(self._rankings[key].ranked):
                 continue  # Others have come since, too few to look at all again.
             if _differ(value, told):
-                found.append(f"trial {trial_id!r}: its checkpoint is worth {value}, and the stores were told {told}")
+                yield f"trial {trial_id!r}: its checkpoint is worth {value}, and the stores were told {told}"
         for key, ranking in self._rankings.items():
             if ranking.waiting != sum(rung == key for rung in self._rung_of.values()):
-                found.append(f"rung {key}: {ranking.waiting} trials are said to be at it")
+                yield f"rung {key}: {ranking.waiting} trials are said to be at it"
             if len(ranking.ranked) != len(ranking.places):
-                found.append(f"rung {key}: {len(ranking.ranked)} ranks, and {len(ranking.places)} trials")
-        return found
+                yield f"rung {key}: {len(ranking.ranked)} ranks, and {len(ranking.places)} trials"
 
     # -- values --------------------------------------------------------------------------------------------
 

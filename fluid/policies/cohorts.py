@@ -14,14 +14,16 @@ from functools import lru_cache
 from fluid.engine import tuning
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.estimates.measuring import Measuring
+from fluid.engine.events import IterationDone
 from fluid.engine.placing.allocations import Allocations
+from fluid.engine.policy import Policy
 from fluid.engine.records import TrialRecord
 from fluid.measure.cohorts.tree import CohortTree, Prediction
 from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
 
 
-class Cohorts:
+class Cohorts(Policy):
     """Learns from trials what others will take, and keeps each trial under its cohort's profile key.
 
     Trials that can be fused keep theirs, which says their shape; they are predicted all the same.
@@ -45,7 +47,7 @@ class Cohorts:
         #: submitted profile key -> trials learnt from since trials were last predicted, of keys whose tree has changed.
         self._due: dict[str, int] = {}
 
-    def admit(self, trial: TrialRecord) -> None:
+    def submitted(self, trial: TrialRecord) -> None:
         """Predicts a new trial; to be called before it gets a fusion group."""
         if (key := self._submitted_key(trial)) is None:
             return
@@ -62,7 +64,7 @@ class Cohorts:
             return None
         return self._submitted.get(trial.row, trial.spec.profile_key)
 
-    def forget(self, trial: TrialRecord) -> None:
+    def forgotten(self, trial: TrialRecord) -> None:
         """Drops a trial that was forgotten."""
         key = self._submitted_key(trial)
         self._submitted.pop(trial.row, None)
@@ -75,12 +77,7 @@ class Cohorts:
         if key is not None:
             self._trials[key][trial.row] = trial
 
-    def name_of(self, trial: TrialRecord) -> str | None:
-        """The profile key of a trial's cohort; ``None`` if its key is not parted."""
-        key = trial.spec.profile_key
-        return key if self._estimates.is_cohort(key) else None
-
-    def iterated(self, trial: TrialRecord, seconds: float, memory: MemoryNeed | None, *, observed: int) -> None:
+    def iterated(self, trial: TrialRecord, event: IterationDone, observed: int) -> None:
         """Learns from an iteration, or a run of several, after the profile has.
 
         A trial may run no more than one iteration, which is not observed as it may load or compile something. If it did
@@ -88,14 +85,13 @@ class Cohorts:
 
         Args:
             trial: the trial.
-            seconds: that the iteration took.
-            memory: what the trial was seen to need, if that was measured.
+            event: its iterations.
             observed: iterations from which the trial's pace follows, 0 or all.
         """
         key = self._submitted_key(trial)
         if key is None:
             return
-        pace = trial.pace
+        pace, seconds, memory = trial.pace, event.typical_seconds, event.memory
         if pace.observed.bit_length() > (pace.observed - observed).bit_length():  # the first, second, fourth, ...
             known = pace.seconds
         elif not observed and pace.observed == 0 and not trial.starts_cold and self._is_alone(trial):
@@ -118,11 +114,11 @@ class Cohorts:
         return is_narrow and not trial.spec.gang and self._estimates.co_residents(trial) == 1
 
     @property
-    def is_due(self) -> bool:
+    def wants_planning(self) -> bool:
         """Whether trials are to be predicted anew."""
         return any(learnt * tuning.TRIALS_PREDICTED >= len(self._trials[key]) for key, learnt in self._due.items())
 
-    def update(self) -> bool:
+    def plan_anew(self) -> bool:
         """Predicts anew the trials of keys of which enough was learnt for their number; returns whether that matters.
 
         It does if a trial has another cohort now, or another prediction.

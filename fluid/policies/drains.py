@@ -19,9 +19,11 @@ from fluid.engine.events import (
     DeviceLost,
     DeviceRetained,
     DeviceRetiring,
+    Event,
     SessionDraining,
     TrialSaved,
 )
+from fluid.engine.policy import Check, Handler, Policy
 from fluid.engine.records import Stage, TrialRecord
 from fluid.engine.trials.lifecycle import Lifecycle
 from fluid.engine.trials.residency import Residency
@@ -57,7 +59,7 @@ class DrainEnd:
     device_id: int | None
 
 
-class Drains:
+class Drains(Policy):
     """Drains devices and sessions.
 
     Args:
@@ -87,6 +89,22 @@ class Drains:
         self.under_way = False
 
     # -- requests ------------------------------------------------------------------------------------------
+
+    def events(self) -> Mapping[type[Event], tuple[Check | None, Handler]]:
+        """What is to be drained, and checkpoints that were copied for it."""
+        return {
+            DeviceDraining: (self.check_device, self.device_draining),
+            SessionDraining: (self.check_session, self.session_draining),
+            TrialSaved: (None, self._saved),
+        }
+
+    def deadlines(self) -> Mapping[type, Handler]:
+        """When a drain ends in any case."""
+        return {DrainEnd: self.due}
+
+    def _saved(self, event: TrialSaved) -> None:
+        if event.copied and event.kept is None:
+            self.copied(event)
 
     def check_device(self, event: DeviceDraining, claims: Claims) -> None:
         """Refuses to drain a device that is not in use."""
@@ -144,6 +162,11 @@ class Drains:
                 self._residency.copied(trial, asked, event.checkpoint)
 
     # -- after each instant --------------------------------------------------------------------------------
+
+    def after_events(self) -> None:
+        """Goes on with what is under way."""
+        if self.under_way:
+            self.advance()
 
     def advance(self) -> None:
         """Pauses and saves what can be now; ends the drains that have nothing left to save, or no time."""
@@ -354,7 +377,7 @@ def may_run_again(trial: TrialRecord) -> bool:
 SAVING_S = 300.0
 
 
-class Retirements:
+class Retirements(Policy):
     """Retires devices.
 
     Args:
@@ -373,6 +396,13 @@ class Retirements:
         self._demand = demand
         self.devices: set[int] = set()
         self.under_way = False
+
+    def events(self) -> Mapping[type[Event], tuple[Check | None, Handler]]:
+        """Devices that are to be given back, or to stay."""
+        return {
+            DeviceRetiring: (self.check_retiring, self.device_retiring),
+            DeviceRetained: (self.check_retained, self.device_retained),
+        }
 
     def may_retire(self, device_id: int) -> bool:
         """Whether a device takes trials, another one does, too, and no trial that may run again needs this one."""
@@ -404,6 +434,11 @@ class Retirements:
     def device_retained(self, event: DeviceRetained) -> None:
         """Places trials on a device again."""
         self._reopen(event.device_id)
+
+    def after_events(self) -> None:
+        """Goes on with what is under way."""
+        if self.under_way:
+            self.advance()
 
     def advance(self) -> None:
         """Removes the retiring devices that are empty, and retains those that are needed meanwhile."""

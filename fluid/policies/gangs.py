@@ -14,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fluid.devices.constraints import Constraint
 from fluid.devices.idle import waits_for_tier
 from fluid.devices.occupancy import Occupancy
+from fluid.devices.start_queue import StartQueue
 from fluid.engine import tuning
 from fluid.engine.estimates.estimates import Estimates
+from fluid.engine.policy import Policy
 from fluid.engine.records import TrialRecord, Trials
 
 
@@ -34,16 +37,18 @@ class Reservation:
     at: float
 
 
-class Reservations:
+class Reservations(Policy):
     """Reserves devices, at most once for trials that ask for the same.
 
     Args:
         trials: the trials of the session.
         occupancy: which trial holds which device.
         estimates: when trials will end.
+        queue: the trials that wait.
     """
 
-    def __init__(self, trials: Trials, occupancy: Occupancy, estimates: Estimates) -> None:
+    def __init__(self, trials: Trials, occupancy: Occupancy, estimates: Estimates, queue: StartQueue) -> None:
+        self._queue = queue
         self._trials = trials
         self._occupancy = occupancy
         self._estimates = estimates
@@ -54,12 +59,13 @@ class Reservations:
         #: Those of trials that were passed over in the present round of the queue.
         self._passed: dict[int, Reservation] = {}
 
-    def __bool__(self) -> bool:
+    @property
+    def keeps_devices(self) -> bool:
         """Whether any devices are reserved for trials that were passed over in this round."""
-        return bool(self._passed)
+        return self._trials.constrained and bool(self._passed)
 
     @property
-    def devices(self) -> frozenset[int]:
+    def kept_devices(self) -> frozenset[int]:
         """All devices that are reserved for trials that were passed over in this round."""
         return frozenset().union(*(made.devices for made in self._passed.values()))
 
@@ -68,11 +74,13 @@ class Reservations:
         """Rows of the trials that were passed over in this round though they could start: they wait for others."""
         return {row for row, made in self._faster.items() if self._passed.get(row) is made}
 
-    def begin_round(self, waiting: Iterable[int]) -> None:
+    def begin_round(self) -> None:
         """Begins a round of the queue; drops the reservations of trials that are not among those waiting."""
+        if not self._trials.constrained:
+            return
         self._passed = {}
         if self._made or self._faster:
-            rows = set(waiting)
+            rows = set(self._queue)
             self._faster = {row: made for row, made in self._faster.items() if row in rows}
             self._made = {row: made for row, made in self._made.items() if row in rows and self._is_whole(made)}
 
@@ -84,25 +92,27 @@ class Reservations:
             allowed: the devices that it may get.
         """
         made = self._made.get(trial.row)
-        if made is None or made.devices & self.devices:
+        if made is None or made.devices & self.kept_devices:
             if any(self._trials.by_row[row].constraint == trial.constraint for row in self._passed):
                 return
-            made = self._find(trial, [index for index in allowed if index not in self.devices])
+            made = self._find(trial, [index for index in allowed if index not in self.kept_devices])
             if made is None:
                 return
             self._made[trial.row] = made
         self._passed[trial.row] = made
 
-    def faster_for(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> frozenset[int] | None:
-        """Devices that a trial of a fixed width should get instead; ``None`` for none.
+    def rather(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> frozenset[int] | None:
+        """Faster devices that a trial of a fixed width should get instead; ``None`` for none.
 
-        They are reserved, and :meth:`awaits_faster`, unless they are idle by now.
+        They are reserved, and it :meth:`awaits` them, unless they are idle by now.
 
         Args:
             trial: the trial.
             chosen: devices on which it could start now, and that it holds.
             allowed: the devices that it may get.
         """
+        if not self._occupancy.is_unlike:
+            return None
         made = self._faster.get(trial.row)
         if made is None:
             made = self._find_faster(trial, chosen, allowed)
@@ -119,10 +129,16 @@ class Reservations:
             self._passed[trial.row] = made
         return made.devices
 
-    def awaits_faster(self, trial: TrialRecord) -> bool:
+    def awaits(self, trial: TrialRecord) -> bool:
         """Whether a trial was passed over in this round though it could start: it waits for faster devices."""
         made = self._faster.get(trial.row)
         return made is not None and self._passed.get(trial.row) is made
+
+    @property
+    def awaiting_faster_constraints(self) -> set[Constraint | None]:
+        """Constraints of trials that could start, and wait for faster devices, or behind such a trial."""
+        by_row = self._trials.by_row
+        return {by_row[row].constraint for row in self.awaiting_faster if row in by_row}
 
     @property
     def wait_until(self) -> float | None:
@@ -132,7 +148,7 @@ class Reservations:
     def _find_faster(self, trial: TrialRecord, chosen: Sequence[int], allowed: Iterable[int]) -> Reservation | None:
         """Devices for which a wait is predicted to pay: those on which the trial ends first."""
         estimates, key, now = self._estimates, trial.spec.profile_key, self._occupancy.now
-        speeds = {index: estimates.speed(trial, (index,)) for index in allowed if index not in self.devices}
+        speeds = {index: estimates.speed(trial, (index,)) for index in allowed if index not in self.kept_devices}
         slowest = estimates.speed(trial, chosen)
         if not estimates.is_measured(trial) or not any(speed > slowest for speed in speeds.values()):
             return None
@@ -148,14 +164,19 @@ class Reservations:
         return None if best is None else best[1]
 
     def forbidden_to(self, trial: TrialRecord) -> set[int]:
-        """The reserved devices on which a trial that comes later in this round would end too late."""
+        """The reserved devices on which a trial that comes later in this round would end too late.
+
+        A pinned trial can start nowhere else, and the state that it keeps may be what the reservation waits for.
+        """
+        if trial.pinned:
+            return set()
         ends_at = self._occupancy.now + self._estimates.seconds_left(trial)
         is_known = self._estimates.is_measured(trial)
         others = (made for row, made in self._passed.items() if row != trial.row)
         late = (made.devices for made in others if not is_known or ends_at > made.at)
         return set().union(*late)
 
-    def kept_from(self, trial: TrialRecord) -> frozenset[int]:
+    def kept_before(self, trial: TrialRecord) -> frozenset[int]:
         """The devices that are reserved for trials that do not start after this one."""
         by_row = self._trials.by_row
         first = (made for row, made in self._passed.items() if row in by_row and by_row[row].priority >= trial.priority)

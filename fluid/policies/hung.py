@@ -6,6 +6,7 @@ one. A deadline is only a time to look, so an iteration that ends in time costs 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from fluid.engine.commands import DumpStacks, NoteHung
 from fluid.engine.core import DrainDeadline, IterationDeadline, SessionState, far_longer_than
 from fluid.engine.estimates.key_estimates import KeyEstimate
 from fluid.engine.events import Failure
+from fluid.engine.policy import Handler, Policy
 from fluid.engine.records import TrialRecord
 from fluid.trialgroup import TrialState
 
@@ -28,11 +30,15 @@ class Limit(NamedTuple):
     kill_after: float | None
 
 
-class HungTrials:
+class HungTrials(Policy):
     """Looks at trials, and at lanes that trials were told to leave, when their deadlines come."""
 
     def __init__(self, core: SessionState) -> None:
         self._core = core
+
+    def deadlines(self) -> Mapping[type, Handler]:
+        """When to look at trials, and at lanes."""
+        return {IterationDeadline: self.look, DrainDeadline: self.look_at_drain}
 
     def look(self, deadline: IterationDeadline) -> None:
         """Dumps a trial's stacks, or kills its lanes, if it is time for that; sets the next deadline."""
@@ -65,7 +71,7 @@ class HungTrials:
             reason = f"was killed: trial {deadline.trial_id!r} did not leave it"
             core.commands += core.watching.kill(deadline.trial_id, (lane_id,), reason, core.now)
 
-    def begin_anew(self) -> None:
+    def woke_late(self) -> None:
         """Lets the time of every trial begin now: the driver was suspended, and has not read what lanes reported."""
         for trial in self._core.trials.values():
             if trial.state.holds_devices and trial.placement.launched:

@@ -6,17 +6,28 @@ lanes are killed. One that was stopped may be in the middle of an iteration: its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fluid.engine import tuning
 from fluid.engine.core import CleanUpDeadline, SessionState
-from fluid.engine.events import CleanUpLasts
+from fluid.engine.events import CleanUpLasts, Event
+from fluid.engine.policy import Check, Handler, Policy
 from fluid.engine.records import LaneRecord
 
 
-class CleanUps:
+class CleanUps(Policy):
     """Ends clean-ups in lanes of trials that have a process of their own."""
 
     def __init__(self, core: SessionState) -> None:
         self._core = core
+
+    def events(self) -> Mapping[type[Event], tuple[Check | None, Handler]]:
+        """Clean-ups that last."""
+        return {CleanUpLasts: (None, self.lasts)}
+
+    def deadlines(self) -> Mapping[type, Handler]:
+        """When to look at lanes."""
+        return {CleanUpDeadline: self.look}
 
     def lasts(self, event: CleanUpLasts) -> None:
         """Sets a time by which a clean-up is to be over."""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from fluid.engine import tuning
 from fluid.engine.core import SessionState
+from fluid.engine.policy import Policy, Preempt, Proposal
 from fluid.engine.records import TrialRecord
 from fluid.trialgroup import TrialState
 
@@ -121,7 +122,7 @@ def choose_preemptions(running: Sequence[Demand], waiting: Sequence[Demand], n: 
 # Chooses running trials to preempt for waiting ones, so that all end earlier (:mod:`fluid.policies.preemption`).
 
 
-class Preemptions:
+class Preemptions(Policy):
     """Chooses which trial is preempted for which, and when to choose again.
 
     Args:
@@ -134,9 +135,14 @@ class Preemptions:
         self._wanted = wanted
         self._due = math.inf
 
-    def is_due(self) -> bool:
+    @property
+    def wants_tick(self) -> bool:
         """Whether it is time to choose again: a waiting trial may be late by now."""
         return self._core.now >= self._due and bool(self._core.occupancy)
+
+    def exchange(self) -> list[Proposal]:
+        """Running trials that leave for waiting ones, if all end earlier that way."""
+        return [Preempt(leaving, coming) for leaving, coming in self.choose()]
 
     def choose(self) -> list[tuple[TrialRecord, TrialRecord]]:
         """Returns the running trials to preempt now, each with the trial that takes its device over."""
@@ -147,10 +153,10 @@ class Preemptions:
         if not 0 < len(core.queue) <= tuning.MOST_WAITING * len(core.occupancy):
             return []
         first = core.queue.first_priority
-        owner = core.queue.first_owner if core.shares.ranks else None
+        owner = core.queue.first_owner if core.queue.ranks else None
         victims = {row for row in core.allocations.alone() if self._may_be_preempted(core.trials.by_row[row], first)}
         if owner is not None:
-            victims = {row for row in victims if core.shares.outranks(owner, core.trials.by_row[row].owner)}
+            victims = {row for row in victims if core.sharing.outranks(owner, core.trials.by_row[row].owner)}
         if not victims:
             return []
         running = [core.trials.by_row[row] for row in core.allocations.running]

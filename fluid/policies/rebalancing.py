@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from fluid.devices.occupancy import Occupancy
-from fluid.devices.start_queue import StartQueue
-from fluid.engine.estimates.estimates import Estimates
+from fluid.engine.commands import NoteKeptWidth
+from fluid.engine.core import SessionState
 from fluid.engine.estimates.running import RunningTable
-from fluid.engine.placing.allocations import Allocations
 from fluid.engine.placing.scheduling import PlanInputs
-from fluid.engine.records import TrialRecord, Trials
+from fluid.engine.policy import Policy, Preempt, Proposal, Reallocate
+from fluid.engine.records import TrialRecord
 from fluid.planners.arrangement import Replanner, Running, WidthChange
 from fluid.planners.refiner import MOST_ROLLED_OUT, Appraisal, Refined, Refinement, Waiting
 from fluid.policies.faster_devices import FasterDevices
 from fluid.resources import Cluster
 from fluid.trialgroup import TrialState
-
-
-class Reallocation(NamedTuple):
-    """A running trial that is to get other devices.
-
-    Attributes:
-        width: its new width.
-        device: the idle device that it is to go to; ``None`` for any devices of that width.
-    """
-
-    trial: TrialRecord
-    width: float
-    device: int | None = None
 
 
 class Rejected(NamedTuple):
@@ -46,49 +32,108 @@ class Rejected(NamedTuple):
     appraisal: Appraisal
 
 
-class Rebalancing:
-    """Chooses among the running trials; it does not resize or pause any.
+class Overpacking(Policy):
+    """Trials that leave devices which too many share.
 
     Args:
-        trials: the trials of the session.
-        queue: the trials that wait.
-        occupancy: which trial holds which device.
-        estimates: what trials need, and how fast they are.
+        core: the state of the session.
         table: the columns of the running trials.
-        allocations: opens devices to further trials.
+    """
+
+    def __init__(self, core: SessionState, table: RunningTable) -> None:
+        self._trials, self._occupancy = core.trials, core.occupancy
+        self._estimates, self._measuring = core.estimates, core.measuring
+        self._table = table
+
+    def propose(self) -> list[Proposal]:
+        """Trials that pause, so that the others of their device get more done."""
+        return [Preempt(trial) for trial in self.overpacked()]
+
+    @property
+    def has_overpacking(self) -> bool:
+        """Whether trials may be packed too much, or run wider than helps."""
+        return self._measuring.packs_less or bool(self._table.too_wide())
+
+    def overpacked(self) -> list[TrialRecord]:
+        """One trial of each device on which fewer would get more done than all do, as was measured since they came.
+
+        If that trial cannot be paused now, or a further one may have to be, the next call checks the devices again.
+        """
+        if not self._measuring.packs_less:
+            return []
+        found = []
+        self._measuring.packs_less = False
+        for device, rows in self._occupancy.residents.items():
+            if self._occupancy.is_closed(device):
+                continue
+            trials = [self._trials.by_row[row] for row in reversed(rows) if row in self._table]
+            lanes = Counter(trial.placement.lanes for trial in trials)
+            many = [trial for trial in trials if self._packing_hurts(trial, len(rows), lanes)]
+            self._measuring.packs_less |= bool(many)
+            if not any(trial.placement.preemption is not None for trial in many):
+                running = [trial for trial in many if trial.state is TrialState.RUNNING]
+                found += sorted(running, key=lambda trial: trial.group_priority)[:1]
+        return found
+
+    def _packing_hurts(self, trial: TrialRecord, residents: int, lanes: Mapping[tuple[int, ...], int]) -> bool:
+        """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p.
+
+        Trials in one lane take turns if too many of them are fused: that costs nothing, unless they are not to be fused
+        at all, and so could each have a lane.
+
+        Args:
+            trial: one of them.
+            residents: how many there are.
+            lanes: how many there are in each lane.
+        """
+        estimate = self._estimates.of_key(trial)
+        if trial.sharing_group is not None:
+            return False
+        if lanes[trial.placement.lanes] > 1:
+            return True
+        return residents > max(1, estimate.packing) and estimate.alpha * (residents - 1) > residents
+
+
+class Rebalancing(Policy):
+    """Chooses other widths and devices for running trials.
+
+    Args:
+        core: the state of the session.
+        table: the columns of the running trials.
         moves: whether trials go to faster devices; not under a planner that leaves trials where they start.
     """
 
-    def __init__(
-        self,
-        trials: Trials,
-        queue: StartQueue,
-        occupancy: Occupancy,
-        estimates: Estimates,
-        table: RunningTable,
-        allocations: Allocations,
-        *,
-        moves: bool,
-    ) -> None:
-        self._trials = trials
-        self._queue = queue
-        self._occupancy = occupancy
-        self._estimates = estimates
+    def __init__(self, core: SessionState, table: RunningTable, *, moves: bool) -> None:
+        self._core = core
+        self._trials, self._queue = core.trials, core.queue
+        self._occupancy, self._estimates = core.occupancy, core.estimates
         self._table = table
-        self._allocations = allocations
+        self._allocations = core.allocations
         self._moves = moves
-        self._faster = FasterDevices(trials, occupancy, estimates, allocations)
-        self._inputs = PlanInputs(occupancy, estimates)
+        self._faster = FasterDevices(core.trials, core.occupancy, core.estimates, core.allocations)
+        self._inputs = PlanInputs(core.occupancy, core.estimates)
         #: What the re-planner wanted and the refiner did not, since this was last taken.
         self._rejected: list[Appraisal] = []
         #: The width of each trial of which that was told before, and the width that it was not given.
         self._told: dict[int, tuple[float, float]] = {}
-        #: whether a device may hold more trials than are of use there.
-        self._check_packing = False
 
-    # -- widths --------------------------------------------------------------------------------------------
+    def propose(self) -> Iterator[Proposal]:
+        """The widths and devices that the planner wants now; tells the journal of those that would not pay for all."""
+        core = self._core
+        yield from self.rebalance(core.scheduling.replanner)
+        for trial, (change, gain, stall, *_) in self.pop_rejected():
+            core.commands.append(
+                NoteKeptWidth(
+                    trial.trial_id,
+                    at=core.now,
+                    width=change.width,
+                    old_width=trial.width,
+                    gain=gain,
+                    stall_s=stall,
+                )
+            )
 
-    def rebalance(self, replanner: Replanner) -> list[Reallocation]:
+    def rebalance(self, replanner: Replanner) -> list[Reallocate]:
         """Resizes to make now: to make room for queued trials, or to use idle or faster devices once none is queued."""
         if not self._table:
             return []
@@ -99,12 +144,12 @@ class Rebalancing:
         elif not changes and not self._has_nothing_to_move(replanner):
             changes = [change for part in self._allocations.snapshots() for change in self._replan(replanner, part)]
         by_row = self._trials.by_row
-        allowed = [Reallocation(by_row[row], width) for row, width in changes if self._allowed(by_row[row], width)]
+        allowed = [Reallocate(by_row[row], width) for row, width in changes if self._allowed(by_row[row], width)]
         # Last, those that have to leave their host, or to spread over several: they leave the others the near devices.
         allowed.sort(key=lambda each: self._leaves_host(each.trial, each.width))
         return self._with_moves(allowed) if self._moves and not self._queue else allowed
 
-    def _with_moves(self, resizes: list[Reallocation]) -> list[Reallocation]:
+    def _with_moves(self, resizes: list[Reallocate]) -> list[Reallocate]:
         """Adds moves to faster devices; a trial that could also be widened does what gains more.
 
         A move comes after the trial's resize, for the case that the devices for that turn out to be too slow.
@@ -115,8 +160,8 @@ class Rebalancing:
             move = moves.get(trial.row)
             if move is not None and width > 1.0 and self._estimates.seconds_gained(trial, width) < move.gain:
                 continue
-            chosen.append(Reallocation(trial, width))
-        return chosen + [Reallocation(move.trial, move.trial.width, move.device) for move in moves.values()]
+            chosen.append(Reallocate(trial, width))
+        return chosen + [Reallocate(move.trial, move.trial.width, move.device) for move in moves.values()]
 
     def _leaves_host(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial is to be wider than its host has room for."""
@@ -184,53 +229,3 @@ class Rebalancing:
     def _pays(self, trial: TrialRecord, width: float) -> bool:
         """Whether a wider trial ends sooner, though the iteration in flight still runs at its present width."""
         return self._estimates.may_try(trial, width) and self._estimates.seconds_gained(trial, width) > 0.0
-
-    # -- packing -------------------------------------------------------------------------------------------
-
-    def check_packing(self) -> None:
-        """Makes :meth:`overpacked` check all devices next time."""
-        self._check_packing = True
-
-    @property
-    def has_overpacking(self) -> bool:
-        """Whether trials may be packed too much, or run wider than helps."""
-        return self._check_packing or bool(self._table.too_wide())
-
-    def overpacked(self) -> list[TrialRecord]:
-        """One trial of each device on which fewer would get more done than all do, as was measured since they came.
-
-        If that trial cannot be paused now, or a further one may have to be, the next call checks the devices again.
-        """
-        if not self._check_packing:
-            return []
-        found = []
-        self._check_packing = False
-        for device, rows in self._occupancy.residents.items():
-            if self._occupancy.is_closed(device):
-                continue
-            trials = [self._trials.by_row[row] for row in reversed(rows) if row in self._table]
-            lanes = Counter(trial.placement.lanes for trial in trials)
-            many = [trial for trial in trials if self._packing_hurts(trial, len(rows), lanes)]
-            self._check_packing |= bool(many)
-            if not any(trial.placement.preemption is not None for trial in many):
-                running = [trial for trial in many if trial.state is TrialState.RUNNING]
-                found += sorted(running, key=lambda trial: trial.group_priority)[:1]
-        return found
-
-    def _packing_hurts(self, trial: TrialRecord, residents: int, lanes: Mapping[tuple[int, ...], int]) -> bool:
-        """Whether so many trials on a device get less done than one fewer would: p / alpha^(p-1) falls with p.
-
-        Trials in one lane take turns if too many of them are fused: that costs nothing, unless they are not to be fused
-        at all, and so could each have a lane.
-
-        Args:
-            trial: one of them.
-            residents: how many there are.
-            lanes: how many there are in each lane.
-        """
-        estimate = self._estimates.of_key(trial)
-        if trial.sharing_group is not None:
-            return False
-        if lanes[trial.placement.lanes] > 1:
-            return True
-        return residents > max(1, estimate.packing) and estimate.alpha * (residents - 1) > residents

@@ -6,14 +6,18 @@ trial makes room once it has done as many iterations as one that waits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fluid.engine.core import SessionState
+from fluid.engine.events import Event, PausePurpose, TrialPaused
+from fluid.engine.policy import Check, Handler, Policy
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials.lifecycle import Lifecycle
 from fluid.engine.trials.residency import Residency
 from fluid.trialgroup import TrialState
 
 
-class Rotation:
+class Rotation(Policy):
     """Lets running trials make room for waiting ones after each iteration.
 
     Lanes are told to run one iteration at a time as long as trials wait: else each trial would run a further iteration
@@ -26,8 +30,34 @@ class Rotation:
         self._residency = residency
         #: Trials whose states leave a device: that device, and the iterations done by the trial that gets the room.
         self._leaving: dict[str, tuple[int, int]] = {}
+        #: Devices that states are leaving, for trials that have done at most so many iterations.
+        self._kept: dict[int, int] = {}
 
-    def advance(self) -> None:
+    def events(self) -> Mapping[type[Event], tuple[Check | None, Handler]]:
+        """Trials that have paused for others."""
+        return {TrialPaused: (None, self._paused)}
+
+    def _paused(self, event: TrialPaused) -> None:
+        if event.purpose is PausePurpose.PREEMPT:
+            self._make_room(self._core.trials.get(event.trial_id))
+
+    @property
+    def keeps_devices(self) -> bool:
+        """Whether states are leaving devices."""
+        return bool(self._kept)
+
+    @property
+    def kept_devices(self) -> frozenset[int]:
+        """The devices that states are leaving."""
+        return frozenset(self._kept)
+
+    def forbidden_to(self, trial: TrialRecord) -> frozenset[int]:
+        """The devices that states leave for trials that have done fewer iterations; none for a pinned trial."""
+        if trial.pinned:
+            return frozenset()
+        return frozenset(device for device, done in self._kept.items() if trial.progress.done > done)
+
+    def after_starts(self) -> None:
         """Lets those that are ahead make room, and the others go on; to be called once all that fits has started."""
         core = self._core
         if not core.in_rounds:
@@ -71,7 +101,7 @@ class Rotation:
         bounded = any(self._core.memory.usable_bytes(device) for device in self._core.occupancy.held[trial.row])
         return trial.spec.can_save or not bounded
 
-    def make_room(self, trial: TrialRecord | None) -> None:
+    def _make_room(self, trial: TrialRecord | None) -> None:
         """Evicts states from the device that a trial has just left, until the next waiting trial fits there."""
         core = self._core
         device = None if trial is None else trial.residence.device
@@ -89,24 +119,23 @@ class Rotation:
                 excess -= core.lanes.kept_bytes(lane_id, other.trial_id)
                 self._residency.evict(other)
                 self._leaving[other.trial_id] = device, first.progress.done
-        self.update()
+        self.after_events()
 
     @staticmethod
     def _may_be_evicted(trial: TrialRecord, first: TrialRecord) -> bool:
         waits = trial.state is TrialState.QUEUED or trial.rests
         return waits and trial is not first and trial.spec.can_save and not trial.calls and _done(trial) >= _done(first)
 
-    def update(self) -> None:
+    def after_events(self) -> None:
         """Lets all trials have the room of states that have left, or will not."""
         trials = self._core.trials
         for trial_id in list(self._leaving):
             if trial_id not in trials or not trials[trial_id].residence.saving:
                 del self._leaving[trial_id]
                 self._core.changed |= bool(self._core.queue)
-        kept = self._core.scheduling.placing.kept_for_round
-        kept.clear()
+        self._kept.clear()
         for device, done in self._leaving.values():
-            kept[device] = min(done, kept.get(device, done))
+            self._kept[device] = min(done, self._kept.get(device, done))
 
 
 def _done(trial: TrialRecord) -> int:

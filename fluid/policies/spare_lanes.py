@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 from fluid.engine import tuning
 from fluid.engine.core import SessionState
+from fluid.engine.policy import Policy
 from fluid.engine.records import LaneRecord
 
 
-class SpareLanes:
+class SpareLanes(Policy):
     """Starts and ends spare lanes. They never make a trial wait: a trial that wants their memory has them ended.
 
     Args:
@@ -29,7 +30,7 @@ class SpareLanes:
         #: Device -> lanes that were ended there at the latest instant at which some were.
         self._ended: dict[int, int] = {}
 
-    def fill(self) -> None:
+    def at_end(self) -> None:
         """Starts the spare lanes that are lacking where lanes changed, and ends those that nothing starts in.
 
         While nothing runs or waits, there is no need of any: those that there are stay for the trials to come.
@@ -76,11 +77,11 @@ class SpareLanes:
             return False  # It is measured alone, with as much memory as there is.
         return memory.taken_bytes(device) + core.lanes.usual_bytes <= usable
 
-    def refuse(self, device: int) -> None:
+    def memory_short(self, device: int) -> None:
         """Starts no spare lane on a device for a while."""
         self._refused[device] = self._core.now
 
-    def could_not_start(self, lane: LaneRecord, *, blameless: bool) -> bool:
+    def takes_lost(self, lane: LaneRecord, *, blameless: bool) -> bool:
         """Takes note of a lane that was lost; returns whether it was a spare one that could not be started.
 
         Its device goes on as it is: trials run there.
@@ -94,7 +95,7 @@ class SpareLanes:
         if not any(other.ready for other in self._core.lanes.on(lane.device_id)):
             return False
         if not blameless:
-            self.refuse(lane.device_id)
+            self.memory_short(lane.device_id)
         return True
 
     def problems(self) -> Iterator[str]:

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 from fluid.engine.commands import FreeMemory, NoteWaiting, WaitReason
 from fluid.engine.core import SessionState
+from fluid.engine.policy import Policy
 from fluid.engine.records import TrialRecord
-
-
-@dataclass(frozen=True, slots=True)
-class WaitDeadline:
-    """When trials that wait for faster devices start on what there is."""
-
 
 #: Most devices that a note lists.
 _MOST_DEVICES = 4
@@ -34,7 +29,7 @@ class _WaitLine:
     reason: WaitReason | None = None
 
 
-class Waits:
+class Waits(Policy):
     """Notes who waits for what.
 
     Args:
@@ -47,11 +42,7 @@ class Waits:
         self._lines: dict[Hashable, _WaitLine] = {}
         self._next = 0
 
-    def due(self, key: WaitDeadline) -> None:
-        """Starts trials that have waited for long enough for faster devices."""
-        self._core.changed = True
-
-    def note(self) -> None:
+    def after_settling(self) -> None:
         """Notes trials that have joined a line and still wait, and lines that wait for something else than before."""
         scheduling, queue = self._core.scheduling, self._core.queue
         refused, joined = scheduling.placing.refused, scheduling.joined

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fluid._logs import logger_of
 from fluid.engine.commands import Command, NoteDeviceLost, NoteHung, NotePaused, NoteQueued, ReportEnd
-from fluid.engine.engine import EngineState
 from fluid.engine.events import Failure
 from fluid.lane.output import trial_log
+from fluid.policies.engine import EngineState
 from fluid.session.inbox import GroupInbox
 from fluid.trialgroup import TrialState
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fluid.backends.base import Backend, EndingBackend
 from fluid.engine.commands import Command, NoteDeviceLost, NoteDrained, Report, ReportEnd, TrialNotice
-from fluid.engine.engine import EngineState
 from fluid.engine.events import IterationDone, TrialSaved
 from fluid.errors import FluidError
+from fluid.policies.engine import EngineState
 from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.keeper import Keeper
 from fluid.session.listeners import LimitReachedError, ended_early

@@ -15,7 +15,7 @@ from fluid._logs import logger_of
 from fluid.backends.base import Backend, HostRoom, MeasuredBackend, OutputForwarding, ReplayingBackend
 from fluid.backends.hosts.lane_limits import idle_lane_limit, room_here
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP, require_process_group
-from fluid.engine.engine import DEFAULT_MAX_FAILURES, EngineState
+from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.engine.placing.lanes import MOST_IDLE, Lanes
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
@@ -26,6 +26,7 @@ from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
 from fluid.planners.planner import Planner
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY, GROUP_POLICIES
 from fluid.rehearsal.backend import RehearsalBackend
 from fluid.rehearsal.plan import plan_in_force

@@ -24,7 +24,6 @@ from fluid._logs import logger_of
 from fluid.backends.base import Backend, ReplayingBackend, VirtualBackend
 from fluid.engine import tuning
 from fluid.engine.commands import Command, NoteDrained, Notice, ReportRequest, StopLane, StopTrial, TrialNotice
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     Alarm,
     DeviceAdded,
@@ -42,6 +41,7 @@ from fluid.engine.events import (
 )
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import NOTHING, Retention
+from fluid.policies.engine import EngineState
 from fluid.results.run_files import PROFILE, SESSION
 from fluid.session.alerts import Alerts
 from fluid.session.ending import Endings, take_last

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from fluid._clock import Clock
 from fluid.backends.base import Backend, ForkingBackend, RecordSource
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,
@@ -36,6 +35,7 @@ from fluid.engine.events import (
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.keeping import NOTHING, Retention
 from fluid.measure.profile import Profile
+from fluid.policies.engine import EngineState
 from fluid.random_state import Seeds
 from fluid.resources import Device
 from fluid.results.best import BestSoFar

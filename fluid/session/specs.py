@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 from fluid._logs import logger_of
 from fluid.backends.base import Backend, ReplayingBackend
 from fluid.devices.constraints import describe
-from fluid.engine.engine import EngineState
 from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
 from fluid.errors import InvalidFieldError, require_number
 from fluid.lane.process.script import dump_script, read_script
+from fluid.policies.engine import EngineState
 from fluid.policies.fusing.groups import text_of
 from fluid.resources import Requires
 from fluid.shared_data.parameters import dump_with_parameters

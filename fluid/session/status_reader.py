@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from fluid.engine.engine import EngineState
 from fluid.engine.events import BY_USER, SET_ASIDE
 from fluid.engine.records import EndedTrial, GroupRecord
 from fluid.measure.profile import Profile
+from fluid.policies.engine import EngineState
 from fluid.session.facts import Forecast, GoalStatus
 from fluid.session.forecasting.progress import LiveLength
 from fluid.session.forecasting.progress import forecast as forecast_search

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from fluid.engine.commands import Command, ReportStart
-from fluid.engine.engine import EngineState
 from fluid.engine.events import Event, IterationDone, TrialStarted
 from fluid.engine.records import TrialRecord
 from fluid.forecasting.scenario import Scenario
 from fluid.forecasting.search_now import LiveTrial, SearchNow, shape_of
+from fluid.policies.engine import EngineState
 
 # -- censored paces ------------------------------------------------------------------------------
 #

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, NoteDeviceLost, Notice, Report, ReportEnd
-from fluid.engine.engine import EngineError, EngineState
+from fluid.engine.engine import EngineError
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -31,6 +31,7 @@ from fluid.planners.bounds import malleable_lower_bound
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Planner
 from fluid.planners.rollout import Segment
+from fluid.policies.engine import EngineState
 from fluid.resources import Cluster, Device
 from fluid.simulation.simulation_result import GroupResult, SimulationResult
 from fluid.simulation.sweeps import RequestedRun, Sweep, make_sweeps

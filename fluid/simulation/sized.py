@@ -14,13 +14,13 @@ import numpy as np
 
 from fluid.backends.simulated import SimulatedBackend
 from fluid.engine.commands import Command, NoteDeviceLost, Report, ReportEnd
-from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceRetiring, Event
 from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.forecasting.play import Player
 from fluid.forecasting.scenario import MOST_SIMULATED, Scenario
 from fluid.forecasting.search_now import SearchNow
 from fluid.planners.planner import Planner
+from fluid.policies.engine import EngineState
 from fluid.simulation.observed_search import ObservedSearch
 from fluid.simulation.simulate import simulate
 from fluid.simulation.simulation_result import SimulationResult

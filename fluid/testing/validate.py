@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 from fluid.engine import tuning
 from fluid.engine.core import EngineError, IterationDeadline
-from fluid.engine.engine import EngineState
 from fluid.engine.records import EndedTrial, LaneRecord, Stage, TrialRecord
 from fluid.engine.trials.submissions import is_leaving
 from fluid.measure.runtime_model import residents_at
+from fluid.policies.engine import EngineState
 from fluid.trialgroup import TrialState
 
 # -- validate waiting ----------------------------------------------------------------------------
@@ -33,7 +34,7 @@ def _idle_devices(state: EngineState) -> Iterator[str]:
         trial = state.trials.by_row[row]
         eligible = occupancy.eligible.of(trial.constraint)
         fitting = [at for at in idle if (eligible is None or at in eligible) and _could_start(state, trial, at)]
-        if any(device in reserved for device in fitting) or trial.constraint in state.placing.awaiting_faster:
+        if any(device in reserved for device in fitting) or trial.constraint in state.gangs.awaiting_faster_constraints:
             continue
         if fitting := _enough(state, trial, fitting):
             yield f"devices {fitting} are idle, and {trial.trial_id!r} of width {trial.width:g} waits"
@@ -101,8 +102,7 @@ def validate_state(state: EngineState) -> None:
         EngineError: some are broken; it names them, with the stories of the trials concerned.
     """
     broken = [*_devices(state), *_drains(state), *_groups(state), *_queue(state), *waiting_problems(state)]
-    broken += [*_work(state), *_copies(state), *state.checkpoints.problems(), *state.spares.problems()]
-    broken += [*state.retirements.problems(), *state.urgency.problems()]
+    broken += [*_work(state), *_copies(state), *chain(*(policy.problems() for policy in state.policies))]
     broken += [f"lane {lane.lane_id}: {what}" for lane in state.lanes for what in _lane(state, lane)]
     for trial in state.trials.values():
         wrong = list(_trial(state, trial))
@@ -475,7 +475,7 @@ def validate_owners(state: EngineState) -> None:
 
 def _jobs(state: EngineState) -> Iterator[str]:
     """What is counted of jobs and owners is what their trials add up to."""
-    records, work, jobs = state.trials.by_row, state.allocations.work.by_row, state.allocations.work.jobs
+    records, work, jobs = state.trials.by_row, state.allocations.work.by_row, state.jobs
     of_job = Counter(records[row].job for row in work)
     of_owner = Counter(records[row].owner for row in work)
     if of_job != jobs.rows or of_owner != jobs.owners:
@@ -491,7 +491,7 @@ def _jobs(state: EngineState) -> Iterator[str]:
 def _shares(state: EngineState) -> Iterator[str]:
     """With one owner nothing is shared out; shares are of devices that there are and that their trials may get."""
     shares, queue = state.shares, state.queue
-    known = set(state.allocations.work.jobs.owners)
+    known = set(state.jobs.owners)
     if state.shares.restricts and shares.policy != "irs":
         yield f"policy {shares.policy!r} shares devices out"
     for row in queue:

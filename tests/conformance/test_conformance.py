@@ -36,7 +36,6 @@ from fluid.engine.commands import (
     StartTrial,
     ValueCheckpoints,
 )
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -62,6 +61,7 @@ from fluid.engine.events import (
 from fluid.errors import InvalidFieldError
 from fluid.lane.checkpoints.seal import damage_of
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.testing.validate import validate_state
 from fluid.trainables.driver_link import driver_link, dump_message

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import NotePlaced, Notice, ReportEnd
-from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.testing.validate import validate_state
 

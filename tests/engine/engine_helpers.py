@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from fluid.engine.commands import Command, Pause, Report, ReportCall, ReportEnd, StartLane
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     PLAIN_TERMS,
     BudgetExtended,
@@ -35,6 +34,7 @@ from fluid.engine.events import (
 from fluid.measure.profile import Profile
 from fluid.planners.planner import Planner
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed
 from fluid.testing.validate import validate_state
 

@@ -21,7 +21,6 @@ from fluid.engine.commands import (
     RunIteration,
     StartTrial,
 )
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     Alarm,
     BudgetExtended,
@@ -49,6 +48,7 @@ from fluid.errors import InvalidFieldError
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import FusedRates
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.policies.owners.shares import GROUP_POLICIES
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.testing.validate import validate_owners, validate_state

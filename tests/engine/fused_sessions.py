@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, LimitRows, Notice, Report, ReportEnd, StopLane
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     DeviceAdded,
     Event,
@@ -21,6 +20,7 @@ from fluid.engine.events import (
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import FusedRates
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.testing.validate import validate_state
 

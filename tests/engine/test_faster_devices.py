@@ -13,11 +13,11 @@ from test_unlike_devices import FAST, SLOW, add, run, unlike
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import NoteResize, Notice, Pause, Resize
-from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.measure.measurements import MIN_OBSERVATIONS
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.policies.faster_devices import FasterDevices
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.testing.validate import validate_state

@@ -7,9 +7,9 @@ from engine_helpers import Hand, Known
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, Pause, Resize, StartLane
-from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, GroupTerms, LaneReady, PausePurpose, Tick, TrialSpec
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.testing.validate import validate_owners, validate_state
 

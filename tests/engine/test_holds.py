@@ -20,7 +20,6 @@ from fluid.engine.commands import (
     StartTrial,
     StopTrial,
 )
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     SET_ASIDE,
     BudgetExtended,
@@ -35,6 +34,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.errors import InvalidFieldError
+from fluid.policies.engine import EngineState
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 

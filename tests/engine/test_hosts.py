@@ -6,9 +6,9 @@ from engine_helpers import Known
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, Notice, Resize, StartTrial
-from fluid.engine.engine import EngineState
 from fluid.engine.events import BudgetExtended, DeviceAdded, DeviceLost, Event, GroupSubmitted, Tick, TrialSpec
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.testing.validate import validate_state
 

@@ -21,7 +21,6 @@ from fluid.engine.commands import (
     ReportRequest,
     RunIteration,
 )
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     PLAIN_TERMS,
     BudgetExtended,
@@ -47,6 +46,7 @@ from fluid.engine.events import (
 )
 from fluid.errors import InvalidFieldError
 from fluid.measure.profile import Profile
+from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.results import journal
 from fluid.results.journal import encode, encode_profile, replay

@@ -10,10 +10,10 @@ from engine_helpers import Hand, Known
 from engine_session import random_session
 
 from fluid.engine.commands import Command
-from fluid.engine.engine import EngineState
 from fluid.engine.events import Event
 from fluid.engine.placing.scheduling import Scheduling
 from fluid.planners.portfolio import Portfolio
+from fluid.policies.engine import EngineState
 from fluid.trialgroup import TrialState
 
 

@@ -11,10 +11,10 @@ from engine_helpers import Hand, Known, none, only
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine import tuning
 from fluid.engine.commands import KillLane, Notice, Pause, RunIteration
-from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneReady, PausePurpose, Tick, TrialPaused, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 
 

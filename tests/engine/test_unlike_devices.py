@@ -10,13 +10,13 @@ from engine_helpers import Hand, none
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import NoteMeasured, NoteWaiting, Notice, Save, StartLane, WaitReason
-from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, GroupTerms, LaneMeasured, LaneReady, Tick, TrialSpec
 from fluid.measure.measurements import MIN_OBSERVATIONS
 from fluid.measure.profile import Profile
 from fluid.planners.arrangement import Arrangement
 from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio, make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.testing.validate import validate_state
 

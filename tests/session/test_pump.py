@@ -19,7 +19,6 @@ from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine import tuning
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     BudgetExtended,
     DeviceAdded,
@@ -33,6 +32,7 @@ from fluid.engine.events import (
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.results.records import Result
 from fluid.session.folder.folder import RunFolder

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fluid import Cluster, Device, Requires
-from fluid.engine.engine import EngineState
 from fluid.errors import InvalidFieldError
 from fluid.forecasting.scenario import ArrivingWorkload, DeviceChange, Runtimes, Scenario, Workload
 from fluid.planners.portfolio import make_planner
+from fluid.policies.engine import EngineState
 from fluid.simulation.simulate import simulate
 from fluid.simulation.sized import Terms, simulate_fixed
 

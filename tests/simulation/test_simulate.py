@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluid.engine.engine import EngineState
 from fluid.errors import InvalidFieldError
 from fluid.forecasting.scenario import ALGORITHMS, DISTRIBUTIONS, DeviceChange, Runtimes, Scenario, Workload
 from fluid.planners.portfolio import PLANNERS, make_planner
 from fluid.planners.rollout import Segment
+from fluid.policies.engine import EngineState
 from fluid.resources import Cluster, Device
 from fluid.simulation import simulate as simulation
 from fluid.simulation import sweeps

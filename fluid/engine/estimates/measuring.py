@@ -12,7 +12,6 @@ from fluid.engine.events import IterationDone, Restoring
 from fluid.engine.placing.allocations import Allocations
 from fluid.engine.records import LaneRecord, TrialRecord, Trials, smooth
 from fluid.measure.profile import Profile
-from fluid.policies.rebalancing import Rebalancing
 from fluid.resources import MemoryNeed
 
 
@@ -25,7 +24,6 @@ class Measuring:
         occupancy: its number of devices says how much work is worth a trial of further packing.
         estimates: are brought up to date with the profile.
         allocations: are brought up to date with the estimates.
-        rebalancing: checks devices again once a key packs less.
     """
 
     def __init__(
@@ -35,14 +33,14 @@ class Measuring:
         occupancy: Occupancy,
         estimates: Estimates,
         allocations: Allocations,
-        rebalancing: Rebalancing,
     ) -> None:
         self._trials = trials
         self._profile = profile
         self._occupancy = occupancy
         self._estimates = estimates
         self._allocations = allocations
-        self._rebalancing = rebalancing
+        #: Whether a key packs less, so that devices may hold more trials than are of use there.
+        self.packs_less = False
         #: Estimates of which c, d, speed or first pace changed while their trials run or wait, by key and model.
         self.ramp_changes: dict[tuple[str, str | None], KeyEstimate] = {}
 
@@ -217,7 +215,7 @@ class Measuring:
         if self._estimates.update(estimate, work=self._work_per_device):
             self._note_change(estimate)
         if estimate.processes < processes:
-            self._rebalancing.check_packing()
+            self.packs_less = True
 
     def _learn_first_pace(self, trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> None:
         """Books the pace of a key of which none was known, as an iteration of a trial tells it."""

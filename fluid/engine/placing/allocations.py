@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping, Set
+from typing import Protocol
 
 from fluid.devices.occupancy import Occupancy
 from fluid.engine.estimates.estimates import Estimates
@@ -15,7 +16,6 @@ from fluid.engine.estimates.running import RunningTable, snapshots_by_devices
 from fluid.engine.records import Move, TrialRecord, Trials
 from fluid.measure.runtime_model import TOLERANCE
 from fluid.planners.arrangement import Running
-from fluid.policies.owners.owners import OpenJobs
 from fluid.resources import MemoryNeed
 
 # -- remaining work ------------------------------------------------------------------------------
@@ -55,17 +55,33 @@ class _PathLengths:
         return not self._paths
 
 
+class WorkCounts(Protocol):
+    """Is told how much work trials that run or wait have left."""
+
+    def join(self, trial: TrialRecord, seconds: float) -> None:
+        """Counts a trial that now runs or waits."""
+
+    def leave(self, trial: TrialRecord, seconds: float) -> None:
+        """Counts a trial no more, which had so much work left."""
+
+    def change(self, trial: TrialRecord, seconds: float, count: int = 1) -> None:
+        """Adds to the work that each of so many trials like this one has left."""
+
+    def do(self, trial: TrialRecord, seconds: float) -> None:
+        """Counts work that a trial has done."""
+
+
 class RemainingWork:
     """Seconds of work left of each trial that runs or waits, at width 1 and speed 1, as last predicted.
 
     Args:
         trials: the trials of the session, by row.
-        jobs: is told the work of each job.
+        counts: is told of every change.
     """
 
-    def __init__(self, trials: Mapping[int, TrialRecord], jobs: OpenJobs) -> None:
+    def __init__(self, trials: Mapping[int, TrialRecord], counts: WorkCounts) -> None:
         self.by_row: dict[int, float] = {}
-        self.jobs = jobs
+        self.counts = counts
         self._trials = trials
         self._total = 0.0
         #: by owner, of those of which a trial has follow-up iterations
@@ -91,9 +107,9 @@ class RemainingWork:
         before = self.by_row.get(row)
         if before is None:
             before = 0.0
-            self.jobs.join(self._trials[row], seconds)
+            self.counts.join(self._trials[row], seconds)
         elif seconds != before:
-            self.jobs.change(self._trials[row], seconds - before)
+            self.counts.change(self._trials[row], seconds - before)
         self._total += seconds - before
         self.by_row[row] = seconds
 
@@ -102,7 +118,7 @@ class RemainingWork:
         first = next(iter(rows))
         before = self.by_row[first]
         self._total += (seconds - before) * len(rows)
-        self.jobs.change(self._trials[first], seconds - before, len(rows))
+        self.counts.change(self._trials[first], seconds - before, len(rows))
         self.by_row.update(dict.fromkeys(rows, seconds))
 
     def set_path(self, row: int, seconds: float) -> None:
@@ -117,7 +133,7 @@ class RemainingWork:
         seconds = self.by_row.pop(row, None)
         if seconds is not None:
             self._total -= seconds
-            self.jobs.leave(trial, seconds)
+            self.counts.leave(trial, seconds)
         if trial.owner in self._paths and self._paths[trial.owner].forget(row):
             del self._paths[trial.owner]
         if not self.by_row:
@@ -136,13 +152,16 @@ class Allocations:
         occupancy: which trial holds which device.
         estimates: what trials need, and how much work they have left.
         table: the columns of the running trials.
+        counts: is told of the work that trials have left.
 
     Attributes:
         work: seconds of work left of the trials that run or wait.
     """
 
-    def __init__(self, trials: Trials, occupancy: Occupancy, estimates: Estimates, table: RunningTable) -> None:
-        self.work = RemainingWork(trials.by_row, OpenJobs(occupancy))
+    def __init__(
+        self, trials: Trials, occupancy: Occupancy, estimates: Estimates, table: RunningTable, counts: WorkCounts
+    ) -> None:
+        self.work = RemainingWork(trials.by_row, counts)
         self._trials = trials
         self._occupancy = occupancy
         self._estimates = estimates
@@ -358,7 +377,7 @@ class Allocations:
         height, before = self._estimates.height(trial), self.work.by_row.get(trial.row, 0.0)
         self.work.set(trial.row, height)
         if height < before:
-            self.work.jobs.done[trial.owner] += before - height
+            self.work.counts.do(trial, before - height)
         self._table.set_work(trial.row, height)
         self._unsure.add(trial.row)
 

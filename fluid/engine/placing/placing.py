@@ -6,16 +6,14 @@ from collections.abc import Set
 from dataclasses import replace
 from functools import partial
 
-from fluid.devices.constraints import Constraint
 from fluid.devices.occupancy import Occupancy
 from fluid.devices.start_queue import StartQueue
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.placing.allocations import Allocations
 from fluid.engine.placing.lanes import Lanes
+from fluid.engine.placing.sharing import Sharing
+from fluid.engine.policy import Policies
 from fluid.engine.records import TrialRecord, Trials
-from fluid.policies.admission import Admitting
-from fluid.policies.gangs import Reservations
-from fluid.policies.owners.shares import GroupShares
 
 # -- state hosts ---------------------------------------------------------------------------------
 #
@@ -84,16 +82,11 @@ class Placing:
         lanes: which trial runs in which lane.
         estimates: what trials need.
         allocations: gives trials devices.
-        shares: which devices trials get first.
+        sharing: which devices trials get first.
+        policies: may keep devices from trials, and choose where they go.
 
     Attributes:
         refused: trials that did not fit in the latest round, one of those that are alike to placement.
-        reservations: devices kept for some of these.
-        claims: the priority of the group for a trial of which a device is being cleared, by device: trials of less
-            urgent groups are not placed there (:mod:`fluid.policies.urgent.urgency`).
-        admitting: chooses among trials where memory is scarce.
-        kept_for_round: devices that states are leaving for trials that have done so many iterations: those that have
-            done more are not placed there (:mod:`fluid.policies.rounds`).
     """
 
     def __init__(
@@ -104,20 +97,18 @@ class Placing:
         lanes: Lanes,
         estimates: Estimates,
         allocations: Allocations,
-        shares: GroupShares,
+        sharing: Sharing,
+        policies: Policies,
     ) -> None:
         self.refused: list[TrialRecord] = []
-        self.reservations = Reservations(trials, occupancy, estimates)
-        self.claims: dict[int, float] = {}
-        self.kept_for_round: dict[int, int] = {}
-        self.admitting = Admitting(trials, queue, occupancy, estimates, allocations.work)
         self._trials = trials
         self._queue = queue
         self._occupancy = occupancy
         self._lanes = lanes
         self._estimates = estimates
         self._allocations = allocations
-        self._shares = shares
+        self._sharing = sharing
+        self._policies = policies
         #: Devices that waiting trials with requirements ask for: others take different ones where they can.
         self._sought: Set[int] = frozenset()
 
@@ -129,14 +120,14 @@ class Placing:
         same with slots of devices in use. Then the trials of the other groups do.
         """
         self.refused = []
+        for begin_round in self._policies.begin_round:
+            begin_round()
         if self._trials.constrained:
-            self.reservations.begin_round(self._queue)
             self._sought = self._sought_devices()
         if not self._queue:
             return []
-        self.admitting.begin_round()
-        choose = self.admitting.choose if self.admitting.is_scarce else None
-        if not self._shares.restricts:
+        choose = next((each.choice for each in self._policies.choice if each.choice is not None), None)
+        if not self._sharing.restricts:
             started = self._queue.start(self._place, choose=choose)
         else:
             started = []
@@ -144,7 +135,8 @@ class Placing:
                 started += self._place_in_shares(priority)
                 started += self._queue.start(self._place, priority, choose)
         if choose is not None:
-            self.admitting.end_round(self.refused)
+            for end_round in self._policies.end_round:
+                end_round(self.refused)
         for trial in self.refused.copy():
             device = trial.limits.avoids
             if device is not None and not self._occupancy.residents.get(device):
@@ -173,7 +165,7 @@ class Placing:
         trial = self._trials.by_row[row]
         if trial.pinned or (anywhere and trial.width >= 1.0):
             return self._place_or_reserve(trial, None)
-        share = None if anywhere else self._shares.share_of(trial)
+        share = None if anywhere else self._sharing.share_of(trial)
         if share is not None and max(1, len(share)) < (trial.fixed_width or 1):
             share = None
         if trial.width >= 1.0 or not only_idle:
@@ -203,7 +195,7 @@ class Placing:
             own_state = self._lanes.kept_bytes(residence.lane, trial.trial_id)
         host = self._host_of_state(trial)
         if not self._trials.constrained:
-            free = trial.limits.avoids is None and not (self.claims or self.admitting.kept or self.kept_for_round)
+            free = trial.limits.avoids is None and not self._are_kept
             others = None if free else self.allowed(trial)
             others = others if within is None else within if others is None else within & others
             if near is None and host is not None and self._place_at_state(trial, host, others):
@@ -247,17 +239,9 @@ class Placing:
         """The devices that a trial may get now; ``None`` for any."""
         allowed = self._occupancy.eligible.of(trial.constraint)
         forbidden: Set[int] = frozenset()
-        if self.claims:
-            claimed = self.claims.items()
-            forbidden = frozenset(device for device, priority in claimed if priority > trial.group_priority)
-        # A pinned trial can start nowhere else, and the state that it keeps may be what the reservation waits for.
-        if self.reservations and not trial.pinned:
-            forbidden = forbidden | self.reservations.forbidden_to(trial)
-        if self.admitting.kept and not trial.pinned:
-            forbidden = forbidden | self.admitting.forbidden_to(trial)
-        if self.kept_for_round and not trial.pinned:
-            rounds = self.kept_for_round.items()
-            forbidden = forbidden | {device for device, done in rounds if trial.progress.done > done}
+        for policy in self._policies.keeps_devices:
+            if policy.keeps_devices:
+                forbidden = forbidden | policy.forbidden_to(trial)
         if trial.limits.avoids is not None and not trial.pinned:
             forbidden = forbidden | {trial.limits.avoids}
         if not forbidden:
@@ -265,21 +249,18 @@ class Placing:
         return frozenset(self._occupancy.residents if allowed is None else allowed) - forbidden
 
     @property
-    def awaiting_faster(self) -> set[Constraint | None]:
-        """Constraints of trials that could start, and wait for faster devices, or behind such a trial."""
-        by_row = self._trials.by_row
-        return {by_row[row].constraint for row in self.reservations.awaiting_faster if row in by_row}
-
-    @property
     def reserved_devices(self) -> frozenset[int]:
-        """Devices kept for waiting trials that are urgent, are next in a round, or were passed over for long."""
-        kept = self.claims.keys() | self.kept_for_round.keys() | set(self.admitting.kept.values())
-        return self.reservations.devices | kept
+        """Devices that are kept for some of the waiting trials."""
+        return self._policies.all_kept_devices()
 
     @property
     def restricts(self) -> bool:
         """Whether trials may be refused devices for other reasons than want of room there."""
-        return self._trials.constrained or bool(self.claims or self.admitting.kept or self.kept_for_round)
+        return self._trials.constrained or self._are_kept
+
+    @property
+    def _are_kept(self) -> bool:
+        return any(policy.keeps_devices for policy in self._policies.keeps_devices)
 
     def lane_is_busy(self, trial: TrialRecord) -> bool:
         """Whether another trial runs in the lane that keeps a trial's state."""
@@ -294,10 +275,12 @@ class Placing:
 
     def _place_or_reserve(self, trial: TrialRecord, within: frozenset[int] | None) -> bool:
         near = None if trial.residence.saving else trial.residence.device
-        near = self.admitting.targets.get(trial.row) if near is None else near
+        if near is None:
+            for target_of in self._policies.target_of:
+                near = target_of(trial)
         busy = trial.pinned and (self.lane_is_busy(trial) or not self._fits_in_own_lane(trial))
         if not busy and self.place_near(trial, near, only=trial.pinned, within=within):
-            return not self._awaits_faster(trial)
+            return not self._gives_back(trial)
         if trial.fixed_width is not None:
             self._reserve(trial, within)
         return False
@@ -314,20 +297,22 @@ class Placing:
         usable, own = memory.usable_bytes(device), self._lanes.kept_bytes(lane, trial.trial_id)
         return usable is None or memory.filled_bytes(device, own_state=own) + need.peak_bytes <= usable
 
-    def _awaits_faster(self, trial: TrialRecord) -> bool:
-        """Whether a trial gives back the devices that it just got, as it ends sooner on faster ones that are busy."""
-        if (trial.fixed_width or 1) < 2 or trial.pinned or not self._occupancy.is_unlike:
+    def _gives_back(self, trial: TrialRecord) -> bool:
+        """Whether a trial of several devices gives back those that it just got, as it waits for others."""
+        if (trial.fixed_width or 1) < 2 or trial.pinned or not self._policies.rather:
             return False
         chosen, allowed = self._occupancy.held[trial.row], self._occupancy.eligible.of(trial.constraint)
         every = self._occupancy.residents if allowed is None else allowed
-        faster = self.reservations.faster_for(trial, chosen, every)
-        if faster is None:
-            return False
-        self._occupancy.release(trial.row)
-        if self.reservations.awaits_faster(trial):
-            return True
-        within = (faster, frozenset(chosen))  # States that are kept there may leave the faster ones no room.
-        return not any(self.place_near(trial, None, only=False, within=devices) for devices in within)
+        for rather in self._policies.rather:
+            others = rather(trial, chosen, every)
+            if others is None:
+                continue
+            self._occupancy.release(trial.row)
+            if any(awaits(trial) for awaits in self._policies.awaits):
+                return True
+            within = (frozenset(others), frozenset(chosen))  # States that are kept there may leave the others no room.
+            return not any(self.place_near(trial, None, only=False, within=devices) for devices in within)
+        return False
 
     def _reserve(self, trial: TrialRecord, within: frozenset[int] | None) -> None:
         allowed = self._occupancy.eligible.of(trial.constraint)
@@ -337,7 +322,8 @@ class Placing:
             if len(self._lanes[lane].device_ids) != trial.fixed_width:
                 return
             allowed = frozenset(self._lanes[lane].device_ids)
-        self.reservations.passed_over(trial, self._occupancy.residents if allowed is None else allowed)
+        for passed_over in self._policies.passed_over:
+            passed_over(trial, self._occupancy.residents if allowed is None else allowed)
 
     def _sought_devices(self) -> Set[int]:
         """The devices that meet requirements of waiting trials."""

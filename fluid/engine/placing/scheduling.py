@@ -27,12 +27,13 @@ from fluid.engine.placing.queue import (
     placed_as,
     share_devices,
 )
+from fluid.engine.placing.sharing import Sharing
+from fluid.engine.policy import Policies
 from fluid.engine.records import TrialRecord, Trials
 from fluid.planners.arrangement import Replanner
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Planner
 from fluid.planners.rollout import start
-from fluid.policies.owners.shares import DeviceShares, GroupShares
 from fluid.resources import Cluster, Device
 
 # -- plan inputs ---------------------------------------------------------------------------------
@@ -180,7 +181,8 @@ class Scheduling:
         estimates: what trials need, and how fast they are.
         table: the columns of the running trials.
         allocations: gives trials devices.
-        shares: ranks the trials' owners.
+        sharing: ranks the trials' owners, and shares devices out among them.
+        policies: may keep devices from trials, and choose where they go.
         in_rounds: whether trials that have done the fewest iterations start first.
 
     Attributes:
@@ -200,14 +202,15 @@ class Scheduling:
         estimates: Estimates,
         table: RunningTable,
         allocations: Allocations,
-        shares: GroupShares,
+        sharing: Sharing,
+        policies: Policies,
         *,
         in_rounds: bool = False,
     ) -> None:
         self._in_rounds = in_rounds
         self.replanner: Replanner = planner.replanner()
         self.joined: list[TrialRecord] = []
-        self.placing = Placing(trials, queue, occupancy, lanes, estimates, allocations, shares)
+        self.placing = Placing(trials, queue, occupancy, lanes, estimates, allocations, sharing, policies)
         self.renamed: list[Mapping[Hashable, Hashable]] = []
         #: The kinds of the queued trials; ``None`` where trials were queued since all were planned at once.
         self._kinds: QueueKinds | None = None
@@ -221,13 +224,13 @@ class Scheduling:
         self._work = allocations.work
         self._paths = CriticalPaths(trials, occupancy, estimates, table, allocations.work)
         self._inputs = PlanInputs(occupancy, estimates)
-        self._shares = shares
+        self._sharing = sharing
 
     # -- arrivals ------------------------------------------------------------------------------------------
 
     def arrive(self, trials: Sequence[TrialRecord]) -> None:
         """Gives trials widths and queues them."""
-        self._shares.update(trials)
+        self._sharing.update(trials)
         if trials:
             is_whole, plan = not self._queue, self._plan(trials)
             self._enqueue_all(trials, plan)
@@ -267,7 +270,7 @@ class Scheduling:
         if len(trials) == 1 and trials[0].constraint is None and self._has_one_width(trials[0]):
             self.replanner = self._planner.replanner()
             return PlannedTrials([0], [1.0], [self._estimates.height(trials[0])], [0])
-        if self._trials.constrained or self._shares.restricts:
+        if self._trials.constrained or self._sharing.restricts:
             return self._plan_constrained(trials)
         return self._plan_alike(trials, self._inputs.open_cluster(), self._work.total, self._occupancy.free_count)
 
@@ -306,13 +309,12 @@ class Scheduling:
 
     def _plan_constrained(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
         """Plans trials of which some may get certain devices only, or have a fixed width."""
-        shares = DeviceShares(self._occupancy, self._estimates, self._work.jobs, trials, self._shares)
         heights = [self._estimates.height(trial) for trial in trials]
         widths = [float(trial.fixed_width or 1) for trial in trials]
         free = [position for position, trial in enumerate(trials) if trial.fixed_width is None]
         order = [position for position, trial in enumerate(trials) if trial.fixed_width is not None]
         order.sort(key=lambda position: (-trials[position].spec.priority, -widths[position], -heights[position]))
-        for share in shares.parts(free):
+        for share in self._sharing.parts(trials, free):
             if share.devices:
                 cluster = Cluster(tuple(share.devices), self._occupancy.memory.watermark)
                 some = [trials[position] for position in share.positions]
@@ -380,7 +382,7 @@ class Scheduling:
         kinds, work = self._kinds, self._work
         if kinds is None or not kinds.trials or work.has_paths or len(self._queue) == len(work.by_row):
             return False
-        if self._trials.constrained or self._shares.restricts:
+        if self._trials.constrained or self._sharing.restricts:
             return False
         first = [next(iter(trials.values())) for trials in kinds.trials.values()]
         instance, heights = self._inputs.instance(first, self._inputs.open_cluster())
@@ -519,7 +521,7 @@ class Scheduling:
 
     def _forget_devices(self) -> None:
         self._inputs.forget_devices()
-        self._shares.forget_devices()
+        self._sharing.forget_devices()
 
     def _cap_widths(self) -> None:
         self._forget_devices()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from fluid.engine import tuning
 from fluid.engine.commands import NoteDeviceLost
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import DeviceAdded, DeviceLost, Failure, LaneLost, LaneReady, TrialFailed
+from fluid.engine.policy import Handler, Policy
 from fluid.engine.records import Killing, LaneRecord, TrialRecord
 from fluid.engine.trials.calls import Calls
 from fluid.engine.trials.lifecycle import Lifecycle
 from fluid.engine.trials.residency import Residency
 from fluid.engine.trials.resizing import Resizing
-from fluid.policies.spare_lanes import SpareLanes
 from fluid.trialgroup import TrialState
 
 # -- lane losses ---------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class _DeviceCap:
     is_eased: bool = False
 
 
-class LaneStarts:
+class LaneStarts(Policy):
     """Counts lanes that did not start, caps devices at the trials that they have, and lifts the caps.
 
     A device that falls idle loses its cap at once.
@@ -241,7 +241,11 @@ class LaneStarts:
         self._failed.pop(device, None)
         self._lasted.pop(device, None)
 
-    def ease(self) -> None:
+    def deadlines(self) -> Mapping[type, Handler]:
+        """When caps are lifted."""
+        return {CapDeadline: self.due}
+
+    def at_end(self) -> None:
         """Brings the end of caps forward where a process has ended, or known memory was freed, since the refusal."""
         core = self._core
         for device, cap in list(self._caps.items()):
@@ -272,7 +276,6 @@ class Failures:
     Args:
         core: the session.
         calls, lifecycle, residency, resizing: the parts whose transitions a failure causes.
-        spares: the spare lanes.
         max_failures: times a failed trial is queued again, and a lane that did not start is started again on a device.
 
     Attributes:
@@ -286,7 +289,6 @@ class Failures:
         lifecycle: Lifecycle,
         residency: Residency,
         resizing: Resizing,
-        spares: SpareLanes,
         max_failures: int,
     ) -> None:
         self._core = core
@@ -294,7 +296,6 @@ class Failures:
         self._lifecycle = lifecycle
         self._residency = residency
         self._resizing = resizing
-        self._spares = spares
         self._max_failures = max_failures
         self._losses = LaneLosses(core, calls, residency, resizing, max_failures, self._count)
         self.starts = LaneStarts(core)
@@ -388,7 +389,8 @@ class Failures:
         """Evicts states and ends idle lanes on devices where a trial ran out of memory; returns whether any goes."""
         core = self._core
         for device in devices:
-            self._spares.refuse(device)  # Another one would take the memory again.
+            for memory_short in core.policies.memory_short:
+                memory_short(device)
             core.lanes.retire(device, core.commands)
         retired = core.lanes.have_retired(devices)
         kept = [core.trials[trial_id] for device in devices for _, trial_id in core.lanes.kept_on(device)]
@@ -465,7 +467,7 @@ class Failures:
             return
         lane = core.lanes.lose(event.lane_id)
         core.changed = True
-        if self._spares.could_not_start(lane, blameless=event.blameless):
+        if any(takes_lost(lane, blameless=event.blameless) for takes_lost in core.policies.takes_lost):
             return
         if lane.killing is not None:
             self._losses.evacuate(lane, event.reason, culprit=lane.killing.trial_id, failure=lane.killing.failure)

@@ -16,7 +16,6 @@ from fluid.engine.commands import (
 )
 from fluid.engine.core import SessionState, last_to_keep
 from fluid.engine.events import (
-    FusionLimited,
     IterationDone,
     LaneMeasured,
     LaneOutdated,
@@ -54,14 +53,16 @@ def learn_from(core: SessionState, trial: TrialRecord, event: IterationDone) -> 
         place.settled_after = None
     before = pace.observed
     _observe(core, trial, event)
-    core.cohorts.iterated(trial, event.typical_seconds, event.memory, observed=pace.observed - before)
+    for iterated in core.policies.iterated:
+        iterated(trial, event, pace.observed - before)
 
 
 def _observe(core: SessionState, trial: TrialRecord, event: IterationDone) -> None:
     place = trial.placement
-    if core.fusing.observe(trial, event):
-        place.settled, place.disturbed = True, False
-        return
+    for observes in core.policies.observes:
+        if observes(trial, event):
+            place.settled, place.disturbed = True, False
+            return
     co_residents = None if place.disturbed or place.move is not None else core.timing.co_residents(trial)
     if co_residents is not None:
         core.measuring.observe(trial, co_residents, event)
@@ -94,9 +95,10 @@ class Lifecycle:
         """QUEUED -> STARTING: takes lanes for a trial that was just placed."""
         core = self._core
         devices = core.occupancy.held[trial.row]
-        lanes = core.lanes.acquire_all(devices, trial, core.commands, core.fusing.of(trial, devices))
+        lanes = core.lanes.acquire_all(devices, trial, core.commands, core.policies.company_of(trial, devices))
         trial.placement.lanes = tuple(lane.lane_id for lane in lanes)
-        core.fusing.placed(trial)
+        for placed in core.policies.placed:
+            placed(trial)
         core.timing.placed(trial, lanes, core.now)
         trial.placement.is_first = not core.estimates.of_key(trial).starts
         core.set_state(trial, TrialState.STARTING, f"width {trial.width:g} on devices {list(devices)}")
@@ -167,8 +169,8 @@ class Lifecycle:
         core.watching.launched(trial, core.now, iterates=True)
         self._residency.restored(trial, event.iteration)
         progress.restart(event.iteration)
-        for other in core.fusing.started(trial, event):
-            core.plan_again(other)
+        for started in core.policies.started:
+            started(trial, event)
         if trial.state is TrialState.STOPPING:
             return
         core.set_state(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
@@ -180,13 +182,6 @@ class Lifecycle:
         else:
             self._calls.deliver(trial)
             core.top_up(trial)
-
-    def fusion_limited(self, event: FusionLimited) -> None:
-        """Fuses no more trials like this one in one step than its lane can."""
-        trial = self._core.holder(event.trial_id, event.lane_id)
-        if trial is not None:
-            self._core.fusing.limit(trial, event.rows)
-            self._core.note(trial, f"at most {event.rows} like it in one step: {event.reason}")
 
     def set_back(self, event: TrialSetBack) -> None:
         """Sets a trial back to the state that its lane could restore, before the lane reports that it has started.

@@ -18,7 +18,6 @@ from fluid.engine.core import SessionState, is_to_be_kept, newest_to_keep
 from fluid.engine.events import Checkpoint, StateMeasured, TrialNotKept, TrialSaved
 from fluid.engine.records import LaneRecord, TrialRecord
 from fluid.engine.trials.calls import Calls
-from fluid.policies.checkpoints import CheckpointValues
 from fluid.resources import MemoryNeed
 from fluid.trialgroup import TrialState
 
@@ -117,13 +116,11 @@ class Residency:
     Args:
         core: the session.
         calls: handed to the lane that keeps a trial's state.
-        values: how likely trials go on from their states.
     """
 
-    def __init__(self, core: SessionState, calls: Calls, values: CheckpointValues) -> None:
+    def __init__(self, core: SessionState, calls: Calls) -> None:
         self._core = core
         self._calls = calls
-        self._values = values
         self._limits = MemoryLimits(core)
 
     def keep(self, trial: TrialRecord, lane_id: int) -> None:
@@ -277,7 +274,7 @@ class Residency:
     def _cost_of_eviction(self, trial: TrialRecord) -> tuple[bool, bool, float, float, int]:
         """Those whose states cost less come first; of states that can be saved, what is expected of a byte of them."""
         lane_id = trial.residence.lane
-        worth = self._values.odds(trial) * self._core.estimates.of_key(trial).interruption()
+        worth = self._odds(trial) * self._core.estimates.of_key(trial).interruption()
         freed = self._lane_bytes(trial)
         freed += 0.0 if lane_id is None else self._core.lanes.kept_bytes(lane_id, trial.trial_id)
         # Measured bytes differ a little where states are alike: then the least recently used one leaves first.
@@ -433,6 +430,11 @@ class Residency:
             if checkpoint is not None and checkpoint.in_memory and checkpoint.host == host:
                 trial.residence = residence.without_newest()
 
+    def _odds(self, trial: TrialRecord) -> float:
+        """Probability that a trial goes on from its state."""
+        known = (odds(trial) for odds in self._core.policies.odds)
+        return next((each for each in known if each is not None), 1.0)
+
     def make_room(self) -> list[TrialRecord]:
         """Evicts residents from devices that a queued trial would get but for the memory of those residents.
 
@@ -444,7 +446,7 @@ class Residency:
             return []
         cramped = []
         seen: set[Constraint | None] = set()
-        kept = core.scheduling.placing.admitting.kept
+        kept = {row: device for policy in core.policies.room_for for row, device in policy.room_for.items()}
         for row in [*kept, *(row for row in core.queue if row not in kept)] if kept else core.queue:
             trial = core.trials.by_row[row]
             if row not in kept:

@@ -76,7 +76,7 @@ class Resizing:
         core.allocations.move(trial, devices, width, need, old_devices_row=old_devices_row)
         lane_of = dict(zip(old_devices, place.lanes, strict=True))
         new = [device for device in devices if device not in lane_of]
-        lanes = core.lanes.acquire_all(new, trial, core.commands, core.fusing.of(trial, new))
+        lanes = core.lanes.acquire_all(new, trial, core.commands, core.policies.company_of(trial, new))
         lane_of.update(zip(new, [lane.lane_id for lane in lanes], strict=True))
         self._set_lanes(trial, tuple(lane_of[device] for device in devices))
         place.move = move
@@ -253,7 +253,8 @@ class Resizing:
     def _set_lanes(self, trial: TrialRecord, lanes: tuple[int, ...]) -> None:
         """Gives a trial lanes of the devices that it was just given."""
         trial.placement.lanes = lanes
-        self._core.fusing.placed(trial)  # When devices are given, the ledger forgets the lane in which it takes turns.
+        for placed in self._core.policies.placed:  # When devices are given, the ledger forgets with whom it shares one.
+            placed(trial)
 
     def give_way(self) -> bool:
         """Calls off the latest widening that has not happened yet, so that a queued trial gets its devices.

@@ -24,6 +24,7 @@ from fluid.engine.events import (
     TrialSetAside,
     TrialSpec,
 )
+from fluid.engine.policy import Policy
 from fluid.engine.records import GroupRecord, Progress, Stage, TrialRecord
 from fluid.engine.trials.lifecycle import Lifecycle
 from fluid.engine.trials.residency import Residency
@@ -101,7 +102,7 @@ class Submissions:
                 core.log(trial, f"{trial.state.value}: ended in an earlier session")
 
     def _open_group(self, group_id: str, terms: GroupTerms) -> GroupRecord:
-        group = GroupRecord(group_id, terms, self._core.owners.number(terms))
+        group = GroupRecord(group_id, terms, self._core.sharing.owner(terms))
         self._core.groups[group_id] = group
         if terms.preempt:
             self._core.urgent.append(group)
@@ -146,10 +147,10 @@ class Submissions:
         group = core.groups[group_id]
         trial = TrialRecord(spec, core.trials.new_row(), group_id, progress, state)
         trial.owner, trial.group_priority = group.owner, group.terms.priority
-        trial.job = core.owners.job(group.owner, group.terms, spec)
+        trial.job = core.sharing.job(group.owner, group.terms, spec)
         core.trials.add(trial)
-        core.cohorts.admit(trial)
-        core.fusing.admit(trial)
+        for submitted in core.policies.submitted:
+            submitted(trial)
         group.trial_ids[spec.trial_id] = None
         group.open += 1
         return trial
@@ -182,7 +183,8 @@ class Submissions:
         if trial.state is TrialState.DONE:
             core.groups[trial.group_id].open += 1
             core.tell_if_set_back(trial, "it was extended")
-            core.cohorts.extended(trial)
+            for extended in core.policies.extended:
+                extended(trial)
             core.enqueue(trial, "extended")
         else:
             if trial.state.holds_devices or trial.row in core.queue:
@@ -239,8 +241,8 @@ class Submissions:
         core = self._core
         self._residency.drop(trial)
         core.refuse_calls(trial)
-        core.cohorts.forget(trial)
-        core.fusing.forget(trial)
+        for forgotten in core.policies.forgotten:
+            forgotten(trial)
         core.trials.remove(trial)
         core.groups[trial.group_id].forget(trial)
         core.forgotten.add(trial.trial_id)
@@ -257,7 +259,7 @@ class Submissions:
 # saved stays. A trial that ends before it has paused has ended, and is held no more.
 
 
-class Holds:
+class Holds(Policy):
     """Pauses and resumes trials by hand.
 
     Args:
@@ -304,6 +306,11 @@ class Holds:
         self.under_way.pop(trial.row, None)
         if trial.state is TrialState.PAUSED:
             self._core.enqueue(trial, "resumed by the user")
+
+    def after_events(self) -> None:
+        """Goes on with what is under way."""
+        if self.under_way:
+            self.advance()
 
     def advance(self) -> None:
         """Makes held trials leave the queue and their devices, as far as they can now."""

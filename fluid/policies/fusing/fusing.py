@@ -7,48 +7,33 @@ the trial's profile key, as trials of another shape take other times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from fluid.devices.memory import TURNS
-from fluid.engine.commands import Command, LimitRows
-from fluid.engine.estimates.estimates import Estimates
-from fluid.engine.estimates.measuring import Measuring
-from fluid.engine.events import IterationDone, TrialStarted
-from fluid.engine.placing.allocations import Allocations
-from fluid.engine.placing.lanes import Fusion, Lanes
-from fluid.engine.records import LaneRecord, TrialRecord, Trials
+from fluid.engine.commands import LimitRows
+from fluid.engine.core import SessionState
+from fluid.engine.events import Event, FusionLimited, IterationDone, TrialStarted
+from fluid.engine.placing.lanes import Fusion
+from fluid.engine.policy import Check, Handler, Policy, Preempt, Proposal
+from fluid.engine.records import LaneRecord, TrialRecord
 from fluid.policies.fusing.groups import FusionGroups
 from fluid.policies.turns import Joining, Turns
 from fluid.trialgroup import TrialState
 
 
-class Fusing:
+class Fusing(Policy):
     """Decides which trials share a lane, and tells lanes how many to fuse in one step.
 
     Args:
-        trials: the trials of the session.
-        lanes: which trials share a lane.
-        estimates: how many trials are to be fused.
-        allocations: keeps trials of different groups on different devices.
-        measuring: learns from steps.
+        core: the state of the session.
         turns: has the trials that take turns.
     """
 
-    def __init__(
-        self,
-        trials: Trials,
-        lanes: Lanes,
-        estimates: Estimates,
-        allocations: Allocations,
-        measuring: Measuring,
-        turns: Turns,
-    ) -> None:
-        self._all = trials
-        self._lanes = lanes
-        self._estimates = estimates
-        self._allocations = allocations
-        self._measuring = measuring
+    def __init__(self, core: SessionState, turns: Turns) -> None:
+        self._core = core
+        self._all, self._lanes, self._estimates = core.trials, core.lanes, core.estimates
+        self._allocations, self._measuring = core.allocations, core.measuring
         self._turns = turns
         self._groups = FusionGroups()
         #: submitted profile key -> row -> trial that can be fused.
@@ -56,9 +41,13 @@ class Fusing:
         #: row -> the profile key with which it was submitted.
         self._submitted: dict[int, str] = {}
 
+    def events(self) -> Mapping[type[Event], tuple[Check | None, Handler]]:
+        """How many trials a lane can train in one step."""
+        return {FusionLimited: (None, self.fusion_limited)}
+
     # -- groups --------------------------------------------------------------------------------------------
 
-    def admit(self, trial: TrialRecord) -> None:
+    def submitted(self, trial: TrialRecord) -> None:
         """Finds the group of a new trial, if it is to share a lane; one that asks for a share of a device has none."""
         if trial.spec.isolated:
             return
@@ -70,27 +59,25 @@ class Fusing:
         self._trials.setdefault(key, {})[trial.row] = trial
         self._set_group(trial)
 
-    def forget(self, trial: TrialRecord) -> None:
+    def forgotten(self, trial: TrialRecord) -> None:
         """Drops a trial that was forgotten."""
         key = self._submitted.pop(trial.row, None)
         if key is not None:
             del self._trials[key][trial.row]
 
-    def started(self, trial: TrialRecord, event: TrialStarted) -> list[TrialRecord]:
-        """Learns the fusion key of a trial that a lane has set up alone.
-
-        Returns:
-            Trials that have another group now.
-        """
+    def started(self, trial: TrialRecord, event: TrialStarted) -> None:
+        """Learns the fusion key of a trial that a lane has set up alone; others may have another group then."""
         key = self._submitted.get(trial.row)
         if key is None or len(trial.placement.lanes) != 1:
-            return []
+            return
         if event.fusion_key is None:
             self.limit(trial, 1)
-            return []
+            return
         if not self._groups.learn(key, trial.spec.config, event.fusion_key):
-            return []
-        return [other for other in self._trials[key].values() if self._set_group(other)]
+            return
+        changed = [other for other in self._trials[key].values() if self._set_group(other)]
+        for other in changed:
+            self._core.plan_again(other)
 
     def _set_group(self, trial: TrialRecord) -> bool:
         """Gives a trial its group as it is expected to be now; returns whether that is another one."""
@@ -131,7 +118,7 @@ class Fusing:
         if trial.takes_turns and trial.row in self._submitted:
             trial.sharing_group = self._group_of(trial)
 
-    def of(self, trial: TrialRecord, devices: Sequence[int]) -> Fusion | Joining | None:
+    def company(self, trial: TrialRecord, devices: Sequence[int]) -> Fusion | Joining | None:
         """With which trials a trial may share a lane of the devices that it was given; ``None`` for none."""
         if trial.sharing_group is None:
             return None
@@ -139,9 +126,10 @@ class Fusing:
             return self._turns.lane_for(trial, devices[0]) if len(devices) == 1 else None
         return Fusion(trial.sharing_group, self._estimates.of_key(trial).fusing.rows)
 
-    def uneven(self) -> list[TrialRecord]:
+    def propose(self) -> list[Proposal]:
         """Trials that wait for their turn though a further lane of their device is idle, or to be started."""
-        return self._turns.uneven()
+        why = "leaves its lane for another one of its device, which is idle"
+        return [Preempt(trial, why=why) for trial in self._turns.uneven()]
 
     def placed(self, trial: TrialRecord) -> None:
         """Books the lane that a trial was given, whose other trials it takes turns with."""
@@ -150,6 +138,13 @@ class Fusing:
 
     # -- rows ----------------------------------------------------------------------------------------------
 
+    def fusion_limited(self, event: FusionLimited) -> None:
+        """Fuses no more trials like this one in one step than its lane can."""
+        trial = self._core.holder(event.trial_id, event.lane_id)
+        if trial is not None:
+            self.limit(trial, event.rows)
+            self._core.note(trial, f"at most {event.rows} like it in one step: {event.reason}")
+
     def limit(self, trial: TrialRecord, rows: int) -> None:
         """Bounds the rows of a trial's group on the device model that the trial holds."""
         estimate = self._estimates.of_key(trial)
@@ -157,7 +152,7 @@ class Fusing:
             estimate.fusing.limit(rows)
             self._measuring.estimate_changed(estimate)
 
-    def update(self, keys: set[str]) -> None:
+    def estimates_changed(self, keys: Set[str]) -> None:
         """Books what was learnt about fusing the trials of these profile keys."""
         for trials in self._trials.values():
             for trial in trials.values():
@@ -165,7 +160,7 @@ class Fusing:
                     self._book(trial)
                     self._lanes.rows_due.update(trial.placement.lanes)
 
-    def tell_rows(self, commands: list[Command]) -> None:
+    def at_end(self) -> None:
         """Tells lanes that other trials hold, or of whose trials more was learnt, how many to train in one step."""
         due = self._lanes.rows_due
         for lane_id in sorted(due):
@@ -179,11 +174,11 @@ class Fusing:
             rows = self._estimates.of_key(trial).fusing.rows
             if lane.rows != rows and (trial.sharing_group is not None or lane.rows is not None):
                 lane.rows = rows
-                commands.append(LimitRows(lane_id, rows))
+                self._core.commands.append(LimitRows(lane_id, rows))
 
     # -- measuring -----------------------------------------------------------------------------------------
 
-    def observe(self, trial: TrialRecord, event: IterationDone) -> bool:
+    def observes(self, trial: TrialRecord, event: IterationDone) -> bool:
         """Learns from an iteration of a trial that shares its lane; returns whether it has.
 
         All rows of a step report the same seconds: the profile learns from the first of them. It learns from the first

@@ -162,3 +162,7 @@ class OpenJobs:
     def change(self, trial: TrialRecord, seconds: float, count: int = 1) -> None:
         """Adds to the work that each of so many trials of a trial's job has left."""
         self.work[trial.job] += seconds * count
+
+    def do(self, trial: TrialRecord, seconds: float) -> None:
+        """Counts work that a trial has done."""
+        self.done[trial.owner] += seconds

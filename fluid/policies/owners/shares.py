@@ -18,11 +18,13 @@ from fluid.devices.occupancy import Occupancy
 from fluid.devices.start_queue import StartQueue
 from fluid.engine import tuning
 from fluid.engine.estimates.estimates import Estimates
+from fluid.engine.events import GroupTerms, TrialSpec
 from fluid.engine.placing.allocations import RemainingWork
+from fluid.engine.placing.sharing import DeviceShare
 from fluid.engine.records import TrialRecord, Trials
 from fluid.policies.owners.kinds import DeviceKinds
 from fluid.policies.owners.owners import JobTerms, OpenJobs, Owners
-from fluid.resources import Device, Requires
+from fluid.resources import Requires
 
 # -- device allocation ---------------------------------------------------------------------------
 #
@@ -265,6 +267,7 @@ class GroupShares:
         occupancy: the devices.
         estimates: how much work trials have left.
         work: the work of those that run or wait.
+        jobs: the same by job.
 
     Attributes:
         demands: owner -> seconds of work on one device that its trials, and those yet to come, had left when owners
@@ -281,6 +284,7 @@ class GroupShares:
         occupancy: Occupancy,
         estimates: Estimates,
         work: RemainingWork,
+        jobs: OpenJobs,
     ) -> None:
         self.policy = policy
         self.demands: dict[int, float] = {}
@@ -291,6 +295,7 @@ class GroupShares:
         self._occupancy = occupancy
         self._estimates = estimates
         self._work = work
+        self._jobs = jobs
         self._kinds = DeviceKinds(occupancy)
         #: job -> the devices that its trials get first; those of jobs that may get all of theirs are left out
         self._shares: dict[int, frozenset[int]] = {}
@@ -317,6 +322,18 @@ class GroupShares:
         """The devices that a trial gets first; ``None`` for all that it may get."""
         return self._shares.get(trial.job)
 
+    def owner(self, terms: GroupTerms) -> int:
+        """The number of a new group's owner, which is the group itself if it names none."""
+        return self._owners.number(terms)
+
+    def job(self, owner: int, terms: GroupTerms, spec: TrialSpec) -> int:
+        """The number of a new trial's job."""
+        return self._owners.job(owner, terms, spec)
+
+    def parts(self, arriving: Sequence[TrialRecord], positions: Sequence[int]) -> list[DeviceShare]:
+        """The arriving trials at these positions, by devices, in order of the first of each."""
+        return DeviceShares(self._occupancy, self._estimates, self._jobs, arriving, self).parts(positions)
+
     def share_of_job(self, job: int) -> frozenset[int] | None:
         """The devices that a job's trials get first; ``None`` for all that they may get."""
         return self._shares.get(job)
@@ -339,7 +356,7 @@ class GroupShares:
         """
         if len(self._owners) < 2:
             return
-        jobs = self._work.jobs
+        jobs = self._jobs
         new = {trial.job for trial in arriving if trial.job not in jobs.rows}
         owners = jobs.owners.keys() | {self._owners.owner_of[job] for job in new}
         if len(owners) < 2:
@@ -381,13 +398,13 @@ class GroupShares:
 
     def _job(self, job: int, demand: float, waiting: int, owned: _Owned) -> Job:
         owner, now = self._owners.owner_of[job], self._occupancy.now
-        since = self._work.jobs.since.get(owner, now)
+        since = self._jobs.since.get(owner, now)
         eligible = self._kinds.eligible(self._owners.jobs[job].wants)
         return Job(owner, eligible, demand * owned.scale, waiting, since, now - since, owned.alone)
 
     def _of_owners(self, demand: Mapping[int, float]) -> dict[int, _Owned]:
         """What the owners of jobs have to do in all."""
-        jobs = self._work.jobs
+        jobs = self._jobs
         left: dict[int, float] = {}
         kinds: dict[int, int] = {}
         for job, seconds in demand.items():
@@ -430,23 +447,6 @@ def _merged(jobs: Iterable[Job]) -> list[Job]:
 
 #: What trials require of their devices, and those that they get first; ``None`` for nothing, and for any.
 _Where = tuple[Requires | None, frozenset[int] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceShare:
-    """Trials that may get the same devices.
-
-    Attributes:
-        positions: of the trials, among those that arrive.
-        devices: those that they may get, open ones.
-        idle: how many of them are idle.
-        others: seconds of work that other trials have left there.
-    """
-
-    positions: list[int]
-    devices: list[Device]
-    idle: int
-    others: float
 
 
 class DeviceShares:

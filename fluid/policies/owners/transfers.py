@@ -9,12 +9,14 @@ divided over several devices.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from fluid.engine import tuning
 from fluid.engine.core import SessionState
+from fluid.engine.policy import Policy, Preempt, Proposal, Reallocate
 from fluid.engine.records import TrialRecord
+from fluid.policies.owners.shares import GroupShares
 from fluid.trialgroup import TrialState
 
 
@@ -80,24 +82,40 @@ class DeviceTransfer(NamedTuple):
     device: int | None
 
 
-class Transfers:
+class Transfers(Policy):
     """Chooses transfers; it does not pause or move any trial.
 
     Args:
         core: the state of the session.
+        shares: whose trials get which devices first.
         wanted: whether the planner preempts.
     """
 
-    def __init__(self, core: SessionState, wanted: bool) -> None:
+    def __init__(self, core: SessionState, shares: GroupShares, wanted: bool) -> None:
         self._core = core
+        self._shares = shares
         self._wanted = wanted
         #: row -> how often a trial has made room.
         self._times: dict[int, int] = {}
 
+    def exchange(self) -> Iterator[Proposal]:
+        """Running trials that go to an idle device, or pause, for waiting ones in whose share theirs is."""
+        for transfer in self.choose():
+            if transfer.device is None:
+                yield Preempt(transfer.leaving, transfer.coming)
+            else:
+                yield Reallocate(transfer.leaving, transfer.leaving.width, transfer.device)
+
     def choose(self) -> list[DeviceTransfer]:
         """The transfers to make now, at most one for each line of the queue, and one for each trial and device."""
         core = self._core
-        if not self._wanted or not core.queue or core.resizing or core.shares.policy != "irs" or not core.shares.ranks:
+        if (
+            not self._wanted
+            or not core.queue
+            or core.resizing
+            or self._shares.policy != "irs"
+            or not self._shares.ranks
+        ):
             return []
         by_row = core.trials.by_row
         running = [by_row[row] for row in core.allocations.alone()]
@@ -121,9 +139,9 @@ class Transfers:
         """The first waiting trial of each line, in starting order, of those that a device in use could be for."""
         core = self._core
         first = [core.trials.by_row[row] for row, _ in core.queue.lines()]
-        last = len(core.shares.ranks)
+        last = len(self._shares.ranks)
         first = [trial for trial in first if self._may_come(trial)]
-        first.sort(key=lambda trial: (*(-each for each in trial.priority), core.shares.ranks.get(trial.owner, last)))
+        first.sort(key=lambda trial: (*(-each for each in trial.priority), self._shares.ranks.get(trial.owner, last)))
         return first[: tuning.MOST_TRANSFERS_AT_ONCE]
 
     def _best(
@@ -135,7 +153,7 @@ class Transfers:
         ends = [seconds for device in wanted if (seconds := self._idle_in(device)) is not None]
         if not ends:
             return None
-        comes = OwnerEnd(core.shares.demands[coming.owner], held[coming.owner])
+        comes = OwnerEnd(self._shares.demands[coming.owner], held[coming.owner])
         gain = waiting_gain(comes, min(ends))
         best, most = None, 0.0
         for trial in leaving:
@@ -146,10 +164,10 @@ class Transfers:
             seconds = core.estimates.seconds_left(trial)
             if there is not None:
                 net = gain + core.estimates.seconds_gained_on(trial, there)
-            elif not core.shares.outranks(coming.owner, trial.owner):
+            elif not self._shares.outranks(coming.owner, trial.owner):
                 continue  # An owner with less work left would wait behind others, too, which its loss leaves out.
             else:
-                leaves = OwnerEnd(core.shares.demands[trial.owner], held[trial.owner])
+                leaves = OwnerEnd(self._shares.demands[trial.owner], held[trial.owner])
                 stall = core.estimates.of_key(trial).interruption()
                 net = pause_gain(comes, leaves, min(ends), seconds, stall)
             if net > most:
@@ -161,16 +179,16 @@ class Transfers:
         core = self._core
         if leaving.owner == coming.owner or leaving.group_priority > coming.group_priority:
             return False
-        share = core.shares.share_of(leaving)
+        share = self._shares.share_of(leaving)
         is_elsewhere = share is not None and device not in share
-        if not is_elsewhere and not core.shares.outranks(coming.owner, leaving.owner):
+        if not is_elsewhere and not self._shares.outranks(coming.owner, leaving.owner):
             return False
         return core.memory.fits_in_place_of(device, core.estimates.need_on(coming, device), leaving.row)
 
     def _devices_for(self, coming: TrialRecord) -> set[int]:
         """The open devices of a waiting trial's share that it may get now."""
         core = self._core
-        share, allowed = core.shares.share_of(coming), core.scheduling.placing.allowed(coming)
+        share, allowed = self._shares.share_of(coming), core.scheduling.placing.allowed(coming)
         found = core.occupancy.residents.keys() if allowed is None else allowed
         found = found if share is None else found & share
         return {device for device in found if not core.occupancy.is_closed(device)}
@@ -199,7 +217,7 @@ class Transfers:
         return max(self._core.estimates.seconds_left(trial) for trial in trials)
 
     def _may_leave(self, trial: TrialRecord) -> bool:
-        if trial.state is not TrialState.RUNNING or trial.calls or trial.owner not in self._core.shares.demands:
+        if trial.state is not TrialState.RUNNING or trial.calls or trial.owner not in self._shares.demands:
             return False
         if not trial.spec.can_save or trial.spec.gang or trial.sharing_group is not None or trial.progress.left <= 1:
             return False
@@ -209,4 +227,4 @@ class Transfers:
     def _may_come(self, trial: TrialRecord) -> bool:
         if trial.width > 1.0 or trial.pinned or trial.calls or trial.sharing_group is not None:
             return False
-        return trial.owner in self._core.shares.demands and self._core.estimates.is_measured(trial)
+        return trial.owner in self._shares.demands and self._core.estimates.is_measured(trial)

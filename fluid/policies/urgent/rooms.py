@@ -331,8 +331,7 @@ class UrgentRooms:
 
     def _is_kept_for_others(self, device: int, trial: TrialRecord) -> bool:
         """Whether a device is reserved for a trial that starts before this one."""
-        reservations = self._core.scheduling.placing.reservations
-        return bool(reservations) and device in reservations.kept_from(trial)
+        return any(device in kept_before(trial) for kept_before in self._core.policies.kept_before)
 
     def _resident(
         self, other: TrialRecord | None, row: int, device: int, trial: TrialRecord, held_lane: Collection[str]

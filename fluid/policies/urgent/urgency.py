@@ -11,13 +11,14 @@ import heapq
 from collections.abc import Hashable, Iterator
 
 from fluid.engine.core import SessionState
+from fluid.engine.policy import Policy
 from fluid.engine.records import PendingPreemption, TrialRecord
 from fluid.engine.trials.lifecycle import Lifecycle
 from fluid.policies.urgent.rooms import Clearing, UrgentRooms, choose_rooms, room_on
 from fluid.trialgroup import TrialState
 
 
-class Urgency:
+class Urgency(Policy):
     """Makes room for urgent trials.
 
     Args:
@@ -29,6 +30,8 @@ class Urgency:
         self._core = core
         self._lifecycle = lifecycle
         self._rooms = UrgentRooms(core)
+        #: device -> the priority of the group for a trial of which it is being cleared.
+        self._claimed: dict[int, float] = {}
         #: Devices that are cleared for an urgent trial, and the rows there when these were chosen, by its row.
         self._hopes: dict[int, tuple[tuple[int, ...], list[tuple[int, ...]]]] = {}
         #: What clearing each device costs, cheapest first, by what is alike to placement; entries may be out of date.
@@ -40,7 +43,7 @@ class Urgency:
         Returns:
             Whether devices are free or unclaimed now that were not, or trials are narrower, so queued ones may fit.
         """
-        core, claims = self._core, self._core.scheduling.placing.claims
+        core, claims = self._core, self._claimed
         if not (core.has_urgent or self._hopes):
             return False
         waiting = self._waiting()
@@ -70,6 +73,20 @@ class Urgency:
             for row in choice.rows:
                 is_free |= self._clear(core.trials.by_row[row], trial)
         return is_free or not before <= claims.keys()
+
+    @property
+    def keeps_devices(self) -> bool:
+        """Whether devices are being cleared."""
+        return bool(self._claimed)
+
+    @property
+    def kept_devices(self) -> frozenset[int]:
+        """The devices that are being cleared."""
+        return frozenset(self._claimed)
+
+    def forbidden_to(self, trial: TrialRecord) -> frozenset[int]:
+        """The devices that are being cleared for trials of a more urgent group."""
+        return frozenset(device for device, priority in self._claimed.items() if priority > trial.group_priority)
 
     def _waiting(self) -> list[TrialRecord]:
         """Urgent trials that wait while less urgent ones are on devices, or have left them for it, in order."""
@@ -155,7 +172,7 @@ class Urgency:
         Only plain cases: devices whose memory does not count, and trials that may use any of them.
         """
         core, placing = self._core, self._core.scheduling.placing
-        taken = placing.claims.keys() | placing.reservations.devices if core.has_urgent else frozenset()
+        taken = placing.reserved_devices if core.has_urgent else frozenset()
         for trial in self._waiting():
             plain = trial.constraint is None and not trial.pinned and trial.limits.avoids is None
             if not plain or trial.row in self._hopes:

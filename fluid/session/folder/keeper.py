@@ -20,13 +20,13 @@ from fluid._logs import logger_of
 from fluid.backends.base import Backend, KeepingBackend
 from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
-from fluid.engine.engine import EngineState
 from fluid.engine.events import Event, LaneLost, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
 from fluid.errors import InvalidFieldError
 from fluid.keeping import FACTS, QUOTA_USED_UP, KeepRule, Retention, WorstKept
 from fluid.lane.checkpoints.files import copy_atomically, discard_kept, entries_of, iteration_of
 from fluid.lane.checkpoints.paths import folder_name, kept_folder
 from fluid.lane.checkpoints.seal import sealed_bytes
+from fluid.policies.engine import EngineState
 from fluid.results.best import Merit
 from fluid.trainables.forms.class_resident import says_it_reports_states
 from fluid.trainables.trainable import can_save, kind_of, profile_name

@@ -16,12 +16,12 @@ from typing import Any, Protocol, TypeVar
 from fluid._clock import MonotonicClock, nap, thread_seconds
 from fluid._logs import logger_of
 from fluid.engine.commands import Command
-from fluid.engine.engine import EngineState
 from fluid.engine.events import Event
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.forecasting.play import Player
 from fluid.forecasting.search_now import SearchNow
 from fluid.planners.instance import EndDistribution, require_odds
+from fluid.policies.engine import EngineState
 from fluid.session.facts import Forecast
 from fluid.session.folder.folder import RunFolder
 from fluid.session.forecasting.left import RunOverheads, trials_left

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median_low
 
-from fluid.engine.engine import EngineState
 from fluid.engine.records import EndedTrial, TrialRecord
 from fluid.forecasting.group import EarlyEnds, GroupForecast, PlanError, TrialLeft, TrialsLeft, forecast_group
+from fluid.policies.engine import EngineState
 from fluid.session.status import GroupFacts
 from fluid.trialgroup import TrialState
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fluid.engine.engine import EngineState
 from fluid.engine.records import GroupRecord, TrialRecord
 from fluid.forecasting.search_now import LiveTrial, SearchNow
+from fluid.policies.engine import EngineState
 from fluid.search_shape import SearchShape
 from fluid.simulation.observed_search import mean_and_spread
 from fluid.trialgroup import Search, Shown, TrialState

@@ -9,9 +9,9 @@ from statistics import median_low
 from fluid._logs import logger_of
 from fluid.backends.base import Backend, LendingBackend, ScalableBackend
 from fluid.engine.commands import Command, NoteDeviceLost
-from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceRetained, DeviceRetiring, Event
 from fluid.engine.records import TrialRecord
+from fluid.policies.engine import EngineState
 
 #: Latest provisions of devices of which the median is expected of the next one.
 _PROVISIONS = 9

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import NormalDist, median_low
 
-from fluid.engine.engine import EngineState
 from fluid.engine.records import TrialRecord
+from fluid.policies.engine import EngineState
 from fluid.trialgroup import TrialState
 
 #: Time to save: so many times what a save took, and so many seconds more.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fluid._logs import logger_of
 from fluid.backends.base import Backend, ScalableBackend, ScalingLimits
 from fluid.engine.commands import Command, NoteDeviceLost
-from fluid.engine.engine import EngineState
 from fluid.engine.events import DeviceAdded, DeviceDraining, Event
 from fluid.policies.drains import SAVING_S
+from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.session.scaling.sizing import DeviceSizing
 from fluid.sizing.goals import Goals

@@ -14,7 +14,6 @@ from dataclasses import replace
 from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
-from fluid.engine.engine import EngineState
 from fluid.engine.events import (
     SET_ASIDE,
     BudgetExtended,
@@ -26,6 +25,7 @@ from fluid.engine.events import (
     TrialSetAside,
 )
 from fluid.planners.instance import EndDistribution
+from fluid.policies.engine import EngineState
 from fluid.session.facts import DeadlineInForce, GoalStatus, SweepInTime
 from fluid.session.scaling.held import HeldDevices
 from fluid.session.scaling.last_iterations import Foresight
