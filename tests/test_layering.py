@@ -99,21 +99,6 @@ LAYERS = (
 )
 #: The paper's planners have names of their own in fluid/, and are of the package planners all the same.
 OF_PACKAGE = {"fluid.static_fluid": "fluid.planners", "fluid.dynamic_fluid": "fluid.planners"}
-#: The policies that modules of the engine know by name: all that stands between its core and what docs/architecture.md
-#: says of it. An arrow that is gone is struck from here, and none is added.
-KNOWN_POLICIES = {
-    "core": "cohorts fusing.fusing owners.owners owners.shares rebalancing strikes",
-    "engine": (
-        "checkpoints cohorts drains fusing.fusing hung isolation owners.owners owners.shares owners.transfers"
-        " preemption rebalancing rounds spare_lanes turns urgent.urgency waits"
-    ),
-    "estimates.measuring": "rebalancing",
-    "placing.allocations": "owners.owners",
-    "placing.placing": "admission gangs owners.shares",
-    "placing.scheduling": "owners.shares",
-    "trials.failures": "spare_lanes",
-    "trials.residency": "checkpoints",
-}
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
 LOOSE = {
     *("__init__", "_version", "_clock", "_imports", "_logs", "_private_files", "_late_imports"),
@@ -263,25 +248,10 @@ def check_downward(imports: Imports) -> list[str]:
             if is_in(imported.target, "fluid.integrations") or package_of(imported.target) == package_of(module):
                 continue  # One module may reach up to the integrations: see check_integrations.
             theirs = layer_of(imported.target)
-            if is_in(module, "fluid.engine") and is_in(imported.target, "fluid.policies"):
-                continue  # See check_policies.
             if mine and theirs and theirs.level >= mine.level:
                 where = f"{module}:{imported.line} (level {mine.level})"
                 wrong.append(f"{where} imports {imported.target} (level {theirs.level})")
     return wrong
-
-
-def check_policies(imports: Imports) -> list[str]:
-    """The engine's core names no policy but those of :data:`KNOWN_POLICIES`."""
-    found = {
-        (module.removeprefix("fluid.engine."), imported.target.removeprefix("fluid.policies."))
-        for module, some in imports.items()
-        if is_in(module, "fluid.engine")
-        for imported in some
-        if is_in(imported.target, "fluid.policies")
-    }
-    known = {(module, policy) for module, policies in KNOWN_POLICIES.items() for policy in policies.split()}
-    return [f"fluid.engine.{module} imports the policy {policy}" for module, policy in sorted(found - known)]
 
 
 def check_packages(imports: Imports) -> list[str]:
@@ -392,7 +362,6 @@ def check_cycles(imports: Imports) -> list[str]:
 CHECKS = [
     check_known,
     check_downward,
-    check_policies,
     check_packages,
     check_loose,
     check_facade,
@@ -435,15 +404,6 @@ def test_the_architecture_page_has_the_same_table() -> None:
     assert listed == table
 
 
-def test_policies_that_the_engine_knows_no_more_are_struck_from_the_list() -> None:
-    known = {
-        f"fluid.engine.{module}": {f"fluid.policies.{policy}" for policy in policies.split()}
-        for module, policies in KNOWN_POLICIES.items()
-    }
-    found = {module: {imported.target for imported in IMPORTS[module]} & known[module] for module in known}
-    assert found == known
-
-
 # --- The checks can fail
 
 LAZY_TORCH = Import("torch", "lazy")
@@ -454,7 +414,7 @@ BAD = [
     (check_downward, {"fluid.planners.portfolio": [Import("fluid.engine.engine", "lazy")]}),
     (check_downward, {"fluid.engine.engine": [Import("fluid.backends.base", "typing")]}),
     (check_downward, {"fluid.policies.waits": [Import("fluid.backends.base")]}),
-    (check_policies, {"fluid.engine.core": [Import("fluid.policies.waits", "lazy")]}),
+    (check_downward, {"fluid.engine.core": [Import("fluid.policies.waits", "typing")]}),
     (check_downward, {"fluid.backends.local": [Import("fluid.executor")]}),
     (check_downward, {"fluid.executor": [Import("fluid.cli")]}),
     (check_downward, {"fluid.errors": [Import("fluid.planners.portfolio", "typing")]}),

@@ -47,7 +47,7 @@ class Scarce(Hand):
 
     @property
     def admitting(self) -> Admitting:
-        return self.state._core.scheduling.placing.admitting
+        return self.state.admission
 
 
 def mixed() -> list[TrialSpec]:

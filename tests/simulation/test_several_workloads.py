@@ -99,7 +99,7 @@ def test_the_engine_is_told_policy_and_fairness() -> None:
     seen: set[tuple[str, float]] = set()
 
     def watch(state: EngineState, now: float) -> None:
-        seen.add((state._core.shares.policy, state._core.shares._fairness))
+        seen.add((state.shares.policy, state.shares._fairness))
 
     given = scenario(ArrivingWorkload("random", trials=2, max_iterations=3), group_policy="fifo", fairness=2.0)
     simulate(given, make_planner("fifo"), watch=watch)
