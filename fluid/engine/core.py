@@ -264,9 +264,7 @@ class SessionState:
         strikes: the devices to blame for failures.
         sharing: whose trials get devices first.
         policies: the features beside the core.
-        urgent: the groups for whose trials others are paused.
         drained: whether the session was told to drain, so that no trial starts any more.
-        in_rounds: whether trials advance together, an iteration each in turn.
         stepwise: whether lanes are told to run one iteration at a time, as others wait for their turn.
         changed: whether devices or trials came or went, so that queued trials may fit now.
         now: time of the latest event, seconds.
@@ -295,17 +293,10 @@ class SessionState:
     clearing: dict[int, TrialRecord] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
     strikes: DeviceStrikes = field(default_factory=DeviceStrikes)
-    urgent: list[GroupRecord] = field(default_factory=list)
     drained: bool = False
-    in_rounds: bool = False
     stepwise: bool = False
     changed: bool = False
     now: float = 0.0
-
-    @property
-    def has_urgent(self) -> bool:
-        """Whether trials of a group that preempts are left."""
-        return any(group.open for group in self.urgent) if self.urgent else False
 
     def holder(self, trial_id: str, lane_id: int | None) -> TrialRecord | None:
         """The trial, if that lane was told to run it; ``None`` if it has left the lane, whose event is out of date."""

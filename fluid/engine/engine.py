@@ -437,7 +437,8 @@ class Settling:
         again = True
         while again:
             started = self._core.scheduling.dispatch()
-            self._core.stepwise |= self._core.in_rounds and bool(self._core.queue)
+            for dispatched in self._core.policies.dispatched:
+                dispatched()
             for trial in started:
                 if trial.state is TrialState.QUEUED:
                     self._lifecycle.start(trial)

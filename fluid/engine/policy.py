@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from fluid.engine.events import Event, IterationDone, TrialStarted
 from fluid.engine.placing.lanes import Company
-from fluid.engine.records import LaneRecord, TrialRecord
+from fluid.engine.placing.queue import PlannedTrials
+from fluid.engine.records import GroupRecord, LaneRecord, TrialRecord
 
 #: Refuses a request before anything changes; ``None`` for an event of the backend. Gets the event and the claims.
 Check = Callable[[Any, Any], None]
@@ -72,14 +73,26 @@ class Policy:
 
     # -- what becomes of trials ------------------------------------------------------------------------------
 
+    def opened(self, group: GroupRecord) -> None:
+        """The session has a new group, without trials yet."""
+
     def submitted(self, trial: TrialRecord) -> None:
         """The session has a new trial."""
 
     def extended(self, trial: TrialRecord) -> None:
         """A trial that was done goes on."""
 
+    def wanted_again(self, trial: TrialRecord) -> None:
+        """A submitter waits again for a trial that was restored only to be called."""
+
     def started(self, trial: TrialRecord, event: TrialStarted) -> None:
-        """A lane has set a trial up."""
+        """A lane has set a trial up; one that was told to stop meanwhile is STOPPING."""
+
+    def resumed(self, trial: TrialRecord) -> None:
+        """A trial runs again in the lane that kept its state."""
+
+    def resized(self, trial: TrialRecord) -> None:
+        """A trial runs on other devices."""
 
     def observes(self, trial: TrialRecord, event: IterationDone) -> bool:
         """Whether it learns from an iteration of a trial in its own way; then the core does not."""
@@ -108,6 +121,10 @@ class Policy:
         """Brings up to date what it expects of trials; returns whether trials that were alike may differ now."""
         return False
 
+    def reorder(self, plan: PlannedTrials, trials: Sequence[TrialRecord]) -> PlannedTrials:
+        """The widths that the planner gives to trials, in the order in which they are to start."""
+        return plan
+
     def begin_round(self) -> None:
         """Queued trials are about to be offered devices, in order."""
 
@@ -122,6 +139,9 @@ class Policy:
         Args:
             refused: trials that did not fit, one of those that are alike to placement.
         """
+
+    def dispatched(self) -> None:
+        """All that fits was placed; the lanes are told next."""
 
     # -- where a trial goes ----------------------------------------------------------------------------------
 
@@ -255,7 +275,13 @@ class Policies:
     """
 
     all: tuple[Policy, ...]
+    opened: tuple[Callable[[GroupRecord], None], ...]
     submitted: tuple[Callable[[TrialRecord], None], ...]
+    wanted_again: tuple[Callable[[TrialRecord], None], ...]
+    resumed: tuple[Callable[[TrialRecord], None], ...]
+    resized: tuple[Callable[[TrialRecord], None], ...]
+    reorder: tuple[Callable[[PlannedTrials, Sequence[TrialRecord]], PlannedTrials], ...]
+    dispatched: tuple[Callable[[], None], ...]
     extended: tuple[Callable[[TrialRecord], None], ...]
     started: tuple[Callable[[TrialRecord, TrialStarted], None], ...]
     observes: tuple[Callable[[TrialRecord, IterationDone], bool], ...]

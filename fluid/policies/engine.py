@@ -134,9 +134,7 @@ class EngineState(Engine):
                 allocations,
                 shares,
                 policies,
-                in_rounds=in_rounds,
             ),
-            in_rounds=in_rounds,
             deadlines=deadlines,
             watching=Watching(deadlines, estimates, lanes),
             feasibility=Feasibility(occupancy),
@@ -169,7 +167,7 @@ class EngineState(Engine):
                 self.gangs,
                 self.admission,
                 # Trials advance in rounds once all that fits has started.
-                Rotation(core, self._lifecycle, self._residency),
+                *([Rotation(core, self._lifecycle, self._residency)] if in_rounds else []),
                 # What trials take is predicted before they get a group to be fused with.
                 Cohorts(profile, estimates, allocations, measuring),
                 # On a tick trials leave full devices, then lanes in which they wait, then go to other widths.

@@ -6,10 +6,12 @@ trial makes room once it has done as many iterations as one that waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fluid.engine.core import SessionState
 from fluid.engine.events import Event, PausePurpose, TrialPaused
+from fluid.engine.placing.queue import PlannedTrials
 from fluid.engine.policy import Check, Handler, Policy
 from fluid.engine.records import TrialRecord
 from fluid.engine.trials.lifecycle import Lifecycle
@@ -57,11 +59,21 @@ class Rotation(Policy):
             return frozenset()
         return frozenset(device for device, done in self._kept.items() if trial.progress.done > done)
 
+    def resumed(self, trial: TrialRecord) -> None:
+        """Times a trial that goes on: it runs one iteration at a time, and would never be measured."""
+        self._core.timing.resumed(trial)
+
+    def reorder(self, plan: PlannedTrials, trials: Sequence[TrialRecord]) -> PlannedTrials:
+        """Trials that have done the fewest iterations start first."""
+        return _fewest_done_first(plan, trials)
+
+    def dispatched(self) -> None:
+        """Lanes are told to run one iteration at a time as long as others wait for their turn."""
+        self._core.stepwise |= bool(self._core.queue)
+
     def after_starts(self) -> None:
         """Lets those that are ahead make room, and the others go on; to be called once all that fits has started."""
         core = self._core
-        if not core.in_rounds:
-            return
         were_stepwise, core.stepwise = core.stepwise, bool(core.queue)
         if not (were_stepwise or core.stepwise):
             return
@@ -105,7 +117,7 @@ class Rotation(Policy):
         """Evicts states from the device that a trial has just left, until the next waiting trial fits there."""
         core = self._core
         device = None if trial is None else trial.residence.device
-        if not core.in_rounds or device is None:
+        if device is None:
             return
         first = min((core.trials.by_row[row] for row in core.queue), key=_done, default=None)
         usable = core.memory.usable_bytes(device)
@@ -136,6 +148,11 @@ class Rotation(Policy):
         self._kept.clear()
         for device, done in self._leaving.values():
             self._kept[device] = min(done, self._kept.get(device, done))
+
+
+def _fewest_done_first(plan: PlannedTrials, trials: Sequence[TrialRecord]) -> PlannedTrials:
+    """The plan with those first that have done the fewest iterations, and of these, those that have waited longest."""
+    return replace(plan, order=sorted(range(len(trials)), key=lambda position: trials[position].progress.done))
 
 
 def _done(trial: TrialRecord) -> int:

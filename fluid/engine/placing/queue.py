@@ -39,11 +39,6 @@ def share_devices(plan: PlannedTrials, trials: Sequence[TrialRecord], estimates:
     return replace(plan, widths=widths)
 
 
-def fewest_done_first(plan: PlannedTrials, trials: Sequence[TrialRecord]) -> PlannedTrials:
-    """The plan with those first that have done the fewest iterations, and of these, those that have waited longest."""
-    return replace(plan, order=sorted(range(len(trials)), key=lambda position: trials[position].progress.done))
-
-
 class QueueKinds:
     """The trials of the queue as they were last planned all at once; those of a kind got one width.
 

@@ -21,7 +21,6 @@ from fluid.engine.placing.placing import Placing
 from fluid.engine.placing.queue import (
     PlannedTrials,
     QueueKinds,
-    fewest_done_first,
     in_line,
     kinds_of,
     placed_as,
@@ -183,7 +182,6 @@ class Scheduling:
         allocations: gives trials devices.
         sharing: ranks the trials' owners, and shares devices out among them.
         policies: may keep devices from trials, and choose where they go.
-        in_rounds: whether trials that have done the fewest iterations start first.
 
     Attributes:
         replanner: the planner's re-planner of the latest arrival.
@@ -204,10 +202,7 @@ class Scheduling:
         allocations: Allocations,
         sharing: Sharing,
         policies: Policies,
-        *,
-        in_rounds: bool = False,
     ) -> None:
-        self._in_rounds = in_rounds
         self.replanner: Replanner = planner.replanner()
         self.joined: list[TrialRecord] = []
         self.placing = Placing(trials, queue, occupancy, lanes, estimates, allocations, sharing, policies)
@@ -225,6 +220,7 @@ class Scheduling:
         self._paths = CriticalPaths(trials, occupancy, estimates, table, allocations.work)
         self._inputs = PlanInputs(occupancy, estimates)
         self._sharing = sharing
+        self._policies = policies
 
     # -- arrivals ------------------------------------------------------------------------------------------
 
@@ -264,7 +260,9 @@ class Scheduling:
         plan = self._plan_widths(trials)
         if self._estimates.turns > 1:
             plan = share_devices(plan, trials, self._estimates)
-        return fewest_done_first(plan, trials) if self._in_rounds else plan
+        for reorder in self._policies.reorder:
+            plan = reorder(plan, trials)
+        return plan
 
     def _plan_widths(self, trials: Sequence[TrialRecord]) -> PlannedTrials:
         if len(trials) == 1 and trials[0].constraint is None and self._has_one_width(trials[0]):
@@ -353,7 +351,7 @@ class Scheduling:
 
         A trial with a state or with follow-up iterations may get another place.
         """
-        if self._work.has_paths or self._in_rounds:
+        if self._work.has_paths or self._policies.reorder:
             return False
         return not any(trial.residence.device is not None or trial.progress.follow_up_iterations for trial in trials)
 

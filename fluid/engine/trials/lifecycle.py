@@ -147,8 +147,8 @@ class Lifecycle:
         core.watching.launched(trial, core.now, iterates=True)
         core.commands.append(RunIteration(trial.trial_id, lanes, trial.progress.grant(self._core.limit_of(trial))))
         core.set_state(trial, TrialState.RUNNING, "resumed where it was")
-        if core.in_rounds:  # Else it would never be measured, as it runs one iteration at a time.
-            core.timing.resumed(trial)
+        for resumed in core.policies.resumed:
+            resumed(trial)
         core.report_start(trial)
         if trial.progress.done >= trial.progress.budget:
             self.finish(trial)  # it was to be restored for a call elsewhere, and could not be saved
@@ -175,7 +175,6 @@ class Lifecycle:
             return
         core.set_state(trial, TrialState.RUNNING, f"started at iteration {event.iteration}")
         core.timing.started(trial)
-        core.changed |= core.has_urgent  # It may make room for an urgent trial now.
         core.report_start(trial)
         if progress.done >= progress.budget:
             self.finish(trial)  # it lost its lane after its last iteration, or was restored for a call

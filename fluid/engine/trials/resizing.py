@@ -274,7 +274,8 @@ class Resizing:
         """RESIZING -> RUNNING where it was."""
         self._end_move(trial)
         self._core.set_state(trial, TrialState.RUNNING, "goes on at the width it had")
-        self._core.changed |= self._core.has_urgent  # It may make room for an urgent trial now.
+        for resized in self._core.policies.resized:
+            resized(trial)
         self._calls.deliver(trial)
         self._core.top_up(trial)
 

@@ -104,8 +104,8 @@ class Submissions:
     def _open_group(self, group_id: str, terms: GroupTerms) -> GroupRecord:
         group = GroupRecord(group_id, terms, self._core.sharing.owner(terms))
         self._core.groups[group_id] = group
-        if terms.preempt:
-            self._core.urgent.append(group)
+        for opened in self._core.policies.opened:
+            opened(group)
         return group
 
     def _recover(self, group_id: str, history: TrialHistory) -> TrialRecord:
@@ -177,7 +177,8 @@ class Submissions:
         self._set_follow_up(trial, event.follow_up_iterations)
         if trial.restored_for_call:  # the submitter waits for it again
             trial.restored_for_call = False
-            core.changed |= core.has_urgent and trial.row in core.queue  # It may be urgent now.
+            for wanted_again in core.policies.wanted_again:
+                wanted_again(trial)
             if trial.placement.launched and trial.state is not TrialState.STARTING:
                 core.report_start(trial)
         if trial.state is TrialState.DONE:

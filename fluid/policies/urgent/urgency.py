@@ -11,8 +11,9 @@ import heapq
 from collections.abc import Hashable, Iterator
 
 from fluid.engine.core import SessionState
+from fluid.engine.events import TrialStarted
 from fluid.engine.policy import Policy
-from fluid.engine.records import PendingPreemption, TrialRecord
+from fluid.engine.records import GroupRecord, PendingPreemption, TrialRecord
 from fluid.engine.trials.lifecycle import Lifecycle
 from fluid.policies.urgent.rooms import Clearing, UrgentRooms, choose_rooms, room_on
 from fluid.trialgroup import TrialState
@@ -28,6 +29,7 @@ class Urgency(Policy):
 
     def __init__(self, core: SessionState, lifecycle: Lifecycle) -> None:
         self._core = core
+        self._urgent: list[GroupRecord] = []
         self._lifecycle = lifecycle
         self._rooms = UrgentRooms(core)
         #: device -> the priority of the group for a trial of which it is being cleared.
@@ -37,6 +39,28 @@ class Urgency(Policy):
         #: What clearing each device costs, cheapest first, by what is alike to placement; entries may be out of date.
         self._heaps: dict[Hashable, list[tuple[float, float, int]]] = {}
 
+    @property
+    def _has_urgent(self) -> bool:
+        """Whether trials of a group that preempts are left."""
+        return any(group.open for group in self._urgent) if self._urgent else False
+
+    def opened(self, group: GroupRecord) -> None:
+        """Notes a group for whose trials others are paused."""
+        if group.terms.preempt:
+            self._urgent.append(group)
+
+    def wanted_again(self, trial: TrialRecord) -> None:
+        """A trial that waits may be urgent now."""
+        self._core.changed |= self._has_urgent and trial.row in self._core.queue
+
+    def started(self, trial: TrialRecord, event: TrialStarted) -> None:
+        """A trial that has started may make room for an urgent one now."""
+        self._core.changed |= self._has_urgent and trial.state is not TrialState.STOPPING
+
+    def resized(self, trial: TrialRecord) -> None:
+        """So may one that was resized."""
+        self._core.changed |= self._has_urgent
+
     def make_room(self) -> bool:
         """Pauses running trials for urgent ones that wait, and claims their devices.
 
@@ -44,7 +68,7 @@ class Urgency(Policy):
             Whether devices are free or unclaimed now that were not, or trials are narrower, so queued ones may fit.
         """
         core, claims = self._core, self._claimed
-        if not (core.has_urgent or self._hopes):
+        if not (self._has_urgent or self._hopes):
             return False
         waiting = self._waiting()
         before, hopes = set(claims), self._hopes
@@ -91,7 +115,7 @@ class Urgency(Policy):
     def _waiting(self) -> list[TrialRecord]:
         """Urgent trials that wait while less urgent ones are on devices, or have left them for it, in order."""
         core = self._core
-        if core.drained or not core.has_urgent or not core.queue:
+        if core.drained or not self._has_urgent or not core.queue:
             return []
         by_row, held = core.trials.by_row, core.occupancy.held
         priorities = [by_row[row].group_priority for row in held if row in by_row]
@@ -172,7 +196,7 @@ class Urgency(Policy):
         Only plain cases: devices whose memory does not count, and trials that may use any of them.
         """
         core, placing = self._core, self._core.scheduling.placing
-        taken = placing.reserved_devices if core.has_urgent else frozenset()
+        taken = placing.reserved_devices if self._has_urgent else frozenset()
         for trial in self._waiting():
             plain = trial.constraint is None and not trial.pinned and trial.limits.avoids is None
             if not plain or trial.row in self._hopes:
