@@ -1,6 +1,6 @@
 """Heuristics: the numbers by which the engine decides, each with its reason and the benchmark that shows its effect.
 
-None of them is needed for a correct schedule. Times are in seconds.
+None of them is needed for a correct schedule. Times are in seconds. Those of one policy are in its module.
 """
 
 from __future__ import annotations
@@ -65,13 +65,7 @@ LEAST_HEIGHT_S = 1e-9
 #: An iteration is compared with so many of the latest of its key, once there are so many: with USUAL_QUANTILE of them
 #: in order, which one slow iteration in a hundred does not change.
 LATEST_ITERATIONS = 128
-LEAST_MEASURED = 5
-USUAL_QUANTILE = 0.99
-#: Stacks are dumped after so many times that long, and at least so many seconds.
-DUMP_FACTOR = 10.0
 LEAST_DUMP_S = 60.0
-#: Displays show it after so many times that long, and at least so many seconds.
-LEAST_SHOWN_S = 10.0
 #: The lanes are killed after so many times that, and at least so many seconds: a validation or a compilation is not.
 KILL_FACTOR = 3.0
 LEAST_KILL_S = 600.0
@@ -99,8 +93,6 @@ EASED_CAP = 0.1
 
 #: A trial that was stopped or has ended has so many seconds to clean up while others wait for its device.
 CLEAN_UP_S = 5.0
-#: No spare lane is started on a device for so many seconds after one could not be started there.
-SPARE_REFUSED_S = 600.0
 
 # -- order and preemption (benchmarks/ray_tune.py, workload hyperband) --------------------------------------
 
@@ -109,9 +101,6 @@ OVERTAKES = 1.1
 #: So many queued trials are planned again by kinds of trials that are alike: one by one, each costs some microseconds
 #: (benchmarks/cluster.py).
 LONG_QUEUE = 256
-#: With more trials waiting per device, none is preempted: each device has further work to fill gaps with, and looking
-#: for preemptions costs time (benchmarks/engine.py).
-MOST_WAITING = 2
 
 # -- kept states (benchmarks/ray_tune.py, workload pbt) -----------------------------------------------------
 
@@ -119,17 +108,6 @@ MOST_WAITING = 2
 PINNED_ALLOWANCE = 8
 #: A device keeps so many times ``resident_limit`` states whose bytes are known to fit: they also take host memory.
 MEASURED_ALLOWANCE = 32
-#: A checkpoint that may not be needed is saved if that takes at most this share of the work since the last one.
-CHEAP_SAVE = 0.1
-
-# -- checkpoints in host memory (benchmarks/checkpoint_values.py) ---------------------------------------------
-
-#: Probability that a trial that runs is restored from its newest checkpoint: its lane has to die first.
-LOST_LANES = 0.05
-#: The same of a trial that has done all iterations that it was said to get.
-GOES_ON_UNSAID = 0.05
-#: A probability that changes by less is not told anew: hardly ever another checkpoint would be evicted.
-VALUE_STEP = 0.02
 
 # -- memory limits (benchmarks/packing_safety.py) ------------------------------------------------------------
 
@@ -138,45 +116,3 @@ MEMORY_TOLERANCE = 1.25
 #: A limit is told again once it is more than so many times what it would be now, or less than so many times that.
 TIGHT_LIMIT = 1.02
 LOOSE_LIMIT = 0.95
-
-# -- admission where memory is scarce (benchmarks/admission.py) ----------------------------------------------
-
-#: So many queue lines are looked at, and about twice as many trials of them: more would take milliseconds each time.
-LINES_ADMITTED = 256
-#: A device is kept for a trial that was passed over for long for one device in so many, and for one at least.
-DEVICES_PER_KEPT = 8
-
-# -- cohorts (benchmarks/predict.py) -------------------------------------------------------------------------
-
-#: Trials are predicted anew once something was learnt from one in so many of them: each prediction takes some tens of
-#: microseconds.
-TRIALS_PREDICTED = 20
-#: Predictions are rounded to steps of this share: planners see most trials of a long queue as alike.
-PREDICTION_STEP = 0.05
-#: A prediction from all trials of a key is used if its logarithm differs by so much from what is known of the key.
-WORTH_PREDICTING = 0.2
-#: So many trials must have been learnt from for that: of a few, often only the first iteration is known.
-LEAST_TO_PREDICT = 8
-
-# -- groups of several owners (benchmarks/groups.py) ----------------------------------------------------------
-
-#: An owner without open trials for so long has ended: if it comes again, it is the last that came.
-OWNER_GONE_S = 30.0
-#: Owners are ranked anew, and devices shared out, at most so often while the same jobs are open.
-SHARES_S = 1.0
-#: A trial makes room for trials of other owners so many times, and so many do at one instant.
-MOST_TRANSFERS = 2
-MOST_TRANSFERS_AT_ONCE = 16
-
-# -- waiting for the submitter (benchmarks/ray_tune.py, benchmarks/stragglers.py) ---------------------------
-
-#: The submitter has this long to answer what ended before the engine resizes trials.
-SETTLING_S = 0.005
-#: Where events keep coming, as with thousands of devices, a tick comes so many seconds after one was first wanted.
-LATEST_TICK_S = 0.25
-#: Such ticks take at most this share of the time of the session's thread: with thousands of devices one takes tens of
-#: milliseconds (benchmarks/cluster.py).
-MOST_TICKING = 0.02
-#: An idle device is kept free for the median of so many of the latest set-ups, and not longer than this.
-LATEST_SETUPS = 5
-LONGEST_SETUP_S = 1.0

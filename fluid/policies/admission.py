@@ -21,6 +21,11 @@ from fluid.engine.records import TrialRecord, Trials
 from fluid.measure.runtime_model import residents_at
 from fluid.resources import MemoryNeed
 
+#: So many queue lines are looked at, and about twice as many trials of them: more would take milliseconds each time.
+LINES_ADMITTED = 256
+#: A device is kept for a trial that was passed over for long for one device in so many, and for one at least.
+DEVICES_PER_KEPT = 8
+
 #: Memory is scarce where running and waiting trials want more than this share of what trials may fill (Andes).
 SCARCE = 0.9
 #: Trials are late starters if those that are at least as large take at least this share of the time of all that wait,
@@ -433,8 +438,8 @@ class Admitting(Policy):
         if not rooms:
             return []
         late = self._late_starters(lines, residents_at(width))
-        lines = lines[: tuning.LINES_ADMITTED]
-        each = max(1, tuning.LINES_ADMITTED // len(lines))
+        lines = lines[:LINES_ADMITTED]
+        each = max(1, LINES_ADMITTED // len(lines))
         by_ticket: dict[int, Candidate] = {}
         others: list[Candidate] = []
         for rows in lines:
@@ -527,7 +532,7 @@ class Admitting(Policy):
             unpacked = self._work.total / max(1, len(self._occupancy))
             self._patient_until[row] = now + unpacked + self._work.by_row.get(row, 0.0)
         elif now >= until and row not in self.kept:
-            most = max(1, len(self._occupancy) // tuning.DEVICES_PER_KEPT)
+            most = max(1, len(self._occupancy) // DEVICES_PER_KEPT)
             device = self._to_keep(trial) if len(self.kept) < most else None
             if device is not None:
                 self.kept[row] = device

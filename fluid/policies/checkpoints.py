@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from fluid.engine import tuning
 from fluid.engine.commands import CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import Checkpoint, CheckpointPlaced, Event, RungReached, TrialForgotten, TrialSaved
@@ -24,6 +23,13 @@ from fluid.engine.policy import Check, Handler, Policy
 from fluid.engine.records import TrialRecord
 from fluid.search_shape import Rung
 from fluid.trialgroup import TrialState
+
+#: Probability that a trial that runs is restored from its newest checkpoint: its lane has to die first.
+LOST_LANES = 0.05
+#: The same of a trial that has done all iterations that it was said to get.
+GOES_ON_UNSAID = 0.05
+#: A probability that changes by less is not told anew: hardly ever another checkpoint would be evicted.
+VALUE_STEP = 0.02
 
 #: Most trials of an asynchronous rung whose order of arrival is followed: the table has half the square of that.
 MOST_FOLLOWED = 512
@@ -408,7 +414,7 @@ class CheckpointValues(Policy):
         returns, is_pinned = self._odds(trial)
         if trial.state in _RUNS and not is_pinned:
             # Its state is in its lane: the checkpoint is of use only if that dies.
-            returns *= tuning.LOST_LANES
+            returns *= LOST_LANES
         return CheckpointValue(returns, is_pinned or is_best)
 
     def odds(self, trial: TrialRecord) -> float:
@@ -430,7 +436,7 @@ class CheckpointValues(Policy):
         if trial.state in _RUNS:
             return 1.0, False
         if trial.spec.follow_up_iterations > 0 and trial.progress.follow_up_iterations == 0:
-            return tuning.GOES_ON_UNSAID, False  # Iterations were to follow, and none do any more.
+            return GOES_ON_UNSAID, False  # Iterations were to follow, and none do any more.
         return UNNAMED.returns, False
 
     def _note_best(self, group_id: str, found: tuple[int, float, str]) -> None:
@@ -478,4 +484,4 @@ def _differ(value: CheckpointValue, told: CheckpointValue) -> bool:
     """Whether stores are to be told a value: small changes hardly ever change what is evicted."""
     if value.pinned != told.pinned or (value.returns == 0.0) != (told.returns == 0.0):
         return True
-    return abs(value.returns - told.returns) >= tuning.VALUE_STEP
+    return abs(value.returns - told.returns) >= VALUE_STEP

@@ -11,7 +11,6 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from fluid.engine import tuning
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.estimates.measuring import Measuring
 from fluid.engine.events import IterationDone
@@ -21,6 +20,16 @@ from fluid.engine.records import TrialRecord
 from fluid.measure.cohorts.tree import CohortTree, Prediction
 from fluid.measure.profile import Profile
 from fluid.resources import MemoryNeed
+
+#: Trials are predicted anew once something was learnt from one in so many of them: each prediction takes some tens of
+#: microseconds.
+TRIALS_PREDICTED = 20
+#: Predictions are rounded to steps of this share: planners see most trials of a long queue as alike.
+PREDICTION_STEP = 0.05
+#: A prediction from all trials of a key is used if its logarithm differs by so much from what is known of the key.
+WORTH_PREDICTING = 0.2
+#: So many trials must have been learnt from for that: of a few, often only the first iteration is known.
+LEAST_TO_PREDICT = 8
 
 
 class Cohorts(Policy):
@@ -116,7 +125,7 @@ class Cohorts(Policy):
     @property
     def wants_planning(self) -> bool:
         """Whether trials are to be predicted anew."""
-        return any(learnt * tuning.TRIALS_PREDICTED >= len(self._trials[key]) for key, learnt in self._due.items())
+        return any(learnt * TRIALS_PREDICTED >= len(self._trials[key]) for key, learnt in self._due.items())
 
     def plan_anew(self) -> bool:
         """Predicts anew the trials of keys of which enough was learnt for their number; returns whether that matters.
@@ -126,7 +135,7 @@ class Cohorts(Policy):
         matters = False
         for key, learnt in list(self._due.items()):
             trials = self._trials[key]
-            if learnt * tuning.TRIALS_PREDICTED < len(trials):
+            if learnt * TRIALS_PREDICTED < len(trials):
                 continue
             del self._due[key]
             tree = self._profile.cohorts[key]
@@ -167,19 +176,19 @@ class Cohorts(Policy):
             return None
         if not prediction.cohort:
             usual = self._estimates.pace_of_key(key)
-            is_known = usual is not None and len(tree) < tuning.LEAST_TO_PREDICT
-            if is_known or (usual is not None and abs(math.log(seconds / usual)) < tuning.WORTH_PREDICTING):
+            is_known = usual is not None and len(tree) < LEAST_TO_PREDICT
+            if is_known or (usual is not None and abs(math.log(seconds / usual)) < WORTH_PREDICTING):
                 return None
-        return _seconds_after(round(math.log(seconds) / math.log1p(tuning.PREDICTION_STEP)))
+        return _seconds_after(round(math.log(seconds) / math.log1p(PREDICTION_STEP)))
 
     def _need(self, key: str, prediction: Prediction) -> MemoryNeed | None:
         """The predicted need, rounded up in steps; ``None`` where the key's serves."""
-        need, step = prediction.need, math.log1p(tuning.PREDICTION_STEP)
+        need, step = prediction.need, math.log1p(PREDICTION_STEP)
         if need is None or need.peak_bytes <= 0.0:
             return None
         if not prediction.cohort:
             known = self._estimates.most_need_of(key)
-            if known is None or need.peak_bytes <= math.exp(tuning.WORTH_PREDICTING) * known.peak_bytes:
+            if known is None or need.peak_bytes <= math.exp(WORTH_PREDICTING) * known.peak_bytes:
                 return None
         parts = [
             math.exp(math.ceil(math.log(each) / step) * step) if each > 0.0 else 0.0
@@ -191,4 +200,4 @@ class Cohorts(Policy):
 @lru_cache(1024)
 def _seconds_after(steps: int) -> float:
     """The seconds that so many steps stand for; one object for all trials of which these are predicted."""
-    return math.exp(steps * math.log1p(tuning.PREDICTION_STEP))
+    return math.exp(steps * math.log1p(PREDICTION_STEP))

@@ -19,6 +19,13 @@ from fluid.engine.policy import Handler, Policy
 from fluid.engine.records import TrialRecord
 from fluid.trialgroup import TrialState
 
+LEAST_MEASURED = 5
+USUAL_QUANTILE = 0.99
+#: Stacks are dumped after so many times that long, and at least so many seconds.
+DUMP_FACTOR = 10.0
+#: Displays show it after so many times that long, and at least so many seconds.
+LEAST_SHOWN_S = 10.0
+
 
 class Limit(NamedTuple):
     """Seconds without an answer after which a trial's stacks are dumped, and after which its lanes are killed.
@@ -90,7 +97,7 @@ class HungTrials(Policy):
         usual = _usual(estimates.of_key(trial), iterates=place.iterates)
         if usual is None and place.iterates and estimates.is_measured(trial):
             usual = estimates.pace(trial) * estimates.stretch(trial)
-        longer = usual is not None and silent >= max(tuning.LEAST_SHOWN_S, tuning.DUMP_FACTOR * usual)
+        longer = usual is not None and silent >= max(LEAST_SHOWN_S, DUMP_FACTOR * usual)
         return silent if longer or place.dumped else None
 
     def limit_of(self, trial: TrialRecord) -> Limit | None:
@@ -105,7 +112,7 @@ class HungTrials(Policy):
         usual = _usual(estimate, iterates=iterates)
         if usual is None:
             return None
-        dump_after = max(tuning.LEAST_DUMP_S, tuning.DUMP_FACTOR * usual)
+        dump_after = max(tuning.LEAST_DUMP_S, DUMP_FACTOR * usual)
         # One validation in a thousand iterations is not in the sample.
         kill_after = far_longer_than(max(dump_after, estimate.longest) if iterates else dump_after)
         return Limit(kill_after, None) if iterates and self._is_whole_job(trial) else Limit(dump_after, kill_after)
@@ -152,6 +159,6 @@ class HungTrials(Policy):
 def _usual(estimate: KeyEstimate, *, iterates: bool) -> float | None:
     """What a key's iterations, or set-ups, take at most but for one in a hundred; ``None`` if too few were measured."""
     sample = estimate.latest if iterates else estimate.starts
-    if len(sample) < tuning.LEAST_MEASURED:
+    if len(sample) < LEAST_MEASURED:
         return None
-    return sorted(sample)[ceil(tuning.USUAL_QUANTILE * len(sample)) - 1]
+    return sorted(sample)[ceil(USUAL_QUANTILE * len(sample)) - 1]

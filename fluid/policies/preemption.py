@@ -16,11 +16,14 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fluid.engine import tuning
 from fluid.engine.core import SessionState
 from fluid.engine.policy import Policy, Preempt, Proposal
 from fluid.engine.records import TrialRecord
 from fluid.trialgroup import TrialState
+
+#: With more trials waiting per device, none is preempted: each device has further work to fill gaps with, and looking
+#: for preemptions costs time (benchmarks/engine.py).
+MOST_WAITING = 2
 
 #: Share of an iteration by which a gain must exceed the cost, as trials are preempted only between two iterations.
 _ROUNDING = 0.7
@@ -150,7 +153,7 @@ class Preemptions(Policy):
         self._due = math.inf
         if not self._wanted or len(core.occupancy) < 2 or core.resizing:
             return []
-        if not 0 < len(core.queue) <= tuning.MOST_WAITING * len(core.occupancy):
+        if not 0 < len(core.queue) <= MOST_WAITING * len(core.occupancy):
             return []
         first = core.queue.first_priority
         owner = core.queue.first_owner if core.queue.ranks else None

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fluid.engine import tuning
 from fluid.engine.core import SessionState
 from fluid.engine.policy import Policy
 from fluid.engine.records import LaneRecord
+
+#: No spare lane is started on a device for so many seconds after one could not be started there.
+SPARE_REFUSED_S = 600.0
 
 
 class SpareLanes(Policy):
@@ -68,7 +70,7 @@ class SpareLanes(Policy):
         most = core.lanes.most_per_device
         if device in core.occupancy.caps or (most is not None and len(core.lanes.on(device)) >= most):
             return False
-        if core.now < self._refused.get(device, -tuning.SPARE_REFUSED_S) + tuning.SPARE_REFUSED_S:
+        if core.now < self._refused.get(device, -SPARE_REFUSED_S) + SPARE_REFUSED_S:
             return False
         usable = memory.usable_bytes(device)
         if usable is None:

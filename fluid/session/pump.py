@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from fluid._clock import read_clock, wall_seconds
 from fluid._logs import logger_of
 from fluid.backends.base import Backend, ReplayingBackend, VirtualBackend
-from fluid.engine import tuning
 from fluid.engine.commands import Command, NoteDrained, Notice, ReportRequest, StopLane, StopTrial, TrialNotice
 from fluid.engine.events import (
     Alarm,
@@ -56,6 +55,17 @@ from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.waiting.clock_hold import NO_HOLD
 from fluid.waiting.waits import AwaitedThread
 
+#: The submitter has this long to answer what ended before the engine resizes trials.
+SETTLING_S = 0.005
+#: Where events keep coming, as with thousands of devices, a tick comes so many seconds after one was first wanted.
+LATEST_TICK_S = 0.25
+#: Such ticks take at most this share of the time of the session's thread: with thousands of devices one takes tens of
+#: milliseconds (benchmarks/cluster.py).
+MOST_TICKING = 0.02
+#: An idle device is kept free for the median of so many of the latest set-ups, and not longer than this.
+LATEST_SETUPS = 5
+LONGEST_SETUP_S = 1.0
+
 # -- ticks ---------------------------------------------------------------------------------------
 #
 # Ticks: when the pump lets the engine rebalance and preempt.
@@ -71,7 +81,7 @@ class Ticks:
     def __init__(self, state: EngineState) -> None:
         self._state = state
         #: Seconds that the latest trials took to be set up.
-        self._setups: deque[float] = deque([0.0], maxlen=tuning.LATEST_SETUPS)
+        self._setups: deque[float] = deque([0.0], maxlen=LATEST_SETUPS)
         #: Since when the engine wants a tick and events come one after another; ``None`` if it wants none.
         self._wanted_at: float | None = None
         #: Before that, a tick comes only where no event does.
@@ -90,8 +100,8 @@ class Ticks:
         if not self._state.wants_tick:
             return None
         if not self._state.only_spreads:
-            return tuning.SETTLING_S
-        return max(tuning.SETTLING_S, self._state.changed_at + self._kept_free() - now)
+            return SETTLING_S
+        return max(SETTLING_S, self._state.changed_at + self._kept_free() - now)
 
     def is_overdue(self, now: float, waited: float) -> bool:
         """Whether a tick is due although events keep coming; has to be asked after each wait for events.
@@ -103,20 +113,20 @@ class Ticks:
         if not self._state.wants_tick:
             self._wanted_at = None
             return False
-        if self._wanted_at is None or waited >= tuning.SETTLING_S:
+        if self._wanted_at is None or waited >= SETTLING_S:
             self._wanted_at = now
-        if now < max(self._wanted_at + tuning.LATEST_TICK_S, self._pause_until):
+        if now < max(self._wanted_at + LATEST_TICK_S, self._pause_until):
             return False
         return not self._state.only_spreads or now >= self._wanted_at + self._kept_free()
 
     def ticked(self, began: float, ended: float) -> None:
         """Learns how long a tick took: it sets how soon the next one may come although events keep coming."""
         self._wanted_at = None
-        self._pause_until = ended + (ended - began) * (1.0 / tuning.MOST_TICKING - 1.0)
+        self._pause_until = ended + (ended - began) * (1.0 / MOST_TICKING - 1.0)
 
     def _kept_free(self) -> float:
         """Seconds for which an idle device is kept free."""
-        return min(statistics.median_low(self._setups), tuning.LONGEST_SETUP_S)
+        return min(statistics.median_low(self._setups), LONGEST_SETUP_S)
 
 
 # -- departures ----------------------------------------------------------------------------------

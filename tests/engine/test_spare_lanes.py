@@ -8,10 +8,10 @@ import pytest
 from engine_helpers import Hand, Known, none, only
 from engine_session import random_session
 
-from fluid.engine import tuning
 from fluid.engine.commands import Command, StartLane, StartTrial, StopLane
 from fluid.engine.events import DeviceDraining, LaneLost, LaneOutdated, LaneReady, SessionDraining, TrialReleased
 from fluid.errors import InvalidFieldError
+from fluid.policies import spare_lanes
 from fluid.resources import MemoryNeed
 
 GB = 1e9
@@ -142,7 +142,7 @@ def test_a_spare_lane_that_cannot_start_costs_its_device_nothing_and_is_not_trie
     hand.released("a", hand.lane("a"))
     (of_b,) = (lane.lane_id for lane in hand.state.lanes)
     assert none(hand.ready(of_b), StartLane)
-    hand.now += tuning.SPARE_REFUSED_S
+    hand.now += spare_lanes.SPARE_REFUSED_S
     hand.submit("c", budget=9, isolated=True)
     hand.lose(of_b, culprit="b")
     (again,) = (lane.lane_id for lane in hand.state.lanes)

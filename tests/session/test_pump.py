@@ -16,7 +16,6 @@ import pytest
 
 from fluid.backends.base import Sharing
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine import tuning
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
 from fluid.engine.events import (
@@ -35,6 +34,7 @@ from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
 from fluid.resources import Device
 from fluid.results.records import Result
+from fluid.session import pump as ticking
 from fluid.session.folder.folder import RunFolder
 from fluid.session.handle import TrialGroupHandle
 from fluid.session.listeners import TrialListener
@@ -170,7 +170,7 @@ def test_trials_are_resized_although_events_never_pause(tmp_path: Path) -> None:
     (resize,) = [entry for entry in entries if entry["what"] == "NoteResize"]
     assert (resize["trial_id"], resize["width"]) == ("long", 2.0)
     submitted = next(entry["at"] for entry in entries if entry["what"] == "GroupSubmitted")
-    assert tuning.LATEST_TICK_S <= resize["at"] - submitted < tuning.LATEST_TICK_S + 0.01
+    assert ticking.LATEST_TICK_S <= resize["at"] - submitted < tuning.LATEST_TICK_S + 0.01
 
 
 @pytest.fixture
@@ -193,14 +193,14 @@ def test_ticks_that_interrupt_events_take_a_small_share_of_the_time(busy: Engine
             now += 0.02
             spent += 0.02
             ticks.ticked(now - 0.02, now)
-    assert began[0] == pytest.approx(10.0 + tuning.LATEST_TICK_S, abs=0.01)
-    assert 0.9 * tuning.MOST_TICKING < spent / 60.0 <= 1.1 * tuning.MOST_TICKING
+    assert began[0] == pytest.approx(10.0 + ticking.LATEST_TICK_S, abs=0.01)
+    assert 0.9 * ticking.MOST_TICKING < spent / 60.0 <= 1.1 * tuning.MOST_TICKING
 
 
 def test_a_tick_is_not_overdue_where_events_pause(busy: EngineState) -> None:
     ticks = Ticks(busy)
     assert not any(ticks.is_overdue(0.01 * step, waited=0.01) for step in range(100))
-    assert ticks.until(1.0) == tuning.SETTLING_S
+    assert ticks.until(1.0) == ticking.SETTLING_S
 
 
 # -- a backend that cannot be closed --------------------------------------------------------------------------------

@@ -7,11 +7,13 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from fluid.devices.occupancy import Occupancy
-from fluid.engine import tuning
 from fluid.engine.events import GroupTerms, TrialSpec
 from fluid.engine.records import TrialRecord
 from fluid.policies.owners.kinds import Wants
 from fluid.resources import Requires
+
+#: An owner without open trials for so long has ended: if it comes again, it is the last that came.
+OWNER_GONE_S = 30.0
 
 
 class JobTerms(NamedTuple):
@@ -137,7 +139,7 @@ class OpenJobs:
         open_trials = self.owners.get(owner, 0)
         if not open_trials:
             now = self._occupancy.now
-            for gone in list(takewhile(lambda each: now - self._left[each] > tuning.OWNER_GONE_S, self._left)):
+            for gone in list(takewhile(lambda each: now - self._left[each] > OWNER_GONE_S, self._left)):
                 del self._left[gone], self.since[gone], self.done[gone]
             if self._left.pop(owner, None) is None:
                 self.since[owner], self.done[owner] = now, 0.0

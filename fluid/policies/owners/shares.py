@@ -16,7 +16,6 @@ import numpy as np
 from fluid.devices.constraints import Constraint
 from fluid.devices.occupancy import Occupancy
 from fluid.devices.start_queue import StartQueue
-from fluid.engine import tuning
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.events import GroupTerms, TrialSpec
 from fluid.engine.placing.allocations import RemainingWork
@@ -25,6 +24,9 @@ from fluid.engine.records import TrialRecord, Trials
 from fluid.policies.owners.kinds import DeviceKinds
 from fluid.policies.owners.owners import JobTerms, OpenJobs, Owners
 from fluid.resources import Requires
+
+#: Owners are ranked anew, and devices shared out, at most so often while the same jobs are open.
+SHARES_S = 1.0
 
 # -- device allocation ---------------------------------------------------------------------------
 #
@@ -365,7 +367,7 @@ class GroupShares:
             return
         known = jobs.version, self._kinds.version
         now = self._occupancy.now
-        if not new and known == self._ranked and now - self._ranked_at < tuning.SHARES_S:
+        if not new and known == self._ranked and now - self._ranked_at < SHARES_S:
             return
         self._ranked, self._ranked_at = (-1, -1) if new else known, now
         self._rank(jobs, arriving)

@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fluid.engine import tuning
 from fluid.engine.core import SessionState
 from fluid.engine.policy import Policy, Preempt, Proposal, Reallocate
 from fluid.engine.records import TrialRecord
 from fluid.policies.owners.shares import GroupShares
 from fluid.trialgroup import TrialState
+
+#: A trial makes room for trials of other owners so many times, and so many do at one instant.
+MOST_TRANSFERS = 2
+MOST_TRANSFERS_AT_ONCE = 16
 
 
 class OwnerEnd(NamedTuple):
@@ -142,7 +145,7 @@ class Transfers(Policy):
         last = len(self._shares.ranks)
         first = [trial for trial in first if self._may_come(trial)]
         first.sort(key=lambda trial: (*(-each for each in trial.priority), self._shares.ranks.get(trial.owner, last)))
-        return first[: tuning.MOST_TRANSFERS_AT_ONCE]
+        return first[:MOST_TRANSFERS_AT_ONCE]
 
     def _best(
         self, coming: TrialRecord, leaving: list[TrialRecord], held: Counter[int], taken: set[int | None]
@@ -221,7 +224,7 @@ class Transfers(Policy):
             return False
         if not trial.spec.can_save or trial.spec.gang or trial.sharing_group is not None or trial.progress.left <= 1:
             return False
-        rarely = self._times.get(trial.row, 0) < tuning.MOST_TRANSFERS
+        rarely = self._times.get(trial.row, 0) < MOST_TRANSFERS
         return rarely and self._core.estimates.is_measured(trial)
 
     def _may_come(self, trial: TrialRecord) -> bool:
