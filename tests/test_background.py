@@ -41,7 +41,7 @@ _OTHERS = {
     "fluid/loggers/prometheus.py": "a server of Python's, which guards each request",
     "fluid/processes/lasting_thread.py": "a call each",
     "fluid/session/notice.py": "answers a signal",
-    "fluid/trainables/forms/reporting_resident.py": "a trial's own",
+    "fluid/trainables/reporting_resident.py": "a trial's own",
     "integrations/ray_tune/train/inner_training.py": "kills a run",
     # An error ends what they do, and is told there.
     "fluid/display/live.py": "the view ends, and gives the terminal back",

@@ -110,7 +110,7 @@ LOOSE = {
 LIGHT = (
     layer(0, "elastic.members.controller elastic.messages elastic.groups.make lane.protocol lane.policy"),
     layer(0, "elastic.run trainables.trainable trainables.pickling", "cloudpickle"),
-    layer(0, "trainables.forms.resident display.format display.palette"),
+    layer(0, "trainables.resident display.format display.palette"),
     layer(0, "backends.simulated executor tune"),
 )
 

@@ -1,6 +1,6 @@
 """Formats durations, shares, widths, counts and axis ticks for every view and report.
 
-The script of the HTML page (``fluid/reports/page.format.js``) has the same rules for what it formats by itself.
+The script of the HTML page (``fluid/reports/page/page.format.js``) has the same rules for what it formats by itself.
 """
 
 from __future__ import annotations

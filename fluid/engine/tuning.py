@@ -108,6 +108,8 @@ LONG_QUEUE = 256
 PINNED_ALLOWANCE = 8
 #: A device keeps so many times ``resident_limit`` states whose bytes are known to fit: they also take host memory.
 MEASURED_ALLOWANCE = 32
+#: A checkpoint that may not be needed is saved if that takes at most this share of the work since the last one.
+CHEAP_SAVE = 0.1
 
 # -- memory limits (benchmarks/packing_safety.py) ------------------------------------------------------------
 

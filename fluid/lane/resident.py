@@ -14,8 +14,8 @@ from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, j
 from fluid.lane.process.state import ProcessState
 from fluid.lane.protocol import ResidentNotKept, ResidentSaved, RestoredFrom
 from fluid.lane.requests import LaneDriverLink
-from fluid.trainables.forms.resident import NotSavableError, Resident
 from fluid.trainables.json_form import message_of
+from fluid.trainables.resident import NotSavableError, Resident
 from fluid.trainables.trial_code import TrialCode
 
 

@@ -45,8 +45,8 @@ from fluid.lane.resident import ResidentTrial, WorkQueue
 from fluid.lane.rows.fused import FusedRows
 from fluid.processes.interpreters import merged_path
 from fluid.trainables.encoded_metrics import encode_metrics
-from fluid.trainables.forms.resident import Step
 from fluid.trainables.pickling import dump_result
+from fluid.trainables.resident import Step
 from fluid.trainables.trainable import can_save, make_resident, set_up
 from fluid.trainables.trial_code import TrialCode, bind
 

@@ -21,9 +21,9 @@ from fluid.lane.checkpoints.seal import damage_of
 from fluid.random_state import Seeds
 from fluid.resources import MemoryNeed, Requires
 from fluid.results.run_files import PAYLOADS
-from fluid.trainables.forms.loading import load_saved
-from fluid.trainables.forms.resident import STATE_FOLDER
+from fluid.trainables.loading import load_saved
 from fluid.trainables.parted_pickle import load_pickled
+from fluid.trainables.resident import STATE_FOLDER
 from fluid.trainables.trainable_code import TrainableCode
 from fluid.trialgroup import Shown, Trial
 

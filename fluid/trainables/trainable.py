@@ -1,4 +1,4 @@
-"""Adapts every form of trainable to one interface, :class:`~fluid.trainables.forms.resident.Resident`.
+"""Adapts every form of trainable to one interface, :class:`~fluid.trainables.resident.Resident`.
 
 Users write a class, a subclass of Ray Tune's ``Trainable``, a function that yields or returns metrics, or a function
 for Ray Tune. Neither Ray nor PyTorch is imported here.
@@ -14,11 +14,11 @@ from types import FunctionType, ModuleType
 from typing import Any, Literal
 
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
-from fluid.trainables.forms.class_resident import ClassResident, says_it_reports_states
-from fluid.trainables.forms.function_resident import GeneratorResident, StateFunctionResident
-from fluid.trainables.forms.reporting_resident import ReportingResident
-from fluid.trainables.forms.resident import Resident
+from fluid.trainables.class_resident import ClassResident, says_it_reports_states
+from fluid.trainables.function_resident import GeneratorResident, StateFunctionResident
 from fluid.trainables.import_scan import WRAPPED_ELASTIC_CLASS, ImportScan, elastic_class_of, without_request
+from fluid.trainables.reporting_resident import ReportingResident
+from fluid.trainables.resident import Resident
 
 #: ``state_function``: a function that yields ``(metrics, state)``; ``function``: one that is no generator function: it
 #: reports, or returns metrics or an iterator of them.
@@ -208,7 +208,7 @@ def make_resident(trainable: Any, *, trial_id: str, folder: str) -> Resident:
         return GeneratorResident(trainable)
     if kind == "function":
         return ReportingResident(trainable)
-    from fluid.trainables.forms.ray import RayClassResident, RayFunctionResident
+    from fluid.trainables.ray import RayClassResident, RayFunctionResident
 
     if kind == "ray_class":
         return RayClassResident(trainable, trial_id, folder)

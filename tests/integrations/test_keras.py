@@ -16,8 +16,8 @@ import pytest
 
 import fluid
 from fluid import FluidExecutor, InvalidFieldError
-from fluid.trainables.forms.reporting_resident import ReportingResident
-from fluid.trainables.forms.resident import NotSavableError
+from fluid.trainables.reporting_resident import ReportingResident
+from fluid.trainables.resident import NotSavableError
 
 pytestmark = [
     pytest.mark.frameworks("keras", "torch"),

@@ -22,7 +22,7 @@ import fluid
 from fluid import FluidExecutor, InvalidFieldError, SweepFailedError, Trial, TrialGroup
 from fluid.lane.protocol import LaneOptions
 from fluid.search import loguniform
-from fluid.trainables.forms.reporting_resident import ReportingResident
+from fluid.trainables.reporting_resident import ReportingResident
 
 pytestmark = [
     pytest.mark.frameworks("lightning", "pytorch_lightning"),

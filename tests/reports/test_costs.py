@@ -28,7 +28,7 @@ Captured = pytest.CaptureFixture[str]
 #: When sessions begin on their clock, as in conftest.
 ZERO = 5000.0
 CLOCK = {"at": ZERO - 1.0, "time": "2026-01-31 12:34:56"}
-FORMAT_SCRIPT = Path(__file__).parents[2] / "fluid" / "reports" / "page.format.js"
+FORMAT_SCRIPT = Path(__file__).parents[2] / "fluid" / "reports" / "page" / "page.format.js"
 
 
 def trial(trial_id: str, budget: int = 1) -> Trial:

@@ -21,7 +21,7 @@ from fluid.results.metrics import Goal
 from fluid.trialgroup import Search, Trial
 
 Sessions = Callable[..., Any]
-SCRIPT_FILES = sorted((Path(__file__).parents[2] / "fluid" / "reports").glob("page*.js"))
+SCRIPT_FILES = sorted((Path(__file__).parents[2] / "fluid" / "reports" / "page").glob("page*.js"))
 FORMAT_SCRIPT = next(path for path in SCRIPT_FILES if path.name == "page.format.js")
 
 #: What may not become part of the page, wherever a name can be given.

@@ -226,7 +226,7 @@ def test_filters(shown: Open, sweep: Path) -> None:
     ],
 )
 def test_a_filter_that_cannot_be_read_says_why(browser: Browser, text: str, why: str) -> None:
-    source = (Path(__file__).parents[2] / "fluid" / "reports" / "page.filter.js").read_text(encoding="utf-8")
+    source = (Path(__file__).parents[2] / "fluid" / "reports" / "page" / "page.filter.js").read_text(encoding="utf-8")
     columns = "[{names: ['lr'], title: 'lr', numeric: true, value: (t) => t.lr, text: (t) => String(t.lr)}]"
     with browser.page() as page:
         assert why in page.run(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from fluid.errors import FluidError
-from fluid.trainables.forms.function_resident import StateFunctionResident
-from fluid.trainables.forms.reporting_resident import ReportingResident
-from fluid.trainables.forms.resident import NotSavableError, Resident, Step
+from fluid.trainables.function_resident import StateFunctionResident
+from fluid.trainables.reporting_resident import ReportingResident
+from fluid.trainables.resident import NotSavableError, Resident, Step
 from fluid.trainables.trainable import can_save, kind_of, make_resident, takes_state
 
 Yields = Iterator[tuple[dict[str, Any], Any]]

@@ -15,9 +15,9 @@ import pytest
 import fluid
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.errors import FluidError
-from fluid.trainables.forms.loading import load_saved
-from fluid.trainables.forms.reporting_resident import ReportingResident
-from fluid.trainables.forms.resident import NotSavableError, Step
+from fluid.trainables.loading import load_saved
+from fluid.trainables.reporting_resident import ReportingResident
+from fluid.trainables.resident import NotSavableError, Step
 from fluid.trainables.trainable import can_save, kind_of, make_resident
 from fluid.trainables.trial_code import TrialEnded, inherit_trials
 

@@ -14,9 +14,9 @@ import pytest
 
 import fluid.trainables.trainable
 from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
-from fluid.trainables.forms.resident import Resident, Step
 from fluid.trainables.import_scan import elastic_class_of
 from fluid.trainables.payload import payload_of
+from fluid.trainables.resident import Resident, Step
 from fluid.trainables.trainable import can_save, is_elastic, kind_of, make_resident, profile_name
 
 

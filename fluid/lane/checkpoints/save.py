@@ -20,7 +20,7 @@ from fluid.lane.output import LaneStreams
 from fluid.lane.protocol import KeepBar, LaneOptions, ResidentNotKept, ResidentSaved, ResidentSetBack, RestoredFrom
 from fluid.lane.resident import ResidentTrial
 from fluid.random_state import read_random_state, restore_random_state, write_random_state
-from fluid.trainables.forms.resident import NotSavableError
+from fluid.trainables.resident import NotSavableError
 
 #: What a save that failed counts for at least, seconds.
 _FAILED_SAVE_S = 0.05

@@ -17,7 +17,7 @@ from fluid.lane.resident import ResidentTrial
 from fluid.lane.residents import Residents
 from fluid.lane.rows.fused import fused_trial_of
 from fluid.lane.rows.groups import RowGroup, RowPack
-from fluid.trainables.forms.resident import Step, step_of
+from fluid.trainables.resident import Step, step_of
 
 # -- row checks ----------------------------------------------------------------------------------
 #

@@ -105,4 +105,4 @@ def _plain_text(runs: Sequence[RecordedRun], goal: Goal | None) -> str:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("fluid.reports") / name).read_text(encoding="utf-8")
+    return (resources.files("fluid.reports.page") / name).read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ from fluid.lane.checkpoints.paths import folder_name, kept_folder
 from fluid.lane.checkpoints.seal import sealed_bytes
 from fluid.policies.engine import EngineState
 from fluid.results.best import Merit
-from fluid.trainables.forms.class_resident import says_it_reports_states
+from fluid.trainables.class_resident import says_it_reports_states
 from fluid.trainables.trainable import can_save, kind_of, profile_name
 from fluid.trialgroup import Search, Trial, TrialState
 from fluid.waiting.waits import BackgroundThread

@@ -37,8 +37,8 @@ from fluid.integrations.ray_tune.serialization import PickledArguments, ShippedT
 from fluid.integrations.ray_tune.train.inner_training import InnerTraining, install
 from fluid.trainables.driver_link import RequestRefusedError, driver_link
 from fluid.trainables.exception_pickle import dump_exception, load_any_exception
-from fluid.trainables.forms.ray import ReportedCheckpoint, SessionSlot
-from fluid.trainables.forms.resident import NoIterationLeftError, stray_stop_iteration
+from fluid.trainables.ray import ReportedCheckpoint, SessionSlot
+from fluid.trainables.resident import NoIterationLeftError, stray_stop_iteration
 from fluid.user_values import is_same_value
 
 # -- checkpoint schedule -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fluid.trainables.forms.resident import Resident
+from fluid.trainables.resident import Resident
 from fluid.trainables.trainable import make_resident
 
 pytestmark = pytest.mark.frameworks("transformers", "sklearn")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from fluid.errors import FluidError
-from fluid.trainables.forms.resident import STATE_FOLDER, NoIterationLeftError, Step, step_of, stray_stop_iteration
+from fluid.trainables.resident import STATE_FOLDER, NoIterationLeftError, Step, step_of, stray_stop_iteration
 
 #: The file, within a checkpoint, with what ``save_checkpoint`` returned.
 RETURNED_FILE = "returned.pkl"

@@ -1,7 +1,7 @@
 """Trials whose trainable is a generator function: it yields metrics, or metrics and its state.
 
 One with a parameter named ``state`` yields ``(metrics, state)``, and is called anew with the state to go on. Other
-functions are run by :mod:`fluid.trainables.forms.reporting_resident`.
+functions are run by :mod:`fluid.trainables.reporting_resident`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 
 from fluid.errors import FluidError
-from fluid.trainables.forms.resident import STATE_FOLDER, NotSavableError, Step, step_of
 from fluid.trainables.json_form import message_of
+from fluid.trainables.resident import STATE_FOLDER, NotSavableError, Step, step_of
 
 #: The file, within the state's folder of a checkpoint, with the pickled state.
 STATE_FILE = "state.pkl"

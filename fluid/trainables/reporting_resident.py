@@ -14,15 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fluid.trainables.forms.function_resident import iterator_of, name_of, next_step, no_methods, with_hint
-from fluid.trainables.forms.resident import (
-    STATE_FOLDER,
-    HeldFolder,
-    NotSavableError,
-    Step,
-    step_of,
-    stray_stop_iteration,
-)
+from fluid.trainables.function_resident import iterator_of, name_of, next_step, no_methods, with_hint
+from fluid.trainables.resident import STATE_FOLDER, HeldFolder, NotSavableError, Step, step_of, stray_stop_iteration
 from fluid.trainables.trial_code import Save, TrialCode, bind, trial_of_thread
 
 #: Marks a checkpoint of this form; the function's own files are in the state's folder.

@@ -18,14 +18,7 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
-from fluid.trainables.forms.resident import (
-    STATE_FOLDER,
-    HeldFolder,
-    NotSavableError,
-    Step,
-    step_of,
-    stray_stop_iteration,
-)
+from fluid.trainables.resident import STATE_FOLDER, HeldFolder, NotSavableError, Step, step_of, stray_stop_iteration
 from fluid.trainables.trial_code import TrialCode, current_trial, trial_of_thread
 
 #: A key in the result that Ray Tune reports when a function has returned without a last result.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fluid.errors import InvalidFieldError
-from fluid.trainables.forms.class_resident import RETURNED_FILE
-from fluid.trainables.forms.function_resident import STATE_FILE
-from fluid.trainables.forms.ray import RESULT_FILE, saved_checkpoint
-from fluid.trainables.forms.reporting_resident import REPORTED_FILE
-from fluid.trainables.forms.resident import STATE_FOLDER
+from fluid.trainables.class_resident import RETURNED_FILE
+from fluid.trainables.function_resident import STATE_FILE
+from fluid.trainables.ray import RESULT_FILE, saved_checkpoint
+from fluid.trainables.reporting_resident import REPORTED_FILE
+from fluid.trainables.resident import STATE_FOLDER
 from fluid.trainables.trainable import kind_of, make_resident
 
 #: Files of checkpoints of classes, of functions for Ray Tune and of functions that report.
@@ -26,7 +26,7 @@ def load_saved(
     """Returns what a checkpoint holds.
 
     Args:
-        checkpoint: folder that :meth:`~fluid.trainables.forms.resident.Resident.save` filled.
+        checkpoint: folder that :meth:`~fluid.trainables.resident.Resident.save` filled.
         source: gives the trial's trainable and config; not called for a function, but for one for Ray Tune.
         trial_id: passed on to Ray Tune's trainables.
         folder: the trial's own folder.
