@@ -125,7 +125,7 @@ def test_all_of_a_trial_is_deleted_except_what_outlives_the_run(here: Machine) -
     is_left = ["k3", "m1"] if here.place else ["c1", "k3"]
     eventually(lambda: here.found() == is_left)
     assert not Path(second).parent.exists()
-    assert here.used() == (SIZE if here.place else 0), "its room in memory is free"
+    eventually(lambda: here.used() == (SIZE if here.place else 0))  # Its room in memory is free, once it is gone.
 
 
 def test_the_newest_may_be_left(here: Machine) -> None:
