@@ -1,9 +1,11 @@
 """The engine with all of Fluid's policies: which there are, in which order they are asked, and how its parts are made.
 
-A policy of one's own is added to the list in :class:`EngineState`.
+A policy of one's own is added to the list in :class:`EngineState`, or handed to it as ``further``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 from fluid.devices.occupancy import Occupancy
 from fluid.devices.start_queue import StartQueue
@@ -16,7 +18,7 @@ from fluid.engine.placing.allocations import Allocations
 from fluid.engine.placing.feasibility import Feasibility
 from fluid.engine.placing.lanes import Lanes
 from fluid.engine.placing.scheduling import Scheduling
-from fluid.engine.policy import Policies
+from fluid.engine.policy import Policies, Policy
 from fluid.engine.records import Trials
 from fluid.engine.view import seconds_left
 from fluid.errors import require_integer, require_number, require_one_of
@@ -63,6 +65,7 @@ class EngineState(Engine):
         group_policy: which owner's trials start first: see :mod:`fluid.policies.owners.shares`.
         fairness: how much owners that got less than their share are preferred; 0 for not at all.
         spare_lanes: unused lanes that are at hand on each device; 0 for none.
+        further: make policies of one's own, which are asked after Fluid's (docs/extending.md).
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class EngineState(Engine):
         group_policy: str = DEFAULT_GROUP_POLICY,
         fairness: float = 0.0,
         spare_lanes: int = 0,
+        further: Iterable[Callable[[SessionState], Policy]] = (),
     ) -> None:
         self.planner = planner
         trials, queue, table, occupancy = Trials(), StartQueue(), RunningTable(), Occupancy(watermark=watermark)
@@ -182,6 +186,7 @@ class EngineState(Engine):
                 self.spares,
                 self._failures.starts,
                 self.checkpoints,
+                *(make_policy(core) for make_policy in further),
             )
         )
 
