@@ -37,7 +37,7 @@ ZERO = 5000.0
 #: What session.json says of that clock.
 CLOCK = {"at": ZERO - 1.0, "time": "2026-01-31 12:34:56"}
 TRACEBACK = """Traceback (most recent call last):
-  File "/lib/fluid/trainables/forms/resident.py", line 60, in step
+  File "/lib/fluid/trainables/resident.py", line 60, in step
     metrics = next(self._results)
   File "train.py", line 31, in train
     raise ValueError("loss is nan")
