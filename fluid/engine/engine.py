@@ -267,7 +267,8 @@ class Engine:
         for after_starts in policies.after_starts:
             after_starts()
         # 8. Ask for a tick if a policy may have something to propose.
-        self._settling.wants_tick |= any(policy.wants_tick for policy in policies.wants_tick)
+        for policy in policies.wants_tick:
+            self._settling.wants_tick |= policy.wants_tick
 
     # -- transitions that two parts make together ----------------------------------------------------------
 
@@ -343,14 +344,12 @@ class Settling:
     def is_due(self) -> bool:
         """Whether devices or trials came or went, or need less memory, or a tick has come."""
         core = self._core
-        return bool(
-            core.changed
-            or core.arrivals
-            or self.ticked
-            or core.measuring.ramp_changes
-            or core.memory.has_freed
-            or any(policy.wants_planning for policy in core.policies.wants_planning)
-        )
+        if core.changed or core.arrivals or self.ticked or core.measuring.ramp_changes or core.memory.has_freed:
+            return True
+        for policy in core.policies.wants_planning:  # noqa: SIM110  Asked at every event: a generator costs as much again.
+            if policy.wants_planning:
+                return True
+        return False
 
     def settle(self) -> None:
         """Plans what arrived and starts what fits; on a tick, preempts and resizes where that pays.
@@ -413,13 +412,22 @@ class Settling:
     def _dispatch(self) -> None:
         core = self._core
         self._start()
-        while any(make_room() for make_room in core.policies.make_room):
+        while self._make_room():
             self._start()
-        times = [at for policy in core.policies.wait_until if (at := policy.wait_until) is not None]
-        if times:
-            core.deadlines.set(QueueDeadline(), min(times))
-        else:
+        until: float | None = None
+        for policy in core.policies.wait_until:
+            at = policy.wait_until
+            until = at if until is None or (at is not None and at < until) else until
+        if until is None:
             core.deadlines.clear(QueueDeadline())
+        else:
+            core.deadlines.set(QueueDeadline(), until)
+
+    def _make_room(self) -> bool:
+        is_made = False
+        for make_room in self._core.policies.make_room:
+            is_made |= make_room()
+        return is_made
 
     def _start(self) -> None:
         self._start_what_fits()

@@ -125,7 +125,10 @@ class Cohorts(Policy):
     @property
     def wants_planning(self) -> bool:
         """Whether trials are to be predicted anew."""
-        return any(learnt * TRIALS_PREDICTED >= len(self._trials[key]) for key, learnt in self._due.items())
+        for key, learnt in self._due.items():  # noqa: SIM110  Asked at every event.
+            if learnt * TRIALS_PREDICTED >= len(self._trials[key]):
+                return True
+        return False
 
     def plan_anew(self) -> bool:
         """Predicts anew the trials of keys of which enough was learnt for their number; returns whether that matters.

@@ -12,7 +12,7 @@ from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.placing.allocations import Allocations
 from fluid.engine.placing.lanes import Lanes
 from fluid.engine.placing.sharing import Sharing
-from fluid.engine.policy import Policies
+from fluid.engine.policy import Choice, Policies
 from fluid.engine.records import TrialRecord, Trials
 
 # -- state hosts ---------------------------------------------------------------------------------
@@ -126,7 +126,9 @@ class Placing:
             self._sought = self._sought_devices()
         if not self._queue:
             return []
-        choose = next((each.choice for each in self._policies.choice if each.choice is not None), None)
+        choose: Choice | None = None
+        for policy in self._policies.choice:
+            choose = policy.choice if choose is None else choose
         if not self._sharing.restricts:
             started = self._queue.start(self._place, choose=choose)
         else:
@@ -260,7 +262,10 @@ class Placing:
 
     @property
     def _are_kept(self) -> bool:
-        return any(policy.keeps_devices for policy in self._policies.keeps_devices)
+        for policy in self._policies.keeps_devices:  # noqa: SIM110  Asked of every trial that is placed.
+            if policy.keeps_devices:
+                return True
+        return False
 
     def lane_is_busy(self, trial: TrialRecord) -> bool:
         """Whether another trial runs in the lane that keeps a trial's state."""
