@@ -54,7 +54,8 @@ class try_import:
         if (extra is None) == (install is None):
             raise ValueError(f"try_import({package!r}) takes exactly one of extra and install")
         self._package = package
-        self._extra, self._install = extra, install
+        self._extra = extra
+        self._install = install
         #: The import error; None while there was none.
         self._error: ImportError | None = None
 

@@ -185,7 +185,8 @@ class FluidExecutor(SessionDoor):
             undo.pop_all()
         self.metrics_address = self._attached.metrics_address
         self._process = os.getpid()
-        self._closing, self._close_lock = False, threading.RLock()  # Held while the session is closed.
+        self._closing = False
+        self._close_lock = threading.RLock()  # Held while the session is closed.
         self._scopes = 0  # Sweeps that use it now: see executor_scope.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
         engine = options.make_engine(profile, chosen)

@@ -25,7 +25,8 @@ class EventInbox(TrialListener):
     """
 
     def __init__(self, listener: TrialListener, waits: SessionWaits) -> None:
-        self._listener, self._waits = listener, waits
+        self._listener = listener
+        self._waits = waits
         self.tells_failures = listener.tells_failures
         self._events = HeldQueue[Callable[[], None]](waits.hold)
 

@@ -367,8 +367,12 @@ class _LightningTrial:
         seed: int | None,
     ) -> None:
         self.__name__ = getattr(module, "__name__", type(module).__name__)
-        self._module, self._data, self._trainer = module, data, trainer
-        self._max_epochs, self._seed, self._home = max_epochs, seed, os.getcwd()
+        self._module = module
+        self._data = data
+        self._trainer = trainer
+        self._max_epochs = max_epochs
+        self._seed = seed
+        self._home = os.getcwd()
 
     def __call__(self, config: dict[str, Any]) -> None:
         _silence()

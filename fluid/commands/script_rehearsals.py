@@ -81,7 +81,8 @@ class _Started:
     """
 
     def __init__(self, request: RehearsalRequest, folder: Path) -> None:
-        self.request, self._folder = request, folder
+        self.request = request
+        self._folder = folder
         request.write(folder / "request.json")
         self.log = folder / "output.log"
         with self.log.open("wb") as log:

@@ -81,9 +81,17 @@ class Engine:
 
     def __init__(self, core: SessionState, max_failures: int) -> None:
         self._core = core
-        self.profile, self.trials, self.groups, self.queue = core.profile, core.trials, core.groups, core.queue
-        self.lanes, self.occupancy, self.memory, self.clearing = core.lanes, core.occupancy, core.memory, core.clearing
-        self.estimates, self.allocations, self.deadlines = core.estimates, core.allocations, core.deadlines
+        self.profile = core.profile
+        self.trials = core.trials
+        self.groups = core.groups
+        self.queue = core.queue
+        self.lanes = core.lanes
+        self.occupancy = core.occupancy
+        self.memory = core.memory
+        self.clearing = core.clearing
+        self.estimates = core.estimates
+        self.allocations = core.allocations
+        self.deadlines = core.deadlines
         self.placing = core.scheduling.placing
         self.limit_of = core.limit_of
         self._calls = Calls(core)

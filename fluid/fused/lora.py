@@ -169,7 +169,8 @@ class LoraLinear(LoraLayer):
     def __init__(self, base_layer: torch.nn.Module, spec: LoraSpec, generator: torch.Generator) -> None:
         super().__init__(base_layer, spec)
         outputs, inputs = reversed(base_layer.weight.shape) if is_transposed(base_layer) else base_layer.weight.shape
-        self.in_features, self.out_features = inputs, outputs
+        self.in_features = inputs
+        self.out_features = outputs
         first = torch.empty(spec.rank, inputs)
         torch.nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator)
         self.lora_A = self._matrix(first, (spec.padded_rank, inputs))

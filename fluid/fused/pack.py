@@ -57,7 +57,8 @@ class PackSnapshot:
     """
 
     def __init__(self, model: StackedModel, optimizer: StackedOptimizer, trials: Sequence[FusedTrainable]) -> None:
-        self._optimizer, self._trials = optimizer, trials
+        self._optimizer = optimizer
+        self._trials = trials
         self._tensors = [*model.tensors(), *optimizer.tensors()]
         self._copies = [torch.empty_like(tensor) for tensor in self._tensors]
         self.take()

@@ -180,8 +180,11 @@ class _BatchedFunction:
         masks: Sequence[torch.Tensor],
         batch: RowBatch,
     ) -> None:
-        self._function, self._empty, self._common = function, empty, batch.common
-        self._tensors, self._masks = tensors, list(masks)
+        self._function = function
+        self._empty = empty
+        self._common = batch.common
+        self._tensors = tensors
+        self._masks = list(masks)
         self._leaves, self._structure = tree_flatten(batch.batch)
 
     def record(self, rows: int) -> Recording:

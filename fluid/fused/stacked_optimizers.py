@@ -152,7 +152,8 @@ class StackedSteps:
 
     def __init__(self, optimizer: StackedOptimizer, trials: Sequence[FusedTrainable], steps: int) -> None:
         self._optimizer = optimizer
-        self._steps, self._rows = steps, len(trials)
+        self._steps = steps
+        self._rows = len(trials)
         specs = [trial._fused.spec for trial in trials]
         done = [trial._fused.steps for trial in trials]
         rates = [

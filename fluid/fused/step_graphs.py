@@ -108,7 +108,9 @@ class TrainingRows:
         others: Sequence[torch.Tensor],
         is_shared: tuple[bool, ...],
     ) -> None:
-        self._layout, self._programs, self.tensors = layout, programs, tensors
+        self._layout = layout
+        self._programs = programs
+        self.tensors = tensors
         trained, gradients = layout.views(tensors.parameters), layout.views(tensors.gradients)
         names = programs.trained_names
         self.inputs = RowTensors([trained[name] for name in names], list(others), is_shared)
@@ -251,7 +253,8 @@ class StepGraphs:
             }
             self._static, self._kind, self._capture = rows.like(size), kind, self._new_capture()
         assert self._static is not None
-        self._rows, self._steps = rows, steps
+        self._rows = rows
+        self._steps = steps
         places = [*range(len(rows)), *[len(rows) - 1] * (size - len(rows))]
         self._places = torch.tensor(places, device=self._static.losses.device)
         for static, tensor in zip(self._static.state(), rows.state(), strict=True):

@@ -52,7 +52,9 @@ class RecordOutbox:
     def __init__(
         self, current: Callable[[], str | None], write: Callable[[str], None], wake: Callable[[], None]
     ) -> None:
-        self._current, self._write, self._wake = current, write, wake
+        self._current = current
+        self._write = write
+        self._wake = wake
         self._pid = os.getpid()
         self._records: deque[bytes] = deque()
         self._bytes = 0

@@ -82,7 +82,8 @@ class LoggerHub:
         self._written = _lines_of(folder)
         #: What was told, each with the lines of results.jsonl that come before it.
         self._told: deque[tuple[int, _Told]] = deque()
-        self._wake, self._closing = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
         #: How submitted trials ended, and what their submitter said of it, by id; as what they were shown last.
         self._ended: dict[str, ReportEnd] = {}
         self._outcomes: dict[str, TrialState] = {}

@@ -41,8 +41,10 @@ class Overpacking(Policy):
     """
 
     def __init__(self, core: SessionState, table: RunningTable) -> None:
-        self._trials, self._occupancy = core.trials, core.occupancy
-        self._estimates, self._measuring = core.estimates, core.measuring
+        self._trials = core.trials
+        self._occupancy = core.occupancy
+        self._estimates = core.estimates
+        self._measuring = core.measuring
         self._table = table
 
     def propose(self) -> list[Proposal]:
@@ -105,8 +107,10 @@ class Rebalancing(Policy):
 
     def __init__(self, core: SessionState, table: RunningTable, *, moves: bool) -> None:
         self._core = core
-        self._trials, self._queue = core.trials, core.queue
-        self._occupancy, self._estimates = core.occupancy, core.estimates
+        self._trials = core.trials
+        self._queue = core.queue
+        self._occupancy = core.occupancy
+        self._estimates = core.estimates
         self._table = table
         self._allocations = core.allocations
         self._moves = moves

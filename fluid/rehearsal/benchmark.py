@@ -87,8 +87,12 @@ class Benchmark:
         max_iterations: int,
         conditions: Sequence[Condition] = (),
     ) -> None:
-        self.name, self.space, self.metric, self.mode = name, dict(space), metric, mode
-        self.max_iterations, self.conditions = max_iterations, parents_first(conditions)
+        self.name = name
+        self.space = dict(space)
+        self.metric = metric
+        self.mode = mode
+        self.max_iterations = max_iterations
+        self.conditions = parents_first(conditions)
 
     def replay(self, config: Mapping[str, Any], iterations: range) -> Sequence[ReplayedIteration]:
         """What a trial of a config does: see :class:`fluid.rehearsal.Replayable`."""

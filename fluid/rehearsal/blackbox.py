@@ -95,7 +95,8 @@ class BlackboxBenchmark(Benchmark):
         self.seeds = values.shape[1]
         if require_integer("seed", seed, at_least=0) >= self.seeds:
             raise InvalidFieldError("seed", seed, f"must be below {self.seeds}: so many repetitions are recorded")
-        self._values, self._names = values[:, seed], names
+        self._values = values[:, seed]
+        self._names = names
         metric = require_one_of("metric", metric or _metric(facts, names), names)
         mode = require_mode(metric, mode or facts.get("metric_mode") or facts.get("mode"))
         space = {name: _domain(name, one) for name, one in _json(folder, _SPACE).items()}

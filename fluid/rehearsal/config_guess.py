@@ -235,7 +235,9 @@ class ConfigGuess:
     """
 
     def __init__(self, trials: Sequence[RecordedTrial], table: CurveTable, seed: int) -> None:
-        self._trials, self._table, self._seed = trials, table, seed
+        self._trials = trials
+        self._table = table
+        self._seed = seed
         self.columns = ConfigColumns([trial.texts for trial in trials])
 
     @property

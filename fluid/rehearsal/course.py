@@ -24,7 +24,8 @@ class ReplayedCourse:
     """
 
     def __init__(self, source: Replayable, config: Mapping[str, Any]) -> None:
-        self._source, self._config = source, config
+        self._source = source
+        self._config = config
         self._known: dict[int, ReplayedIteration] = {}
         #: The trial's last iteration, once it is known to be done by itself.
         self._last: int | None = None

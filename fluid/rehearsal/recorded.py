@@ -103,7 +103,8 @@ class ReplayedRun(Benchmark):
     """
 
     def __init__(self, records: Sequence[RunRecords], noise: int | None = None) -> None:
-        self._records, self._noise = records, noise
+        self._records = records
+        self._noise = noise
         self._trials = [trial for run in records for trial in run.trials]
         goal = next((run.goals[0] for run in records if run.goals), None)
         self._table = curve_table(self._trials, None if goal is None else goal.metric)
@@ -282,7 +283,9 @@ class _RecordedCourse:
     """
 
     def __init__(self, table: CurveTable, trials: Sequence[RecordedTrial], row: int) -> None:
-        self._table, self._trials, self._row = table, trials, row
+        self._table = table
+        self._trials = trials
+        self._row = row
         self._trial = trials[row]
 
     @cached_property
@@ -335,8 +338,11 @@ class _GuessedCourse:
         first_share: float,
         end: int | None,
     ) -> None:
-        self._table, self._nearest, self._guessed = table, trials[guessed.nearest], guessed
-        self._first_share, self._end = first_share, end
+        self._table = table
+        self._nearest = trials[guessed.nearest]
+        self._guessed = guessed
+        self._first_share = first_share
+        self._end = end
         self._steps = np.log(table.grid)
 
     def iterations(self, asked: range) -> list[ReplayedIteration]:

@@ -199,7 +199,10 @@ class _AloneSeconds:
     """Converts recorded seconds to those alone on a device of speed 1."""
 
     def __init__(self, profile: Profile, overheads: Overheads, devices: Mapping[int, Device], gangs: set[str]) -> None:
-        self._profile, self._overheads, self._devices, self._gangs = profile, overheads, devices, gangs
+        self._profile = profile
+        self._overheads = overheads
+        self._devices = devices
+        self._gangs = gangs
         #: Of device models, by profile key.
         self._speeds: dict[str, Mapping[str | None, float]] = {}
 

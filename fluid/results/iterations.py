@@ -192,7 +192,8 @@ class RunClock:
 
     def __init__(self, done: FinishedIterations) -> None:
         self._done = done
-        self._latest, self._resets = -math.inf, 0
+        self._latest = -math.inf
+        self._resets = 0
 
     def seconds(self, at: float) -> float:
         """The time of the next record."""

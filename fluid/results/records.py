@@ -118,7 +118,9 @@ class _AtFirstRead:
     """
 
     def __init__(self, slot: Any, make: Mapping[type, Callable[[Any], Any]]) -> None:
-        self._slot, self._make, self._kinds = slot, make, tuple(make)
+        self._slot = slot
+        self._make = make
+        self._kinds = tuple(make)
 
     def held(self, record: object) -> Any:
         """What the slot holds."""

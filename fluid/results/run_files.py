@@ -238,7 +238,8 @@ class JsonLines:
         self.count = 0
         self.checks = LineChecks()
         #: Bytes taken so far, and the last of them.
-        self._position, self._before = 0, b""
+        self._position = 0
+        self._before = b""
 
     def new(self) -> list[tuple[int, Any]]:
         """Takes the new lines: the number and the JSON value of each that is not blank, or ``BROKEN``.

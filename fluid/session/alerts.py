@@ -32,7 +32,8 @@ class Alerts:
     def __init__(
         self, state: EngineState, folder: Path, inboxes: Mapping[str, GroupInbox], *, resumable: bool = True
     ) -> None:
-        self._state, self.resumable = state, resumable
+        self._state = state
+        self.resumable = resumable
         self._folder = str(folder)
         self._inboxes = inboxes
         #: (group, kind, class of the exception) of the failures that were told.

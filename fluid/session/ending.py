@@ -55,7 +55,9 @@ class Endings:
     """
 
     def __init__(self, state: EngineState, folder: Path, *, rehearsed: bool) -> None:
-        self._state, self._folder, self._rehearsed = state, folder, rehearsed
+        self._state = state
+        self._folder = folder
+        self._rehearsed = rehearsed
         self.reason = "the session was drained"
         self.drained: LimitReachedError | None = None
         #: Why the last device was given up; empty where none was.

@@ -142,7 +142,8 @@ class TrialGroupHandle:
     def __init__(self, session: Session, inbox: GroupInbox) -> None:
         self._session = session
         self._inbox = inbox
-        self._group, self._requests = inbox.group, session.requests(inbox)
+        self._group = inbox.group
+        self._requests = session.requests(inbox)
         self._live = LiveTrials(session, [inbox])
 
     def __repr__(self) -> str:

@@ -47,8 +47,11 @@ class LimitReachedError(FluidError):
         unsaved: Sequence[str] = (),
         rehearsed: bool = False,
     ) -> None:
-        self.reason, self.run_dir, self.rehearsed = reason, str(run_dir), rehearsed
-        self.unfinished, self.unsaved = unfinished, tuple(unsaved)
+        self.reason = reason
+        self.run_dir = str(run_dir)
+        self.rehearsed = rehearsed
+        self.unfinished = unfinished
+        self.unsaved = tuple(unsaved)
         saved = f"{self.saved} of {unfinished} unfinished trials are saved"
         resume = "" if rehearsed else f"; FluidExecutor.resume({self.run_dir!r}) goes on"
         super().__init__(f"{reason}: {saved}{resume}")

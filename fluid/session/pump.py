@@ -143,7 +143,8 @@ class Departures:
     """
 
     def __init__(self, group_of: Callable[[str], str | None], waits: SessionWaits) -> None:
-        self._group_of, self._waits = group_of, waits
+        self._group_of = group_of
+        self._waits = waits
         #: The group of each trial that is about to leave a lane, by lane.
         self._leaving: dict[int, dict[str, str]] = {}
         #: The group and the trial, or any of the group where that is ``None``, for which a future waits.
@@ -217,7 +218,8 @@ class DrainWaits:
     """
 
     def __init__(self, handle: Callable[[Event], None], now: Callable[[], float], waits: SessionWaits) -> None:
-        self._handle, self._waits = handle, waits
+        self._handle = handle
+        self._waits = waits
         self._now = now
         #: By device; the session's where that is ``None``.
         self._waiting: dict[int | None, list[SessionFuture]] = {}
@@ -278,7 +280,8 @@ class _HandedCall(SessionFuture):
 
     def __init__(self, waits: SessionWaits, work: Callable[[], Any]) -> None:
         super().__init__(waits)
-        self.work, self._taken = work, threading.Lock()
+        self.work = work
+        self._taken = threading.Lock()
 
     def take(self) -> bool:
         """Takes the call; returns whether the caller or the session's thread had not taken it before."""
@@ -294,7 +297,8 @@ class HandedCalls:
     """
 
     def __init__(self, waits: SessionWaits, wake: Callable[[], None]) -> None:
-        self._waits, self._wake = waits, wake
+        self._waits = waits
+        self._wake = wake
         self._handed: queue.SimpleQueue[_HandedCall] = queue.SimpleQueue()
 
     def make(self, work: Callable[[], T]) -> T:
@@ -388,7 +392,9 @@ class Pump:
         goals: Goals = NO_GOALS,
     ) -> None:
         self.inboxes: dict[str, GroupInbox] = {}
-        self._state, self._backend, self._folder = state, backend, folder
+        self._state = state
+        self._backend = backend
+        self._folder = folder
         #: What ``session.json`` is to say, and what it says.
         self._facts = {**facts, **(backend.facts if isinstance(backend, ReplayingBackend) else {})}
         self._written: dict[str, Any] = {}

@@ -102,8 +102,12 @@ class GroupRequests:
         folder: RunFolder,
         prepare: Callable[[list[Trial]], Prepared],
     ) -> None:
-        self._inbox, self._pump, self._state = inbox, pump, state
-        self._backend, self._folder, self._prepare = backend, folder, prepare
+        self._inbox = inbox
+        self._pump = pump
+        self._state = state
+        self._backend = backend
+        self._folder = folder
+        self._prepare = prepare
 
     def ask(self, event: Callable[..., Event]) -> None:
         """Asks the engine for something, by an event that is made at its time."""
@@ -233,9 +237,13 @@ class Session:
         goals: Goals = NO_GOALS,
         isolating: Isolating = ISOLATING,
     ) -> None:
-        self._state, self._backend, self._folder = state, backend, folder
-        self._max_width, self.isolating = max_width, isolating
-        self._insists_on_fusing, self.in_rounds = facts.get("packing") == "fused", bool(facts.get("rounds"))
+        self._state = state
+        self._backend = backend
+        self._folder = folder
+        self._max_width = max_width
+        self.isolating = isolating
+        self._insists_on_fusing = facts.get("packing") == "fused"
+        self.in_rounds = bool(facts.get("rounds"))
         self._pickler = SessionPickler(backend)
         self._records = TrialRecords()
         if isinstance(backend, RecordSource):

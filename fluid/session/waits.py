@@ -96,7 +96,9 @@ class SessionWaits:
         gone: Callable[[], FluidError] = lambda: FluidError("the session has ended"),
         over: Callable[[], FluidError | None] = lambda: None,
     ) -> None:
-        self.hold, self.over, self.gone = hold, over, gone
+        self.hold = hold
+        self.over = over
+        self.gone = gone
         #: The lock of each wait for a change, what changes, and what of it is awaited. Each is held but for the moment
         #: from its release until its thread has seen it. There are few threads, and may be very many groups.
         self.signals: dict[threading.Lock, tuple[ChangeWaits, str]] = {}
@@ -259,7 +261,9 @@ class SessionFuture(Future[Any]):
 
     def __init__(self, waits: SessionWaits, what: str = "an answer of its session") -> None:
         super().__init__()
-        self._waits, self._changes, self._what = waits, ChangeWaits(waits), what
+        self._waits = waits
+        self._changes = ChangeWaits(waits)
+        self._what = what
         self.set_running_or_notify_cancel()
         super().add_done_callback(lambda _: self._changes.notify(what))
 

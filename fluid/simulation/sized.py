@@ -147,7 +147,9 @@ class _Held:
     """
 
     def __init__(self, scenario: Scenario, goals: Goals, terms: Terms, fixed: int | None) -> None:
-        self._goals, self._terms, self._fixed = goals, terms, fixed
+        self._goals = goals
+        self._terms = terms
+        self._fixed = fixed
         self.provision_s = terms.provision_s
         self._search = ObservedSearch(scenario, profiled=terms.profiled)
         self._sizer = Sizer(goals, terms.most, provision_s=terms.provision_s)
@@ -196,7 +198,8 @@ class _Held:
 
     def begin(self, state: EngineState, backend: SimulatedBackend) -> None:
         """Takes the engine to read, and the backend to ask for devices."""
-        self._state, self._backend = state, backend
+        self._state = state
+        self._backend = backend
         state.set_most_devices(self._terms.most)
 
     def requested(self, trial: int, trial_id: str, granted: int, bracket: int, predicted: float) -> None:

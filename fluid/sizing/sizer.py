@@ -157,7 +157,8 @@ class _Rest:
         provision_s: float,
     ) -> None:
         self._goals = goals
-        self._held, self.holds = held, held + asked
+        self._held = held
+        self.holds = held + asked
         self._end_on = end_on
         self._ends: dict[int, EndDistribution | None] = {}
         self._provision_s = provision_s

@@ -63,7 +63,8 @@ class Asking:
 
     def begin(self, hold: ClockHold) -> None:
         """Called once, before anything is asked, with the hold of the session's clock."""
-        self._hold, self._errands = hold, HeldQueue(hold)
+        self._hold = hold
+        self._errands = HeldQueue(hold)
 
     def ask(self) -> bool:
         """Asks for one more suggestion; returns whether there may be one."""

@@ -36,7 +36,11 @@ class SweepClosing:
         self.reason: str | None = None
         self.run_on: Collection[str] = ()
         self.cut_by: str | None = None
-        self._trials, self._take, self._rest, self._end, self._has_all = trials, take, rest, end, has_all
+        self._trials = trials
+        self._take = take
+        self._rest = rest
+        self._end = end
+        self._has_all = has_all
 
     @property
     def is_closed(self) -> bool:

@@ -142,7 +142,8 @@ class _FunctionThread:
     def __init__(self, function: Callable[..., Any], config: dict[str, Any], checkpoint: Path | None) -> None:
         self.checkpoint = checkpoint
         self.has_reported = False
-        self._function, self._config = function, config
+        self._function = function
+        self._config = config
         #: From the function to the lane: how its iterations end, and how a save does.
         self._events: queue.SimpleQueue[_ReportMade | _HasReturned | _HasRaised] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()

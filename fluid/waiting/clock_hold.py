@@ -393,7 +393,10 @@ class _ClockWait:
     __slots__ = ("deadline", "is_due", "is_expired", "place", "polls", "settles", "signal", "thread")
 
     def __init__(self, thread: int, place: Place, deadline: float, polls: bool) -> None:
-        self.thread, self.place, self.deadline, self.polls = thread, place, deadline, polls
+        self.thread = thread
+        self.place = place
+        self.deadline = deadline
+        self.polls = polls
         self.is_expired = self.settles = self.is_due = False
         self.signal = threading.Lock()
         self.signal.acquire()

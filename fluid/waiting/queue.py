@@ -18,7 +18,8 @@ class HeldQueue(Generic[Item]):
     """
 
     def __init__(self, hold: ClockHold = NO_HOLD) -> None:
-        self._hold, self._place = hold, Place()
+        self._hold = hold
+        self._place = Place()
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
 
     def put(self, item: Item) -> None:

@@ -61,7 +61,8 @@ class AwaitedThread(threading.Thread):
 
     def __init__(self, name: str, target: Callable[[], object]) -> None:
         super().__init__(target=target, name=name, daemon=True)
-        self._pid, self._is_over = os.getpid(), False
+        self._pid = os.getpid()
+        self._is_over = False
         #: Held until the thread is over. A joining thread that is interrupted may keep it afterwards: the flag counts.
         self._until_over = threading.Lock()
         self._until_over.acquire()
@@ -109,7 +110,8 @@ class BackgroundThread(AwaitedThread):
         given_up: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
         super().__init__(name, self._go_on)
-        self._work, self._given_up = work, given_up
+        self._work = work
+        self._given_up = given_up
 
     def _go_on(self) -> None:
         clock, failures, told = MonotonicClock(), 0, ""

@@ -94,7 +94,8 @@ class ComputedStages:
     """
 
     def __init__(self, computes: WorkerReplay | SourceReplay, budgets: Sequence[float]) -> None:
-        self._computes, self._budgets = computes, budgets
+        self._computes = computes
+        self._budgets = budgets
 
     def replay(self, config: Mapping[str, Any], iterations: range) -> list[ReplayedIteration]:
         """Replays stages, the first of them being 1."""

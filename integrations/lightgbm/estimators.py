@@ -183,7 +183,9 @@ class _FittedEstimator:
     """An estimator that is fitted when it is unpickled: saving is seldom, and iterations are many."""
 
     def __init__(self, made_of: _FittedOf, config: Mapping[str, Any], booster: Any) -> None:
-        self._made_of, self._config, self._booster = made_of, config, booster
+        self._made_of = made_of
+        self._config = config
+        self._booster = booster
 
     def __reduce__(self) -> Any:
         return _fitted, (self._made_of, self._config, self._booster)

@@ -66,7 +66,11 @@ class _LightGBMTraining:
         if not params.get("force_row_wise"):
             params = {**_DETERMINISTIC, **params}
         self._params = with_threads(params, _THREADS)
-        self._sources, self._names, self._obj, self._feval, self._begin = sources, list(names), obj, feval, begin
+        self._sources = sources
+        self._names = list(names)
+        self._obj = obj
+        self._feval = feval
+        self._begin = begin
         self._first = 0 if begin is None else lightgbm.Booster(model_str=begin).current_iteration()
         self._stops = all(self._params.get(name) != "dart" for name in _BOOSTING)
         self._evaluates_train = False

@@ -50,7 +50,8 @@ class LocalActorHandle:
     """
 
     def __init__(self, trial_id: str, config: Any) -> None:
-        self._trial_id, self._config = trial_id, config
+        self._trial_id = trial_id
+        self._config = config
         self.get_auto_filled_metrics = _LocalMethod(self._metrics)
         self.get_current_ip_pid = _LocalMethod(lambda: (ray.util.get_node_ip_address(), os.getpid()))
 

@@ -286,7 +286,8 @@ class SweepDates:
     def __init__(self, date: Callable[[], str]) -> None:
         self._date = date
         self._lock = threading.Lock()
-        self._latest, self._number = "", 0
+        self._latest = ""
+        self._number = 0
 
     def __call__(self) -> str:
         with self._lock:

@@ -127,7 +127,9 @@ class _Fitted:
     """An estimator that is fitted when it is unpickled: saving is seldom, and iterations are many."""
 
     def __init__(self, estimator: Any, config: Mapping[str, Any], booster: Any) -> None:
-        self._estimator, self._config, self._booster = estimator, config, booster
+        self._estimator = estimator
+        self._config = config
+        self._booster = booster
 
     def __reduce__(self) -> Any:
         return _fitted, (self._estimator, self._config, raw(self._booster))

@@ -60,7 +60,10 @@ class _XGBoostTraining:
         modes: Mapping[str, str],
     ) -> None:
         self._params = with_threads({"seed_per_iteration": True, **config}, _THREADS)
-        self._obj, self._custom_metric, self._maximize, self._modes = obj, custom_metric, maximize, modes
+        self._obj = obj
+        self._custom_metric = custom_metric
+        self._maximize = maximize
+        self._modes = modes
         self._matrix, self._evals = sets.matrices()
         self._names = [name for _, name in self._evals]
         self._threads = int(next(self._params[name] for name in _THREADS if name in self._params))

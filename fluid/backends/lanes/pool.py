@@ -201,7 +201,8 @@ class LanePool:
             self._lanes, self._registry, payloads, self._clock, process_group, launcher.checkpoints_at
         )
         #: The least number above those of all lanes so far, and the numbers below it that no lane has had.
-        self._next_lane, self._no_lanes = 0, set[int]()
+        self._next_lane = 0
+        self._no_lanes = set[int]()
         self._events: list[Event] = []
         #: The session's, which takes log records; ``None`` where it takes none.
         self._take_records: Callable[[LaneLogged], None] | None = None

@@ -180,7 +180,8 @@ class RayDevices:
         count = devices if isinstance(devices, int) else len(devices or ())
         if most is not None and count > most:
             raise InvalidFieldError("autoscale", most, f"is less than the {count} devices to begin with")
-        self._timeout, self._patience = timeout, DEFAULT_TIMEOUT_S if timeout is None else timeout
+        self._timeout = timeout
+        self._patience = DEFAULT_TIMEOUT_S if timeout is None else timeout
         self._most = most
         #: Held by what calls Ray.
         self._lock = threading.Lock()

@@ -326,7 +326,10 @@ class SimulatedBackend(VirtualMachines):
         self._standstill = Standstill(self.clock, held=held)
         self.hold = self._standstill.hold
         self.resizes = 0
-        self._truth, self._epsilon, self._start_s, self._saves = truth, epsilon, start_s, saves
+        self._truth = truth
+        self._epsilon = epsilon
+        self._start_s = start_s
+        self._saves = saves
         self._timers = Timers()
         self._configs: dict[str, bytes] = {}  #: trial -> its config, pickled
         self._trials: dict[str, SimulatedTrial] = {}

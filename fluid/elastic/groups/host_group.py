@@ -132,7 +132,8 @@ class HostGroup:
     ) -> None:
         self._memory = memory
         self._numbers = memory.numbers
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._size = size
         self._others = [other for other in range(size) if other != rank]
         self._check = check
         self._timeout = timeout

@@ -77,8 +77,10 @@ class TorchConnection:
         self.on_host: HostGroup | None = None
         self.could_share: bool | None = None
         self._rendezvous = rendezvous
-        self._rank, self._size = rank, size
-        self._device, self._backend = device, backend
+        self._rank = rank
+        self._size = size
+        self._device = device
+        self._backend = backend
         self._may_share = may_share
         self._timeout = timeout
         #: Memory that this member, rank 0, has made, until all have opened it.

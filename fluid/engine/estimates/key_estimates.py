@@ -85,7 +85,9 @@ class FusingEstimate:
 
     def begin(self, most: int, most_packs: int, *, insists: bool) -> None:
         """Lets trials be fused, as the first one has come that can be."""
-        self.most, self.insists, self.is_over = most, insists and most > 1, most <= 1
+        self.most = most
+        self.insists = insists and most > 1
+        self.is_over = most <= 1
         self.most_packs = 1 if insists else most_packs
         self.rows = most if self.insists else 1
 

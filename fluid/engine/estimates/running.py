@@ -54,8 +54,10 @@ class RunningTable:
         )
         # By profile key and device model.
         self._keys: dict[tuple[str, str | None], int] = {}
-        self._alpha, self._beta = _Column(np.float64), _Column(np.float64)
-        self._c, self._d = _Column(np.int64), _Column(np.int64)
+        self._alpha = _Column(np.float64)
+        self._beta = _Column(np.float64)
+        self._c = _Column(np.int64)
+        self._d = _Column(np.int64)
         self._fused: list[FusedRates | None] = []
         self._fuses = False
 

@@ -101,7 +101,8 @@ class LaneLogs:
     """
 
     def __init__(self, records: RecordOutbox, late: LateImports) -> None:
-        self._records, self._late = records, late
+        self._records = records
+        self._late = late
         #: What was in force before the first script's, of the loggers that any has changed.
         self._before: dict[str, LoggerSettings] = {}
         #: Those that were added.

@@ -509,7 +509,8 @@ class _MainSpec(ModuleSpec):
     """
 
     def __init__(self, main: ModuleType, settings: bytes) -> None:
-        self._main, self._settings = main, settings
+        self._main = main
+        self._settings = settings
         #: Whose values were written last; and the files, which stay open: a process may read its own late.
         self._written: frozenset[str] | None = None
         self._files: list[BinaryIO] = []

@@ -233,7 +233,8 @@ class _ErrorsAbove:
         fitted, errors = _known(trend.fitted), _known(trend.left_out)
         order = np.argsort(-fitted, kind="stable")
         #: Of each trial, the largest first: the logarithm of its bytes by the trend, negated, and its error.
-        self._negated, self._errors = -fitted[order], errors[order]
+        self._negated = -fitted[order]
+        self._errors = errors[order]
         self._most: dict[int, float] = {}
 
     def most(self, place: float) -> float:

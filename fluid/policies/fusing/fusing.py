@@ -32,8 +32,11 @@ class Fusing(Policy):
 
     def __init__(self, core: SessionState, turns: Turns) -> None:
         self._core = core
-        self._all, self._lanes, self._estimates = core.trials, core.lanes, core.estimates
-        self._allocations, self._measuring = core.allocations, core.measuring
+        self._all = core.trials
+        self._lanes = core.lanes
+        self._estimates = core.estimates
+        self._allocations = core.allocations
+        self._measuring = core.measuring
         self._turns = turns
         self._groups = FusionGroups()
         #: submitted profile key -> row -> trial that can be fused.

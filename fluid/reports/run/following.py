@@ -87,9 +87,11 @@ class RunFollower:
         self._readers = [RunReader(path, price) for path in self._paths]
         self._drawer = PageDrawer()
         #: CPU seconds of the newest reading, and when all may be drawn anew.
-        self._cost, self._next_drawing = 0.0, 0.0
+        self._cost = 0.0
+        self._next_drawing = 0.0
         #: Iterations of the runs whose importances were computed, and when they may be computed anew.
-        self._judged, self._next_judging = 0, 0.0
+        self._judged = 0
+        self._next_judging = 0.0
         self._seen = self._signature()
         self._snapshot = self._draw(FollowedState(0, (), (), ""))
         self._thread = BackgroundThread("fluid-view", self._follow)

@@ -104,7 +104,8 @@ class _Content:
     """What was read of a run folder."""
 
     def __init__(self, path: str | Path, price: float | None) -> None:
-        self._files, self._price = RunFiles(path), price
+        self._files = RunFiles(path)
+        self._price = price
         self._reported = ReportedLines(self._files)
         self._all_reported: list[ReportedIteration] = []
         self._gaps = IterationGaps()

@@ -90,7 +90,9 @@ class _Lengths:
             censored[trial.done] += number
         at_risk, survival = sum(ended.values()) + sum(censored.values()), 1.0
         #: Where S changes, S from there on, and the sum of S before.
-        self._at, self._survival, self._before = [0], [1.0], [0.0]
+        self._at = [0]
+        self._survival = [1.0]
+        self._before = [0.0]
         self._cap = cap
         for length in sorted(ended.keys() | censored.keys()):
             if ended.get(length):

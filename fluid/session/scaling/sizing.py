@@ -103,7 +103,8 @@ class DeviceSizing:
         self._sizing: Sizing | None = None
         #: Whether something has changed since the latest decision, when that was, and how many seconds it took.
         self._is_stale = True
-        self._decided_at, self._took_s = -math.inf, 0.0
+        self._decided_at = -math.inf
+        self._took_s = 0.0
         self._foresight = Foresight(state, goals.odds)
         #: When to look at what the session can still end in time.
         self._look_at = -math.inf

@@ -136,7 +136,8 @@ class TurnWaits:
     """
 
     def __init__(self, executor: FluidExecutor, controller: Any, inbox: EventInbox) -> None:
-        self._controller, self._inbox = controller, inbox
+        self._controller = controller
+        self._inbox = inbox
         self.are_virtual = is_rehearsed(executor)
         self.clock = clock_of(executor)
         #: How many waits have ended in a row as nothing was left to happen.
@@ -306,7 +307,9 @@ class ControllerBridge(TrialListener):
             listener=self._inbox,
             memory=self._memory,
         )
-        self._on_started, self._on_died, self._concurrency = on_started, on_died, concurrency
+        self._on_started = on_started
+        self._on_died = on_died
+        self._concurrency = concurrency
         self._stalls = HyperBandStalls(controller, scheduler)
         self._waits_for_saves = waits_for_saves(scheduler)
         self._references = SaveReferences(self._waits_for_saves)

@@ -59,7 +59,8 @@ class MemoryCheckpoints:
             and not may_read_checkpoints(controller)
             and before_state_is_written(controller, self.settle)
         )
-        self._controller, self._scheduler = controller, scheduler
+        self._controller = controller
+        self._scheduler = scheduler
         self._pool: ThreadPoolExecutor | None = None
         self._clock = MonotonicClock()
         #: With the copying of each, by its path in Tune's storage.

@@ -190,8 +190,10 @@ class TrialSubmission:
         self._controller = controller
         self._scheduler = scheduler
         self._concurrency = concurrency
-        self._mode, self._isolation = mode, isolation
-        self._listener, self._memory = listener, memory
+        self._mode = mode
+        self._isolation = isolation
+        self._listener = listener
+        self._memory = memory
         self._budgets = Budgets(controller, scheduler)
         self._inner_needs = InnerNeeds(executor)
         self._clock = clock_of(executor)

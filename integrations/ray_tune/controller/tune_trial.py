@@ -152,13 +152,15 @@ class TuneTrial:
 
     def reset(self, trial_id: str, checkpoint: Any) -> None:
         """Makes it a trial that the engine does not know, to start from a checkpoint under a new id."""
-        self.trial_id, self.handle = trial_id, None
+        self.trial_id = trial_id
+        self.handle = None
         self.config, self.resources = self.trial.config, self.trial.placement_group_factory
         self.received = self.budget = self.saved_after = 0
         self.saved_path = None
         self.is_idle = self.is_ahead = self.said_done = self.reported_done = False
         self.failure = None
-        self.starts_anew, self.repeats = False, 0
+        self.starts_anew = False
+        self.repeats = 0
         self.start_from(checkpoint)
 
     def start_anew(self, trial_id: str) -> None:

@@ -97,7 +97,8 @@ class RestoreError(Exception):
 
     def __init__(self, traceback: str, error: Exception) -> None:
         super().__init__(traceback, error)
-        self.traceback, self.error = traceback, error
+        self.traceback = traceback
+        self.error = error
 
 
 class FailedSave(NamedTuple):

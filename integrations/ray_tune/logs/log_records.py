@@ -74,7 +74,8 @@ class ShownValue:
     """Stands for a value that only the driver can unpickle: loggers write it as they write the value."""
 
     def __init__(self, value: Any) -> None:
-        self._text, self._representation = _text_of(str, value), _text_of(repr, value)
+        self._text = _text_of(str, value)
+        self._representation = _text_of(repr, value)
 
     def __str__(self) -> str:
         return self._text
