@@ -58,7 +58,7 @@ from fluid.engine.trials.failures import Failures
 from fluid.engine.trials.lifecycle import Lifecycle, Savability
 from fluid.engine.trials.residency import Residency
 from fluid.engine.trials.resizing import Resizing
-from fluid.engine.trials.submissions import Holds, Submissions
+from fluid.engine.trials.submissions import Submissions, UserPauses
 from fluid.engine.view import EngineView, view_of
 from fluid.resources import Device
 from fluid.trialgroup import TrialState
@@ -102,7 +102,7 @@ class Engine:
         self._failures = Failures(core, self._calls, self._lifecycle, self._residency, self._resizing, max_failures)
         self._savability = Savability(core, self._calls, self._residency, self._resizing)
         self._submissions = Submissions(core, self._lifecycle, self._residency)
-        self._holds = Holds(core, self._lifecycle, self._residency, self._resizing)
+        self._user_pauses = UserPauses(core, self._lifecycle, self._residency, self._resizing)
         self._settling = Settling(core, self._lifecycle, self._residency, self._resizing, self._failures)
         self._handlers = self._own_handlers()
         #: What handles a deadline, by the type of its key.
@@ -119,7 +119,12 @@ class Engine:
 
     def _own_handlers(self) -> dict[type[Event], tuple[tuple[Check, ...], tuple[Handler, ...]]]:
         """What checks and what handles each event; events of the backend are not checked."""
-        submissions, failures, lifecycle, holds = self._submissions, self._failures, self._lifecycle, self._holds
+        submissions, failures, lifecycle, user_pauses = (
+            self._submissions,
+            self._failures,
+            self._lifecycle,
+            self._user_pauses,
+        )
         requests: dict[type[Event], tuple[Check, Handler]] = {
             GroupSubmitted: (submissions.check_group, submissions.group_submitted),
             GroupRecovered: (submissions.check_recovered, submissions.group_recovered),
@@ -127,9 +132,9 @@ class Engine:
             BudgetExtended: (submissions.check_extension, submissions.budget_extended),
             StopRequested: (submissions.check_stop, submissions.stop_requested),
             FailRequested: (submissions.check_failed, submissions.fail_requested),
-            PauseRequested: (holds.check_pause, holds.pause_requested),
-            TrialSetAside: (holds.check_pause, holds.pause_requested),
-            ResumeRequested: (holds.check_resume, holds.resume_requested),
+            PauseRequested: (user_pauses.check_pause, user_pauses.pause_requested),
+            TrialSetAside: (user_pauses.check_pause, user_pauses.pause_requested),
+            ResumeRequested: (user_pauses.check_resume, user_pauses.resume_requested),
             CallRequested: (self._calls.check, self._calls.requested),
             TrialForgotten: (submissions.check_forgotten, submissions.trial_forgotten),
             DeviceAdded: (failures.check_device, failures.device_added),

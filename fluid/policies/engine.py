@@ -163,7 +163,7 @@ class EngineState(Engine):
                 self._hung,
                 CleanUps(core),
                 # Trials that the user pauses leave devices that retire, and these then drain.
-                self._holds,
+                self._user_pauses,
                 self.retirements,
                 self.drains,
                 # Devices are kept for whom they are cleared, then for gangs, then where memory is scarce.

@@ -18,7 +18,6 @@ from fluid._imports import try_import
 from fluid._logs import logger_of
 from fluid.backends.ray import api as connection
 from fluid.backends.ray.api import draining_nodes
-from fluid.backends.ray.claims import DEFAULT_TIMEOUT_S, choose_devices, not_given, warn_of_fewer
 from fluid.backends.ray.nodes import (
     DeviceCounts,
     DeviceSlot,
@@ -35,6 +34,7 @@ from fluid.backends.ray.nodes import (
     unreachable,
     wait_for_free,
 )
+from fluid.backends.ray.other_jobs import DEFAULT_TIMEOUT_S, choose_devices, not_given, warn_of_fewer
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.resources import Cluster, Device, DeviceKind
 

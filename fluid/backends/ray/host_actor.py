@@ -26,9 +26,9 @@ from fluid.backends.hosts.checkpoints.server import CheckpointServer, ServedFold
 from fluid.backends.hosts.folders import SessionFolders, clear_host
 from fluid.backends.hosts.host import Host, HostSettings
 from fluid.backends.hosts.sockets import FramedSocket, WakeableSelector, is_reachable, limit_lane_buffer
-from fluid.backends.ray.claims import StarvationWatch
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.nodes import PIN_SHARE, NodeChanges
+from fluid.backends.ray.other_jobs import StarvationWatch
 from fluid.backends.ray.remote import call, make_host_class, pickled
 from fluid.backends.ray.remote_host import (
     BringCheckpoint,

@@ -251,7 +251,7 @@ class Submissions:
 
 # -- holds ---------------------------------------------------------------------------------------
 #
-# Holds: a trial that the user pauses by hand waits for no device until the user resumes it.
+# Pauses of the user: a trial that is paused by hand waits for no device until the user resumes it.
 #
 # One that a session sets aside, as no further iteration of it would end in time, is held in the same way, and saved.
 #
@@ -260,7 +260,7 @@ class Submissions:
 # saved stays. A trial that ends before it has paused has ended, and is held no more.
 
 
-class Holds(Policy):
+class UserPauses(Policy):
     """Pauses and resumes trials by hand.
 
     Args:

@@ -47,7 +47,7 @@ def test_each_lane_knows_its_bundle(cluster: Any) -> None:
 def test_a_task_that_waits_for_what_the_session_holds_is_warned_of(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fluid.backends.ray.claims.LOOK_S", 0.1)
+    monkeypatch.setattr("fluid.backends.ray.other_jobs.LOOK_S", 0.1)
     with FluidExecutor(backend="ray", verbose=0):
         waiting = ray.remote(lambda: None).remote()
         (record,) = eventually(lambda: [one for one in caplog.records if "tasks or actors" in one.getMessage()])

@@ -20,7 +20,7 @@ pytest.importorskip("ray")
 
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.backends.ray import RayBackend
-from fluid.backends.ray.claims import holders_in
+from fluid.backends.ray.other_jobs import holders_in
 from fluid.errors import InvalidFieldError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
