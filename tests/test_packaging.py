@@ -84,8 +84,8 @@ def files_in(wheel: Path) -> set[str]:
 
 def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     # If a package is missing here, add it to the list in pyproject.toml.
-    page = {f"fluid/reports/{path.name}" for path in (ROOT / "fluid" / "reports").glob("page.*")}
-    assert {"fluid/reports/page.html", "fluid/reports/page.css", "fluid/reports/page.js"} < page
+    page = {f"fluid/reports/page/{path.name}" for path in (ROOT / "fluid" / "reports" / "page").glob("page.*")}
+    assert {f"fluid/reports/page/page.{kind}" for kind in ("html", "css", "js")} < page
     assert files_in(wheel) == shipped_modules() | {"fluid/py.typed"} | page
 
 

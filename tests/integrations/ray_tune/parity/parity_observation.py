@@ -86,7 +86,7 @@ _NAMES = [
     (re.compile(r"(?<![0-9a-f])[0-9a-f]{5}_(\d{5})"), r"ID_\1"),
     (re.compile(r"(?<![0-9a-zA-Z])(?=[0-9a-f]*\d)[0-9a-f]{8}(?![0-9a-zA-Z-])"), "ID"),
     # Four digits are added to the name of a trial's folder where another trial took it in the same second.
-    (re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_[0-9a-f]{4}\b)?"), "DATE"),
+    (re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_[0-9a-f]{4}\b)?(-\d+(?=/))?"), "DATE"),
     (re.compile(r"\(pid=\d+, ip=.*\)"), "PROCESS"),
     (re.compile(r"\(pid=\d+\)|pid=\d+"), "PROCESS"),
     (re.compile(r"0x[0-9a-f]+"), "ADDRESS"),
