@@ -2,6 +2,9 @@
 
 Which of them start is a knapsack on each device: the gain per second of those that start is to be as large as its free
 bytes allow. A greedy choice by gain per byte skips what does not fit, and is then improved by exchanges.
+
+What it gains (``benchmarks/admission.py``): mean ends of 0.86 to 1.00 of the queue's order, makespans of 0.99 to
+1.01.
 """
 
 from __future__ import annotations

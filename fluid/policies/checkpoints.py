@@ -1,7 +1,11 @@
-"""How likely a trial that waits at a rung is to go on, from its rank there (docs/theory.md, section 18). Pure.
+"""Checkpoints in host memory: what each is worth there, and which are brought there ahead (docs/theory.md, section 18).
 
-Trials that are still to come are taken to be like those that came (exchangeable): a newcomer takes each rank among them
-with the same probability. No model of scores is needed then, and the probabilities are exact.
+How likely a trial that waits at a rung is to go on follows from its rank there. Trials that are still to come are taken
+to be like those that came (exchangeable): a newcomer takes each rank among them with the same probability. No model of
+scores is needed then, and the probabilities are exact.
+
+What it gains (``benchmarks/checkpoint_values.py``): a quarter of the restores from disk that the least recently used
+leaving first has, in simulation; on a real disk that was read from its cache the stalls did not differ.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 A drained device is closed to further trials. Each trial that runs there is paused at the end of its iteration, saved to
 disk and queued, to go on elsewhere; states that the device keeps are saved too. Then the device is removed, at the
 latest at the deadline. A drain of the session does the same on all devices, and removes none.
+
+It is there for safety, and has no figure: without it, what a device or a machine that is taken away had not saved is
+lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Faster devices: which running trials go to an idle device that is faster for them, and end sooner there."""
+"""Faster devices: which running trials go to an idle device that is faster for them, and end sooner there.
+
+What it gains: trials on unlike devices leave the slow ones once the queue is empty; ``benchmarks/paper_shapes.py``
+and ``benchmarks/groups.py`` run with it, and no figure is of it alone.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ that can go on only in the lane that keeps its state starts there all the same.
 
 A trial that could start on devices of unlike speeds waits for faster ones if it then ends sooner. For that, too,
 devices are reserved, once: if they are not idle by the time set, it starts on what there is.
+
+It is there for fairness, and has no figure: without it, trials of several devices wait as long as any of one device
+come.
 """
 
 from __future__ import annotations

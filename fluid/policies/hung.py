@@ -2,6 +2,8 @@
 
 Every launched trial owes an answer: that of its set-up, of its resize, or of its iteration. Its time runs from the last
 one. A deadline is only a time to look, so an iteration that ends in time costs nothing.
+
+It is there for safety, and has no figure: without it, one trial that hangs keeps its device for ever.
 """
 
 from __future__ import annotations

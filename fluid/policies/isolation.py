@@ -2,6 +2,8 @@
 
 A trial that starts waits until those that have ended on its devices were cleaned up. If that takes too long, their
 lanes are killed. One that was stopped may be in the middle of an iteration: its lane tells when its clean-up lasts.
+
+It is there for safety, and has no figure: without it, code that never cleans up keeps others waiting for ever.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ max(longest, work / n), up to an iteration.
 A trial is preempted only when a waiting one has no slack left (least laxity first), so preemptions are few and the
 first trials end as early as without. Work that can begin only after a trial counts as part of it: its level, as in
 Muntz and Coffman (Preemptive scheduling of real-time tasks, 1970).
+
+What it gains (``benchmarks/paper_shapes.py``, ``benchmarks/ray_tune.py`` with the workload hyperband): the last rung
+does not run alone while devices idle; docs/theory.md, section 9 has the bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Rebalancing: which running trials get another width, and which leave a device that is packed too much."""
+"""Rebalancing: which running trials get another width, and which leave a device that is packed too much.
+
+What it gains: widening, ``benchmarks/stragglers.py`` (docs/elastic.md has the times); the refiner's choice of
+resizes, ``benchmarks/refiner.py``: makespans of 0.979 of those without it, 0.990 where a second group comes, 1.143 at
+worst.
+"""
 
 from __future__ import annotations
 

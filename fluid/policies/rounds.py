@@ -2,6 +2,9 @@
 
 Trials that share a lane take turns there by the lane's policy. This is about those that wait for a device: a running
 trial makes room once it has done as many iterations as one that waits.
+
+What it gains (``benchmarks/lanes.py``): 16 configs have their first results after 1.045 times 16 iterations, one
+after another after 7.8 times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tells the journal why queued trials wait: once for trials that are alike to placement, and again at each change."""
+"""Tells the journal why queued trials wait: once for trials that are alike to placement, and again at each change.
+
+It is what ``fluid why`` tells of trials that wait.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 A *job* is what one owner's trials that may use the same kinds of devices have left to do. Devices of one *kind* are
 those that meet the same requirements, so a set of devices is a set of kinds, written as a bit mask.
+
+What it gains (``benchmarks/groups.py``): mean completions of groups are 1.35 times as long under FIFO, and 1.05 times
+under SRSF, as under the default.
 """
 
 from __future__ import annotations

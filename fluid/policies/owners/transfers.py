@@ -1,9 +1,11 @@
-"""What owners gain if a device that one uses goes to another (docs/theory.md, section 15).
+"""Transfers: devices in use that go to another owner, and what the owners gain (docs/theory.md, section 15).
 
 An owner whose work is d seconds on one device, and that uses p devices, ends in about d / p seconds. Mean completion
 falls if one owner's end comes earlier by more than the other's comes later: the exchange argument of the shortest
 remaining processing time first (Schrage, A proof of the optimality of the SRPT discipline, 1968), for work that is
 divided over several devices.
+
+No figure is of it alone yet: ``benchmarks/groups.py --pauses`` runs with it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Each ends its iteration, keeps its state in its lane, is queued before those like it, and goes on there once the device
 is free again. Until the urgent trial has started, the devices that are cleared for it are claimed: no trial of a less
 urgent group is placed there. What is claimed follows from what runs and waits, and is found anew at every change.
+
+What it gains (``benchmarks/urgent.py``): three urgent trials begin 0.10 to 0.15 s after the call on four devices that
+a sweep fills, and no iteration of that is lost.
 """
 
 from __future__ import annotations
