@@ -159,7 +159,7 @@ class EngineState(Engine):
         moves = not isinstance(planner.replanner(), KeepWidths)
         self._register(
             (
-                # Whose trials are cleaning up, or hang, says when their lanes are killed.
+                # Lanes are killed whose trials hang, or do not clean up.
                 self._hung,
                 CleanUps(core),
                 # Trials that the user pauses leave devices that retire, and these then drain.
