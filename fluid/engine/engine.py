@@ -293,7 +293,7 @@ class Engine:
             self._lifecycle.finish(finished)
 
     def _trial_saved(self, event: TrialSaved) -> None:
-        if not event.copied or event.kept is not None:  # Else whoever had it copied takes it.
+        if not event.copied or event.kept is not None:  # Else the policy that asked for the copy takes it.
             self._lifecycle.saved(event)
 
     def _resize_done(self, event: ResizeDone) -> None:
@@ -416,7 +416,11 @@ class Settling:
         core.changed = False
 
     def _carry_out(self, proposals: Iterable[Proposal]) -> None:
+        """Makes the changes that a policy proposes; passes over trials that do not run, or are to pause already."""
         for proposal in proposals:
+            trial = proposal.trial
+            if trial.state is not TrialState.RUNNING or trial.placement.preemption is not None:
+                continue
             if isinstance(proposal, Preempt):
                 self._lifecycle.preempt(proposal.trial, proposal.successor, why=proposal.why)
             else:

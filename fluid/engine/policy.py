@@ -231,7 +231,10 @@ class Policy:
         """All events of the instant have changed the records; nothing has started yet."""
 
     def propose(self) -> Iterable[Proposal]:
-        """On a tick: the changes that it wants to running trials. What fits is started once all are made."""
+        """On a tick: the changes that it wants to running trials. What fits is started once all are made.
+
+        The engine makes each before it takes the next one, and drops one for a trial that does not run any more.
+        """
         return ()
 
     def exchange(self) -> Iterable[Proposal]:

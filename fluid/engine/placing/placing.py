@@ -280,9 +280,8 @@ class Placing:
 
     def _place_or_reserve(self, trial: TrialRecord, within: frozenset[int] | None) -> bool:
         near = None if trial.residence.saving else trial.residence.device
-        if near is None:
-            for target_of in self._policies.target_of:
-                near = target_of(trial)
+        for target_of in self._policies.target_of:
+            near = target_of(trial) if near is None else near
         busy = trial.pinned and (self.lane_is_busy(trial) or not self._fits_in_own_lane(trial))
         if not busy and self.place_near(trial, near, only=trial.pinned, within=within):
             return not self._gives_back(trial)
