@@ -39,7 +39,6 @@ from fluid.engine.placing.scheduling import Scheduling
 from fluid.engine.placing.sharing import Sharing
 from fluid.engine.policy import Policies
 from fluid.engine.records import LEGAL, NO_LANES, NO_REQUESTS, GroupRecord, Killing, Move, Stage, TrialRecord, Trials
-from fluid.engine.trials.strikes import DeviceStrikes
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.measure.profile import Profile
 from fluid.trialgroup import TrialState
@@ -261,7 +260,7 @@ class SessionState:
         clearing: trials that wait to start until other trials' states have left their devices, by row.
         forgotten: ids of forgotten trials, which stay taken.
         deadlines: when parts of the engine want an Alarm.
-        strikes: the devices to blame for failures.
+        given_up: the devices that are used no more as they do not work, with the reason.
         sharing: whose trials get devices first.
         policies: the features beside the core.
         drained: whether the session was told to drain, so that no trial starts any more.
@@ -292,7 +291,7 @@ class SessionState:
     resizing: dict[int, TrialRecord] = field(default_factory=dict)
     clearing: dict[int, TrialRecord] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
-    strikes: DeviceStrikes = field(default_factory=DeviceStrikes)
+    given_up: dict[int, str] = field(default_factory=dict)
     drained: bool = False
     stepwise: bool = False
     changed: bool = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from fluid.engine.events import Event, IterationDone, TrialStarted
+from fluid.engine.events import Event, Failure, IterationDone, TrialStarted
 from fluid.engine.placing.lanes import Company
 from fluid.engine.placing.queue import PlannedTrials
 from fluid.engine.records import GroupRecord, LaneRecord, TrialRecord
@@ -213,6 +213,16 @@ class Policy:
         """Probability that a trial goes on from its state; ``None`` if it does not know."""
         return None
 
+    def excuses(self, trial: TrialRecord, failure: Failure, devices: tuple[int, ...]) -> bool:
+        """Whether a failure that left a lane's devices unusable is blamed on them, and so does not count.
+
+        Args:
+            trial: a trial that raised there.
+            failure: what it raised.
+            devices: the lane's.
+        """
+        return False
+
     def takes_lost(self, lane: LaneRecord, *, blameless: bool) -> bool:
         """Whether a lane that was lost was its own, so that nothing else follows.
 
@@ -311,6 +321,7 @@ class Policies:
     wait_until: tuple[Policy, ...]
     odds: tuple[Callable[[TrialRecord], float | None], ...]
     company: tuple[Callable[[TrialRecord, Sequence[int]], Company | None], ...]
+    excuses: tuple[Callable[[TrialRecord, Failure, tuple[int, ...]], bool], ...]
     takes_lost: tuple[Callable[..., bool], ...]
     memory_short: tuple[Callable[[int], None], ...]
     after_events: tuple[Callable[[], None], ...]

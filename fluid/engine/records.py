@@ -350,9 +350,7 @@ class Limits:
         width_cap: most devices, since the trial could not be set up on further ones; ``None`` for no cap.
         packing_cap: most trials on its device, itself included, since it ran out of memory or killed its lane, if any.
         cannot_load: whether the trial's own code could load none of its checkpoints, so that it is moved no more.
-        excused: whether one of its exceptions was blamed on its device, and so was not counted.
-        avoids: the device that was blamed, until any trial has completed an iteration there, or this one elsewhere;
-            ``None`` for none.
+        avoids: a device that it is not placed on, unless it fits nowhere else; ``None`` for none.
     """
 
     failures: int = 0
@@ -362,7 +360,6 @@ class Limits:
     width_cap: int | None = None
     packing_cap: int | None = None
     cannot_load: bool = False
-    excused: bool = False
     avoids: int | None = None
 
 

@@ -75,8 +75,6 @@ DUMP_SHARE = 0.9
 LATE_S = 1.0
 #: A trial that times out more often has failed.
 MOST_TIMEOUTS = 1
-#: A device is given up after exceptions of so many trials that left it unusable, if other devices work.
-MOST_STRIKES = 3
 #: A lane in which so many trials have raised, one after another, is used no more: its process may be to blame.
 MOST_RAISED = 3
 

@@ -52,7 +52,7 @@ def view_of(core: SessionState) -> EngineView:
     """Copies what displays show."""
     return EngineView(
         tuple(_device_view(device, core.trials, core.occupancy, core.lanes) for device in core.occupancy.devices),
-        tuple(sorted(core.strikes.given_up.items())),
+        tuple(sorted(core.given_up.items())),
         _places(core),
     )
 

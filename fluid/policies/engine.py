@@ -41,6 +41,7 @@ from fluid.policies.preemption import Preemptions
 from fluid.policies.rebalancing import Overpacking, Rebalancing
 from fluid.policies.rounds import Rotation
 from fluid.policies.spare_lanes import SpareLanes
+from fluid.policies.strikes import Strikes
 from fluid.policies.turns import Turns
 from fluid.policies.urgent.urgency import Urgency
 from fluid.policies.waits import Waits
@@ -159,9 +160,10 @@ class EngineState(Engine):
         moves = not isinstance(planner.replanner(), KeepWidths)
         self._register(
             (
-                # Lanes are killed whose trials hang, or do not clean up.
+                # Lanes are killed whose trials hang, or do not clean up, and devices given up that do not work.
                 self._hung,
                 CleanUps(core),
+                Strikes(core, self._failures.device_lost),
                 # Trials that the user pauses leave devices that retire, and these then drain.
                 self._user_pauses,
                 self.retirements,

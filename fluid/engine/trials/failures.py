@@ -375,15 +375,12 @@ class Failures:
             self._core.lanes.spend(lane_id)
 
     def _left_device_unusable(self, trial: TrialRecord, failure: Failure, devices: tuple[int, ...]) -> None:
-        core, strikes = self._core, self._core.strikes
-        if strikes.excuses(trial, devices, others=core.scheduling.placing.has_choice(trial)):
+        core = self._core
+        if any(excuses(trial, failure, devices) for excuses in core.policies.excuses):
             trial.limits = replace(trial.limits, failure=failure)
             core.enqueue(trial, f"device {devices[0]} answered no more after: {failure.message}", kind="device")
         else:
             self._count(trial, failure)
-        for device in strikes.guilty():
-            why = f"{tuning.MOST_STRIKES} trials in a row left it unusable, the last by {failure.message}"
-            self.device_lost(DeviceLost(core.now, device, why))
 
     def _others_leave(self, devices: list[int]) -> bool:
         """Evicts states and ends idle lanes on devices where a trial ran out of memory; returns whether any goes."""
@@ -518,7 +515,7 @@ class Failures:
             core.scheduling.close_device(event.device.index)
         self._why_nothing_starts = None
         self.starts.forget(event.device.index)
-        core.strikes.given_up.pop(event.device.index, None)
+        core.given_up.pop(event.device.index, None)
         core.lanes.start(event.device.index, core.commands)
         core.changed = self._devices_changed = True
 
@@ -534,7 +531,8 @@ class Failures:
         core.allocations.update_speeds()
         if all(other.host != device.host for other in core.occupancy.devices):
             self._residency.lose_host(device.host)
-        core.strikes.removed(device.index, event.reason)
+        if event.reason:
+            core.given_up[device.index] = event.reason
         core.commands.append(NoteDeviceLost(device.index, core.now, event.reason))
         core.changed = self._devices_changed = True
 

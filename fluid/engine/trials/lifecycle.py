@@ -256,10 +256,6 @@ class Lifecycle:
             core.estimates.of_key(trial).add_iterations(event)
             if (lane := core.lanes.get(event.lane_id)) is not None:
                 lane.failed = 0
-            if core.strikes.any:
-                core.changed |= core.strikes.iterated(core.occupancy.held[trial.row])
-            if trial.limits.avoids is not None:
-                trial.limits = replace(trial.limits, avoids=None)
             learn_from(core, trial, event)
             self._report(trial, event)
         if event.finished:
