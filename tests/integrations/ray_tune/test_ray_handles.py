@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,36 +47,29 @@ def fresh(request: pytest.FixtureRequest, cluster: str, tmp_path: Path) -> Itera
         yield executor
 
 
-def adds(handle: Any, how: str) -> Callable[[dict[str, Any]], None]:
-    """Adds one to the counter, which it reaches as ``how`` says."""
+def test_each_trial_of_a_sweep_reaches_the_actor(counter: Any, fresh: FluidExecutor, tmp_path: Path) -> None:
+    """By its config, a closure, a pool, a queue or its name: each trial in a process that is new to Ray."""
+    pool, queue = ActorPool([counter]), Queue(actor_options={"num_cpus": 0})
+    queue.put(counter)
 
     def train(config: dict[str, Any]) -> None:
-        if how == "config":
-            ray.get(config["given"].add.remote(1))
-        elif how == "closure":
-            ray.get(handle.add.remote(1))
-        elif how == "pool":
-            assert list(ActorPool.map(handle, lambda actor, amount: actor.add.remote(amount), [1]))
-        elif how == "queue":
-            ray.get(config["given"].get(timeout=60).add.remote(1))
-        elif how == "name":
+        if config["how"] == "config":
+            ray.get(config["counter"].add.remote(1))
+        elif config["how"] == "closure":
+            ray.get(counter.add.remote(1))
+        elif config["how"] == "pool":
+            assert list(ActorPool.map(pool, lambda actor, amount: actor.add.remote(amount), [1]))
+        elif config["how"] == "queue":
+            ray.get(config["queue"].get(timeout=60).add.remote(1))
+        else:
             ray.get(ray.get_actor("counter").add.remote(1))
         tune.report({"done": True})
 
-    return train
-
-
-@pytest.mark.parametrize("how", ["config", "closure", "pool", "queue", "name"])
-def test_each_trial_of_a_sweep_reaches_the_actor(how: str, counter: Any, fresh: FluidExecutor, tmp_path: Path) -> None:
-    given: Any = counter
-    if how == "queue":
-        given = Queue(actor_options={"num_cpus": 0})
-        given.put_nowait_batch([counter, counter])
-    train = adds(ActorPool([counter]) if how == "pool" else counter if how == "closure" else None, how)
-    config = {"x": tune.grid_search([1, 2]), **({"given": given} if how in ("config", "queue") else {})}
+    hows = ["config", "closure", "pool", "queue", "name"]
+    config = {"how": tune.grid_search(hows), "counter": counter, "queue": queue}
     done = tune.run(train, config=config, executor=fresh, storage_path=str(tmp_path / "tune"), verbose=0)
-    assert [trial.status for trial in done.trials] == ["TERMINATED"] * 2
-    assert ray.get(counter.add.remote(0)) == 2
+    assert [trial.status for trial in done.trials] == ["TERMINATED"] * len(hows)
+    assert ray.get(counter.add.remote(0)) == len(hows)
 
 
 def test_trials_without_tune_reach_actors_and_objects(counter: Any, fresh: FluidExecutor) -> None:
