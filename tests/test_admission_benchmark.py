@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 # Tests are imported in importlib mode, which leaves sys.path alone.
 if (_BENCHMARKS := str(Path(__file__).resolve().parents[1] / "benchmarks")) not in sys.path:
     sys.path.append(_BENCHMARKS)
@@ -15,6 +17,7 @@ import admission
 from fluid.policies.admission import Candidate, DeviceRoom
 
 
+@pytest.mark.slow
 def test_all_parts_run_and_fluid_ends_no_group_later(tmp_path: Path) -> None:
     written = tmp_path / "figures.json"
     admission.main(["--quick", "--json", str(written)])

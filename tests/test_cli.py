@@ -302,6 +302,7 @@ def test_a_group_policy_needs_several_workloads(file: Any, capsys: Captured) -> 
     assert "group_policy='irs': needs a scenario with workloads" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_simulate_sizes_devices_for_a_deadline(file: Any, capsys: Captured, tmp_path: Path) -> None:
     workload = {"algorithm": "successive_halving", "trials": 9, "max_iterations": 9}
     path = file(small_scenario(devices=5, workload=workload, c=1, d=1))
@@ -327,6 +328,7 @@ def test_simulate_sizes_devices_for_a_deadline(file: Any, capsys: Captured, tmp_
     assert "Deadline 4 min: begins on" in printed.replace("240 s", "4 min") and "over time, seed 0" in printed
 
 
+@pytest.mark.slow
 def test_simulate_says_at_once_what_cannot_be_met(file: Any, capsys: Captured) -> None:
     path = file(small_scenario(c=1, d=1))
     assert main(["simulate", path, "--deadline", "20s", "--seeds", "2"]) == 0

@@ -98,6 +98,7 @@ def marks_of(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.frameworks(package) for start, package in FRAMEWORKS.items() if name.startswith(start)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # What frameworks warn of among themselves is no fault of an example.
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in PUBLIC])
 def test_every_public_name_has_an_example_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

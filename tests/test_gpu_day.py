@@ -92,6 +92,7 @@ def test_the_device_of_lanes_is_the_gpu(gpu_day: ModuleType, monkeypatch: pytest
     assert lanes.config_of(gpu_day.Place(gpus=("GPU-1",))) == {"device": "cuda", "empty": False}
 
 
+@pytest.mark.slow
 def test_the_daemon(gpu_day: ModuleType, tmp_path: Path, fake: Any) -> None:
     """With the stand-in for the control program, and clients that wait."""
     found = measured(gpu_day, "mps", tmp_path, mps_program=str(fake.program))

@@ -83,6 +83,7 @@ def test_in_one_lane_the_simulated_jobs_end_nearly_as_early_as_they_can() -> Non
     assert best * (1.0 - 1e-9) <= mean_completion(trace, lanes.simulate(trace, "srtf")) < 1.05 * best
 
 
+@pytest.mark.slow
 def test_real_parts_measure_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))

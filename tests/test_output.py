@@ -88,6 +88,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran
     return run
 
 
+@pytest.mark.slow
 def test_whatever_way_a_trial_prints(run: Callable[..., Ran]) -> None:
     ran = run(talk)
     (pid,) = ran.pids
@@ -96,6 +97,7 @@ def test_whatever_way_a_trial_prints(run: Callable[..., Ran]) -> None:
     assert ran.err == [("talk", pid, text) for text in ("to stderr", "its error")]
 
 
+@pytest.mark.slow
 def test_lines_have_the_name_of_the_trainable_that_printed_them(run: Callable[..., Ran]) -> None:
     ran = run(whisper, shout, whisper, config={"lines": 1})
     expected = [("whisper", "a whisper"), ("shout", "line 0"), ("whisper", "a whisper")]
@@ -128,6 +130,7 @@ def test_without_the_executors_word_nothing_is_shown(run: Callable[..., Ran]) ->
     assert (ran.folder / "logs/lane-0.log").read_bytes() == b"its error\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_the_log_of_a_trial_has_all_that_it_and_its_processes_wrote(run: Callable[..., Ran], verbose: int) -> None:
     ran = run(talk, whisper, talk, verbose=verbose)
@@ -141,6 +144,7 @@ def test_the_log_of_a_trial_has_all_that_it_and_its_processes_wrote(run: Callabl
     ]
 
 
+@pytest.mark.slow
 def test_a_flood_is_shown_in_part_and_told(run: Callable[..., Ran]) -> None:
     ran = run(shout, config={"lines": 100_000})
     numbers = [int(text.split()[1]) for _, _, text in ran.out if text.startswith("line ")]
@@ -190,6 +194,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_live_view_is_not_torn(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT, encoding="utf-8")
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]

@@ -24,6 +24,7 @@ def paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLUID_RUNS", str(tmp_path / "runs"))
 
 
+@pytest.mark.slow
 def test_cohorts_predict_the_measured_grid_and_one_key_does_not(tmp_path: Path) -> None:
     written, figure = tmp_path / "figures.json", tmp_path / "figure.png"
     predict.main(["--part", "offline", "--quick", "--json", str(written), "--figure", str(figure)])

@@ -50,6 +50,7 @@ def test_cells_are_played_once(benchmark: Any, tmp_path: Path, monkeypatch: pyte
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_every_cell_is_played(benchmark: Any, tmp_path: Path) -> None:
     cells = [benchmark.Cell("3945", "random", 4, "portfolio", seed) for seed in range(5)]
     played = benchmark.play_all(cells, str(DATA), tmp_path / "cells.jsonl", jobs=1, minutes=9.0)

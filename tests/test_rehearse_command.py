@@ -91,6 +91,7 @@ def refusal(capsys: Captured, *arguments: str) -> str:
     return printed.err
 
 
+@pytest.mark.slow
 def test_a_sweep_on_several_numbers_of_devices(script: Callable[[str], str], tmp_path: Path, capsys: Captured) -> None:
     asked = ["--devices", "1,4", "--price", "2.5", "--seeds", "2", "--out", "out", "--record"]
     written = ["--json", "a.json", "--png", "a.png"]
@@ -141,6 +142,7 @@ def test_several_executors_are_reported_each(script: Callable[[str], str], capsy
     assert rungs["rows"][0]["makespan_s"]["median"] == pytest.approx(2 * 1440.0)
 
 
+@pytest.mark.slow
 def test_an_earlier_run_replays_its_trials(script: Callable[[str], str], tmp_path: Path, capsys: Captured) -> None:
     plan = RehearsalPlan(devices=2, source=_Source(), folder=tmp_path / "runs")
     space = {"lr": fluid.search.uniform(0.1, 1.0)}
@@ -173,6 +175,7 @@ def test_a_script_that_fails(script: Callable[[str], str], capsys: Captured) -> 
     assert "output.log" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["result.best.load_checkpoint()", "open(result.best.checkpoint)"])
 def test_a_script_that_loads_a_checkpoint_behind_its_sweep(
     script: Callable[[str], str], capsys: Captured, last: str
@@ -270,6 +273,7 @@ def _never(config: Any) -> Any:
     yield {}
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_its_processes(script: Callable[[str], str], tmp_path: Path) -> None:
     name = script("import os, time\nopen('pid', 'w').write(str(os.getpid()) + ' ')\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "fluid.cli", "rehearse", name]
@@ -301,6 +305,7 @@ def test_the_manual_names_every_option() -> None:
     assert {option for option in options if f"`{option}" not in section} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_tune_script_without_fluid(script: Callable[[str], str], capsys: Captured) -> None:
     said = refusal(capsys, script("from ray import tune\n"))

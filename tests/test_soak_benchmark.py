@@ -15,6 +15,8 @@ if (_BENCHMARKS := str(Path(__file__).resolve().parents[1] / "benchmarks")) not 
 
 from soak import CONCURRENT, GOAL, measure_apart
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +41,6 @@ def test_a_driver_keeps_nothing_of_trials_that_are_forgotten() -> None:
 
 @pytest.mark.long
 @pytest.mark.ray
-@pytest.mark.slow
 def test_fluid_keeps_little_of_trials_under_ray_tune() -> None:
     pytest.importorskip("ray")
     figures = measure_apart("tune", 240)

@@ -108,6 +108,7 @@ def curve(config: dict[str, Any]) -> Any:
         yield {"loss": config["x"] / step, "odd": config["constant"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [np.array(3.0), ODD[1], ODD[2]], ids=lambda value: type(value).__name__)
 def test_a_sweep_has_such_constants_and_is_resumed(tmp_path: Path, odd: Any) -> None:
     space = {"x": uniform(0.0, 1.0), "constant": odd, "nested": {"constant": odd, "empty": {}}}

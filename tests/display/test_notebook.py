@@ -57,6 +57,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_sweep_is_one_display_that_is_updated(environment: Path) -> None:
     book = Notebook([_SETUP, _SWEEP, "handle", "executor"], environment)
     _, sweep, handle, executor = book.run()
@@ -96,6 +97,7 @@ def test_a_sweep_is_one_display_that_is_updated(environment: Path) -> None:
     assert "<table>" in html
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_kernel_that_can_be_used(environment: Path) -> None:
     book = Notebook([_SETUP, _LONG, "print(6 * 7)", "executor.close(); print(handle)"], environment)
     interrupted: list[Any] = []
@@ -115,6 +117,7 @@ def test_an_interrupt_leaves_a_kernel_that_can_be_used(environment: Path) -> Non
     assert "3 interrupted" in html
 
 
+@pytest.mark.slow
 def test_each_cell_that_submits_has_a_display(environment: Path) -> None:
     cells = [
         _SETUP,

@@ -15,6 +15,8 @@ if (_TESTS := str(Path(__file__).parents[1])) not in sys.path:
     sys.path.append(_TESTS)
 from terminal_screen import TerminalProcess
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = """
 import logging, pathlib, sys, time
 from fluid import FluidExecutor, Search, Trial, TrialGroup

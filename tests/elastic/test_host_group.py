@@ -197,6 +197,7 @@ def _process(rank: int, size: int, connection: Any, answers: Any) -> None:
     group.shutdown()
 
 
+@pytest.mark.slow
 def test_between_processes() -> None:
     context = get_context("spawn")
     answers = context.Queue()

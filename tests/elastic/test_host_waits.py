@@ -91,6 +91,7 @@ class Twins(SingleProcessGroup):
         return lambda: None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_steps_that_overlap(device: str) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).to(device)

@@ -109,6 +109,7 @@ def test_a_checkpoint_goes_on_at_any_width(tmp_path: Path) -> None:
         same([*whole[:2], *results], whole)
 
 
+@pytest.mark.slow
 def test_a_trial_that_says_it_is_done() -> None:
     with ElasticRun(Regression, {"last": 2}, 2) as run:
         assert [result.iteration for result in run.run(10)] == [1, 2]

@@ -314,6 +314,7 @@ def test_no_trial_moves_between_devices_that_are_alike(models: tuple[str | None,
 speeds = st.fixed_dictionaries({model: st.floats(0.2, 5.0) for model in (SLOW, FAST)})
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.sampled_from([SLOW, FAST, MIDDLE]), min_size=2, max_size=5),

@@ -52,6 +52,7 @@ def trials(name: str, data: str, **changes: Any) -> tuple[type[FusedTrainable], 
     return WORKLOADS[name].trainable, each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_they_can_be_fused(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cls, (one, two, other) = trials(name, data)

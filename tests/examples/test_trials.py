@@ -65,6 +65,7 @@ def test_it_learns(name: str, data: str) -> None:
     assert losses[-1] < 0.99 * losses[0]
 
 
+@pytest.mark.slow
 @NAMES
 def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(name: str, data: str, tmp_path: Path) -> None:
     first, second = trial(name, data), trial(name, data)

@@ -166,6 +166,7 @@ class Dying(Tunable):
         return super().loss(model, batch)
 
 
+@pytest.mark.slow
 def test_paused_restored_and_continued_under_an_executor(tmp_path: Path) -> None:
     config = {"lr": 0.1, "momentum": 0.5, "seed": 0, "marker": str(tmp_path / "marker")}
     with fluid.FluidExecutor(backend="local", devices=1, verbose=0, run_dir=tmp_path / "run"):

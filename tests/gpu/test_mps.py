@@ -132,6 +132,7 @@ def test_a_daemon_that_never_answers(start: Callable[..., MpsDaemon], fake: Fake
     assert "did not answer within 0.01 s (the MPS control daemon refused" in failure(start, start_timeout=0.01)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_hangs(start: Callable[..., MpsDaemon], fake: Fake) -> None:
     fake.tell("hangs")
     said = failure(start, start_timeout=1.0, answer_timeout=1.0, quit_timeout=1.0)
@@ -289,6 +290,7 @@ def test_a_daemon_that_dies_takes_its_servers_and_can_be_restarted(
     assert daemon.problem() == ""
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_answer_any_more(start: Callable[..., MpsDaemon], fake: Fake, processes: Any) -> None:
     daemon = start(answer_timeout=PATIENCE, quit_timeout=1.0)
     (server,) = daemon.servers()

@@ -128,6 +128,7 @@ def test_bohb_on_an_own_run(tmp_path: Path) -> None:
     assert found.trials == 9 and found.best is not None
 
 
+@pytest.mark.slow
 def test_a_run_without_the_metric_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def train(config: object) -> Iterator[dict[str, float]]:
         yield {"loss": float("nan")}

@@ -390,6 +390,7 @@ def test_what_cannot_be_deleted_keeps_the_lock_by_which_the_next_session_finds_i
     assert not (tmp_path / "memory").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_while_its_empty_folder_is_removed(tmp_path: Path) -> None:
     root, over = tmp_path / "kept", threading.Event()
 

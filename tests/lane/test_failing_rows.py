@@ -119,6 +119,7 @@ def check(lane: Any, trials: dict[str, dict[str, Any]], iterations: int, cls: ty
     return rows
 
 
+@pytest.mark.slow
 def test_of_a_pack_that_raises_only_the_culprit_fails(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     note, heard = str(tmp_path / "note"), str(tmp_path / "heard")
     lane = make_lane(note=note)
@@ -139,6 +140,7 @@ def test_of_a_pack_that_raises_only_the_culprit_fails(make_lane: Callable[..., A
     assert not any(isinstance(message, (ResidentFailed, RowsLimited)) for message in lane.messages)
 
 
+@pytest.mark.slow
 def test_a_pack_that_does_not_fit_is_halved(make_lane: Callable[..., Any]) -> None:
     lane = make_lane()
     trials = {f"t{number}": config(number, fit=2) for number in range(5)}
@@ -150,6 +152,7 @@ def test_a_pack_that_does_not_fit_is_halved(make_lane: Callable[..., Any]) -> No
     assert sorted(each[-1] for each in rows.values()) == [1, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_trials_that_raise_only_in_a_pack_take_turns(make_lane: Callable[..., Any]) -> None:
     lane = make_lane()
     trials = {f"t{number}": config(number, alone=True) for number in range(3)}
@@ -161,6 +164,7 @@ def test_trials_that_raise_only_in_a_pack_take_turns(make_lane: Callable[..., An
     assert not any(isinstance(message, (ResidentFailed, RowsLimited)) for message in lane.messages)
 
 
+@pytest.mark.slow
 def test_trials_that_the_self_check_refuses_take_turns(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     trials = {f"t{number}": config(number) for number in range(3)}
     for lane_id in range(2):  # The second lane has it from the first.
@@ -174,6 +178,7 @@ def test_trials_that_the_self_check_refuses_take_turns(make_lane: Callable[..., 
     assert log.count("Fluid: trials like this one are not fused here: loss() cannot run") == 2
 
 
+@pytest.mark.slow
 def test_one_lane_checks_for_all_of_the_machine(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trials = {name: config(number, trace=str(trace)) for number, name in enumerate("ab")}
@@ -184,6 +189,7 @@ def test_one_lane_checks_for_all_of_the_machine(make_lane: Callable[..., Any], t
         assert len(trace.read_text(encoding="utf-8").splitlines()) == set_ups
 
 
+@pytest.mark.slow
 def test_a_self_check_that_raises_leaves_the_fault_to_its_trial(make_lane: Callable[..., Any]) -> None:
     lane = make_lane()
     trials = {f"t{number}": config(number) for number in range(3)}
@@ -221,6 +227,7 @@ print(*(fusion_key(Net, {"lr": lr, "width": width}).digest for lr, width in ((0.
 """
 
 
+@pytest.mark.slow
 def test_the_digest_of_a_fusion_key_is_equal_in_all_processes() -> None:
     printed = set()
     for seed in ("1", "2"):

@@ -31,6 +31,8 @@ from fluid.lane.protocol import (
 )
 from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
 
+pytestmark = pytest.mark.slow
+
 
 class Net(FusedTrainable):
     """A perceptron with dropout on random samples; its config decides what is to go wrong."""

@@ -669,6 +669,7 @@ def test_a_lane_has_the_environment_it_is_given(make_lane: Callable[..., Any]) -
     assert asked == {"pipe": "/x", "gpu": "GPU-1"}
 
 
+@pytest.mark.slow
 def test_a_lane_reads_payloads_that_its_host_keeps(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     folders = (str(tmp_path / "memory"), str(tmp_path / "disk"))
     lane = make_lane(payload_folders=folders)

@@ -108,6 +108,7 @@ def in_wandb(logger: TrialLogger, folder: Path) -> None:
     assert len(offline_runs(folder)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "check"),
     [
@@ -182,6 +183,7 @@ def _count(config: dict[str, Any]) -> Iterator[dict[str, int]]:
         yield {"step": step}
 
 
+@pytest.mark.slow
 def test_a_value_is_left_out_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     live, later = Refuses(), Refuses()
     with FluidExecutor("local", 1, loggers=[live], run_dir=tmp_path / "run", verbose=0) as executor:
@@ -197,6 +199,7 @@ def test_a_value_is_left_out_and_told_once(tmp_path: Path, caplog: pytest.LogCap
     assert sorted(set(later.told)) == sorted(wanted)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_logger_ends_it(tmp_path: Path) -> None:
     class Down(OSError, ValueError):
         """As an SSLCertVerificationError is."""

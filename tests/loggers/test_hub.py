@@ -106,6 +106,7 @@ class Plain(TrialListener):
         self.calls.append(("broken", "", str(error)))
 
 
+@pytest.mark.slow
 def test_failed_stopped_extended_and_retried_trials(make: Callable[..., FluidExecutor], tmp_path: Path) -> None:
     heard = Heard()
     executor = make(heard, max_failures=1)
@@ -180,6 +181,7 @@ def test_trials_are_logged_as_they_are_shown(make: Callable[..., FluidExecutor])
     assert [each.group for each in heard.trials.values()] == ["sweep", "other"], "of one shown id, but two trials"
 
 
+@pytest.mark.slow
 def test_a_logger_that_raises_is_left_out_with_one_warning(
     make: Callable[..., FluidExecutor], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +207,7 @@ def test_a_logger_that_raises_is_left_out_with_one_warning(
     assert "Fails(there) raised OSError('the server is down')" in texts[1] and "Exits raised SystemExit(3)" in texts[0]
 
 
+@pytest.mark.slow
 def test_a_logger_that_hangs_neither_slows_nor_breaks_the_sweep(make: Callable[..., FluidExecutor]) -> None:
     class Slow(Heard):
         may_go_on = threading.Event()
@@ -221,6 +224,7 @@ def test_a_logger_that_hangs_neither_slows_nor_breaks_the_sweep(make: Callable[.
     assert slow.iterations("a") == slow.iterations("b") == list(range(1, 501))
 
 
+@pytest.mark.slow
 def test_closing_says_what_it_waits_for_and_gives_up(
     make: Callable[..., FluidExecutor], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +288,7 @@ def waits(config: dict[str, Any], state: Any) -> Iterator[Any]:
         yield {"step": step}, step
 
 
+@pytest.mark.slow
 def test_a_killed_session_goes_on_with_what_its_loggers_had_not_stored(tmp_path: Path) -> None:
     imports = "import time\nfrom pathlib import Path\nfrom typing import Any\nfrom collections.abc import Iterator\n"
     script = imports + inspect.getsource(waits) + textwrap.dedent(KILLED)
@@ -332,6 +337,7 @@ def test_a_torn_note_is_cut_off(make: Callable[..., FluidExecutor]) -> None:
     assert [call[0] for call in heard.calls] == ["broken"]
 
 
+@pytest.mark.slow
 def test_a_native_sweep_takes_loggers(tmp_path: Path) -> None:
     first, second = Heard(), Heard()
     options: dict[str, Any] = {"metric": "loss", "samples": 4, "budget": 3, "min_budget": 1, "name": "sweep"}
@@ -373,6 +379,7 @@ def test_a_logger_is_no_listener_of_one_group(make: Callable[..., FluidExecutor]
             fluid.run(count_up, {"x": 1}, metric="loss", loggers=[Heard()])
 
 
+@pytest.mark.slow
 def test_configs_that_are_told_later(make: Callable[..., FluidExecutor]) -> None:
     heard = Heard()
     executor = make(heard)

@@ -11,6 +11,8 @@ from logger_heard import Heard
 
 from fluid.executor import FluidExecutor
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 90.0
 
 

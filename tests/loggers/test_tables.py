@@ -45,6 +45,7 @@ def read(folder: Path, name: str) -> Any:
     return pandas.read_parquet(folder / f"{name}.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_of_a_session(kind: Callable[..., TrialLogger], tmp_path: Path) -> None:
     trials = [
@@ -76,6 +77,7 @@ def test_tables_of_a_session(kind: Callable[..., TrialLogger], tmp_path: Path) -
     assert set(rows.columns) == set(whole.columns) - {"state"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_session_makes_its_tables_anew(kind: Callable[..., TrialLogger], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -135,6 +137,7 @@ def test_tables_are_written_now_and_then(tmp_path: Path) -> None:
     assert read(tmp_path, "trials")["state"].tolist() == ["DONE"]
 
 
+@pytest.mark.slow
 def test_a_run_without_loggers_can_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FluidExecutor("local", 1, run_dir=tmp_path / "run", verbose=0, max_failures=0) as executor:
         trials = [Trial(train, {"lr": 0.5}, 2, trial_id="a"), Trial(train, {"lr": 1, "fails_at": 1}, 2, trial_id="b")]

@@ -190,6 +190,7 @@ def noise_of(rng: np.random.Generator, shape: int) -> float:
     return float(np.exp(0.3 * rng.standard_t(2)))
 
 
+@pytest.mark.slow
 def test_noise_is_not_parted() -> None:
     """240 simulated keys of 120 trials with 15 features that do not matter: searched as they grow, few are parted."""
     parted: list[str] = []

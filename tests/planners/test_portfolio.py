@@ -143,6 +143,7 @@ def test_candidates_differ_and_include_the_papers(case: Case) -> None:
         ), planner.name
 
 
+@pytest.mark.slow
 @given(case=cases(speeds=UNEQUAL, priorities=True))
 def test_the_choice_is_the_first_of_the_shortest(case: Case) -> None:
     instance = case.instance
@@ -183,6 +184,7 @@ def is_valid(instance: Instance, arrangement: Arrangement) -> bool:
     )
 
 
+@pytest.mark.slow
 @given(case=cases(speeds=UNEQUAL, priorities=True))
 def test_beyond_simulate_up_to_the_nominal_makespan_decides(case: Case) -> None:
     instance = case.instance

@@ -54,6 +54,7 @@ def test_what_starts_fits_and_nothing_that_would_fit_is_left_out(
         assert one.row in chosen or not fits
 
 
+@pytest.mark.slow
 def test_the_choice_is_near_the_best_one_in_ten_thousand_small_cases() -> None:
     ratios, queued = [], []
     for seed in range(10_000):

@@ -113,6 +113,7 @@ def test_no_trial_loads_what_lies_in_the_working_directory(shared: Path) -> None
     assert found["trial"]["path"] == found["driver"]["path"] and str(shared) not in found["driver"]["path"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["multiprocessing.set_start_method('spawn')", ""])
 def test_what_pythons_own_starters_hand_on_is_handed_on(tmp_path: Path, setting: str) -> None:
     flags = ("-O", "-B", "-s", "-Werror::UserWarning", "-Xutf8", "-Xfaulthandler")
@@ -148,6 +149,7 @@ def test_the_supervisor_of_mps(shared: Path, tmp_path: Path) -> None:
     assert fake.environment()["PYTHONPATH"] == str(ROOT)
 
 
+@pytest.mark.slow
 def test_rehearsed_scripts(shared: Path, tmp_path: Path) -> None:
     script = tmp_path / "sweep.py"
     script.write_text(
@@ -194,6 +196,7 @@ def test_a_player_that_dies_is_told_and_replaced(tmp_path: Path) -> None:
         assert players.play((int, "3")) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "variables"),
     [
@@ -212,6 +215,7 @@ def test_drivers_with_options(shared: Path, flags: tuple[str, ...], variables: d
     assert found["trial"] == found["driver"]
 
 
+@pytest.mark.slow
 def test_the_working_directory_counts_where_the_drivers_path_has_it(tmp_path: Path) -> None:
     """As for an interactive driver; a trial that goes elsewhere still finds it, and nothing there in its place."""
     other = tmp_path / "other"
@@ -249,6 +253,7 @@ with open(sys.argv[1], "wb") as file:
     assert run_there(tmp_path / "gone", text) == {"steps": 1}
 
 
+@pytest.mark.slow
 def test_a_folder_that_the_driver_inserts_later_comes_first_in_trials_too(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -13,6 +13,8 @@ from fluid.rehearsal import RehearsalPlan, recorded, rehearsing
 from fluid.rehearsal.outcome import SweepOutcome, outcome_of
 from fluid.search import uniform
 
+pytestmark = pytest.mark.slow
+
 
 def train(config: dict[str, Any]) -> Any:
     for step in range(1, 10):

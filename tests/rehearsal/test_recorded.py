@@ -127,6 +127,7 @@ def test_the_same_folder_gives_the_same_guesses(run: Path, source: ReplayedRun) 
         assert again.replay(config, WHOLE) == source.replay(config, WHOLE)
 
 
+@pytest.mark.slow
 def test_draws_differ_by_seed_as_much_as_the_guess_is_uncertain(run: Path, source: ReplayedRun) -> None:
     config = others(1, seed=4)[0]
     drawn = [losses(recorded(run, noise=seed).replay(config, WHOLE))[0] for seed in range(12)]

@@ -33,6 +33,7 @@ def sweep(folder: Path) -> Any:
         return handle.makespan
 
 
+@pytest.mark.slow
 def test_a_real_run_is_rehearsed(tmp_path: Path) -> None:
     real = sweep(tmp_path / "real")
     source = recorded(tmp_path / "real")

@@ -111,6 +111,7 @@ def train(config: Mapping[str, Any]) -> Iterator[dict[str, float]]:
         yield {"loss": 1.0 / (step + 1)}
 
 
+@pytest.mark.slow
 def test_a_session_writes_its_forecasts_and_a_report_shows_the_newest(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "run"
     with FluidExecutor(backend="local", devices=2, run_dir=path, verbose=0) as executor:

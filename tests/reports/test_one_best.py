@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 import fluid
@@ -25,6 +26,8 @@ from fluid.session.inbox import GroupInbox
 from fluid.trainables.encoded_metrics import encode_metrics
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup, TrialState
 from tests.reports.conftest import Session, train
+
+pytestmark = pytest.mark.slow
 
 VALUES = [0.0, 1.0, 2.0, math.nan, math.inf, None]
 

@@ -121,6 +121,7 @@ def test_it_is_as_a_fresh_reading_after_each_step(whole: Path, tmp_path: Path, s
     assert steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_patched_page_is_as_one_drawn_anew(whole: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -104,6 +104,7 @@ class Counter:
         self.steps = int.from_bytes(Path(folder, "state").read_bytes()[:4], "little")
 
 
+@pytest.mark.slow
 def test_a_sweep_finds_promoted_trials_in_memory(tmp_path: Path) -> None:
     # A device whose trials share lanes keeps eight states: the first leave it before some of them are promoted.
     with FluidExecutor("local", 1, run_dir=tmp_path, packing="off", isolation="lane", verbose=0) as executor:

@@ -117,6 +117,7 @@ def test_a_new_iteration_arrives_and_so_does_the_end(session: Sessions) -> None:
     assert events.next() is None
 
 
+@pytest.mark.slow
 def test_patches_arrive_and_all_is_drawn_in_the_end(session: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluid.reports.run.following._SHARE_OF_DRAWING", 1e-6)
     made = begin(session)
@@ -188,6 +189,7 @@ def test_it_listens_on_the_loopback_only(session: Sessions) -> None:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "kind"), [(600, kind) for kind in KINDS])
 def test_strangers_take_neither_threads_nor_the_page(session: Sessions, count: int, kind: str) -> None:
     made = begin(session)

@@ -37,6 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 # -- a folder ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["ended", "killed"])
 def test_no_reader_makes_something_else_of_a_damaged_file_silently(
     folders: dict[str, Path], tmp_path: Path, state: str

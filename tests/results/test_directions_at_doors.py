@@ -70,6 +70,7 @@ def test_calls_ask_for_the_mode(executor: FluidExecutor, folder: Path) -> None:
         result.best_by("lss")
 
 
+@pytest.mark.slow
 def test_a_handle_asks_for_the_mode(executor: FluidExecutor) -> None:
     handle = executor.submit_trialgroup(group(Search("loss", "max")))
     handle.wait()
@@ -80,6 +81,7 @@ def test_a_handle_asks_for_the_mode(executor: FluidExecutor) -> None:
     assert "best: loss=0.875 (more is better) at iteration 2" in repr(handle.result())
 
 
+@pytest.mark.slow
 def test_no_best_is_shown_where_nobody_can_be_asked(tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
         handle = executor.submit_trialgroup(group())
@@ -136,6 +138,7 @@ def test_values_at_which_trials_stop_are_reached_from_the_side_of_the_name() -> 
         assert rules.result(0, 1.0, reached.get) == TrialStop(is_success=True)
 
 
+@pytest.mark.slow
 def test_a_line_says_which_is_better_where_it_fits(executor: FluidExecutor) -> None:
     executor.submit_trialgroup(group(Search("loss", "min"))).wait()
     (status,) = executor.status().groups

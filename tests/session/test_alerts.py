@@ -29,6 +29,7 @@ def fails(folder: Path, *kinds: type, listener: TrialListener | None = None, **o
         made.submit_trialgroup(TrialGroup(trials, name="the group"), listener).wait(90)
 
 
+@pytest.mark.slow
 def test_the_first_failure_of_each_kind_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fails(tmp_path, ValueError, ValueError, KeyError, max_failures=0)
     failures = [text for text in caplog.messages if "trial 't" in text]
@@ -38,12 +39,14 @@ def test_the_first_failure_of_each_kind_is_logged_once(tmp_path: Path, caplog: p
     assert [text for text in caplog.messages if "all 3 trials of group 'the group' failed" in text]
 
 
+@pytest.mark.slow
 def test_a_failure_that_is_tried_again_is_logged_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fails(tmp_path, ValueError, max_failures=2)
     (text,) = [text for text in caplog.messages if "trial 't0'" in text]
     assert "failed and is tried again: ValueError: on purpose 0" in text
 
 
+@pytest.mark.slow
 def test_a_listener_that_tells_failures_keeps_the_log_quiet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Tells(TrialListener):
         tells_failures = True
@@ -79,6 +82,7 @@ def test_trials_that_end_without_an_iteration_are_told_once(tmp_path: Path, capl
     assert text.startswith("trial 'a' ended without a result: its trainable ran no iteration")
 
 
+@pytest.mark.slow
 def test_nothing_is_logged_of_a_session_that_went_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with FluidExecutor("local", 1, run_dir=tmp_path, verbose=0) as made:
         made.submit_trialgroup(TrialGroup([Trial(good, {}, budget=3)])).wait(90)

@@ -138,6 +138,7 @@ def count_down(config: dict[str, Any]) -> Any:
         yield {"loss": config["x"] - step}
 
 
+@pytest.mark.slow
 def test_a_session_that_is_resumed_knows_the_best_of_before(tmp_path: Path) -> None:
     with FluidExecutor("local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
         trials = [Trial(count_down, {"x": x}, budget=3, trial_id=f"t{x}") for x in (5.0, 7.0)]

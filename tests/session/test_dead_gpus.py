@@ -12,6 +12,8 @@ from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.backends import local
 from fluid.gpu.nvml import Gpu
 
+pytestmark = pytest.mark.slow
+
 #: GPU-0 cannot be used at all; on GPU-2 work fails, and it is of no use to a process from then on.
 TORCH = """
 import os

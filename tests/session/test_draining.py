@@ -47,6 +47,7 @@ def group(*names: str, budget: int = 40) -> TrialGroup:
     return TrialGroup([Trial(Count, {}, budget=budget, trial_id=name) for name in names])
 
 
+@pytest.mark.slow
 def test_a_drained_device_loses_nothing(tmp_path: Path) -> None:
     with executor(tmp_path) as made:
         handle = made.submit_trialgroup(group("a", "b"))
@@ -67,6 +68,7 @@ def test_a_drained_device_loses_nothing(tmp_path: Path) -> None:
             made.drain(1, -1.0)
 
 
+@pytest.mark.slow
 def test_a_session_that_was_drained_and_closed_repeats_nothing(tmp_path: Path) -> None:
     with executor(tmp_path, 1) as made:
         results = made.submit_trialgroup(group("a", "b")).results()
@@ -84,6 +86,7 @@ def test_a_session_that_was_drained_and_closed_repeats_nothing(tmp_path: Path) -
     assert [(line["trial"], line["iteration"]) for line in lines] == [key[:2] for key in totals[: len(lines)]]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_saved_runs_until_the_deadline(tmp_path: Path) -> None:
     with executor(tmp_path, 1) as made:
         handle = made.submit_trialgroup(TrialGroup([Trial(endless, {}, budget=10**6)]))
@@ -130,6 +133,7 @@ def test_a_drain_ends_with_the_session(tmp_path: Path) -> None:
     assert "closed" in str(errors[0])
 
 
+@pytest.mark.slow
 def test_an_elastic_trial_goes_on_on_the_device_that_is_left(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from fluid.elastic import ElasticTrainable

@@ -29,6 +29,7 @@ def executor(tmp_path: Path) -> Iterator[FluidExecutor]:
         yield executor
 
 
+@pytest.mark.slow
 def test_the_forecast_of_a_group_that_sleeps_and_the_trial_that_ends_last(executor: FluidExecutor) -> None:
     trials = [Trial(sleep, {"seconds": 0.05}, budget=10 + 110 * (name == "c"), trial_id=name) for name in "abc"]
     handle = executor.submit_trialgroup(TrialGroup(trials))
@@ -48,6 +49,7 @@ def test_the_forecast_of_a_group_that_sleeps_and_the_trial_that_ends_last(execut
     assert handle.stragglers() == []
 
 
+@pytest.mark.slow
 def test_trials_that_a_search_is_still_to_submit_may_end_last(executor: FluidExecutor) -> None:
     trials = [Trial(sleep, {"seconds": 0.02}, budget=1000, trial_id=name) for name in "ab"]
     handle = executor.submit_trialgroup(TrialGroup(trials, search=Search("loss", "min", trials=12, extends=False)))
@@ -59,6 +61,7 @@ def test_trials_that_a_search_is_still_to_submit_may_end_last(executor: FluidExe
         handle.stop(name)
 
 
+@pytest.mark.slow
 def test_trials_that_fail_before_their_first_iteration_say_nothing_of_the_rungs(executor: FluidExecutor) -> None:
     shape = SearchShape(algorithm="asha", rungs=(1, 3, 9))
     search = Search("loss", "min", trials=12, extends=False, shape=shape)

@@ -110,6 +110,7 @@ def rows(handle: TrialGroupHandle, trial_id: str = "t0") -> list[Any]:
     return [result.metrics for result in found]
 
 
+@pytest.mark.slow
 @in_both_forms
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_trial_whose_process_dies_goes_on_from_its_state(
@@ -121,6 +122,7 @@ def test_a_trial_whose_process_dies_goes_on_from_its_state(
     assert (tmp_path / "death-0").exists()
 
 
+@pytest.mark.slow
 @in_both_forms
 def test_trials_leave_a_device_that_is_drained_without_a_loss(
     start: Callable[..., FluidExecutor], tmp_path: Path, train: Any
@@ -135,6 +137,7 @@ def test_trials_leave_a_device_that_is_drained_without_a_loss(
     assert all(len(rows(handle, trial_id)) == LENGTH for trial_id in ("t0", "t1"))
 
 
+@pytest.mark.slow
 @in_both_forms
 def test_a_trial_that_is_done_is_extended_after_its_process_and_its_session_ended(
     start: Callable[..., FluidExecutor], tmp_path: Path, train: Any
@@ -165,6 +168,7 @@ with FluidExecutor(backend="local", devices=2, run_dir={run!r}, verbose=0) as ex
 """
 
 
+@pytest.mark.slow
 @in_both_forms
 def test_a_session_whose_driver_was_killed_is_resumed(
     start: Callable[..., FluidExecutor], tmp_path: Path, train: Any, monkeypatch: pytest.MonkeyPatch
@@ -186,6 +190,7 @@ def test_a_session_whose_driver_was_killed_is_resumed(
     assert max(entry["iteration"] for entry in starts) > 0, "they went on from a state"
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_pickled_is_told_once_and_fails_nothing(
     start: Callable[..., FluidExecutor], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -176,6 +176,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "failed and is tried again" in record.getMessage()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_garbage_ends_only_the_lane_that_it_comes_from(
     session: Session, kind: str, caplog: pytest.LogCaptureFixture

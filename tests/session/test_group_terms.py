@@ -45,6 +45,7 @@ def devices_of(path: Path, trial_id: str) -> set[int]:
     return {device for line in lines if line["trial"] == trial_id for device in line["devices"]}
 
 
+@pytest.mark.slow
 def test_trials_get_what_their_group_requires_at_submit_and_at_add(tmp_path: Path) -> None:
     with executor(tmp_path) as running:
         group = TrialGroup(trials("a", 2), requires=Requires(memory_bytes=4 * GIB, kind="cpu"), owner="ann")
@@ -61,6 +62,7 @@ def test_trials_get_what_their_group_requires_at_submit_and_at_add(tmp_path: Pat
     assert devices_of(tmp_path, "own") == {1}, "the trial's own fields win over the group's"
 
 
+@pytest.mark.slow
 def test_what_no_device_can_serve_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with executor(tmp_path) as running:
         first = running.submit_trialgroup(TrialGroup(trials("a", 1)))
@@ -82,6 +84,7 @@ def test_what_no_device_can_serve_is_refused_and_nothing_is_left(tmp_path: Path)
     assert {line.get("name") for line in lines if "trial" not in line} == {first.name, again.name}
 
 
+@pytest.mark.slow
 def test_a_group_waits_for_a_device_that_comes_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with executor(tmp_path) as running:
         requires = Requires(model="H100", wait=True)
@@ -109,6 +112,7 @@ def slow(config: Any) -> Iterator[dict[str, float]]:
         yield {"loss": config["x"] / (step + 1)}
 
 
+@pytest.mark.slow
 def test_a_story_tells_which_devices_were_taken_and_behind_whom_a_trial_waited(tmp_path: Path) -> None:
     with executor(tmp_path) as running:
         of_ann = [Trial(slow, {"x": 1.0}, trial_id=f"a{each}", budget=2) for each in range(2)]
@@ -128,6 +132,7 @@ def test_a_story_tells_which_devices_were_taken_and_behind_whom_a_trial_waited(t
     assert not any("behind" in line.text for line in run.stories["0", "a0"])
 
 
+@pytest.mark.slow
 def test_terms_are_written_shown_and_resumed(tmp_path: Path) -> None:
     with executor(tmp_path, group_policy="fifo", fairness=1.5) as running:
         requires = Requires(memory_bytes=4 * GIB, wait=True)
@@ -197,6 +202,7 @@ def test_a_sweep_passes_on_whose_it_is_and_what_it_requires(tmp_path: Path) -> N
             fluid.run(train, {"x": [1.0]}, metric="loss", algorithm="grid", requires=Requires(kind="gpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -101,6 +101,7 @@ WAITS: dict[str, Callable[[FluidExecutor, TrialGroupHandle], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WAITS)
 def test_a_listener_that_would_wait_is_told_so(what: str, tmp_path: Path) -> None:
     with FluidExecutor("local", 2, packing="off", run_dir=tmp_path / "run", verbose=0, spare_lanes=0) as executor:
@@ -124,6 +125,7 @@ def test_a_listener_may_ask_for_what_is_there(executor: FluidExecutor) -> None:
     assert seen == [True, 1, True] and not listener.raised
 
 
+@pytest.mark.slow
 def test_listeners_of_two_executors_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """Each would wait for the other's session: one of the two is told so. That is so for closing them, too."""
     executors = [FluidExecutor("local", 1, run_dir=tmp_path / str(n), verbose=0, spare_lanes=0) for n in range(2)]
@@ -145,6 +147,7 @@ def test_listeners_of_two_executors_do_not_wait_for_each_other(tmp_path: Path) -
     assert any("a listener cannot wait for" in str(text) for text in heard)
 
 
+@pytest.mark.slow
 def test_close_says_where_a_listener_is_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -387,6 +390,7 @@ def test_a_session_that_was_drained_refuses_work_and_says_why(executor: FluidExe
     assert handle.wait() and waiting.states.keys() == {"a"}
 
 
+@pytest.mark.slow
 def test_default_names_are_new_in_a_session_that_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from fluid import trialgroup
 

@@ -327,6 +327,7 @@ def test_what_a_trial_raised_is_the_cause_of_its_failure(make: Callable[..., Flu
 # -- forgetting -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_forgotten_trial_is_gone_also_when_the_session_is_resumed(make: Callable[..., FluidExecutor]) -> None:
     executor = make()
     group = TrialGroup([Trial(Model, trial_id=name) for name in "abc"], name="g")

@@ -94,6 +94,7 @@ def log_of(executor: FluidExecutor, trial_id: str) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["python", "c"])
 def test_a_trial_that_hangs_once_goes_on_from_its_checkpoint(
     executor: FluidExecutor, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
@@ -108,6 +109,7 @@ def test_a_trial_that_hangs_once_goes_on_from_its_checkpoint(
     assert "'a'" in warning and "output.log" in warning
 
 
+@pytest.mark.slow
 def test_a_trial_that_hangs_twice_has_failed_and_its_neighbour_has_not(executor: FluidExecutor) -> None:
     handle = submit(executor, a={"hangs_at": 2, "timeout": 0.5}, b={"seconds": 0.1, "timeout": None})
     results = [(result.trial_id, result.iteration) for result in handle.results()]
@@ -133,6 +135,7 @@ def test_a_trial_that_hangs_can_be_stopped_now(executor: FluidExecutor, stops_fi
     handle.stop("a", now=True)  # Harmless.
 
 
+@pytest.mark.slow
 def test_a_trial_that_waits_is_stopped_now_as_at_any_time(tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=1, packing="off", run_dir=tmp_path, verbose=0) as executor:
         handle = submit(executor, a={"hangs_at": 1, "timeout": None}, b={})
@@ -157,6 +160,7 @@ def journal(executor: FluidExecutor) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (executor.run_dir / "journal.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_stopped_lane_is_killed_and_its_trial_goes_on_blameless(executor: FluidExecutor) -> None:
     handle = submit(executor, 30, a={"seconds": 0.05, "timeout": None})
     results = handle.results()
@@ -176,6 +180,7 @@ def test_a_lane_that_is_continued_in_time_goes_on(executor: FluidExecutor) -> No
     assert {result.metrics["pid"] for result in results} == {pid}
 
 
+@pytest.mark.slow
 def test_a_member_that_hangs_costs_the_trial_all_its_lanes_once(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from fluid.elastic import ElasticTrainable
@@ -206,6 +211,7 @@ def test_a_member_that_hangs_costs_the_trial_all_its_lanes_once(tmp_path: Path) 
         until(lambda: "train_iteration" in log_of(executor, "wide"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_member_of_an_elastic_trial_is_found_in_seconds(tmp_path: Path, rank: int) -> None:
     torch = pytest.importorskip("torch")
@@ -239,6 +245,7 @@ def test_a_stopped_member_of_an_elastic_trial_is_found_in_seconds(tmp_path: Path
         assert not is_stopped(pid or 0) and handle.failures == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["pid", "guardian"])
 def test_a_stopped_fork_server_is_continued(
     executor: FluidExecutor, which: str, caplog: pytest.LogCaptureFixture
@@ -275,6 +282,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_time_in_which_the_driver_is_suspended_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SUSPENDED)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]

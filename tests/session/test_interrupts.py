@@ -81,6 +81,7 @@ def group(*names: str, budget: int = 1) -> TrialGroup:
     return TrialGroup([Trial(train, budget=budget, trial_id=name) for name in names])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", ["add", "extend", "stop", "submit", "call", "wait", "results", "status"])
 def test_a_call_that_is_interrupted_at_any_line_was_made_or_was_not(executor: FluidExecutor, request_: str) -> None:
     handle = executor.submit_trialgroup(group("first"))
@@ -216,6 +217,7 @@ READS: dict[str, Callable[[FluidExecutor, TrialGroupHandle], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READS)
 def test_a_signal_handler_may_close_the_executor_wherever_the_main_thread_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str

@@ -97,6 +97,7 @@ def test_a_refused_trial_disturbs_nothing(tmp_path: Path) -> None:
         assert {result.trial_id for result in handle.results()} == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_isolated_trials_and_others_live_side_by_side(tmp_path: Path) -> None:
     shares = [Trial(train, trial_id=f"lane-{n}", isolation="lane") for n in range(3)]
     alone = [Trial(train, trial_id=f"trial-{n}", budget=2) for n in range(3)]

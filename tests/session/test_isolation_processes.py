@@ -91,6 +91,7 @@ def test_a_gangs_process_ends_with_it_unless_gangs_share_it(
         eventually(lambda: not is_alive(first) and not is_alive(second))
 
 
+@pytest.mark.slow
 @both
 def test_members_of_elastic_trials_have_processes_of_their_own_unless_they_share_them(
     executor: FluidExecutor, notes: Path, isolation: str
@@ -108,6 +109,7 @@ def test_members_of_elastic_trials_have_processes_of_their_own_unless_they_share
         eventually(lambda: not any(map(is_alive, first | second)))
 
 
+@pytest.mark.slow
 def test_a_newcomer_takes_an_unused_lane_and_one_that_leaves_ends_it(executor: FluidExecutor, notes: Path) -> None:
     config = {"folder": str(notes), "name": "wide"}
     wide = executor.submit_trialgroup(TrialGroup([Trial(spreading(), config, budget=10**6, max_width=2)]))
@@ -127,6 +129,7 @@ def test_a_newcomer_takes_an_unused_lane_and_one_that_leaves_ends_it(executor: F
     eventually(lambda: not is_alive(newcomer) and not any(map(is_alive, before)))
 
 
+@pytest.mark.slow
 def test_joblibs_workers_run_one_call_after_another_beside_trials_of_their_own(
     executor: FluidExecutor, notes: Path
 ) -> None:

@@ -61,6 +61,7 @@ def executor(tmp_path: Path) -> Iterator[FluidExecutor]:
         yield made
 
 
+@pytest.mark.slow
 def test_trials_are_told_while_they_run(executor: FluidExecutor, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     running, waiting = trial("runs", 1.0, 4, gate=str(gate)), trial("waits", 0.5)
@@ -79,6 +80,7 @@ def test_trials_are_told_while_they_run(executor: FluidExecutor, tmp_path: Path)
     assert handle.best("loss").value == 0.0
 
 
+@pytest.mark.slow
 def test_configs_are_those_given(executor: FluidExecutor) -> None:
     steps = {1, 2}
     handle = executor.submit_trialgroup(TrialGroup([Trial(fall, {"lr": 1.0, "set": steps}, trial_id="a")]))
@@ -88,6 +90,7 @@ def test_configs_are_those_given(executor: FluidExecutor) -> None:
     assert fluid.load(executor.run_dir).trials[0].config["set"] == "{1, 2}"
 
 
+@pytest.mark.slow
 def test_the_search_of_the_group_says_what_is_best(executor: FluidExecutor) -> None:
     trials = [trial("a", 1.0), trial("b", 0.5)]
     group = TrialGroup(trials, search=Search("loss", "max", extends=True))
@@ -100,6 +103,7 @@ def test_the_search_of_the_group_says_what_is_best(executor: FluidExecutor) -> N
     assert [found.state for found in handle.trials] == ["STOPPED", "PAUSED"]
 
 
+@pytest.mark.slow
 def test_a_failed_trial_is_the_best_only_among_failed_ones(executor: FluidExecutor) -> None:
     group = TrialGroup([trial("bad", 0.01, error="too small"), trial("good")])
     handle = executor.submit_trialgroup(group)
@@ -112,6 +116,7 @@ def test_a_failed_trial_is_the_best_only_among_failed_ones(executor: FluidExecut
     assert failure is not None and failure.message == "ValueError: too small" and "Traceback" in failure.traceback
 
 
+@pytest.mark.slow
 def test_a_listener_takes_nothing_from_the_handle(executor: FluidExecutor) -> None:
     class Best(TrialListener):
         def __init__(self) -> None:
@@ -127,6 +132,7 @@ def test_a_listener_takes_nothing_from_the_handle(executor: FluidExecutor) -> No
     assert listener.values[-1] == handle.best("loss").value == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["before", "after"])
 def test_a_forgotten_trial_is_still_told(executor: FluidExecutor, asked: str) -> None:
     group = TrialGroup([trial("a", 0.1), trial("b"), trial("c", 0.01, error="gone")])
@@ -146,6 +152,7 @@ def test_a_forgotten_trial_is_still_told(executor: FluidExecutor, asked: str) ->
     assert len(handle.trials) == 3 and len(handle.dataframe()) == 3
 
 
+@pytest.mark.slow
 def test_a_handle_outlives_its_executor(tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "run", verbose=0) as executor:
         group = TrialGroup([trial("a"), trial("open", budget=4, gate=str(tmp_path / "never"))])
@@ -158,6 +165,7 @@ def test_a_handle_outlives_its_executor(tmp_path: Path) -> None:
     assert [found.state for found in loaded.trials] == ["DONE", "UNFINISHED"] and loaded.state == "UNFINISHED"
 
 
+@pytest.mark.slow
 def test_a_resumed_session_tells_of_the_one_before(tmp_path: Path) -> None:
     options: dict[str, Any] = {"backend": "local", "devices": 1, "verbose": 0}
     with FluidExecutor(run_dir=tmp_path / "run", **options) as executor:
@@ -201,6 +209,7 @@ def test_trials_that_are_shown_as_one_are_one(executor: FluidExecutor) -> None:
         assert (found.best.iteration, found.best.value) == (2, 2)
 
 
+@pytest.mark.slow
 def test_all_groups_are_in_the_table_of_the_executor(executor: FluidExecutor) -> None:
     pytest.importorskip("pandas")
     handles = [executor.submit_trialgroup(TrialGroup([trial(f"t{n}")], name=f"g{n}")) for n in range(2)]
@@ -210,6 +219,7 @@ def test_all_groups_are_in_the_table_of_the_executor(executor: FluidExecutor) ->
     assert len(executor.dataframe("iteration")) == 6 and "group" not in handles[0].dataframe().columns
 
 
+@pytest.mark.slow
 def test_nothing_is_read_twice(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = executor.submit_trialgroup(TrialGroup([trial("a"), trial("b")]))
     assert handle.wait(PATIENCE)
@@ -231,6 +241,7 @@ def test_nothing_is_read_twice(executor: FluidExecutor, monkeypatch: pytest.Monk
     assert next(trial for _, trial in handle._live._made.values()) is made[0]
 
 
+@pytest.mark.slow
 def test_what_a_reader_changes_is_its_own(executor: FluidExecutor) -> None:
     given = [Trial(fall, {"lr": lr, "more": [1]}, budget=3, trial_id=name) for lr, name in ((1.0, "a"), (2.0, "b"))]
     handle = executor.submit_trialgroup(TrialGroup(given, search=Search("loss", "min")))
@@ -277,6 +288,7 @@ def test_a_deleted_folder_is_one_clear_error(executor: FluidExecutor) -> None:
     assert handle.best("loss").trial_id == "a"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_chosen_is_refused(executor: FluidExecutor) -> None:
     handle = executor.submit_trialgroup(TrialGroup([trial("a")]))
     assert handle.wait(PATIENCE)
@@ -290,6 +302,7 @@ def test_what_cannot_be_chosen_is_refused(executor: FluidExecutor) -> None:
         handle.load_checkpoint("a")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_loaded_into_an_object_of_the_class(tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
         group = TrialGroup([Trial(Model, {"width": 8}, budget=1_000_000, trial_id="a")])
@@ -312,6 +325,7 @@ def test_a_checkpoint_is_loaded_into_an_object_of_the_class(tmp_path: Path) -> N
         loaded.load_checkpoint()
 
 
+@pytest.mark.slow
 def test_forgotten_trials_keep_their_place(executor: FluidExecutor) -> None:
     group = TrialGroup([trial(name) for name in "abc"], search=Search("loss", "min"))
     handle = executor.submit_trialgroup(group)
@@ -343,6 +357,7 @@ def count_up(config: dict[str, Any], state: dict[str, int] | None) -> Iterator[t
         yield {"loss": 1.0 / count}, {"count": count}
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_a_function_is_its_state(tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
         handle = executor.submit_trialgroup(TrialGroup([Trial(count_up, budget=1_000_000, trial_id="a")]))
@@ -354,6 +369,7 @@ def test_the_checkpoint_of_a_function_is_its_state(tmp_path: Path) -> None:
     assert fluid.load(tmp_path / "run").trials[0].load_checkpoint() == {"count": found.iteration}
 
 
+@pytest.mark.slow
 def test_a_config_can_be_told_later(tmp_path: Path) -> None:
     options: dict[str, Any] = {"backend": "local", "devices": 1, "verbose": 0}
     with FluidExecutor(run_dir=tmp_path / "run", **options) as executor:
@@ -377,6 +393,7 @@ def test_a_config_can_be_told_later(tmp_path: Path) -> None:
             assert resumed.handles[0].name == handle.name
 
 
+@pytest.mark.slow
 def test_the_best_of_the_searchs_metric_is_read_alone(executor: FluidExecutor) -> None:
     group = TrialGroup([trial(str(lr), float(lr)) for lr in range(20, 0, -1)], search=Search("loss", "min"))
     handle = executor.submit_trialgroup(group)

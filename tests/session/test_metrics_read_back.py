@@ -139,12 +139,14 @@ def check_files(folder: Path, trials: list[str], values: list[Any]) -> None:
             assert not (bad := wrong(metrics, values, json_difference)), (trial_id, len(bad), bad[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["off", "lane"])
 def test_groups(backend: str, packing: str, values: list[Any], path: str, tmp_path: Path) -> None:
     with FluidExecutor(backend=backend, devices=1, packing=packing, run_dir=tmp_path / "run", verbose=0) as executor:
         check(executor, values, {form: (made_by, {"path": path}) for form, made_by in FORMS.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["yield", "class"])
 def test_sweeps(backend: str, form: str, values: list[Any], path: str, tmp_path: Path) -> None:
     listener = Reading(values)
@@ -180,6 +182,7 @@ def test_replays_on_a_virtual_clock(values: list[Any], path: str, tmp_path: Path
         assert not listener.wrong, listener.wrong[:3]
 
 
+@pytest.mark.slow
 def test_rows_of_a_fused_step(values: list[Any], path: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from fluid.fused import SGD, FusedTrainable, TensorData
@@ -215,6 +218,7 @@ def test_rows_of_a_fused_step(values: list[Any], path: str, tmp_path: Path) -> N
         assert any(result.rows > 1 for result in check(executor, some, trials))
 
 
+@pytest.mark.slow
 def test_tensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

@@ -101,6 +101,7 @@ def reported(run: Path) -> Counter[tuple[str, int, int]]:
     return Counter((line["trial"], line["iteration"], line["metrics"]["total"]) for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_driver_that_gets_notice_saves_its_trials_and_repeats_nothing_when_it_goes_on(
     tmp_path: Path, number: int, status: int
@@ -148,6 +149,7 @@ def test_a_second_signal_ends_the_driver_at_once(tmp_path: Path) -> None:
     assert driver.end()[0] == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_handler_of_the_users_own_stays(tmp_path: Path) -> None:
     own = DRIVER.replace(
         "trainable = {", "signal.signal(signal.SIGTERM, lambda *_: print('own', flush=True))\ntrainable = {"

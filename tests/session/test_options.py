@@ -65,6 +65,7 @@ def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"loss": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["fused", "auto"])
 def test_one_line_says_that_no_trial_can_be_fused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, packing: str

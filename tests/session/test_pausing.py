@@ -58,6 +58,7 @@ def steps_of(handle: TrialGroupHandle, trial_id: str) -> list[int]:
     return [result.metrics["step"] for result in handle.results() if result.trial_id == trial_id]
 
 
+@pytest.mark.slow
 def test_a_paused_trial_leaves_its_device_and_goes_on_in_its_process() -> None:
     with FluidExecutor(backend="local", devices=1, packing="off", verbose=0) as executor:
         handle = executor.submit_trialgroup(TrialGroup([trial("a", 40, 0.01), trial("b", 2)]))
@@ -76,6 +77,7 @@ def test_a_paused_trial_leaves_its_device_and_goes_on_in_its_process() -> None:
                 change("x")
 
 
+@pytest.mark.slow
 def test_waiting_goes_on_until_a_paused_trial_is_resumed() -> None:
     with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
         handle = executor.submit_trialgroup(TrialGroup([trial("a", 3)]))

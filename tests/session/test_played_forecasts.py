@@ -43,6 +43,7 @@ class Watcher(fluid.TrialListener):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "seconds"), [("asha", 0.15), ("hyperband", 0.08), ("random", 0.04)])
 def test_a_sweep_is_forecast_while_it_runs(algorithm: str, seconds: float, tmp_path: Any) -> None:
     watcher = Watcher()
@@ -71,6 +72,7 @@ def test_a_sweep_is_forecast_while_it_runs(algorithm: str, seconds: float, tmp_p
     assert isinstance(searches, PlayedForecasts)
 
 
+@pytest.mark.slow
 def test_a_handle_waits_for_its_first_play(tmp_path: Any) -> None:
     with FluidExecutor(backend="local", devices=1, max_packing=1, verbose=0, run_dir=tmp_path / "run") as executor:
         search = Search("loss", "min", trials=4)
@@ -83,6 +85,7 @@ def test_a_handle_waits_for_its_first_play(tmp_path: Any) -> None:
         assert forecast.seconds[0.5] > 2 * 20 * 0.05
 
 
+@pytest.mark.slow
 def test_plays_rest_for_99_times_what_they_took(tmp_path: Any) -> None:
     with FluidExecutor(backend="local", devices=1, max_packing=1, verbose=0, run_dir=tmp_path / "run") as executor:
         search = Search("loss", "min", trials=400)
@@ -121,6 +124,7 @@ def test_the_processor_time_of_a_thread_is_its_own() -> None:
     assert thread_seconds() - began < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["trial", "lane"])
 def test_what_trials_hold_devices_for_beside_their_iterations_counts(tmp_path: Any, isolation: str) -> None:
     class Slow:

@@ -74,6 +74,7 @@ def left_by(folder: Path, number: int) -> set[str]:
     return {path.name for path in folder.glob(f"{number}/*")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [False, True])
 def test_what_a_trial_has_under_way_is_done_before_the_next_one_begins(
     executor: Any, tmp_path: Path, raises: bool
@@ -87,6 +88,7 @@ def test_what_a_trial_has_under_way_is_done_before_the_next_one_begins(
     eventually(lambda: left_by(tmp_path, 1) == LATE)
 
 
+@pytest.mark.slow
 def test_where_trials_share_a_process_it_is_done_as_that_ends(executor: Any, tmp_path: Path) -> None:
     with executor(isolation="lane") as session:
         trials = [Trial(leave_late, {"folder": str(tmp_path), "number": number}) for number in range(2)]
@@ -137,6 +139,7 @@ def clean_up_slowly(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         Path(config["path"]).touch()
 
 
+@pytest.mark.slow
 def test_a_clean_up_that_takes_its_time_is_not_cut_off_as_the_session_ends(
     executor: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

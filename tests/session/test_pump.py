@@ -385,6 +385,7 @@ class Poisoner:
         return self.poison
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [SystemExit, Unreadable, ImportError])
 def test_what_raises_where_it_is_unpickled_is_its_trials_problem(
     local: FluidExecutor, error: type[BaseException]
@@ -446,6 +447,7 @@ def _add(executor: FluidExecutor, handle: TrialGroupHandle, trial: Trial) -> Tri
     return handle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [_submit, _add])
 @pytest.mark.parametrize("first", [_submit, _add])
 def test_an_accepted_trial_runs_with_its_own_config(
@@ -471,6 +473,7 @@ def test_an_accepted_trial_runs_with_its_own_config(
     assert others[1].wait(PATIENCE) and others[1].states == {"group-2": "DONE"}
 
 
+@pytest.mark.slow
 def test_one_of_many_threads_that_submit_one_id_is_accepted(local: FluidExecutor, aside: ThreadPoolExecutor) -> None:
     threads, rounds = 4, 10
     together = threading.Barrier(threads)

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fluid.executor import FluidExecutor
 from fluid.resources import Device
 from fluid.session.handle import executor_facts
@@ -34,6 +36,7 @@ def test_a_handle_shows_its_group(tmp_path: Path) -> None:
     assert f"{tmp_path}/run" in executor._repr_html_()
 
 
+@pytest.mark.slow
 def test_trials_that_a_closed_executor_has_dropped_are_interrupted(tmp_path: Path) -> None:
     with FluidExecutor("local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
         handle = executor.submit_trialgroup(TrialGroup([Trial(train, {"lr": 1.0, "steps": 10**9}, budget=10**9)]))

@@ -58,6 +58,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FluidExecutor
         yield made
 
 
+@pytest.mark.slow
 def test_the_submitter_answers(executor: FluidExecutor) -> None:
     listener = Answering()
     trials = [Trial(ask, {"name": name}, trial_id=name) for name in ("x", "y", "z")]
@@ -118,6 +119,7 @@ def test_the_wait_for_an_answer_is_no_time_of_the_iteration(executor: FluidExecu
     assert handle.makespan is not None and listener.results[0].seconds < 0.9
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_closed_does_not_wait_for_an_answer(tmp_path: Path) -> None:
     asked = threading.Event()
     kept: list[TrialRequest] = []

@@ -183,6 +183,7 @@ def require_each_once(folder: Path, where: Any) -> None:
         assert all(iteration in told[trial_id] for trial_id, iteration in was_told), where
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_write_loses_and_repeats_no_iteration(
     writes: list[tuple[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -465,6 +466,7 @@ def test_what_has_changed_of_an_imported_class_is_named(
     assert "Net.step changed between two sessions" in fluid.load(folder).notes[0]
 
 
+@pytest.mark.slow
 def test_trainables_can_be_given_to_a_session_that_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def make(version: int) -> Any:
         def step(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -567,6 +569,7 @@ def test_results_that_were_deleted_meanwhile_are_missed(ended: Path) -> None:
             list(executor.handles[0].results())
 
 
+@pytest.mark.slow
 def test_results_before_and_after_a_resume_are_one_row(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options: dict[str, Any] = {"backend": "local", "devices": 1, "verbose": 0}

@@ -95,6 +95,7 @@ def kept(folder: Path, name: str) -> list[int]:
     return whole
 
 
+@pytest.mark.slow
 def test_the_last_of_each_trial_is_kept(tmp_path: Path) -> None:
     trials = [valley("done"), valley("extended"), valley("failed", raises_at=3), valley("endless", budget=10**6)]
     with executor(tmp_path, "last", max_failures=0) as session:
@@ -118,6 +119,7 @@ def lines(folder: Path, name: str) -> list[str]:
     return [line for line in (folder / "results.jsonl").read_text().splitlines() if json.loads(line)["trial"] == name]
 
 
+@pytest.mark.slow
 def test_of_a_failed_trial_the_newest_good_one_is_kept(tmp_path: Path) -> None:
     with executor(tmp_path, "last", max_failures=0) as session:
         handle = session.submit_trialgroup(TrialGroup([valley("a", budget=2, raises_at=4)]))
@@ -138,6 +140,7 @@ def files_of(folder: Path, name: str) -> set[str]:
     return {path.parent.name for path in folder.glob(f"trials/{name}/*/[0-9]*")}
 
 
+@pytest.mark.slow
 def test_the_last_is_kept_where_no_process_is_left(tmp_path: Path) -> None:
     """Each trial ends with the only process of its device."""
     with executor(tmp_path, "last", max_failures=0, max_packing=1, spare_lanes=0) as session:
@@ -150,12 +153,14 @@ def test_the_last_is_kept_where_no_process_is_left(tmp_path: Path) -> None:
     assert [kept(tmp_path, name) for name in "abc"] == [[2]] * 3
 
 
+@pytest.mark.slow
 def test_the_last_of_processes_that_are_gone_is_kept_before_all_is_closed(tmp_path: Path) -> None:
     with executor(tmp_path, "last", max_failures=0, devices=1, spare_lanes=0) as session:
         assert session.submit_trialgroup(TrialGroup([dies("a")])).wait(PATIENCE)
     assert kept(tmp_path, "a") == [2]
 
 
+@pytest.mark.slow
 def test_the_best_are_kept_where_no_process_is_left(tmp_path: Path) -> None:
     with executor(tmp_path, "best:2", max_failures=0, max_packing=1) as session:
         trials = [dies(name, best=2, floor=floor) for name, floor in zip("abc", (0.5, 0.1, 0.2), strict=True)]
@@ -167,6 +172,7 @@ def test_the_best_are_kept_where_no_process_is_left(tmp_path: Path) -> None:
         assert [kept(tmp_path, name) for name in "abc"] == [[], [2], [2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "is_left"), [("last", {"kept"}), ("none", set())])
 def test_forgetting_a_trial_deletes_its_checkpoints_where_no_process_is_left(
     tmp_path: Path, keep: str, is_left: set[str]
@@ -187,6 +193,7 @@ def test_forgetting_a_trial_deletes_its_checkpoints_where_no_process_is_left(
     assert files_of(tmp_path, "a") == is_left, "what was kept has come to the run folder"
 
 
+@pytest.mark.slow
 def test_what_is_forgotten_at_last_is_deleted_before_all_is_closed(tmp_path: Path) -> None:
     with executor(tmp_path, "none", max_failures=0, devices=1) as session:
         handle = session.submit_trialgroup(TrialGroup([dies("a"), valley("b", slow_save=1.0)]))
@@ -196,6 +203,7 @@ def test_what_is_forgotten_at_last_is_deleted_before_all_is_closed(tmp_path: Pat
     assert not list(tmp_path.glob("trials/*/checkpoints/*")), "also what a lane has saved since"
 
 
+@pytest.mark.slow
 def test_best_keeps_exactly_the_best_iteration_of_the_best_trials(tmp_path: Path) -> None:
     floors = [0.7, 0.2, 0.9, 0.0, 0.5, 0.1]
     trials = [valley(f"t{i}", best=1 + i % 3, floor=floor) for i, floor in enumerate(floors)]
@@ -205,6 +213,7 @@ def test_best_keeps_exactly_the_best_iteration_of_the_best_trials(tmp_path: Path
     assert found == {"t0": [], "t1": [2], "t2": [], "t3": [1], "t4": [], "t5": [3]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "shown", "expected"),
     [
@@ -223,6 +232,7 @@ def test_metrics_by_name(tmp_path: Path, search: Search, shown: Shown | None, ex
     assert kept(tmp_path, "a") == ([] if expected is None else [expected])
 
 
+@pytest.mark.slow
 def test_a_function_with_a_state_is_kept(tmp_path: Path) -> None:
     with executor(tmp_path, "best:1", devices=1) as session:
         group = TrialGroup([Trial(remembers, {"best": 3}, budget=5, trial_id="a")], search=SMALLEST)
@@ -230,6 +240,7 @@ def test_a_function_with_a_state_is_kept(tmp_path: Path) -> None:
     assert [one.iteration for one in kept_checkpoints(tmp_path, "a")] == [3]
 
 
+@pytest.mark.slow
 def test_the_best_iteration_is_there_with_its_result(tmp_path: Path) -> None:
     """Also where saving takes long, and the session ends at once."""
     with executor(tmp_path, "best:1", devices=1) as session:
@@ -239,6 +250,7 @@ def test_the_best_iteration_is_there_with_its_result(tmp_path: Path) -> None:
     assert kept(tmp_path, "a") == [3]
 
 
+@pytest.mark.slow
 def test_the_iteration_in_which_a_trial_is_stopped_can_be_the_best(tmp_path: Path) -> None:
     from waiting import eventually  # Drivers of other tests import this module without tests/ in their path.
 
@@ -260,12 +272,14 @@ def test_the_iteration_in_which_a_trial_is_stopped_can_be_the_best(tmp_path: Pat
     assert kept(run_dir, "a") == [last]
 
 
+@pytest.mark.slow
 def test_closing_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
     with executor(tmp_path, "last", devices=1) as session:
         assert session.submit_trialgroup(TrialGroup([valley("a", slow_save=3.0)])).wait(PATIENCE)
     assert kept(tmp_path, "a") == [4], "its process would have had two seconds to end"
 
 
+@pytest.mark.slow
 def test_loading_waits_for_what_is_being_saved(tmp_path: Path) -> None:
     with executor(tmp_path, "last", devices=1) as session:
         handle = session.submit_trialgroup(TrialGroup([valley("a", slow_save=1.0)]))
@@ -273,6 +287,7 @@ def test_loading_waits_for_what_is_being_saved(tmp_path: Path) -> None:
         assert handle.load_checkpoint("a").done == 4
 
 
+@pytest.mark.slow
 def test_a_group_without_a_metric_is_refused(tmp_path: Path) -> None:
     with executor(tmp_path, "best:1", devices=1) as session:
         for search in (None, Search(), Search("", "min")):
@@ -289,6 +304,7 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "session.json").exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_what_cannot_be_saved_which_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -300,6 +316,7 @@ def test_nothing_is_kept_of_what_cannot_be_saved_which_is_said_once(
     assert not list(tmp_path.glob("trials/*/kept"))
 
 
+@pytest.mark.slow
 def test_beyond_the_quota_nothing_further_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with executor(tmp_path, "last", devices=1, checkpoint_bytes="250kB") as session:
         group = TrialGroup([valley(f"t{i}", size=100_000) for i in range(4)])
@@ -313,6 +330,7 @@ def test_beyond_the_quota_nothing_further_is_kept(tmp_path: Path, caplog: pytest
     assert "is not kept: checkpoint_bytes is used up" in (tmp_path / "journal.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_better_one_of_the_same_trial_replaces_its_own_within_the_quota(tmp_path: Path) -> None:
     with executor(tmp_path, "best:1", devices=1, checkpoint_bytes=150_000) as session:
         group = TrialGroup([valley("a", best=4, size=100_000)], search=SMALLEST)
@@ -320,6 +338,7 @@ def test_a_better_one_of_the_same_trial_replaces_its_own_within_the_quota(tmp_pa
     assert kept(tmp_path, "a") == [4]
 
 
+@pytest.mark.slow
 def test_a_trial_that_cannot_be_saved_after_all_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with executor(tmp_path, "best:1", devices=1) as session:
         group = TrialGroup([valley("a", best=9, cannot_save=True)], search=SMALLEST)
@@ -331,6 +350,7 @@ def test_a_trial_that_cannot_be_saved_after_all_goes_on(tmp_path: Path, caplog: 
     assert (tmp_path / "trials/a/output.log").read_text().count("RuntimeError: not this one\n") == 1
 
 
+@pytest.mark.slow
 def test_forgetting_a_trial_leaves_what_is_kept_of_it(tmp_path: Path) -> None:
     with executor(tmp_path, "last", devices=1, max_failures=0) as session:
         handle = session.submit_trialgroup(TrialGroup([valley("a"), valley("b", budget=2, raises_at=3)]))
@@ -343,6 +363,7 @@ def test_forgetting_a_trial_leaves_what_is_kept_of_it(tmp_path: Path) -> None:
     assert (kept(tmp_path, "a"), kept(tmp_path, "b")) == ([4], [2])
 
 
+@pytest.mark.slow
 def test_what_falls_out_of_the_best_can_still_be_extended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with executor(tmp_path, "best:1", devices=1) as session:
         first = valley("first", best=4, floor=0.5)
@@ -414,6 +435,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("importable")
 def test_what_was_kept_survives_the_driver_and_the_session_that_goes_on(tmp_path: Path) -> None:
     killed_session(tmp_path, "best:1")
@@ -428,6 +450,7 @@ def test_what_was_kept_survives_the_driver_and_the_session_that_goes_on(tmp_path
     assert kept(tmp_path, "better") == [3], "the rule is that of the session"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("importable")
 def test_the_last_ones_survive_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     killed_session(tmp_path, "last")
@@ -442,6 +465,7 @@ def test_the_last_ones_survive_too(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "begins afresh" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_session_that_goes_on_may_keep_otherwise(tmp_path: Path) -> None:
     with executor(tmp_path, "last", devices=1) as session:
         assert session.submit_trialgroup(TrialGroup([valley("a")], search=SMALLEST)).wait(PATIENCE)

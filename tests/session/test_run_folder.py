@@ -179,6 +179,7 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("open_umask")
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_run_folder_is_for_its_owner_only(tmp_path: Path, exists: bool) -> None:
@@ -353,6 +354,7 @@ def test_a_deleted_lock_lets_no_second_session_in(tmp_path: Path, name: str) -> 
     FolderLock(tmp_path).release()
 
 
+@pytest.mark.slow
 def test_whoever_looks_whether_a_session_runs_keeps_none_from_beginning(tmp_path: Path) -> None:
     """Many readers look all the time, each for an instant."""
     FolderLock(tmp_path).release()
@@ -417,6 +419,7 @@ LIMITED = """
 """
 
 
+@pytest.mark.slow
 def test_files_that_reach_their_limit_end_the_session_which_goes_on_later(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     script, folder = tmp_path / "driver.py", tmp_path / "run"

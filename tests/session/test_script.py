@@ -84,6 +84,7 @@ def seen():
 """
 
 
+@pytest.mark.slow
 def test_a_trial_finds_what_the_script_has_set(tmp_path: Path) -> None:
     """In lanes that have loaded the modules, and in those that load them in the trial, after it was all set."""
     found = run_script(
@@ -260,6 +261,7 @@ SUBMIT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"], ids=["guarded", "not guarded"])
 def test_process_pools_and_workers_in_a_trial_find_functions_and_classes_of_the_script(
     tmp_path: Path, guard: str
@@ -273,6 +275,7 @@ def test_process_pools_and_workers_in_a_trial_find_functions_and_classes_of_the_
     assert found["found"] == [expected], found["stdout"]
 
 
+@pytest.mark.slow
 def test_a_script_without_a_file_has_names_too(tmp_path: Path) -> None:
     """As a notebook, or a program that is read from standard input."""
     text = "import runpy, sys\nprogram = open('program.py').read()\nimport subprocess\n"
@@ -397,6 +400,7 @@ def test_a_script_that_configures_no_logging_has_the_warnings_of_trials_in_their
     assert text.startswith("went wrong\nTraceback") and "training" not in text
 
 
+@pytest.mark.slow
 def test_a_trial_that_configures_logging_keeps_what_it_configures(tmp_path: Path) -> None:
     text = """
     import json, logging
@@ -423,6 +427,7 @@ def test_a_trial_that_configures_logging_keeps_what_it_configures(tmp_path: Path
     assert "of the trial" not in (tmp_path / "script.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_flood_of_records_ends_and_says_how_many_were_dropped(tmp_path: Path) -> None:
     found = run_script(
         tmp_path,
@@ -497,6 +502,7 @@ def test_a_handler_that_raises_and_calls_fluid_ends_nothing(tmp_path: Path) -> N
     assert found["heard"] == 3
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_resumed_has_the_settings_of_the_script_that_resumes(tmp_path: Path) -> None:
     text = """
     import json, os

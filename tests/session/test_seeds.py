@@ -20,6 +20,8 @@ from fluid.reports.tables.why import as_json
 from tests.seeded_programs import lines_of, two_runs
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 #: Seeds the generators that its first argument names; draws in trials, also from modules that they load first.
 PROGRAM = """
 import random, sys

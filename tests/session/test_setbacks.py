@@ -19,6 +19,8 @@ from fluid.lane.protocol import LaneOptions
 from fluid.session.handle import TrialGroupHandle
 from fluid.trialgroup import Trial, TrialGroup
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 90.0
 
 

@@ -137,6 +137,7 @@ def polite(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"found": look(), "pid": os.getpid()}
 
 
+@pytest.mark.slow
 def test_a_trial_finds_nothing_of_the_one_before(run: Any, tmp_path: Path) -> None:
     trials = [Trial(polite, budget=1, trial_id="first"), Trial(rude, {"folder": str(tmp_path)}, budget=1, trial_id="a")]
     found = run(*trials, Trial(polite, budget=1, trial_id="b"))
@@ -149,6 +150,7 @@ def test_a_trial_finds_nothing_of_the_one_before(run: Any, tmp_path: Path) -> No
     assert "hello" in (tmp_path / "run" / "trials" / "b" / "output.log").read_text()
 
 
+@pytest.mark.slow
 def test_trials_that_take_turns_have_each_their_own(take_turns: Any, tmp_path: Path) -> None:
     found = take_turns(
         Trial(rude, {"folder": str(tmp_path)}, budget=6, trial_id="a"), Trial(polite, budget=6, trial_id="b")
@@ -159,6 +161,7 @@ def test_trials_that_take_turns_have_each_their_own(take_turns: Any, tmp_path: P
     assert found["a"][0]["found"] != found["b"][0]["found"]
 
 
+@pytest.mark.slow
 def test_a_generator_that_yields_without_gradients_takes_nobodys(take_turns: Any) -> None:
     def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         import torch
@@ -173,6 +176,7 @@ def test_a_generator_that_yields_without_gradients_takes_nobodys(take_turns: Any
     assert found == {f"t{x}": [{"gradient": 2.0 * x}] * 4 for x in (1, 2, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_trial_without_streams_leaves_the_next_one_its_own(run: Any, tmp_path: Path, closed: bool) -> None:
     def close(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -288,6 +292,7 @@ def test_a_trial_whose_code_goes_on_ends_its_lane(tmp_path: Path) -> None:
     assert "trial 't0' has left, and its thread 'fluid-trial' still runs" in logs
 
 
+@pytest.mark.slow
 def test_a_lane_that_cannot_be_put_back_is_used_no_more(tmp_path: Path) -> None:
     def lower(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         import torch.distributed as dist

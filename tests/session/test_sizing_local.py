@@ -64,6 +64,7 @@ def test_a_local_backend_parks_devices_and_uses_them_again() -> None:
         assert backend.poll(timeout=0.0) == []
 
 
+@pytest.mark.slow
 def test_idle_devices_are_parked_and_come_back_for_the_next_group(tmp_path: Path) -> None:
     backend = LocalBackend(devices(4), preload=[])
     with FluidExecutor(backend, packing="off", deadline="1h", run_dir=tmp_path / "run", verbose=0) as made:
@@ -96,6 +97,7 @@ def test_at_the_deadline_real_trials_are_saved_and_go_on_without_repeating(tmp_p
             assert rows == [(number, number) for number in range(1, len(rows) + 1)], "no iteration is repeated or lost"
 
 
+@pytest.mark.slow
 def test_a_sweep_in_an_executor_that_stays_open_ends_by_its_own_deadline(tmp_path: Path) -> None:
     space = {"seconds": uniform(0.05, 0.1)}
     with FluidExecutor("local", 2, packing="off", run_dir=tmp_path / "run", verbose=0) as made:
@@ -111,6 +113,7 @@ def test_a_sweep_in_an_executor_that_stays_open_ends_by_its_own_deadline(tmp_pat
         eventually(lambda: len(made.devices) == 2)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_its_own_is_unfinished_at_its_deadline_and_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def lanes_of(session: FluidExecutor) -> int:
     return session.status().devices[0].lanes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spares", [0, 1])
 def test_the_trial_of_a_killed_lane_goes_on_in_a_spare_one_with_what_it_had_loaded(
     spares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,7 @@ def losses(executor: FluidExecutor, *trials: Trial) -> list[Any]:
 # -- trainables
 
 
+@pytest.mark.slow
 def test_each_submission_has_the_trainable_as_it_is_then(executor: FluidExecutor, tmp_path: Path) -> None:
     trainable = Scaled(tmp_path)
     assert losses(executor, Trial(trainable), Trial(trainable)) == [1.0, 1.0]

@@ -33,6 +33,7 @@ def fails_at_first(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"number": 0}
 
 
+@pytest.mark.slow
 def test_each_trial_has_its_own(tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=2, run_dir=tmp_path / "run", verbose=0) as executor:
         trials = [Trial(writes, {"name": name}, budget=2, trial_id=name) for name in ("a", "b/c", "..")]
@@ -48,6 +49,7 @@ def test_each_trial_has_its_own(tmp_path: Path) -> None:
     assert all((tmp_path / "run") in folder.parents for folder in live.values() if folder is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["off", "lane"])
 def test_it_is_the_working_directory_if_asked_for(tmp_path: Path, packing: Any) -> None:
     home = os.getcwd()

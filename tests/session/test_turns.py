@@ -206,6 +206,7 @@ def in_rounds(tmp_path: Path) -> Iterator[FluidExecutor]:
         yield executor
 
 
+@pytest.mark.slow
 def test_real_trials_take_turns_in_one_process(in_rounds: FluidExecutor) -> None:
     trials = [Trial(train, {}, budget=4, trial_id=f"t{number}") for number in range(4)]
     results = list(in_rounds.submit_trialgroup(TrialGroup(trials)).results())
@@ -213,6 +214,7 @@ def test_real_trials_take_turns_in_one_process(in_rounds: FluidExecutor) -> None
     assert len({result.metrics["pid"] for result in results}) == 1
 
 
+@pytest.mark.slow
 def test_trials_are_stopped_added_and_extended_between_two_iterations(in_rounds: FluidExecutor) -> None:
     handle = in_rounds.submit_trialgroup(
         TrialGroup([Trial(train, {}, budget=30, trial_id=f"t{number}") for number in range(3)])
@@ -245,6 +247,7 @@ def test_a_trial_that_raises_leaves_the_others_in_the_lane_alone(in_rounds: Flui
     assert done == {"good": 5, "bad": 1}
 
 
+@pytest.mark.slow
 def test_a_trial_that_waits_for_its_turn_is_not_taken_to_hang(tmp_path: Path) -> None:
     trials = [
         Trial(train, {}, budget=60, trial_id="short", iteration_timeout_s=0.4),

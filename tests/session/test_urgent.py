@@ -15,6 +15,8 @@ from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.local import LocalBackend
 from fluid.reports.run.loader import load_run
 
+pytestmark = pytest.mark.slow
+
 
 def savable(config: dict[str, Any], state: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
     done = state or 0

@@ -81,6 +81,7 @@ def ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ram"
 
 
+@pytest.mark.slow
 def test_one_lane_loads_and_all_map_its_file(tmp_path: Path, ram: Path) -> None:
     found = results(tmp_path, trials=2 * LANES)
     assert len(loads(tmp_path)) == 1
@@ -92,6 +93,7 @@ def test_one_lane_loads_and_all_map_its_file(tmp_path: Path, ram: Path) -> None:
     assert list(ram.iterdir()) == [], "it is gone with the session"
 
 
+@pytest.mark.slow
 def test_without_host_memory_they_map_a_file_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "RAM_DISK", "/proc/there/is/none")
     (path,) = {metrics["path"] for metrics in results(tmp_path)}
@@ -100,12 +102,14 @@ def test_without_host_memory_they_map_a_file_on_disk(tmp_path: Path, monkeypatch
     assert len(loads(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_an_error_goes_to_the_trial_and_the_next_call_loads(tmp_path: Path) -> None:
     found = results(tmp_path, "raise")
     assert sorted(metrics["raised"] for metrics in found) == ["", "", "", "not today"]
     assert len(loads(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_lane_that_dies_while_it_loads_keeps_no_other_from_it(tmp_path: Path) -> None:
     results(tmp_path, "die")
     assert len(set(loads(tmp_path))) == 2

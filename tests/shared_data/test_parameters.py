@@ -93,6 +93,7 @@ def ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ram"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", [reports, Steps])
 def test_all_lanes_map_one_file(trainable: Any, tmp_path: Path, ram: Path) -> None:
     found = results(tmp_path, tune.with_parameters(trainable, **parameters()), trials=3 * LANES)
@@ -108,6 +109,7 @@ def test_all_lanes_map_one_file(trainable: Any, tmp_path: Path, ram: Path) -> No
     assert list(ram.iterdir()) == [], "it is gone with the session"
 
 
+@pytest.mark.slow
 def test_without_host_memory_they_map_a_file_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "RAM_DISK", "/proc/there/is/none")
     found = results(tmp_path, tune.with_parameters(reports, **parameters()), trials=LANES)
@@ -116,6 +118,7 @@ def test_without_host_memory_they_map_a_file_on_disk(tmp_path: Path, monkeypatch
     assert not os.path.exists(path), "it is gone with the session"
 
 
+@pytest.mark.slow
 def test_closures_and_small_parameters_stay_as_they_were(tmp_path: Path) -> None:
     rows = np.arange(ROWS)
 

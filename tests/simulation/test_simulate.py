@@ -295,6 +295,7 @@ def test_the_portfolio_beats_fifo_on_the_synchronous_shapes(algorithm: str, n: i
     assert portfolio.makespan < fifo.makespan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_portfolio_is_no_worse_than_the_papers_planners_in_the_mean(algorithm: str) -> None:
     logs: dict[str, list[float]] = {"static": [], "dynamic": []}

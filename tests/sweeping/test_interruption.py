@@ -129,6 +129,7 @@ def test_a_signal_ends_the_sweep_with_what_there_is(number: signal.Signals, stat
     assert fluid.load(tmp_path / "run").best.metrics["count"] > 0
 
 
+@pytest.mark.slow
 def test_a_sweep_hears_a_signal_that_another_thread_received(tmp_path: Path) -> None:
     with driver(DRIVER, tmp_path, False, least=20_000) as process:
         process.send_signal(signal.SIGINT)
@@ -137,6 +138,7 @@ def test_a_sweep_hears_a_signal_that_another_thread_received(tmp_path: Path) -> 
     assert out.startswith("cut ")
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_group_hears_a_signal_that_another_thread_received(tmp_path: Path) -> None:
     with driver(WAITER, tmp_path) as process:
         process.send_signal(signal.SIGINT)
@@ -144,6 +146,7 @@ def test_who_waits_for_a_group_hears_a_signal_that_another_thread_received(tmp_p
     assert out == "heard\n", err
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_rests_in_an_executor_that_stays_and_can_be_resumed(tmp_path: Path) -> None:
     with driver(SHARER, tmp_path, "first", least=2_000) as process:
         process.send_signal(signal.SIGINT)

@@ -48,6 +48,7 @@ def made_by_the_call(folder: Path) -> SweepResult:
     return sweep(run_dir=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [passed, in_force, made_by_the_call])
 def test_the_best_model_is_kept_whoever_made_the_executor(run: Callable[[Path], SweepResult], tmp_path: Path) -> None:
     for result in (run(tmp_path / "run"), fluid.load(tmp_path / "run")):
@@ -57,6 +58,7 @@ def test_the_best_model_is_kept_whoever_made_the_executor(run: Callable[[Path], 
     assert kept == {result.best.trial_id}, "of the other trials none is"
 
 
+@pytest.mark.slow
 def test_each_sweep_of_an_executor_keeps_its_best_and_plain_groups_keep_none(tmp_path: Path) -> None:
     with new(tmp_path) as executor:
         search = Search("loss", "min")
@@ -67,6 +69,7 @@ def test_each_sweep_of_an_executor_keeps_its_best_and_plain_groups_keep_none(tmp
     assert not (tmp_path / "trials/plain/kept").exists()
 
 
+@pytest.mark.slow
 def test_a_group_of_ones_own_keeps_its_best_if_its_search_says_so(tmp_path: Path) -> None:
     with new(tmp_path) as executor:
         search = Search("loss", "min", keeps_best=True)
@@ -78,6 +81,7 @@ def test_a_group_of_ones_own_keeps_its_best_if_its_search_says_so(tmp_path: Path
         Search(keeps_best=True)
 
 
+@pytest.mark.slow
 def test_what_the_user_asks_to_keep_is_kept_instead(tmp_path: Path) -> None:
     none = sweep(executor=new(tmp_path / "none", keep="none"))
     assert not list(tmp_path.glob("none/trials/*/kept"))
@@ -102,6 +106,7 @@ def test_a_best_without_any_checkpoint_says_how_there_would_be_one(caplog: pytes
     ]
 
 
+@pytest.mark.slow
 def test_a_sweep_that_goes_on_keeps_the_best_of_all_its_sessions(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = sweep(run_dir=folder, name="sweep", samples=2)
@@ -125,6 +130,7 @@ def test_what_is_of_an_executor_is_refused_where_there_is_one(is_passed: bool, t
             sweep(**{name: value}, executor=executor if is_passed else None)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_goes_on_goes_on_in_no_executor_that_there_is(tmp_path: Path) -> None:
     sweep(run_dir=tmp_path / "run", name="sweep", samples=2)
     with pytest.raises(InvalidFieldError, match="resume=True: goes on in an executor made from the folder"):
@@ -165,6 +171,7 @@ def test_a_call_that_refuses_its_arguments_leaves_an_executor_in_force_open(tmp_
         assert not executor.closed
 
 
+@pytest.mark.slow
 def test_a_call_that_refuses_its_arguments_leaves_an_executor_open_that_another_sweep_uses(tmp_path: Path) -> None:
     executor = new(tmp_path)
 

@@ -52,6 +52,7 @@ def kinds(result: SweepResult) -> dict[str, str]:
 # -- results without the metric
 
 
+@pytest.mark.slow
 def test_asha_with_validation_every_third_epoch(executor: FluidExecutor) -> None:
     result = sweep(executor, every_third, metric="val_loss", samples=9, budget=27, min_budget=3)
     assert not result.failures
@@ -379,6 +380,7 @@ def test_numbers_that_cannot_be_made_are_none(executor: FluidExecutor) -> None:
         sweep(executor, never, {"x": [0.0]}, samples=None, algorithm="grid", budget=1)
 
 
+@pytest.mark.slow
 def test_a_tensor_of_several_elements_is_no_number(executor: FluidExecutor) -> None:
     torch = pytest.importorskip("torch")
 

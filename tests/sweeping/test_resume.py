@@ -84,6 +84,7 @@ def outcome(result: SweepResult) -> list[Any]:
     return [(trial.trial_id, trial.iteration, trial.config["x"]) for trial in result.trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "samples"), [("sha", 9), ("hyperband", 17), ("random", 5), ("asha", 9), ("tpe", 5)]
 )
@@ -129,6 +130,7 @@ def test_a_function_that_returned_its_metrics_is_not_called_again(algorithm: str
     assert [trial.state for trial in again.trials] == [trial.state for trial in first.trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["asha", "sha", "hyperband", "random"])
 def test_a_sweep_goes_on_though_trials_failed_or_ended_by_themselves(algorithm: str, tmp_path: Path) -> None:
     space = {"x": uniform(0.0, 2.0)}
@@ -159,6 +161,7 @@ def test_trials_that_never_report_the_metric_fail_after_a_kill_too(algorithm: st
     assert result.best.value == min(trial.config["x"] / 9 for trial in result.trials if trial.trial_id not in silent)
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> None:
     from sweep_trainables import slow_curve
 
@@ -177,6 +180,7 @@ def test_a_sweep_goes_on_twice_though_its_trials_begin_again(tmp_path: Path) -> 
     assert outcome(resume(run_dir, slow_curve, space, samples=4, algorithm="sha")) == outcome(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["sha", "asha", "random"])
 @pytest.mark.parametrize("lost", [1, 3])
 def test_what_a_kill_kept_from_the_journal_is_in_its_place(algorithm: str, lost: int, tmp_path: Path) -> None:

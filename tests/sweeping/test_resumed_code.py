@@ -81,6 +81,7 @@ def interrupt(folder: Path, **options: Any) -> dict[str, str]:
 # -- code that was edited ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_edited_code_is_named_and_runs_in_trials_that_had_not_begun(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,6 +99,7 @@ def test_edited_code_is_named_and_runs_in_trials_that_had_not_begun(
     assert note in fluid.load(tmp_path / "run").notes and note in load_run(tmp_path / "run").notes
 
 
+@pytest.mark.slow
 def test_all_trials_that_have_not_ended_can_take_the_new_code(tmp_path: Path) -> None:
     before = interrupt(tmp_path / "run", algorithm="random")
     result = sweep(tmp_path / "run", second_version(), algorithm="random", code="new", max_concurrent=3)
@@ -113,6 +115,7 @@ def test_all_trials_that_have_not_ended_can_take_the_new_code(tmp_path: Path) ->
     assert again.best.load_checkpoint() == again.best.iteration
 
 
+@pytest.mark.slow
 def test_the_same_code_is_not_said_to_have_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     interrupt(tmp_path / "run", algorithm="random")
     result = sweep(tmp_path / "run", first_version(pause_s=0.1), algorithm="random", max_concurrent=3)
@@ -122,6 +125,7 @@ def test_the_same_code_is_not_said_to_have_changed(tmp_path: Path, caplog: pytes
 # -- trials that had failed --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_trials_that_all_failed_are_tried_again(algorithm: str, tmp_path: Path) -> None:
     if algorithm == "tpe":
@@ -139,6 +143,7 @@ def test_trials_that_all_failed_are_tried_again(algorithm: str, tmp_path: Path) 
     assert stood(again) == stood(result) == stood(fluid.load(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_failed_trial_goes_on_from_its_checkpoint(algorithm: str, tmp_path: Path) -> None:
     if algorithm == "tpe":
@@ -161,6 +166,7 @@ def test_a_failed_trial_goes_on_from_its_checkpoint(algorithm: str, tmp_path: Pa
 # -- limits of time ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["random", "asha", "sha", "tpe"])
 def test_a_sweep_goes_on_after_its_time_budget(algorithm: str, tmp_path: Path) -> None:
     if algorithm == "tpe":
@@ -201,6 +207,7 @@ def in_time(folder: Path, **options: Any) -> SweepResult:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [{"time_budget_s": 1.0}, {"deadline": 1.5}], ids=lambda limit: next(iter(limit)))
 def test_a_sweep_in_an_executor_in_force_goes_on_after_its_limit(limit: dict[str, float], tmp_path: Path) -> None:
     first = in_time(tmp_path / "run", **limit)
@@ -209,6 +216,7 @@ def test_a_sweep_in_an_executor_in_force_goes_on_after_its_limit(limit: dict[str
     assert result.state == "DONE" and [trial.iteration for trial in result.trials] == [9] * 6
 
 
+@pytest.mark.slow
 def test_a_sweep_without_samples_goes_on_without_its_limit(tmp_path: Path) -> None:
     def quick(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"loss": config["x"]}
@@ -223,6 +231,7 @@ def test_a_sweep_without_samples_goes_on_without_its_limit(tmp_path: Path) -> No
 # -- arguments ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -252,6 +261,7 @@ def test_what_is_about_resuming_needs_resume(options: dict[str, Any]) -> None:
         fluid.run(second_version(), SPACE, metric="loss", mode="min", **options)
 
 
+@pytest.mark.slow
 def test_fields_of_trials_may_be_others(tmp_path: Path) -> None:
     def here(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         while True:

@@ -35,6 +35,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", list(SWEEPS))
 def test_a_sweep_names_the_shape_of_its_algorithm(algorithm: str, executor: FluidExecutor) -> None:
     options, expected = SWEEPS[algorithm]

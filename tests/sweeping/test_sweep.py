@@ -79,6 +79,7 @@ def test_a_function_that_returns_its_metrics_runs_once(executor: FluidExecutor, 
     assert result.best.trial.state == "DONE"
 
 
+@pytest.mark.slow
 def test_a_function_that_returns_its_metrics_may_take_far_longer_than_others(
     executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

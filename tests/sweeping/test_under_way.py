@@ -72,6 +72,7 @@ def packing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FluidExecutor]
         yield made
 
 
+@pytest.mark.slow
 def test_asha_has_as_many_trials_under_way_as_packs_take(packing: FluidExecutor) -> None:
     result = fluid.run(
         Line, SPACE, metric="loss", mode="min", samples=96, budget=9, algorithm="asha", seed=1, executor=packing

@@ -114,6 +114,7 @@ def test_of_a_trial_that_is_killed_counts_what_it_had_reported(tmp_path: Path) -
     assert set(reported(tmp_path / "run")) <= set(noted(tmp_path))
 
 
+@pytest.mark.slow
 def test_at_its_deadline_a_session_has_reported_and_saved_what_was_computed(tmp_path: Path) -> None:
     with FluidExecutor("local", 2, packing="off", deadline=6.0, run_dir=tmp_path / "run", verbose=0) as executor:
         handle = executor.submit_trialgroup(group(tmp_path))
@@ -123,6 +124,7 @@ def test_at_its_deadline_a_session_has_reported_and_saved_what_was_computed(tmp_
     assert reported(tmp_path / "run") == noted(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -149,6 +151,7 @@ def test_what_a_sweep_has_computed_is_in_its_result(options: dict[str, object], 
         assert result.state == "UNFINISHED" and states == {"UNFINISHED"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [{"loss": 0.0}, Target(0.0)])
 def test_what_a_trial_does_after_it_was_stopped_does_not_count(stop: Any, tmp_path: Path) -> None:
     with FluidExecutor("local", 2, run_dir=tmp_path / "run", max_failures=0, verbose=0) as executor:

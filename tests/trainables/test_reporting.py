@@ -301,6 +301,7 @@ def test_a_class_does_not_report() -> None:
     assert "step() of a class returns them" in handle.failures["a"].message
 
 
+@pytest.mark.slow
 def test_in_lanes_it_is_paused_killed_kept_and_extended(tmp_path: Path) -> None:
     """The state comes back in other processes, whatever happens in between."""
     marker = tmp_path / "died"

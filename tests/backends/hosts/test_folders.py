@@ -129,6 +129,7 @@ def test_a_run_folder_that_another_planted_on_this_machine_is_not_used(
     home.leave(clear=True)
 
 
+@pytest.mark.slow
 def test_the_last_one_to_leave_puts_checkpoints_on_disk(ram: Path, session: SessionFolders) -> None:
     driver, lane = HostFolders(session, HERE), HostFolders(session, HERE)
     path = save(lane, "a", 3, "third")

@@ -91,6 +91,7 @@ def test_a_fault_that_it_reports_ends_the_lanes_of_the_gpu_and_new_ones_wait(
     assert not told & {"start_server", "quit", "terminate_client"}, "the daemon was asked, and told nothing"
 
 
+@pytest.mark.slow
 def test_a_death_without_a_fault_takes_no_other_lane_along(backend: LocalBackend, make_drive: Any) -> None:
     drive = type(make_drive())(backend)
     one, other = drive.lanes(0, 0)

@@ -101,6 +101,7 @@ def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
 PID_OF = "getattr(sys.modules.get('{}'), 'PID', None)"
 
 
+@pytest.mark.slow
 def test_modules_are_loaded_before_the_fork(
     make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_lanes_wait_for_what_they_are_to_have(
     assert [exited.lane_id for exited in exits_of(server)] == [0], "no other process held its connection"
 
 
+@pytest.mark.slow
 def test_no_lane_waits_for_what_is_loaded_late(
     make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +245,7 @@ def test_nothing_is_left_of_a_late_module_that_cannot_be_loaded(
     eventually(has_last)
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_last_lane_once_another_has_taken_its_place(
     make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Any
 ) -> None:
@@ -314,6 +317,7 @@ def test_what_a_lane_prints_itself_is_in_files_of_its_own(make_server: Any, fork
     assert (tmp_path / "logs/lane-0.log").read_text(encoding="utf-8") == "an error"
 
 
+@pytest.mark.slow
 def test_a_lane_that_prints_nothing_leaves_no_files(make_server: Any, fork: Any, tmp_path: Path) -> None:
     server = make_server()
     silent, loud = fork(server, 0), fork(server, 1)

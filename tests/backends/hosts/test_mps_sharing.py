@@ -282,6 +282,7 @@ def test_a_start_that_takes_too_long_is_tried_again_soon(fake: Fake, monkeypatch
 # --- Faults
 
 
+@pytest.mark.slow
 def test_after_a_fault_all_lanes_are_ended_and_come_back(
     fake: Fake, processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +318,7 @@ def test_after_a_fault_all_lanes_are_ended_and_come_back(
     assert not os.path.exists(daemon.pipe_folder)
 
 
+@pytest.mark.slow
 def test_a_fault_on_one_gpu_leaves_the_lanes_of_the_other_alone(
     backend: LocalBackend, make_drive: Any, processes: Any
 ) -> None:
@@ -418,6 +420,7 @@ def test_the_end_cancels_the_start(hurried: LocalBackend, processes: Any) -> Non
     assert processes.have_ended(PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_lane_that_dies_without_a_fault_takes_nobody_along(backend: LocalBackend, make_drive: Any) -> None:
     drive = type(make_drive())(backend)
     one, other = drive.lanes(0, 1)
@@ -460,6 +463,7 @@ def test_the_work_of_a_client_is_ended_before_it_is_killed(backend: LocalBackend
     assert fake.heard("terminate_client") == f"{server} {pid} alive\n"
 
 
+@pytest.mark.slow
 def test_a_client_is_killed_though_the_daemon_does_not_end_its_work(
     backend: LocalBackend, fake: Fake, make_drive: Any
 ) -> None:
@@ -474,6 +478,7 @@ def test_a_client_is_killed_though_the_daemon_does_not_end_its_work(
     eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
+@pytest.mark.slow
 def test_a_daemon_that_dies_is_noticed_though_no_lane_says_so(
     fake: Fake, make_drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +529,7 @@ def watchdog(fake: Fake) -> Iterator[MpsWatchdog]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_answer_has_failed_after_a_minute(
     watchdog: MpsWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,6 +541,7 @@ def test_a_daemon_that_does_not_answer_has_failed_after_a_minute(
     assert "temporarily unavailable" in watchdog.problem
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_answer_has_failed_at_the_third_check_if_a_lane_died(watchdog: MpsWatchdog) -> None:
     for _ in range(2):
         watchdog._check(lane_died=True)
@@ -584,6 +591,7 @@ def test_mps_is_given_up_if_its_watch_fails_again_and_again(
     made.close()
 
 
+@pytest.mark.slow
 def test_an_answer_renews_the_patience(watchdog: MpsWatchdog, fake: Fake) -> None:
     for _ in range(2):
         watchdog._check(lane_died=True)
@@ -594,6 +602,7 @@ def test_an_answer_renews_the_patience(watchdog: MpsWatchdog, fake: Fake) -> Non
     assert watchdog.problem == ""
 
 
+@pytest.mark.slow
 def test_lanes_share_by_time_slices_once_it_cannot_be_started_again(
     fake: Fake, make_drive: Any, monkeypatch: pytest.MonkeyPatch, processes: Any
 ) -> None:

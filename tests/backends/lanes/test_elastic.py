@@ -249,6 +249,7 @@ def test_a_trial_that_cannot_be_set_up_elsewhere_stays_where_it_is(submit: Calla
     assert {result.width for result in results} == {1.0} and len({str(r.metrics["pids"]) for r in results}) == 1
 
 
+@pytest.mark.slow
 def test_what_is_not_elastic_is_never_widened(submit: Callable[..., Any]) -> None:
     results = finished(submit("a", 30, Rigid))
     assert {result.width for result in results} == {1.0}
@@ -293,6 +294,7 @@ def seen(drive: Any) -> list[IterationDone]:
     return found
 
 
+@pytest.mark.slow
 def test_a_trial_trains_in_several_lanes_from_the_start(three: Any) -> None:
     lanes = tuple(three.lanes(0, 1, 2))
     three.backend.register("a", payload_of(Paced, {}))

@@ -187,6 +187,7 @@ def test_trials_run_only_on_devices_that_meet_what_they_require() -> None:
     assert set(seen["x2-gang"][0].device_ids) == {2, 3}
 
 
+@pytest.mark.slow
 def test_a_trial_that_asks_for_a_device_has_it_for_itself(executor: FluidExecutor, tmp_path: Path) -> None:
     wait = tmp_path / "go"
     alone = [Trial(Worker, {"wait": str(wait)}, trial_id=f"alone{k}", devices=1) for k in range(3)]

@@ -16,6 +16,8 @@ from fluid.resources import Device
 from fluid.session.handle import TrialGroupHandle
 from fluid.trialgroup import Trial, TrialGroup
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 90.0
 MIB = 1 << 20
 #: Of the device; nine tenths may be filled.

@@ -16,6 +16,8 @@ from fluid.cli import main
 from fluid.measure.profile import Profile
 from fluid.reports.run.loader import load_run
 
+pytestmark = pytest.mark.slow
+
 SLOW_S, FAST_S = 0.06, 0.01
 
 

@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("hpbandster")
 
+pytestmark = pytest.mark.slow
+
 DRIVER = """
 import sys, time
 import ConfigSpace

@@ -131,6 +131,7 @@ def by_hpbandster(optimizer: str, space: Any, seed: int, **options: Any) -> Any:
     return result
 
 
+@pytest.mark.slow
 @OPTIMIZERS
 def test_a_synchronous_run_has_the_configurations_of_hpbandsters_own(
     optimizer: str, space: Any, executor: FluidExecutor
@@ -146,6 +147,7 @@ def test_a_synchronous_run_has_the_configurations_of_hpbandsters_own(
     assert (True in picks) == (optimizer == "BOHB"), "the model was never asked"
 
 
+@pytest.mark.slow
 @OPTIMIZERS
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_budgets_are_iterations_and_the_same_seed_gives_the_same_without_a_model(
@@ -277,6 +279,7 @@ def test_a_bracket_is_forecast_while_it_runs(
     assert forecasts and all(0.0 < forecast.seconds[0.5] < 20.0 for forecast in forecasts)
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_the_optimizer_with_an_error_of_its_own(space: Any, tmp_path: Path) -> None:
     with (
         FluidExecutor("local", 2, run_dir=tmp_path, verbose=0, deadline=2.0) as own,
@@ -332,6 +335,7 @@ def test_generators_and_the_greatest_being_the_best(space: Any, executor: FluidE
     assert best == [first.index(max(first))]
 
 
+@pytest.mark.slow
 def test_what_the_user_has_of_a_result(space: Any, executor: FluidExecutor, tmp_path: Path) -> None:
     from hpbandster.core.result import json_result_logger, logged_results_to_HBS_result
 
@@ -407,6 +411,7 @@ def test_a_metric_that_is_not_reported_ends_the_run(report: Any, space: Any, exe
         run("HyperBand", space, wrong, executor=executor, **BUDGETS)
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_closed_meanwhile(space: Any, tmp_path: Path) -> None:
     executor = FluidExecutor(backend="local", devices=1, run_dir=tmp_path, verbose=0)
 
@@ -418,6 +423,7 @@ def test_an_executor_that_is_closed_meanwhile(space: Any, tmp_path: Path) -> Non
         run("BOHB", space, Descent, executor=executor, result_logger=Closes(), **BUDGETS)
 
 
+@pytest.mark.slow
 def test_an_executor_is_closed_unless_it_is_in_a_with_block(space: Any, tmp_path: Path) -> None:
     executor = FluidExecutor(backend="local", devices=1, run_dir=tmp_path, verbose=0)
     run("RandomSearch", space, Descent, max_budget=1, executor=executor)

@@ -27,6 +27,7 @@ def random_study(**options: Any) -> Any:
 # -- the study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_a_study_that_an_objective_knows_by_name_is_the_study(kind: str, tmp_path: Path) -> None:
     def run(way: Any) -> Any:
@@ -54,6 +55,7 @@ def test_a_study_that_an_objective_knows_by_name_is_the_study(kind: str, tmp_pat
     assert [trial.user_attrs for trial in got.trials] == [trial.user_attrs for trial in expected.trials]
 
 
+@pytest.mark.slow
 def test_the_study_in_a_lane_is_a_study_as_optunas_functions_take_it() -> None:
     storage = optuna.storages.InMemoryStorage()
     study = random_study(storage=storage, study_name="known")

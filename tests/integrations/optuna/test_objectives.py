@@ -85,6 +85,7 @@ def in_force(executor: FluidExecutor) -> None:
 # -- the same as study.optimize
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRUNERS)
 def test_every_pruner_decides_as_it_does_there(name: str) -> None:
     def make() -> Any:
@@ -170,6 +171,7 @@ def test_exceptions_fail_their_trial_and_end_the_study_unless_caught() -> None:
     assert_same(lambda: optuna.create_study(sampler=SAMPLERS["random"]()), objective, 4, catch=(LookupError,))
 
 
+@pytest.mark.slow
 def test_a_table_has_the_parameters_that_were_suggested(tmp_path: Path) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1), direction="maximize")
     with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
@@ -205,6 +207,7 @@ def test_callbacks_stop_and_the_limit_of_trials() -> None:
     assert len(assert_same(optuna.create_study, lambda trial: 1.0, 9, callbacks=[limit]).trials) == 5
 
 
+@pytest.mark.slow
 def test_the_positions_of_arguments_are_those_of_study_optimize(capsys: pytest.CaptureFixture[str]) -> None:
     study, seen = optuna.create_study(), []
     optimize(
@@ -277,6 +280,7 @@ def test_objectives_run_in_lanes_in_the_main_thread() -> None:
     assert all(trial.user_attrs["main"] for trial in study.trials)
 
 
+@pytest.mark.slow
 def test_objectives_share_data_and_processes_if_they_are_to(tmp_path: Path) -> None:
     def load(folder: str) -> list[float]:
         with Path(folder, "loads").open("a") as file:
@@ -296,6 +300,7 @@ def test_objectives_share_data_and_processes_if_they_are_to(tmp_path: Path) -> N
     assert (tmp_path / "loads").read_text().split() == ["load"] * 2, "once in each session, not in each process"
 
 
+@pytest.mark.slow
 def test_several_trials_at_once(tmp_path: Path) -> None:
     def objective(trial: Any) -> float:
         (tmp_path / str(trial.number)).touch()
@@ -327,6 +332,7 @@ def test_an_objective_whose_process_dies_starts_again_with_the_same_parameters(t
     assert states(study) == ["COMPLETE"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_an_objective_in_the_middle(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -74,6 +74,7 @@ PRUNERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:PatientPruner is experimental")
 @pytest.mark.parametrize("space", [SPACE, suggest], ids=["distributions", "function"])
 @pytest.mark.parametrize("name", PRUNERS)
@@ -220,6 +221,7 @@ def test_what_is_left_of_a_trial_is_dropped(executor: FluidExecutor) -> None:
 # --- Which executor
 
 
+@pytest.mark.slow
 def test_an_executor_outside_of_a_with_block_is_closed(tmp_path: Path) -> None:
     own = FluidExecutor(backend="local", devices=1, run_dir=tmp_path, verbose=0)
     study = run(optuna.create_study(), own, n_trials=2)
@@ -239,6 +241,7 @@ def test_the_executor_in_force_is_used(executor: FluidExecutor) -> None:
     assert len(executor.devices) == 2
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_closed_meanwhile_fails_what_runs(tmp_path: Path) -> None:
     study = enqueued(5.0, 6.0)
     with FluidExecutor(backend="local", devices=2, run_dir=tmp_path, verbose=0) as own:
@@ -254,6 +257,7 @@ def test_an_executor_that_is_closed_meanwhile_fails_what_runs(tmp_path: Path) ->
     assert states(study) == ["FAIL", "FAIL"]
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_the_study_with_an_error_of_its_own(tmp_path: Path) -> None:
     study = enqueued(5.0, 6.0)
     with (
@@ -438,6 +442,7 @@ def test_a_trial_that_hangs_fails_by_its_limit(executor: FluidExecutor, tmp_path
         run(study, executor, wait_for_a_file, **options)
 
 
+@pytest.mark.slow
 def test_an_objective_may_take_far_longer_than_the_others(
     executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

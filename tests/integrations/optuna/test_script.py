@@ -9,6 +9,8 @@ from script_runs import run_script
 
 pytest.importorskip("optuna")
 
+pytestmark = pytest.mark.slow
+
 
 def test_objectives_find_what_the_script_has_set_and_log_to_its_handlers(tmp_path: Path) -> None:
     found = run_script(

@@ -8,6 +8,8 @@ import pytest
 
 from tests.seeded_programs import two_runs
 
+pytestmark = pytest.mark.slow
+
 optuna = pytest.importorskip("optuna")
 
 PROGRAM = """

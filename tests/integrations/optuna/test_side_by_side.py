@@ -18,6 +18,8 @@ import fluid
 from fluid import Device, FluidExecutor
 from fluid.integrations.optuna import optimize
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 120.0
 
 

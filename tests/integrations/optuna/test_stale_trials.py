@@ -88,6 +88,7 @@ def interrupted_study(kind: str, folder: Path, number: int) -> Any:
     return optuna.load_study(study_name="left", storage=storage_of(kind, folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_killed_study_goes_on(kind: str, tmp_path: Path, executor: FluidExecutor) -> None:
     study = interrupted_study(kind, tmp_path, signal.SIGKILL)
@@ -103,6 +104,7 @@ def test_a_killed_study_goes_on(kind: str, tmp_path: Path, executor: FluidExecut
     assert [trial.system_attrs.get("retry_history") for trial in others] == [[0], [1], None]
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_leaves_nothing(tmp_path: Path, executor: FluidExecutor) -> None:
     study = interrupted_study("sqlite", tmp_path, signal.SIGINT)
     assert [trial.state for trial in study.trials] == [TrialState.FAIL] * 2
@@ -125,6 +127,7 @@ def test_a_trial_of_a_live_run_is_left_alone(executor: FluidExecutor) -> None:
     assert numbers == [unknown.number, parents.number]
 
 
+@pytest.mark.slow
 def test_a_process_has_one_attribute_of_a_study_and_its_trials_have_none(executor: FluidExecutor) -> None:
     study, stock = optuna.create_study(), optuna.create_study()
     for _ in range(2):

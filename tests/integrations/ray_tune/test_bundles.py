@@ -13,7 +13,7 @@ import ray
 
 from fluid import FluidExecutor, InvalidFieldError, Trial, TrialGroup, tune
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 TWO = tune.PlacementGroupFactory([{"CPU": 0.5}, {"CPU": 1.0}])
 

@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_pbt_on_an_own_run(cluster: str, tmp_path: Path) -> None:
     recorded_sweeps.sweep(tmp_path / "run", samples=12, algorithm="random")  # Its configs have a constant.
     benchmark = source_by_name(f"run:{tmp_path / 'run'}")
@@ -27,6 +28,7 @@ def test_pbt_on_an_own_run(cluster: str, tmp_path: Path) -> None:
     assert {trial.config["fixed"] for trial in found.played} == {3}
 
 
+@pytest.mark.slow
 def test_pbt(cluster: str, tmp_path: Path) -> None:
     benchmark = source_by_name("lcbench:3945", DATA)
     found, again, other = (

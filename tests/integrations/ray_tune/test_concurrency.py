@@ -14,7 +14,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 from fluid.integrations.ray_tune import FluidScheduler
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 def test_a_trial_that_goes_on_after_a_rung_keeps_its_place(cluster: str, executor: Any, tmp_path: Path) -> None:

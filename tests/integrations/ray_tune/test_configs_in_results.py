@@ -15,7 +15,7 @@ import ray.tune
 
 from fluid import tune
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 class Plain(ray.tune.Trainable):  # type: ignore[misc]

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 PATIENCE = 60.0
 
 
+@pytest.mark.slow
 def test_a_trial_continues_if_its_end_is_reported_after_the_decision_about_its_last_result(
     executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_the_controller_is_told_of_a_few_live_trials_at_a_time_however_far_lanes
     assert max(trial.iterations[-1] for trial in done.trials) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [{}, {"training_iteration": 100}, {"score": 99.5}], ids=["", "iterations", "metric"])
 def test_a_trial_may_say_it_is_done_in_the_last_iteration_that_it_was_granted(
     executor: Any, tmp_path: Path, stop: dict[str, float]

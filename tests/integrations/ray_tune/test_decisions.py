@@ -451,6 +451,7 @@ def test_halving_in_lock_step_stops_early_or_at_the_last_rung() -> None:
     assert [ended(controller, trial) for trial in trials] == [(Trial.TERMINATED, over) for over in (False, False, True)]
 
 
+@pytest.mark.slow
 def test_of_a_scheduler_that_is_not_known_every_stop_is_early() -> None:
     controller, [trial] = started(Fickle(**TIMED, max_t=9))
     controller.process(trial, result(9, 0.0))

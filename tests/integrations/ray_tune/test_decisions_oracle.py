@@ -257,6 +257,7 @@ def test_bohb_in_lock_step_never_decides_unannounced(
     run(scheduler, seed, books=synchronous_books, plain=plain, trials=30)
 
 
+@pytest.mark.slow
 @given(
     seed=SEEDS,
     plain=PLAIN,
@@ -294,6 +295,7 @@ def test_pb2_never_decides_unannounced(seed: int, interval: int, synch: bool) ->
     assert oracle.foreseen > 0 and oracle.decisions > 0
 
 
+@pytest.mark.slow
 @given(
     seed=SEEDS,
     plain=PLAIN,

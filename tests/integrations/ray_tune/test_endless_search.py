@@ -67,6 +67,7 @@ class Counts(Searcher):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheduler", "searcher"),
     [
@@ -114,6 +115,7 @@ def test_a_limit_on_pending_trials_that_the_user_sets_is_obeyed(
     assert watch.most_waiting <= 2
 
 
+@pytest.mark.slow
 def test_a_bracket_of_all_trials_of_an_endless_search_is_refused(executor: Any, tmp_path: Path) -> None:
     options = {
         "config": {"x": tune.uniform(0.0, 1.0)},

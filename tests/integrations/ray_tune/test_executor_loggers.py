@@ -13,7 +13,7 @@ from logger_heard import Heard
 
 from fluid.executor import FluidExecutor
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
 from tune_sweeps import sweep
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 VARIABLES = {"OMP_NUM_THREADS": "3,2", "COLOUR": "blue", "LONGER": "${COLOUR}ish ${UNSET}"}
 

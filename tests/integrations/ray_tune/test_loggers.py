@@ -136,6 +136,7 @@ def sweep(executor: FluidExecutor, **options: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_the_files_are_the_same(executor: FluidExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = []
     for where in ("driver", "apart"):
@@ -448,6 +449,7 @@ def sweep_with_killer(iterations: set[int], folder: Path) -> Any:
         )
 
 
+@pytest.mark.slow
 def test_another_process_goes_on_where_one_dies(cluster: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         (trial,) = sweep_with_killer({5, 30}, tmp_path).trials
@@ -462,6 +464,7 @@ def test_another_process_goes_on_where_one_dies(cluster: str, tmp_path: Path, ca
         assert [int(row["training_iteration"]) for row in csv.DictReader(file)][-1] == 50
 
 
+@pytest.mark.slow
 def test_a_process_that_keeps_dying_ends_the_sweep(cluster: str, tmp_path: Path) -> None:
     with pytest.raises(Exception) as caught:
         sweep_with_killer(set(range(5, 50, 5)), tmp_path)

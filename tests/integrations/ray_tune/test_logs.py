@@ -68,6 +68,7 @@ def test_an_upload_that_runs_has_emptied_the_file(trial: SimpleNamespace, tmp_pa
     assert remote.read_text() == LINES
 
 
+@pytest.mark.slow
 def test_an_upload_that_failed(trial: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise OSError("no space left")

@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 from fluid import FluidExecutor, tune
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 _SCRIPT = """
 import logging, os, shutil, subprocess, sys, warnings
@@ -97,7 +97,6 @@ def _run(system: str, address: str, folder: Path) -> tuple[list[str], list[str],
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_the_lines_and_files_are_those_of_ray_tune(ray_cluster: str, tmp_path: Path) -> None:
     results = []
     for system in ("stock", "fluid"):

@@ -57,6 +57,7 @@ class Steps(tune.Trainable):
         return {**self.facts, "done": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", [reports, Steps])
 def test_tensors_are_mapped_and_arrays_stay_in_the_object_store(
     trainable: Any, executor: FluidExecutor, tmp_path: Path
@@ -111,6 +112,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_processes_forked_from_one_draw_different_ids() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", FORKS]

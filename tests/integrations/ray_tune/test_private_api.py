@@ -132,6 +132,7 @@ def test_a_wrapper_without_a_controller_is_refused() -> None:
         private_api.controller_of(SimpleNamespace())
 
 
+@pytest.mark.slow
 def test_releases_before_2_43_are_imported() -> None:
     """Ray 2.9 to 2.42 have neither ``ray.tune.Checkpoint`` nor the name of the variable with callbacks."""
     program = """

@@ -47,6 +47,7 @@ def fresh(request: pytest.FixtureRequest, cluster: str, tmp_path: Path) -> Itera
         yield executor
 
 
+@pytest.mark.slow
 def test_each_trial_of_a_sweep_reaches_the_actor(counter: Any, fresh: FluidExecutor, tmp_path: Path) -> None:
     """By its config, a closure, a pool, a queue or its name: each trial in a process that is new to Ray."""
     pool, queue = ActorPool([counter]), Queue(actor_options={"num_cpus": 0})
@@ -72,6 +73,7 @@ def test_each_trial_of_a_sweep_reaches_the_actor(counter: Any, fresh: FluidExecu
     assert ray.get(counter.add.remote(0)) == len(hows)
 
 
+@pytest.mark.slow
 def test_trials_without_tune_reach_actors_and_objects(counter: Any, fresh: FluidExecutor) -> None:
     amount = ray.put(3)
 

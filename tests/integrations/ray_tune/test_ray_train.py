@@ -145,6 +145,7 @@ def test_ray_has_the_cpus_with_the_local_backend() -> None:
     assert known.answer(trial, 2, wanted(8, of_ray=False)) is None
 
 
+@pytest.mark.slow
 def test_a_trainer_is_no_trainable() -> None:
     """As with Ray Tune alone."""
     trainer = DataParallelTrainer(print)

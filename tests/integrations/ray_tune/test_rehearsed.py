@@ -191,6 +191,7 @@ def test_trials_start_and_end_when_they_do_on_the_virtual_clock(rehearse: Rehear
     assert len({span.start_time for span in spans}) > 1
 
 
+@pytest.mark.slow
 def test_a_population_goes_on_from_the_iteration_of_its_better_members(rehearse: Rehearse) -> None:
     def population() -> PopulationBasedTraining:
         mutations = {"x": tune.uniform(0.0, 1.0)}

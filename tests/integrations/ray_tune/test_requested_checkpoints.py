@@ -58,6 +58,7 @@ def saves_now_and_then(config: dict[str, Any]) -> None:
             ray.tune.report({"score": float(steps)}, checkpoint=ray.tune.Checkpoint.from_directory(folder))
 
 
+@pytest.mark.slow
 def test_a_trainable_that_asks_in_its_result(executor: Any, tmp_path: Path) -> None:
     done = sweep(Asks, tmp_path, executor, OPTIONS)
     assert [trial.checkpoints for trial in done.trials] == [OF_ASKED, OF_ASKED]
@@ -86,6 +87,7 @@ def test_a_logger_that_asks_is_warned_of_and_obeyed_from_then_on(
     assert "of a later iteration than the result" in caplog.text
 
 
+@pytest.mark.slow
 def test_callbacks_that_only_read_let_trials_run_ahead(executor: Any, tmp_path: Path) -> None:
     # A trial that waits for Tune after each iteration is extended each time.
     from fluid.session.handle import TrialGroupHandle

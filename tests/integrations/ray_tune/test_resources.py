@@ -104,6 +104,7 @@ def column(sweep: Sweep, name: str) -> list[list[Any]]:
 # --- What a trial is given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trainable",
     [tune.with_resources(Shows, by_config), tune.with_resources(show_too, by_config), Defaults],
@@ -181,6 +182,7 @@ class Weighs(Counts):
             further.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("request_", "most"), [({"cpu": 2}, 1), ({"cpu": 1, "seat": 1}, 1), ({"cpu": 1}, 2)])
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_as_many_trials_run_at_once_as_ray_has_what_they_request(
@@ -210,6 +212,7 @@ def test_a_concurrency_that_is_given_comes_before_requests(run: Run, executor: F
     assert together(run(Counts, scheduler=free, resources_per_trial={"cpu": 2}, **options)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "most"), [(0.5, 2), (0.3, 3), (0.9, 1)])
 def test_a_share_bounds_the_trials_on_a_device(run: Run, cluster: str, tmp_path: Path, share: float, most: int) -> None:
     with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as one:
@@ -218,6 +221,7 @@ def test_a_share_bounds_the_trials_on_a_device(run: Run, cluster: str, tmp_path:
     assert max(map(max, column(done, "together"))) <= most
 
 
+@pytest.mark.slow
 def test_a_custom_resource_is_a_tag_of_devices(run: Run, cluster: str, tmp_path: Path) -> None:
     devices = [Device(0), Device(1, tags=("licence",))]
     with FluidExecutor(backend="local", devices=devices, run_dir=tmp_path / "run", verbose=0) as two:

@@ -9,6 +9,8 @@ from script_runs import run_script
 
 pytest.importorskip("ray")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.ray
 def test_trials_find_arguments_settings_and_names_of_the_script(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import fluid
 from fluid import FluidExecutor, tune
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ray_tune = pytest.importorskip("ray.tune")
 
 

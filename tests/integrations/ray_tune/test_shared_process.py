@@ -14,7 +14,7 @@ from ray import tune
 import fluid
 from fluid import FluidExecutor
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster"), pytest.mark.slow]
 
 
 class Watch(tune.Callback):

@@ -19,7 +19,7 @@ from waiting import eventually
 
 from fluid import Device, FluidExecutor, InvalidFieldError, Trial, TrialGroup, tune
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 PATIENCE = 120.0
 
@@ -149,7 +149,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_ray_is_started_once_and_outlives_the_thread_that_needed_it_first(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("FLUID_RUNS", str(tmp_path / "runs"))

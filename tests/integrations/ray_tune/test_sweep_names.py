@@ -64,6 +64,7 @@ def trials_in(folder: str) -> list[int]:
     return [trial.config["x"] for trial in ExperimentAnalysis(folder).trials]
 
 
+@pytest.mark.slow
 def test_sweeps_without_a_name(executor: Any, tmp_path: Path, one_second: str) -> None:
     paths = []
     for x in range(4):
@@ -82,6 +83,7 @@ def test_tuners_without_a_name(executor: Any, tmp_path: Path, one_second: str) -
     assert [[one.config["x"] for one in grid] for grid in grids] == [[0], [1]]
 
 
+@pytest.mark.slow
 def test_sweeps_of_one_name_in_other_storages(executor: Any, tmp_path: Path, one_second: str) -> None:
     for x in range(3):
         options = {"storage_path": str(tmp_path / str(x)), "name": "mine", "verbose": 0, "executor": executor}

@@ -339,6 +339,7 @@ def test_a_result_that_does_not_say_goes_by() -> None:
     assert simulated.run() == [3]
 
 
+@pytest.mark.slow
 def test_the_schedulers_are_names_of_fluid_tune() -> None:
     assert {"SuccessiveHalvingScheduler", "SyncBOHB"} <= set(dir(tune))
     assert issubclass(tune.SyncBOHB, tune.SuccessiveHalvingScheduler)

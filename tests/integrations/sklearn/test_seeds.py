@@ -10,6 +10,8 @@ from tests.seeded_programs import two_runs
 
 pytest.importorskip("sklearn")
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import numpy as np
 from fluid.integrations.sklearn import FluidSearchCV

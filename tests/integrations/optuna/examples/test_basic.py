@@ -33,6 +33,7 @@ def bowl(trial: Any) -> float:
     return float(x * x + 3 * y)
 
 
+@pytest.mark.slow
 def test_a_quadratic_function() -> None:
     study = assert_same(seeded, bowl, 30)
     assert study.best_value < 1000.0

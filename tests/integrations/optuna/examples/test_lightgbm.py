@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("sklearn", reason="needs scikit-learn: make examples")
 lightgbm = pytest.importorskip("lightgbm", reason="needs LightGBM: make examples")

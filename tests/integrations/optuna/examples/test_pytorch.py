@@ -54,6 +54,7 @@ def maximizing() -> Any:
     return optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=5), pruner=pruner)
 
 
+@pytest.mark.slow
 def test_a_network_that_is_pruned() -> None:
     def objective(trial: Any) -> float:
         points, classes = data()

@@ -16,9 +16,12 @@ from sklearn.linear_model import SGDClassifier  # noqa: E402
 from sklearn.model_selection import cross_val_score, train_test_split  # noqa: E402
 from sklearn.svm import SVC  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::optuna.exceptions.ExperimentalWarning", "ignore:.*has been deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::optuna.exceptions.ExperimentalWarning", "ignore:.*has been deprecated:FutureWarning"
+    ),
+    pytest.mark.slow,
+]
 
 
 def maximizing(**options: Any) -> Any:

@@ -44,6 +44,7 @@ def parts() -> tuple[Any, Any, Any]:
     return xgboost.DMatrix(train_x, train_y, nthread=1), xgboost.DMatrix(valid_x, valid_y, nthread=1), valid_y
 
 
+@pytest.mark.slow
 def test_boosted_trees() -> None:
     def objective(trial: Any) -> float:
         train, valid, expected = parts()
@@ -78,6 +79,7 @@ class Reporting(xgboost.callback.TrainingCallback):  # type: ignore[misc]
         return False
 
 
+@pytest.mark.slow
 def test_a_callback_that_prunes() -> None:
     def objective(trial: Any) -> float:
         train, valid, _ = parts()
