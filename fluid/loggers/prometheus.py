@@ -10,7 +10,7 @@ from typing import Any
 from fluid._imports import try_import
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.loggers.values import writable
-from fluid.processes.strangers import HttpServer
+from fluid.processes.http import HttpServer
 from fluid.session.status import GroupStatus, Status
 
 with try_import("prometheus_client", extra="prometheus") as _imports:

@@ -16,7 +16,7 @@ from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.processes.strangers import HttpServer
+from fluid.processes.http import HttpServer
 from fluid.reports.page.html import html_page
 from fluid.reports.run.following import RunFollower
 
