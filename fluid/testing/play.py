@@ -15,6 +15,7 @@ from fluid.policies.engine import EngineState
 from fluid.testing.validate import validate_state
 
 _Command = TypeVar("_Command", bound=Command)
+_Event = TypeVar("_Event", bound=Event)
 
 #: Seconds from one tick to the next where time is real.
 _TICK_S = 0.005
@@ -37,7 +38,7 @@ class Session:
 
     Attributes:
         engine, backend: as given.
-        commands: all that the engine said, in order.
+        commands, events: all that the engine said, and all that it was told, in order.
 
     Example:
         >>> from fluid import Device
@@ -60,6 +61,7 @@ class Session:
     ) -> None:
         self.engine, self.backend = engine, backend
         self.commands: list[Command] = []
+        self.events: list[Event] = []
         self._checked, self._patience_s = checked, patience_s
         self._is_virtual = isinstance(backend, VirtualBackend)
         self.tell(*(DeviceAdded(backend.now(), device) for device in backend.devices()))
@@ -78,12 +80,17 @@ class Session:
         if self._checked:
             validate_state(self.engine)
         self.commands += commands
+        self.events += events
         self.backend.execute([command for command in commands if not isinstance(command, Notice)])
         return commands
 
     def told(self, kind: type[_Command]) -> list[_Command]:
         """Returns all commands and notices of a kind so far, in order."""
         return [command for command in self.commands if isinstance(command, kind)]
+
+    def heard(self, kind: type[_Event]) -> list[_Event]:
+        """Returns all events of a kind so far, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def is_over(self) -> bool:
