@@ -36,7 +36,7 @@ def run_sessions(steps: int, seeds: range) -> list[tuple[int, str]]:
     for folder in (_ROOT, _ROOT / "tests" / "engine"):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
-    from engine_session import random_session
+    from fluid.testing.random_sessions import random_session
 
     failed = []
     for seed in seeds:
