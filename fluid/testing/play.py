@@ -120,7 +120,7 @@ class Session:
         commands = self.tell(*events) if events else []
         if alarm_at <= (begun if events else backend.now()):
             return commands + self.tell(Alarm(backend.now()))
-        if not events and self._is_virtual and backend.now() < latest:
+        if not events and self._is_virtual and backend.now() - begun >= longest > 0.0:
             raise EngineError(f"nothing is to come, and trials have not ended:\n{self._stories()}")
         return commands
 

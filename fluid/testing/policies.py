@@ -93,7 +93,7 @@ class PolicyConformance(Suite):
             for trial_id, trial in [*session.state.trials.items()]:
                 if trial.state.ended:
                     session.handle(TrialForgotten(session.backend.now, trial_id))
-            kept = [*_trials_in(policy, session.state.trials.by_row, set())]
+            kept = [*trials_in(policy, session.state.trials.by_row)]
             assert not kept, f"session of seed {seed}: the policy keeps trials that were forgotten: {kept[:5]}"
 
 
@@ -119,8 +119,17 @@ class _Checked:
             yield proposal
 
 
+def trials_in(value: object, live: Mapping[int, TrialRecord]) -> Iterator[str]:
+    """What a policy holds of trials that are not there: their records, ids and rows, in containers and own objects.
+
+    Args:
+        value: the policy, after a session of a :class:`PolicyConformance`.
+        live: the records that there are, by row.
+    """
+    return _trials_in(value, live, set())
+
+
 def _trials_in(value: object, live: Mapping[int, TrialRecord], seen: set[int]) -> Iterator[str]:
-    """What a policy holds of trials that are not there: their records, ids and rows, in containers and own objects."""
     if id(value) in seen:
         return
     if isinstance(value, TrialRecord):

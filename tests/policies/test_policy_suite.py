@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from fluid.engine.core import SessionState
-from fluid.engine.events import GroupSubmitted, TrialSpec
+from fluid.engine.events import GroupSubmitted, TrialForgotten, TrialSpec
 from fluid.engine.policy import Policy, Preempt, Proposal
 from fluid.engine.records import TrialRecord
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
-from fluid.testing.policies import PolicyConformance
+from fluid.testing.policies import PolicyConformance, trials_in
 
-#: A session of few seconds in which trials come and go.
+#: Sessions in which trials come and go.
 SEEDS = range(3)
 
 
@@ -147,3 +147,12 @@ def test_a_policy_that_keeps_what_was_forgotten_is_found(what: str) -> None:
 
 def test_a_sound_policy_passes() -> None:
     assert type(suite_of(lambda core: Forgets(core, ""))).check() == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fluids_own_policies_keep_nothing_of_forgotten_trials(seed: int) -> None:
+    session, _ = suite_of(Broken).play(seed)
+    for trial_id, trial in [*session.state.trials.items()]:
+        if trial.state.ended:
+            session.handle(TrialForgotten(session.backend.now, trial_id))
+    assert not [*trials_in([vars(policy) for policy in session.state.policies], session.state.trials.by_row)]
