@@ -155,6 +155,7 @@ class BackendConformance(Suite):
     Example:
         >>> from fluid import Device
         >>> from fluid.backends.simulated import SimulatedBackend, Truth
+        >>> from fluid.testing.backends import BackendConformance
         >>> class TestSimulated(BackendConformance):
         ...     runs_code = False
         ...
@@ -233,6 +234,7 @@ class BackendConformance(Suite):
         done = session.iterations("a")
         assert done == list(range(1, len(done) + 1)) and len(done) == session.engine.trials["a"].progress.done >= seen
         assert session.ends() == {"a": "STOPPED", "b": "DONE"}
+        assert not session.told(KillLane), "the trial's lane told that it was left, and needed no kill"
 
     def test_what_lanes_finish_as_they_end_counts(self) -> None:
         session = self.open()

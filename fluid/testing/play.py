@@ -46,6 +46,8 @@ class Session:
         >>> from fluid.engine.commands import ReportEnd
         >>> from fluid.engine.events import GroupSubmitted, StopRequested, TrialSpec
         >>> from fluid.planners.portfolio import make_planner
+        >>> from fluid.policies.engine import EngineState
+        >>> from fluid.testing.play import Session
         >>> backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
         >>> session = Session(EngineState(make_planner("fifo")), backend)
         >>> _ = session.tell(GroupSubmitted(0.0, "group", (TrialSpec("a", budget=10),)))
@@ -120,7 +122,7 @@ class Session:
         commands = self.tell(*events) if events else []
         if alarm_at <= (begun if events else backend.now()):
             return commands + self.tell(Alarm(backend.now()))
-        if not events and self._is_virtual and backend.now() - begun >= longest > 0.0:
+        if not events and self._is_virtual and backend.now() - begun > _LONGEST_S / 2.0:
             raise EngineError(f"nothing is to come, and trials have not ended:\n{self._stories()}")
         return commands
 
@@ -161,6 +163,8 @@ def play(engine: EngineState, backend: Backend, *events: Event) -> list[Notice]:
         >>> from fluid.engine.commands import ReportEnd
         >>> from fluid.engine.events import GroupSubmitted, TrialSpec
         >>> from fluid.planners.portfolio import make_planner
+        >>> from fluid.policies.engine import EngineState
+        >>> from fluid.testing.play import play
         >>> backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
         >>> trials = (TrialSpec("a", budget=3), TrialSpec("b", budget=1))
         >>> told = play(EngineState(make_planner("fifo")), backend, GroupSubmitted(0.0, "group", trials))

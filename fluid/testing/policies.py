@@ -33,6 +33,7 @@ class PolicyConformance(Suite):
 
     Example:
         >>> from fluid.engine.policy import Policy
+        >>> from fluid.testing.policies import PolicyConformance
         >>> class TestNothing(PolicyConformance):
         ...     seeds = range(1)
         ...

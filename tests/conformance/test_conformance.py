@@ -22,7 +22,7 @@ import fluid
 from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import ReportEnd, StartTrial
-from fluid.engine.events import GroupSubmitted
+from fluid.engine.events import Event, GroupSubmitted, LaneReady, TrialPaused, TrialReleased, TrialSaved
 from fluid.lane.checkpoints.seal import damage_of
 from fluid.resources import Device
 from fluid.testing.backends import BackendConformance
@@ -286,3 +286,26 @@ _run_with(
     "test_methods_are_called_while_a_trial_runs_and_after",
     "test_what_a_trial_asks_reaches_its_submitter",
 )
+
+
+class Mute(SimulatedBackend):
+    """Never tells of some kind of event."""
+
+    def __init__(self, kind: type[Event]) -> None:
+        super().__init__(lambda _, config: Truth(config["seconds"]), [Device(0), Device(1)])
+        self._kind = kind
+
+    def poll(self, timeout: float | None = None) -> list[Event]:
+        return [event for event in super().poll(timeout) if not isinstance(event, self._kind)]
+
+
+@pytest.mark.parametrize("kind", [LaneReady, TrialPaused, TrialSaved, TrialReleased])
+def test_the_suite_finds_a_backend_that_does_not_answer(kind: type[Event]) -> None:
+    class Suite(BackendConformance):
+        runs_code = False
+
+        def make_backend(self, folder: Path) -> Backend:
+            return Mute(kind)
+
+    with pytest.raises(AssertionError, match=r"Suite\.test_\w+: "):
+        Suite.check()
