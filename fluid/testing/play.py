@@ -12,7 +12,7 @@ from fluid.engine.commands import Command, Notice
 from fluid.engine.core import EngineError
 from fluid.engine.events import Alarm, DeviceAdded, Event, Tick
 from fluid.policies.engine import EngineState
-from fluid.testing.validate import validate_state
+from fluid.testing.validate import validate_owners, validate_state
 
 _Command = TypeVar("_Command", bound=Command)
 _Event = TypeVar("_Event", bound=Event)
@@ -81,6 +81,7 @@ class Session:
         commands = self.engine.handle(*events)
         if self._checked:
             validate_state(self.engine)
+            validate_owners(self.engine)
         self.commands += commands
         self.events += events
         self.backend.execute([command for command in commands if not isinstance(command, Notice)])
