@@ -47,7 +47,7 @@ from fluid.measure.profile import Profile
 from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.results import journal
-from fluid.results.journal import encode, encode_profile, replay
+from fluid.results.journal import ProfileSaved, encode, replay
 from fluid.testing.fake_backend import Chances
 from fluid.testing.random_sessions import RandomSession
 from fluid.trialgroup import TrialState
@@ -366,7 +366,8 @@ def test_lines_of_unknown_kind_are_errors(entry: object, message: str) -> None:
 def test_the_newest_profile_is_recovered() -> None:
     profile = Profile()
     profile.observe("key", 2.0)
-    recovered = replay([json.dumps(encode_profile(Profile(), 0.0)), json.dumps(encode_profile(profile, 1.0))])
+    snapshots = [ProfileSaved(0.0, Profile().to_json()), ProfileSaved(1.0, profile.to_json())]
+    recovered = replay([json.dumps(encode(snapshot)) for snapshot in snapshots])
     assert recovered.profile is not None
     assert recovered.profile.seconds_per_iteration("key") == 2.0
 
