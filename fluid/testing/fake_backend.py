@@ -151,6 +151,7 @@ class FakeBackend:
     # -- what the engine asks ------------------------------------------------------------------------------
 
     def execute(self, commands: Sequence[Command]) -> None:
+        """Carries commands out: lanes find them in their inboxes."""
         for command in commands:
             if isinstance(command, StartLane):
                 assert command.lane_id not in self.lanes
@@ -572,6 +573,7 @@ class FakeBackend:
     # -- what is heard of it -------------------------------------------------------------------------------
 
     def lanes_with_news(self) -> list[Lane]:
+        """Returns the lanes of which something was not heard yet."""
         return [lane for lane in (*self.lanes.values(), *self.gone, self.copies) if lane.outbox]
 
     def collect(self, lane: Lane, count: int) -> list[Event]:

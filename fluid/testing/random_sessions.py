@@ -266,6 +266,7 @@ class RandomSession:
                 assert not paused or command.trial_id in resting[position + 1 :], command
 
     def answered(self, command: ReportCall) -> None:
+        """Checks the answer to a call: it is the first one, and the call was made when it was asked for."""
         asked = self.calls[command.trial_id]
         assert command.call_id in asked, f"{command} was answered already"
         reported, budget = asked[command.call_id]
@@ -282,6 +283,7 @@ class RandomSession:
         self.answers += 1
 
     def spec(self) -> TrialSpec:
+        """Draws a trial."""
         rng = self.rng
         self._next_trial += 1
         memory = MemoryNeed(rng.choice([0.0, 20.0]), rng.choice([5.0, 30.0, 60.0])) if rng.random() < 0.3 else None
@@ -354,6 +356,7 @@ class RandomSession:
         return False
 
     def submit(self, count: int) -> None:
+        """Submits a group of so many trials, some of which may be refused."""
         group_id = f"g{self._next_group + 1}"
         specs = tuple(self.spec() for _ in range(count))
         terms = self.terms()
@@ -370,6 +373,7 @@ class RandomSession:
         return GroupTerms(owner, priority, expected_trials=rng.choice([None, None, 3, 40]))
 
     def add_trial(self) -> None:
+        """Adds a trial to a group."""
         if self._next_group:
             self.request(TrialsAdded(self.backend.now, f"g{self.rng.randint(1, self._next_group)}", (self.spec(),)))
 
@@ -389,6 +393,7 @@ class RandomSession:
             self.handle(event)
 
     def stop(self) -> None:
+        """Stops a trial, after its iteration or at once."""
         if self.state.trials:
             trial_id = self.rng.choice(list(self.state.trials))
             self.handle(StopRequested(self.backend.now, trial_id, now=self.rng.random() < 0.4))
@@ -455,6 +460,7 @@ class RandomSession:
         self.refused(TrialsAdded(self.backend.now, f"g{self._next_group}", (TrialSpec(trial_id, 1),)))
 
     def refused(self, *events: Event) -> None:
+        """Tells the engine requests; it must refuse them, and a refusal must change nothing."""
         before = fingerprint(self.state)
         try:
             self.state.handle(*events)
@@ -464,6 +470,7 @@ class RandomSession:
             raise AssertionError(f"{events} was not refused")
 
     def submit_nonsense(self) -> None:
+        """Submits a group together with a request that cannot be: both must be refused."""
         self._next_group += 1
         good = GroupSubmitted(self.backend.now, f"g{self._next_group}", (self.spec(),))
         taken = TrialSpec(next(iter(self.state.trials)), 1) if self.state.trials else TrialSpec("x", 0)
@@ -486,6 +493,7 @@ class RandomSession:
         self.refused(good, self.rng.choice(bad))
 
     def add_device(self) -> None:
+        """Adds a device."""
         self._next_device += 1
         host = self.rng.choice(["here", "there"])
         speed = self.rng.choice([1.0, 1.0, 2.0])
@@ -502,11 +510,13 @@ class RandomSession:
         self.handle(DeviceAdded(self.backend.now, device))
 
     def lose_device(self) -> None:
+        """Loses a device, if there is one."""
         devices = self.state.occupancy.devices
         if devices:
             self.handle(DeviceLost(self.backend.now, self.rng.choice(devices).index))
 
     def drain_device(self) -> None:
+        """Drains a device, if there is one, until some time."""
         devices = self.state.occupancy.devices
         if devices:
             device = self.rng.choice(devices).index
@@ -516,6 +526,7 @@ class RandomSession:
         self.refused(DeviceDraining(self.backend.now, -1, 1.0))
 
     def note_drained(self, note: NoteDrained) -> None:
+        """Checks that a drain which has ended was asked for, and that its device is gone."""
         self.drained.append(note)
         if note.device_id is not None:
             retired = note.device_id in self.retired and note.device_id not in self.state.retirements.devices
@@ -551,11 +562,13 @@ class RandomSession:
         self.refused(DeviceRetained(self.backend.now, -1))
 
     def kill_lane(self) -> None:
+        """Kills a lane, if one runs."""
         alive = [lane_id for lane_id, lane in self.backend.lanes.items() if lane.ready and not lane.dead]
         if alive:
             self.backend.kill(self.rng.choice(alive))
 
     def work(self, steps: int) -> None:
+        """Has lanes take so many steps."""
         for _ in range(steps):
             self.backend.copy()
             if self.backend.lanes:
@@ -574,6 +587,7 @@ class RandomSession:
         return True
 
     def tick(self) -> None:
+        """Sends a Tick."""
         self.handle(Tick(self.backend.now))
 
     def alarm(self) -> None:
