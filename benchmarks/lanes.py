@@ -45,11 +45,12 @@ from salus_trace import (
 
 from fluid import Device, FluidExecutor, Trial, TrialGroup
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, Notice, ReportEnd
-from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
+from fluid.engine.commands import ReportEnd
+from fluid.engine.events import GroupSubmitted, TrialSpec
 from fluid.gpu.nvml import find_gpus, used_bytes
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
+from fluid.testing.play import Session
 
 HERE = Path(__file__).resolve().parent
 #: Seconds after which something has failed.
@@ -76,33 +77,15 @@ def simulate(trace: Sequence[TraceJob], way: str) -> list[float]:
         lane_policy="srtf" if takes_turns else None,
     )
     planner = make_planner("portfolio" if takes_turns else "fifo", c=1, d=1)
-    state = EngineState(planner, max_packing=1, turns=128 if takes_turns else 1, group_policy="fifo")
-    coming, ends = list(reversed(trace)), dict[str, float]()
-
-    def handle(events: Sequence[Event]) -> None:
-        commands: list[Command] = state.handle(*events)
-        backend.execute([command for command in commands if not isinstance(command, Notice)])
-        ends.update({each.trial_id: each.at for each in commands if isinstance(each, ReportEnd)})
-
-    handle([DeviceAdded(0.0, device) for device in backend.devices()])
-    while len(ends) < len(trace):
-        arrival = coming[-1].at if coming else math.inf
-        alarm = math.inf if state.alarm_at is None else state.alarm_at
-        following = backend.next_at()
-        if following > backend.now() and state.wants_tick:
-            handle([Tick(backend.now())])
-        elif alarm < min(following, arrival):
-            backend.clock.advance_to(max(alarm, backend.now()))
-            handle([Alarm(backend.now())])
-        elif arrival < following:
-            backend.clock.advance_to(max(arrival, backend.now()))
-            job = coming.pop()
-            spec = TrialSpec(job.name, job.iterations, profile_key=job.name)
-            handle([GroupSubmitted(backend.now(), job.name, (spec,))])
-        elif math.isinf(following):
-            raise RuntimeError(f"no event is left for {sorted(jobs.keys() - ends.keys())}")
-        else:
-            handle(backend.poll())
+    engine = EngineState(planner, max_packing=1, turns=128 if takes_turns else 1, group_policy="fifo")
+    session = Session(engine, backend, checked=False, patience_s=math.inf)
+    for job in trace:
+        while backend.now() < job.at:
+            session.step(latest=job.at)
+        spec = TrialSpec(job.name, job.iterations, profile_key=job.name)
+        session.tell(GroupSubmitted(job.at, job.name, (spec,)))
+    session.run()
+    ends = {end.trial_id: end.at for end in session.told(ReportEnd)}
     return [ends[job.name] for job in trace]
 
 

@@ -200,14 +200,21 @@ def ways_to_share(gpu: str | None) -> Generator[tuple[str, dict[str, str]], None
     if gpu is None:
         yield "one core", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         return
+    from fluid.gpu.mps_control import MpsError
+    from fluid.gpu.mps_support import unsupported_reason_here
     from fluid.gpu.nvml import describe_gpus
-    from fluid.mps import start_or_warn
+    from fluid.mps import MpsDaemon
 
     yield "time slices", {"CUDA_VISIBLE_DEVICES": gpu}
-    daemon, _ = start_or_warn([state for state in describe_gpus() if state.token == gpu])  # It logs why not.
-    if daemon is not None:
-        with daemon:
-            yield "MPS", daemon.lane_environment(gpu)
+    try:
+        if reason := unsupported_reason_here([state for state in describe_gpus() if state.token == gpu]):
+            raise MpsError(reason)
+        daemon = MpsDaemon([gpu])
+    except MpsError as error:
+        print(f"without MPS: {error}", file=sys.stderr)
+        return
+    with daemon:
+        yield "MPS", daemon.lane_environment(gpu)
 
 
 def measure(options: argparse.Namespace, names: list[str], gpu: str | None, name_of_device: str) -> dict[str, Any]:

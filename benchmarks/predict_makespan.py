@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, Notice, ReportEnd
+from fluid.engine.commands import Command, ReportEnd
 from fluid.engine.engine import EngineError
-from fluid.engine.events import Alarm, BudgetExtended, DeviceAdded, Event, GroupSubmitted, GroupTerms, Tick, TrialSpec
+from fluid.engine.events import BudgetExtended, Event, GroupSubmitted, GroupTerms, TrialSpec
 from fluid.forecasting.scenario import Runtimes, Scenario, Workload
 from fluid.measure.cohorts.tree import CohortTree, ConfigTexts, Prediction
 from fluid.measure.profile import Profile
@@ -22,6 +22,7 @@ from fluid.resources import Cluster, MemoryNeed
 from fluid.simulation.simulate import simulate
 from fluid.simulation.trial_outcomes import OracleProfile, TrialOutcomes
 from fluid.simulation.workloads import GroupRequest, Scores, make_algorithm
+from fluid.testing.play import Session
 
 #: How trials are predicted. "all known": runtimes and overheads are known from the start, in place of being measured.
 #: "known runtimes": overheads are measured. "cohorts" and "one key" know nothing at the start.
@@ -82,25 +83,16 @@ class Sweep:
         if way == "known runtimes":
             self.profile.cohorts[KEY] = self._known
         planner = make_planner("portfolio")
-        self._state = EngineState(planner, self.profile, max_packing=scenario.c, max_width=scenario.d)
+        engine = EngineState(planner, self.profile, max_packing=scenario.c, max_width=scenario.d)
+        self._session = Session(engine, self._backend, checked=False)
         self._open: set[str] = set()
 
     def run(self) -> float:
         """Returns the makespan, seconds."""
-        backend, state = self._backend, self._state
-        self._handle(DeviceAdded(0.0, device) for device in backend.devices())
         self._submit(self._algorithm.start())
         while self._open:
-            if backend.next_at() > backend.now() and state.wants_tick:
-                self._execute(state.handle(Tick(backend.now())))
-            elif state.alarm_at is not None and state.alarm_at < backend.next_at():
-                backend.clock.advance_to(max(state.alarm_at, backend.now()))
-                self._execute(state.handle(Alarm(backend.now())))
-            elif math.isinf(backend.next_at()):
-                raise EngineError(f"no event is left for the trials that have not ended: {sorted(self._open)}")
-            else:
-                self._handle(backend.poll())
-        return backend.now()
+            self._hear(self._session.step())
+        return self._backend.now()
 
     def _seconds(self, trial: int) -> float:
         return self._outcomes.pace(trial) * self._outcomes.slowdown(trial)
@@ -114,16 +106,11 @@ class Sweep:
         config["seed"] = int(rng.integers(10**6))
         return tuple(sorted((name, str(value)) for name, value in config.items()))
 
-    def _handle(self, events: Iterable[Event]) -> None:
-        commands = self._state.handle(*events)
-        self._execute(commands)
+    def _hear(self, commands: Iterable[Command]) -> None:
         ended = [command.trial_id for command in commands if isinstance(command, ReportEnd)]
         self._open.difference_update(ended)
         if ended:
             self._submit(self._algorithm.ended(sorted((int(trial_id), False) for trial_id in ended)))
-
-    def _execute(self, commands: Iterable[Command]) -> None:
-        self._backend.execute([command for command in commands if not isinstance(command, Notice)])
 
     def _submit(self, groups: list[GroupRequest]) -> None:
         now, events = self._backend.now(), list[Event]()
@@ -132,14 +119,14 @@ class Sweep:
             for wanted in group.requests:
                 trial_id, later = str(wanted.trial), wanted.follow_up_iterations
                 self._open.add(trial_id)
-                if trial_id in self._state.trials:
+                if trial_id in self._session.engine.trials:
                     events.append(BudgetExtended(now, trial_id, wanted.iterations, follow_up_iterations=later))
                 else:
                     fresh.append(self._spec(wanted.trial, wanted.iterations, later))
             if fresh:
                 events.append(GroupSubmitted(now, f"{now} {number}", tuple(fresh), GroupTerms("workload")))
         if events:
-            self._handle(events)
+            self._hear(self._session.tell(*events))
 
     def _spec(self, trial: int, budget: int, later: int) -> TrialSpec:
         # The oracle tells trials apart by their keys.

@@ -30,8 +30,8 @@ from rich.progress import track
 from rich.table import Table
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, NoteKeptWidth, NoteResize, Notice, Report, ReportEnd
-from fluid.engine.events import Alarm, DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
+from fluid.engine.commands import Command, NoteKeptWidth, NoteResize, Report, ReportEnd
+from fluid.engine.events import GroupSubmitted, TrialSpec
 from fluid.forecasting.scenario import Scenario
 from fluid.planners.arrangement import Arrangement, Replanner
 from fluid.planners.instance import Instance
@@ -41,6 +41,7 @@ from fluid.policies.engine import EngineState
 from fluid.reports.analysis.resizes import TimedIteration, realised_gain
 from fluid.resources import Cluster
 from fluid.simulation.trial_outcomes import OracleProfile
+from fluid.testing.play import Session
 
 #: Seconds that a resize takes, and shares of the makespan.
 SECONDS = (0.0, 1.0, 5.0, 20.0, 60.0)
@@ -142,7 +143,8 @@ class Run:
         )
         paces = {str(row): seconds for row, seconds in enumerate(case.seconds)}
         profile = OracleProfile(scenario, paces)
-        self._state = EngineState(planner, profile, max_packing=scenario.c, max_fused=1, max_width=scenario.d)
+        engine = EngineState(planner, profile, max_packing=scenario.c, max_fused=1, max_width=scenario.d)
+        self._session = Session(engine, self._backend, checked=False)
         self._iterations: dict[str, list[TimedIteration]] = {}
         self._resizes: dict[str, list[NoteResize]] = {}
         self._ends: dict[str, float] = {}
@@ -150,21 +152,15 @@ class Run:
 
     def outcome(self) -> Outcome:
         """Runs it to its end."""
-        backend, state, case = self._backend, self._state, self._case
-        self._tell([DeviceAdded(0.0, device) for device in backend.devices()])
+        case = self._case
         self._submit(range(case.first))
         waits = case.first < len(case.seconds)
         while len(self._ends) < len(case.seconds):
             if waits and 4 * len(self._ends) >= case.first:
                 waits = False
                 self._submit(range(case.first, len(case.seconds)))
-            elif backend.next_at() > backend.now() and state.wants_tick:
-                self._tell([Tick(backend.now())])
-            elif state.alarm_at is not None and state.alarm_at < backend.next_at():
-                backend.clock.advance_to(max(state.alarm_at, backend.now()))
-                self._tell([Alarm(backend.now())])
             else:
-                self._tell(backend.poll())
+                self._hear(self._session.step())
         found = Outcome(max(self._ends.values()), float(np.mean(list(self._ends.values()))))
         found.resizes, found.rejected = sum(map(len, self._resizes.values())), self._rejected
         for trial_id, notes in self._resizes.items():
@@ -186,22 +182,18 @@ class Run:
     def _submit(self, rows: Iterable[int]) -> None:
         width = self._case.scenario.d
         specs = [TrialSpec(f"{row}", self._case.budgets[row], profile_key=f"{row}", max_width=width) for row in rows]
-        self._tell([GroupSubmitted(self._backend.now(), f"group {specs[0].trial_id}", tuple(specs))])
+        group = GroupSubmitted(self._backend.now(), f"group {specs[0].trial_id}", tuple(specs))
+        self._hear(self._session.tell(group))
 
-    def _tell(self, events: Sequence[Event]) -> None:
-        commands = self._state.handle(*events)
-        self._backend.execute([command for command in commands if not isinstance(command, Notice)])
+    def _hear(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            self._hear(command)
-
-    def _hear(self, command: Command) -> None:
-        if isinstance(command, Report):
-            self._iterations.setdefault(command.trial_id, []).append(TimedIteration(command.at, command.seconds))
-        elif isinstance(command, NoteResize):
-            self._resizes.setdefault(command.trial_id, []).append(command)
-        elif isinstance(command, ReportEnd):
-            self._ends[command.trial_id] = command.at
-        self._rejected += isinstance(command, NoteKeptWidth)
+            if isinstance(command, Report):
+                self._iterations.setdefault(command.trial_id, []).append(TimedIteration(command.at, command.seconds))
+            elif isinstance(command, NoteResize):
+                self._resizes.setdefault(command.trial_id, []).append(command)
+            elif isinstance(command, ReportEnd):
+                self._ends[command.trial_id] = command.at
+            self._rejected += isinstance(command, NoteKeptWidth)
 
 
 def measure(seed: int, *, late: bool) -> dict[str, float]:

@@ -18,7 +18,6 @@ from contextlib import suppress
 from types import TracebackType
 
 from fluid._clock import MonotonicClock
-from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError, require_number
 from fluid.gpu.mps_control import (
     LOG_VARIABLE,
@@ -38,10 +37,6 @@ from fluid.gpu.mps_control import (
     stray_processes,
 )
 from fluid.gpu.mps_supervisor import SupervisorProcess
-from fluid.gpu.mps_support import unsupported_reason_here
-from fluid.gpu.nvml import GpuState, describe_gpus
-
-_log = logger_of(__name__)
 
 #: Longest path of the pipe folder, bytes: a socket's path has at most 108, and names take up to about 24.
 _LONGEST_FOLDER = 80
@@ -331,32 +326,6 @@ class MpsDaemon:
         assert self._supervisor is not None
         if reason := self._supervisor.wait(0.0):
             raise MpsError(reason)
-
-
-def start_or_warn(gpus: Sequence[GpuState] | None = None, **options: object) -> tuple[MpsDaemon | None, str]:
-    """Starts MPS if it can be used; otherwise logs a warning with the reason.
-
-    Args:
-        gpus: the GPUs that trials are to share; ``None`` for all that this process may use.
-        options: as for :class:`MpsDaemon`.
-
-    Returns:
-        The daemon and an empty text, or ``None`` and the warning.
-
-    Example:
-        >>> start_or_warn(gpus=[])
-        (None, 'trials share GPUs by time slices, without MPS: there is no GPU')
-    """
-    chosen = describe_gpus() if gpus is None else gpus
-    reason = unsupported_reason_here(chosen)
-    if not reason:
-        try:
-            return MpsDaemon([gpu.token for gpu in chosen], **options), ""  # type: ignore[arg-type]
-        except MpsError as error:
-            reason = str(error)
-    text = f"trials share GPUs by time slices, without MPS: {reason}"
-    _log.warning(text)
-    return None, text
 
 
 def _checked(devices: Sequence[str]) -> tuple[str, ...]:

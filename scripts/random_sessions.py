@@ -2,9 +2,9 @@
 
     python scripts/random_sessions.py 20000 [--seed S] [--steps N] [--jobs J]
 
-The sessions are those of ``tests/engine/test_random_sessions.py``: an engine, a fake backend whose lanes raise, die and
-fail to start, and a submitter that adds, extends, stops and calls trials. Session number i has seed S + i, so one that
-fails can be run again by itself: ``--seed SEED 1``. The exit status is 1 if any failed.
+The sessions are those of ``fluid.testing.random_sessions``: an engine, a fake backend whose lanes raise, die and fail
+to start, and a submitter that adds, extends, stops and calls trials. Session number i has seed S + i, so one that fails
+can be run again by itself: ``--seed SEED 1``. The exit status is 1 if any failed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ def run_sessions(steps: int, seeds: range) -> list[tuple[int, str]]:
     Returns:
         Seed and traceback, with the trials' stories, of every session that failed.
     """
-    for folder in (_ROOT, _ROOT / "tests" / "engine"):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    from engine_session import random_session
+    if str(_ROOT) not in sys.path:
+        sys.path.insert(0, str(_ROOT))
+    from fluid.testing.random_sessions import random_session
 
     failed = []
     for seed in seeds:

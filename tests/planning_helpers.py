@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fluid.measure.runtime_model import width_limit
 from fluid.planners.arrangement import Arrangement, Running, WidthChange
+from fluid.planners.bounds import NarrowestWidths
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Plan
 from fluid.planners.portfolio import PLANNERS
@@ -19,6 +20,11 @@ from fluid.resources import Cluster, Device
 
 #: Relative tolerance of comparisons between two ways to work out one number.
 CLOSE = 1e-9
+
+
+def fixed_width_lower_bound(instance: Instance) -> float:
+    """T*, seconds: bounds schedules in which every trial keeps one width w and takes ``h_i(w)``, at speed 1."""
+    return NarrowestWidths(instance, np.floor).fixed_width_bound()
 
 
 @dataclass(frozen=True)

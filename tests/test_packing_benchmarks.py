@@ -6,6 +6,7 @@ control program of MPS is a stand-in.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fluid.gpu import nvml
+from fluid.gpu import mps_support, nvml
 from fluid.gpu.nvml import GpuState
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -85,13 +86,12 @@ def test_packing_measures_a_gpu_by_time_slices_and_under_mps(
         told.append((name, environment))
         return dict(FIGURES)  # On this machine Fluid would find no GPU.
 
-    def start(gpus: list[GpuState]) -> tuple[mps.MpsDaemon, str]:
-        return mps.MpsDaemon([gpu.token for gpu in gpus], program=str(fake.program)), ""
+    monkeypatch.setattr(mps, "MpsDaemon", functools.partial(mps.MpsDaemon, program=str(fake.program)))
+    monkeypatch.setattr(mps_support, "unsupported_reason_here", lambda gpus: "")
 
     tiny(monkeypatch, packing)
     monkeypatch.setattr(packing, "fluid_apart", fluid_apart)
     monkeypatch.setattr(nvml, "describe_gpus", lambda: [GPU])
-    monkeypatch.setattr(mps, "start_or_warn", start)
     found = packed(packing, [], tmp_path / "figures.json")
     assert list(found["throughput"]) == ["time slices", "MPS"]
     (_, slices), (_, under_mps) = told

@@ -280,19 +280,8 @@ def _fastest_first(speeds: dict[float, list[int]]) -> Iterator[int]:
 # on faster ones that are not idle yet.
 
 
-def tier_pays(share: float, slowdown: float, response: float) -> bool:
-    """Whether a job should use the devices of one tier only (Venn): V + g c < 1 + c.
-
-    Args:
-        share: V, the delay until it has devices of that tier, relative to that until it has any.
-        slowdown: g, the time that it takes on these, relative to that on any; below 1 if they are faster.
-        response: c, the time that it takes on any devices, relative to the delay until it has them.
-    """
-    return share + slowdown * response < 1.0 + response
-
-
 def waits_for_tier(seconds_now: float, delay: float, seconds_there: float) -> bool:
-    """The same test for a trial that could start now, where c is infinite: all sides multiplied by the delay.
+    """Whether a trial that could start now should wait for devices of one tier, as it then ends sooner (after Venn).
 
     Args:
         seconds_now: how long it would take on the devices that are idle.

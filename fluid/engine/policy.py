@@ -265,7 +265,7 @@ class Policy:
     def at_end(self) -> None:
         """The instant is over: the time to tell lanes and stores what they need to know."""
 
-    # -- for tests -------------------------------------------------------------------------------------------
+    # -- for tests (fluid.testing.policies) --------------------------------------------------------------------
 
     def problems(self) -> Iterator[str]:
         """What is broken of its invariants, which hold between any two events."""

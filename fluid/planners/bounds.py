@@ -246,11 +246,6 @@ def malleable_lower_bound(instance: Instance) -> float:
     return high
 
 
-def fixed_width_lower_bound(instance: Instance) -> float:
-    """T*, seconds: bounds schedules in which every trial keeps one width w and takes ``h_i(w)``, at speed 1."""
-    return NarrowestWidths(instance, np.floor).fixed_width_bound()
-
-
 def envelope(
     alpha: float, beta: float, c: int, d: int, fused: FusedRates | None = None
 ) -> tuple[FloatArray, FloatArray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,18 +32,6 @@ class Curve(NamedTuple):
 
     config: Mapping[str, Any]
     iterations: range
-
-
-class BatchReplayable(Protocol):
-    """A source that is faster when it is asked for several trials at once."""
-
-    def replay(self, config: Mapping[str, Any], iterations: range) -> Sequence[ReplayedIteration]:
-        """See :class:`fluid.rehearsal.Replayable`."""
-        ...
-
-    def replay_many(self, curves: Sequence[Curve]) -> list[Sequence[ReplayedIteration]]:
-        """The same for several trials, in order."""
-        ...
 
 
 class ValueRange(NamedTuple):

@@ -41,20 +41,6 @@ def source_by_name(name: str, data: str | Path | None = None) -> Benchmark:
     return kind.make(folder, made, tasks[0] if not task and len(tasks) == 1 else task)
 
 
-def tasks_by_name(name: str, data: str | Path | None = None) -> list[str]:
-    """Returns the names of all tasks of a benchmark that is named without one, each as :func:`source_by_name` takes it.
-
-    Args:
-        name: ``"lcbench"``, ``"yahpo:SCENARIO"`` or ``"blackbox:FOLDER"``.
-        data: as for :func:`source_by_name`.
-
-    Raises:
-        InvalidFieldError: as for :func:`source_by_name`.
-    """
-    kind, made, _ = _parts(name)
-    return [f"{name.rstrip(':')}:{task}" for task in kind.tasks(kind.find(made, data), made)]
-
-
 def folder_of(data: str | Path | None) -> Path:
     """Returns the folder with benchmarks.
 

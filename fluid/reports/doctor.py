@@ -307,10 +307,6 @@ def _advise_limits(machine: Machine, advice: MachineAdvice) -> None:
         )
 
 
-def _mebibytes(size: int | None) -> str:
-    return "?" if size is None else f"{size / (1 << 20):.0f} MiB"
-
-
 # -- doctor report -------------------------------------------------------------------------------
 #
 # Prints what ``fluid doctor`` found: as a table with sentences, or as JSON.

@@ -281,11 +281,6 @@ def encode_apart(item: object) -> tuple[Entry, Iterator[list[Entry]]] | None:
     return entry, map(_as_json, batches)
 
 
-def encode_profile(profile: Profile, at: float) -> Entry:
-    """Makes the entry of a profile snapshot."""
-    return _entry(ProfileSaved(at, profile.to_json()))
-
-
 def _entry(item: Any) -> Entry:
     return {"v": VERSION, "what": type(item).__name__, **_as_json(item)}
 

@@ -6,22 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluid.devices.idle import fastest_part, tier_pays, waits_for_tier
+from fluid.devices.idle import fastest_part, waits_for_tier
 
 POSITIVE = st.floats(0.01, 100.0)
 
 
 def stretch(width: int, beta: float = 1.05) -> float:
     return beta ** (width - 1) / width
-
-
-@given(delay=POSITIVE, seconds=POSITIVE, tier_delay=POSITIVE, tier_seconds=POSITIVE)
-def test_a_tier_pays_where_waiting_and_running_take_less_in_all(
-    delay: float, seconds: float, tier_delay: float, tier_seconds: float
-) -> None:
-    there, here = tier_delay + tier_seconds, delay + seconds
-    if abs(there - here) > 1e-6 * here:
-        assert tier_pays(tier_delay / delay, tier_seconds / seconds, seconds / delay) == (there < here)
 
 
 def test_a_trial_waits_for_devices_twice_as_fast_for_less_than_half_its_time() -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import NotePlaced, Notice, ReportEnd
-from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
+from fluid.engine.commands import NotePlaced, ReportEnd
+from fluid.engine.events import GroupSubmitted, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
 from fluid.resources import Device
-from fluid.testing.validate import validate_state
+from fluid.testing.play import Session
 
 Config = tuple[tuple[str, str], ...]
 
@@ -64,27 +64,15 @@ def run_cohorts(
         lambda trial_id, _: Truth(seconds(by_id[trial_id]), alpha=alpha), [Device(index) for index in range(devices)]
     )
     state = EngineState(make_planner("portfolio", c=max_packing, d=1), profile or Profile(), max_packing=max_packing)
-    session = CohortSession(state)
-
-    def handle(*events: Event) -> None:
-        commands = state.handle(*events)
-        validate_state(state)
-        session.placed += [command for command in commands if isinstance(command, NotePlaced)]
-        session.ends |= {command.trial_id: command.state for command in commands if isinstance(command, ReportEnd)}
-        backend.execute([command for command in commands if not isinstance(command, Notice)])
-
-    for device in backend.devices():
-        handle(DeviceAdded(0.0, device))
     specs = [
         TrialSpec(f"t{number}", budget, profile_key="Net", config=config, fusible=fusible)
         for number, config in enumerate(configs)
     ]
+    driven = Session(state, backend)
     for number in range(groups):
-        handle(GroupSubmitted(0.0, f"g{number}", tuple(specs[number::groups])))
-    while len(session.ends) < len(configs):
-        assert backend.next_at() < float("inf"), "it waits for ever"
-        handle(*backend.poll())
-        while state.wants_tick:
-            handle(Tick(backend.now()))
+        driven.tell(GroupSubmitted(0.0, f"g{number}", tuple(specs[number::groups])))
+    driven.run()
+    session = CohortSession(state, placed=driven.told(NotePlaced))
+    session.ends = {end.trial_id: end.state for end in driven.told(ReportEnd)}
     session.makespan = backend.now()
     return session

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from test_unlike_devices import FAST, SLOW, add, run, unlike
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import NoteResize, Notice, Pause, Resize
-from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, Tick, TrialSpec
+from fluid.engine.commands import NoteResize, Pause, Resize
+from fluid.engine.events import GroupSubmitted, TrialSpec
 from fluid.measure.measurements import MIN_OBSERVATIONS
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
 from fluid.policies.faster_devices import FasterDevices
 from fluid.resources import Device, MemoryNeed, Requires
-from fluid.testing.validate import validate_state
+from fluid.testing.play import play
 
 MIDDLE = "NVIDIA H100"
 
@@ -44,33 +44,17 @@ def simulate(
     max_width: int = 1,
 ) -> Ran:
     """Runs one group of trials, given by their budgets and profile keys."""
-    backend = SimulatedBackend(lambda trial_id, _: truths[trial_id[0]], epsilon=epsilon)
+    backend = SimulatedBackend(lambda trial_id, _: truths[trial_id[0]], devices, epsilon=epsilon)
     profile = profile or Profile()
-    state = EngineState(make_planner("portfolio", c=1, d=max_width), profile, max_packing=1)
-    ran = Ran(0.0, profile)
-
-    def handle(*events: Event) -> None:
-        commands = state.handle(*events)
-        ran.moves += [command for command in commands if isinstance(command, NoteResize) and command.width == 1.0]
-        backend.execute([command for command in commands if not isinstance(command, Notice)])
-        validate_state(state)
-
-    for device in devices:
-        backend.add_devices([device])
-        handle(DeviceAdded(0.0, device))
+    engine = EngineState(make_planner("portfolio", c=1, d=max_width), profile, max_packing=1)
     trials = [
         TrialSpec(f"{key}{row}", budget, profile_key=key, max_width=max_width)
         for key, each in budgets.items()
         for row, budget in enumerate(each)
     ]
-    handle(GroupSubmitted(0.0, "group", tuple(trials)))
-    while any(not trial.state.ended for trial in state.trials.values()):
-        assert backend.next_at() < float("inf"), "it waits for ever"
-        handle(*backend.poll())
-        while state.wants_tick:
-            handle(Tick(backend.now()))
-    ran.makespan = backend.now()
-    return ran
+    told = play(engine, backend, GroupSubmitted(0.0, "group", tuple(trials)))
+    moves = [notice for notice in told if isinstance(notice, NoteResize) and notice.width == 1.0]
+    return Ran(backend.now(), profile, moves)
 
 
 def without_moves(monkeypatch: pytest.MonkeyPatch) -> None:

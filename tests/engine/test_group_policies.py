@@ -6,12 +6,13 @@ import pytest
 from engine_helpers import Hand, Known
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import Command, Notice, Pause, Resize, StartLane
-from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, GroupTerms, LaneReady, PausePurpose, Tick, TrialSpec
+from fluid.engine.commands import Command, Pause, Resize, StartLane
+from fluid.engine.events import GroupSubmitted, GroupTerms, LaneReady, PausePurpose, TrialSpec
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed, Requires
-from fluid.testing.validate import validate_owners, validate_state
+from fluid.testing.play import Session
+from fluid.testing.validate import validate_owners
 
 ANN, BOB, EVE = GroupTerms("ann"), GroupTerms("bob"), GroupTerms("eve")
 BIG = Requires(model="big")
@@ -163,26 +164,12 @@ def commands_of(owners: tuple[str, ...], policy: str) -> list[Command]:
         lambda trial_id, width: Truth(1.0 + 0.1 * (len(trial_id) + ord(trial_id[-1]) % 5), alpha=1.1, beta=1.2),
         [Device(index) for index in range(5)],
     )
-    state = EngineState(make_planner("portfolio"), group_policy=policy)
-    log: list[Command] = []
-
-    def handle(*events: Event) -> None:
-        commands = state.handle(*events)
-        validate_state(state)
-        validate_owners(state)
-        log.extend(commands)
-        backend.execute([command for command in commands if not isinstance(command, Notice)])
-
-    for device in backend.devices():
-        handle(DeviceAdded(0.0, device))
+    session = Session(EngineState(make_planner("portfolio"), group_policy=policy), backend)
     for number, owner in enumerate(owners):
         specs = tuple(TrialSpec(f"{number}{letter}", 4 + number, max_width=4) for letter in "abcdefghijklm")
-        handle(GroupSubmitted(backend.now(), f"g{number}", specs, GroupTerms(owner)))
-        while state.groups[f"g{number}"].open:
-            handle(*backend.poll())
-            while state.wants_tick:
-                handle(Tick(backend.now()))
-    return log
+        session.tell(GroupSubmitted(backend.now(), f"g{number}", specs, GroupTerms(owner)))
+        session.run()
+    return session.commands
 
 
 def test_with_one_owner_at_a_time_the_policy_makes_no_difference() -> None:

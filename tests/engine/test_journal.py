@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 from engine_helpers import Hand, Known
-from engine_session import Session
-from fake_backend import Chances
 
 from fluid.engine.commands import (
     Command,
@@ -49,7 +47,9 @@ from fluid.measure.profile import Profile
 from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.results import journal
-from fluid.results.journal import encode, encode_profile, replay
+from fluid.results.journal import ProfileSaved, encode, replay
+from fluid.testing.fake_backend import Chances
+from fluid.testing.random_sessions import RandomSession
 from fluid.trialgroup import TrialState
 
 SPEC = TrialSpec(
@@ -366,7 +366,8 @@ def test_lines_of_unknown_kind_are_errors(entry: object, message: str) -> None:
 def test_the_newest_profile_is_recovered() -> None:
     profile = Profile()
     profile.observe("key", 2.0)
-    recovered = replay([json.dumps(encode_profile(Profile(), 0.0)), json.dumps(encode_profile(profile, 1.0))])
+    snapshots = [ProfileSaved(0.0, Profile().to_json()), ProfileSaved(1.0, profile.to_json())]
+    recovered = replay([json.dumps(encode(snapshot)) for snapshot in snapshots])
     assert recovered.profile is not None
     assert recovered.profile.seconds_per_iteration("key") == 2.0
 
@@ -403,7 +404,7 @@ def test_a_recovered_session_goes_on_and_reports_each_iteration_once() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_driver_killed_at_any_moment_loses_no_trial(seed: int) -> None:
     rng = random.Random(seed)
-    session = Session(rng, Chances(own_save=0.3))
+    session = RandomSession(rng, Chances(own_save=0.3))
     written: list[str] = []
     handle = session.state.handle
 
@@ -418,7 +419,7 @@ def test_a_driver_killed_at_any_moment_loses_no_trial(seed: int) -> None:
         rng.choice([*steps, session.call, session.forget])()
         session.work(10)
         session.hear()
-    after = Session(rng, Chances())
+    after = RandomSession(rng, Chances())
     after._next_group, after.forgotten = session._next_group, session.forgotten
     after.reported = dict(session.reported)
     recovered = replay(written)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from engine_helpers import Hand, Known
-from engine_session import random_session
 
 from fluid.engine import tuning
 from fluid.engine.commands import Command, NoteMeasured, NoteWaiting
@@ -15,6 +14,7 @@ from fluid.engine.events import GroupSubmitted, TrialSpec
 from fluid.measure.runtime_model import FloatArray, IntArray
 from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio
+from fluid.testing.random_sessions import random_session
 from fluid.trialgroup import TrialState
 
 

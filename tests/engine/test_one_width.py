@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from engine_helpers import Hand, Known
-from engine_session import random_session
 
 from fluid.engine.commands import Command
 from fluid.engine.events import Event
 from fluid.engine.placing.scheduling import Scheduling
 from fluid.planners.portfolio import Portfolio
 from fluid.policies.engine import EngineState
+from fluid.testing.random_sessions import random_session
 from fluid.trialgroup import TrialState
 
 

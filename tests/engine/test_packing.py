@@ -10,33 +10,21 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine import tuning
-from fluid.engine.commands import KillLane, Notice, Pause, RunIteration
-from fluid.engine.events import DeviceAdded, GroupSubmitted, LaneReady, PausePurpose, Tick, TrialPaused, TrialSpec
+from fluid.engine.commands import KillLane, Pause, RunIteration
+from fluid.engine.events import GroupSubmitted, LaneReady, PausePurpose, TrialPaused, TrialSpec
 from fluid.measure.profile import Profile
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
 from fluid.resources import Device
+from fluid.testing.play import play
 
 
 def run(alpha: float, max_packing: int) -> tuple[float, Profile]:
     """The makespan of 12 trials of 200 iterations on 2 devices, by the runtime model, and what was learnt."""
-    backend, profile = SimulatedBackend(lambda *_: Truth(1.0, alpha=alpha)), Profile()
-    planner = make_planner("portfolio", c=max_packing, d=1)
-    state = EngineState(planner, profile, max_packing=max_packing)
-
-    def handle(*events: Any) -> None:
-        backend.execute([command for command in state.handle(*events) if not isinstance(command, Notice)])
-
-    for index in range(2):
-        backend.add_devices([Device(index)])
-        handle(DeviceAdded(0.0, Device(index)))
+    backend = SimulatedBackend(lambda *_: Truth(1.0, alpha=alpha), [Device(0), Device(1)])
+    profile, planner = Profile(), make_planner("portfolio", c=max_packing, d=1)
     specs = tuple(TrialSpec(f"t{index}", 200, profile_key="net") for index in range(12))
-    handle(GroupSubmitted(0.0, "group", specs))
-    while any(not trial.state.ended for trial in state.trials.values()):
-        assert backend.next_at() < float("inf"), "it waits for ever"
-        handle(*backend.poll())
-        while state.wants_tick:
-            handle(Tick(backend.now()))
+    play(EngineState(planner, profile, max_packing=max_packing), backend, GroupSubmitted(0.0, "group", specs))
     return backend.now(), profile
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from engine_session import Session, random_session
-from fake_backend import Chances
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from fluid.testing.fake_backend import Chances
+from fluid.testing.random_sessions import RandomSession, random_session
 
 #: A fraction of a byte blocked a device; a lane that was ended freed less than it took; a trial of unknown need waited
 #: for devices that kept states overfilled; a state stayed for calls that waited for iterations after it; trials that
@@ -25,7 +26,7 @@ _FAILED_ONCE += (2006199, 2007054, 2011852, 5003552, 6002115, 6002410, 7007488, 
 class EngineMachine(RuleBasedStateMachine):
     """Hypothesis chooses the steps, and shortens those that break something."""
 
-    session: Session
+    session: RandomSession
 
     @initialize(
         seed=st.integers(0, 2**16),
@@ -34,7 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def begin(self, seed: int, planner: str, trouble: bool) -> None:
         chances = Chances(0.02, 0.02, 0.02, 0.1, 0.1, 0.3, 0.1, 6.0, ask=0.05) if trouble else Chances(own_save=0.2)
-        self.session = Session(random.Random(seed), chances, planner)
+        self.session = RandomSession(random.Random(seed), chances, planner)
 
     @rule(count=st.integers(1, 6))
     def submit(self, count: int) -> None:

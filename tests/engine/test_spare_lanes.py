@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from engine_helpers import Hand, Known, none, only
-from engine_session import random_session
 
 from fluid.engine.commands import Command, StartLane, StartTrial, StopLane
 from fluid.engine.events import DeviceDraining, LaneLost, LaneOutdated, LaneReady, SessionDraining, TrialReleased
 from fluid.errors import InvalidFieldError
 from fluid.policies import spare_lanes
 from fluid.resources import MemoryNeed
+from fluid.testing.random_sessions import random_session
 
 GB = 1e9
 

@@ -9,8 +9,8 @@ import pytest
 from engine_helpers import Hand, none
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import NoteMeasured, NoteWaiting, Notice, Save, StartLane, WaitReason
-from fluid.engine.events import DeviceAdded, Event, GroupSubmitted, GroupTerms, LaneMeasured, LaneReady, Tick, TrialSpec
+from fluid.engine.commands import NoteMeasured, NoteWaiting, Save, StartLane, WaitReason
+from fluid.engine.events import GroupSubmitted, GroupTerms, LaneMeasured, LaneReady, TrialSpec
 from fluid.measure.measurements import MIN_OBSERVATIONS
 from fluid.measure.profile import Profile
 from fluid.planners.arrangement import Arrangement
@@ -18,7 +18,7 @@ from fluid.planners.instance import Instance
 from fluid.planners.portfolio import Portfolio, make_planner
 from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed, Requires
-from fluid.testing.validate import validate_state
+from fluid.testing.play import play
 
 SLOW, FAST = "NVIDIA A100", "NVIDIA H200"
 
@@ -335,22 +335,10 @@ def test_an_arriving_group_is_planned_at_the_speeds_of_its_keys() -> None:
 
 def simulate(*devices: Device) -> tuple[float, Profile]:
     """The makespan of 24 trials on a backend where the fast model is four times as fast, and what was learnt."""
-    backend, profile = SimulatedBackend(lambda *_: Truth(1.0, alpha=1.2, speeds={FAST: 4.0})), Profile()
-    state = EngineState(make_planner("portfolio", c=2, d=1), profile, max_packing=2)
-
-    def handle(*events: Event) -> None:
-        backend.execute([command for command in state.handle(*events) if not isinstance(command, Notice)])
-        validate_state(state)
-
-    for device in devices:
-        backend.add_devices([device])
-        handle(DeviceAdded(0.0, device))
-    handle(GroupSubmitted(0.0, "group", tuple(TrialSpec(f"t{row}", 60, profile_key="net") for row in range(24))))
-    while any(not trial.state.ended for trial in state.trials.values()):
-        assert backend.next_at() < float("inf"), "it waits for ever"
-        handle(*backend.poll())
-        while state.wants_tick:
-            handle(Tick(backend.now()))
+    backend = SimulatedBackend(lambda *_: Truth(1.0, alpha=1.2, speeds={FAST: 4.0}), devices)
+    profile, specs = Profile(), tuple(TrialSpec(f"t{row}", 60, profile_key="net") for row in range(24))
+    engine = EngineState(make_planner("portfolio", c=2, d=1), profile, max_packing=2)
+    play(engine, backend, GroupSubmitted(0.0, "group", specs))
     return backend.now(), profile
 
 

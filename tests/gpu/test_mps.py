@@ -21,8 +21,7 @@ from fluid import mps
 from fluid._clock import MonotonicClock
 from fluid.errors import InvalidFieldError
 from fluid.gpu.mps_control import MpsError
-from fluid.gpu.nvml import GpuState
-from fluid.mps import MpsDaemon, start_or_warn
+from fluid.mps import MpsDaemon
 
 ROOT = Path(__file__).resolve().parents[2]
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -456,41 +455,3 @@ def test_a_process_forked_from_the_driver_ends_nothing(
     process, _, _ = driver(then)
     out, _ = process.communicate(timeout=PATIENCE)
     assert out == "well True\n"
-
-
-# --- With a fallback
-
-GPU = GpuState(A, "a GPU", 1e9, 0.0, 0.0, False, "DEFAULT", (9, 0), ())
-
-
-@pytest.fixture
-def here(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine, with the program installed and no daemon running."""
-    monkeypatch.setenv("PATH", str(fake.program.parent))
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr("fluid.gpu.mps_support.foreign_daemon", lambda environment: None)
-    monkeypatch.setattr("fluid.gpu.mps_support.is_wsl", lambda: False)
-
-
-@pytest.mark.usefixtures("here")
-def test_mps_where_it_can_be_used() -> None:
-    daemon, why = start_or_warn([GPU], start_timeout=PATIENCE, answer_timeout=PATIENCE)
-    assert daemon is not None
-    with daemon:
-        assert (daemon.devices, why) == ((A,), "")
-
-
-@pytest.mark.usefixtures("here")
-def test_time_slices_where_it_cannot_be_started(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
-    fake.tell("refuses")
-    daemon, why = start_or_warn([GPU])
-    assert daemon is None
-    assert why.startswith("trials share GPUs by time slices, without MPS: the MPS control daemon exited with status 1")
-    assert why in caplog.text
-
-
-@pytest.mark.usefixtures("here")
-def test_time_slices_where_it_is_no_use_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps, "MpsDaemon", None)  # It is not even tried.
-    said = "trials share GPUs by time slices, without MPS: GPU-aaaa is split by MIG"
-    assert start_or_warn([GPU._replace(mig=True)]) == (None, said)

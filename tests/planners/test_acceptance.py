@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from planning_helpers import fixed_width_lower_bound
 
 from fluid import Cluster, DynamicFluid, Fifo, Instance, Portfolio, Profile, StaticFluid, Trial, TrialGroup
 from fluid.measure.profile import MIN_OBSERVATIONS
-from fluid.planners.bounds import fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.bounds import malleable_lower_bound
 from fluid.planners.planner import Plan, Planner
 
 REL = 1e-6

@@ -12,10 +12,10 @@ import pytest
 from brute_force import rate
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import CLOSE, UNEQUAL, Case, cases, heights, overheads
+from planning_helpers import CLOSE, UNEQUAL, Case, cases, fixed_width_lower_bound, heights, overheads
 
 import fluid.planners.bounds
-from fluid.planners.bounds import distinct_kinds, envelope, fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.bounds import distinct_kinds, envelope, malleable_lower_bound
 from fluid.planners.instance import Instance
 from fluid.resources import Cluster, Device
 

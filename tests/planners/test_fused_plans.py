@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_helpers import fixed_width_lower_bound
 
 from fluid.measure.runtime_model import FusedColumn, FusedRates
-from fluid.planners.bounds import fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.bounds import malleable_lower_bound
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Plan
 from fluid.planners.portfolio import PLANNERS, Portfolio, make_planner, nominal_makespan

@@ -11,12 +11,22 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from planning_helpers import CLOSE, UNEQUAL, Case, cases, makespan, plan, planner_names, started
+from planning_helpers import (
+    CLOSE,
+    UNEQUAL,
+    Case,
+    cases,
+    fixed_width_lower_bound,
+    makespan,
+    plan,
+    planner_names,
+    started,
+)
 
 from fluid.dynamic_fluid import ReallocateByShare
 from fluid.errors import InvalidFieldError
 from fluid.planners.arrangement import Arrangement
-from fluid.planners.bounds import fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.bounds import malleable_lower_bound
 from fluid.planners.instance import Instance
 from fluid.planners.portfolio import PLANNERS, Portfolio, candidates, make_planner
 from fluid.planners.rollout import Rollout

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import CLOSE, UNEQUAL, Case, cases, makespan, plan
+from planning_helpers import CLOSE, UNEQUAL, Case, cases, fixed_width_lower_bound, makespan, plan
 
 import fluid.planners.portfolio
 from fluid.dynamic_fluid import DynamicFluid, ReallocateByShare
 from fluid.measure.runtime_model import stretch_of
 from fluid.planners.arrangement import Arrangement
-from fluid.planners.bounds import NarrowestWidths, fixed_width_lower_bound, malleable_lower_bound
+from fluid.planners.bounds import NarrowestWidths, malleable_lower_bound
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Plan
 from fluid.planners.portfolio import Fifo, Portfolio, candidates, nominal_makespan

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from fluid.backends.simulated import SimulatedBackend, Truth
-from fluid.engine.commands import NotePlaced, NotePreempted, Notice, ReportEnd
+from fluid.engine.commands import NotePlaced, NotePreempted, Notice
 from fluid.engine.core import SessionState
-from fluid.engine.events import Alarm, DeviceAdded, GroupSubmitted, Tick, TrialSpec
+from fluid.engine.events import GroupSubmitted, TrialSpec
 from fluid.engine.policy import Policy, Preempt
 from fluid.engine.records import TrialRecord
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
 from fluid.resources import Device
-from fluid.testing.validate import validate_state
+from fluid.testing.play import play
 
 
-def run(*further: Callable[[SessionState], Policy], trials: int) -> list[Any]:
+def run(*further: Callable[[SessionState], Policy], trials: int) -> list[Notice]:
     """Runs trials of 3 s on two devices; returns what the submitter and the journal were told."""
     backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=1.0), [Device(0), Device(1)])
-    engine = EngineState(make_planner("fifo"), further=further)
     specs = tuple(TrialSpec(f"t{number}", budget=3) for number in range(trials))
-    events: list[Any] = [*(DeviceAdded(0.0, device) for device in backend.devices()), GroupSubmitted(0.0, "g", specs)]
-    told: list[Any] = []
-    while sum(isinstance(notice, ReportEnd) for notice in told) < trials:
-        commands = engine.handle(*events)
-        validate_state(engine)
-        told += [command for command in commands if isinstance(command, Notice)]
-        backend.execute([command for command in commands if not isinstance(command, Notice)])
-        alarm_at = float("inf") if engine.alarm_at is None else engine.alarm_at
-        if engine.wants_tick and backend.next_at() > backend.now():
-            events = [Tick(backend.now())]
-        elif alarm_at < backend.next_at():
-            backend.clock.advance_to(alarm_at)
-            events = [Alarm(alarm_at)]
-        else:
-            events = backend.poll()
-    return told
+    return play(EngineState(make_planner("fifo"), further=further), backend, GroupSubmitted(0.0, "g", specs))
 
 
 class Hasty(Policy):

@@ -18,7 +18,7 @@ from fluid.rehearsal import RehearsalPlan, rehearsing
 from fluid.rehearsal.benchmark import Curve
 from fluid.rehearsal.blackbox import BlackboxBenchmark
 from fluid.rehearsal.outcome import outcome_of
-from fluid.rehearsal.sources import source_by_name, tasks_by_name
+from fluid.rehearsal.sources import source_by_name
 from fluid.search.domains import Choice, FloatRange, IntRange
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -176,7 +176,6 @@ def test_a_table_with_configs_of_its_own_for_each_task(tmp_path: Path) -> None:
 
 
 def test_names(table: Path, tmp_path: Path) -> None:
-    assert tasks_by_name("blackbox:small", tmp_path) == ["blackbox:small:one", "blackbox:small:other"]
     assert source_by_name("blackbox:small:one", tmp_path).name == "blackbox:small:one"
     assert source_by_name(f"blackbox:{table}:one").name == "blackbox:small:one"
     for name, field in (("blackbox:small:none", "task"), ("blackbox:none:one", "data"), ("blackbox:", "benchmark")):

@@ -8,7 +8,7 @@ import pytest
 
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal import sources
-from fluid.rehearsal.sources import FOLDER_VARIABLE, source_by_name, tasks_by_name
+from fluid.rehearsal.sources import FOLDER_VARIABLE, source_by_name
 from fluid.rehearsal.yahpo import folder_of_scenario
 from tests.rehearsal.small_scenario import write_scenario
 
@@ -20,10 +20,9 @@ def no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["", "lcbenches:1", "189866", "yahpo", "yahpo:", "blackbox", "blackbox:"])
 def test_names_of_no_benchmark(name: str, tmp_path: Path) -> None:
-    for ask in (source_by_name, tasks_by_name):
-        with pytest.raises(InvalidFieldError) as caught:
-            ask(name, tmp_path)
-        assert caught.value.field == "benchmark"
+    with pytest.raises(InvalidFieldError) as caught:
+        source_by_name(name, tmp_path)
+    assert caught.value.field == "benchmark"
 
 
 def test_the_message_says_what_there_is(tmp_path: Path) -> None:
@@ -47,7 +46,6 @@ def test_the_tasks_of_a_folder_named_by_the_environment(tmp_path: Path, monkeypa
     folder = write_scenario(tmp_path / "yahpo" / "small")
     (folder / "model.onnx").write_bytes(b"")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    assert tasks_by_name("yahpo:small") == ["yahpo:small:7", "yahpo:small:12"]
     with pytest.raises(InvalidFieldError, match="7, 12"):
         source_by_name("yahpo:small:13")
     with pytest.raises(InvalidFieldError, match="7, 12"):

@@ -12,7 +12,7 @@ import pytest
 from fluid.errors import InvalidFieldError, MissingDependencyError
 from fluid.rehearsal import yahpo
 from fluid.rehearsal.benchmark import Curve
-from fluid.rehearsal.sources import source_by_name, tasks_by_name
+from fluid.rehearsal.sources import source_by_name
 from fluid.rehearsal.yahpo import SCENARIOS, YahpoBenchmark, scenario_of
 from fluid.search.domains import Choice, FloatRange, IntRange
 from tests.rehearsal.small_scenario import SCENARIO, SPACE, SummingNetwork, write_network, write_scenario
@@ -175,7 +175,6 @@ def test_a_network_in_a_file(tmp_path: Path, benchmark: YahpoBenchmark) -> None:
     loaded = source_by_name("yahpo:tiny:7", tmp_path / "data")
     for one, other in zip(loaded.replay(DART, range(1, 21)), benchmark.replay(DART, range(1, 21)), strict=True):
         assert one.metrics == pytest.approx(other.metrics) and one.seconds == pytest.approx(other.seconds, rel=1e-3)
-    assert tasks_by_name("yahpo:tiny", tmp_path / "data") == ["yahpo:tiny:7", "yahpo:tiny:12"]
     assert source_by_name("yahpo:tiny:7", folder).space == loaded.space
     (folder / "model.onnx").write_bytes(b"no network")
     yahpo._network.cache_clear()

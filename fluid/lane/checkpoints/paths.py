@@ -110,11 +110,6 @@ def host_of(path: str) -> str:
     return _DRIVERS if found is None else found["host"]
 
 
-def is_on_disk(path: str) -> bool:
-    """Whether the path of a checkpoint is one on disk, and not in the memory of a host."""
-    return _ON_DISK.search(os.path.dirname(path)) is not None
-
-
 def trial_folder_name(path: str) -> str:
     """Returns the name of the folder of a checkpoint's trial, in host memory and on disk."""
     parent = os.path.dirname(path)

@@ -113,11 +113,6 @@ class RowGroups:
         self._groups: dict[tuple[str, type], RowGroup] = {}
         self._group_of: dict[ResidentTrial, RowGroup] = {}
 
-    @property
-    def has_several(self) -> bool:
-        """Whether there are residents that may train in one step."""
-        return any(len(group.members) > 1 for group in self._groups.values())
-
     def add(self, resident: ResidentTrial, digest: str, trainable: type) -> None:
         """Adds a resident that can be fused."""
         group = self._groups.setdefault((digest, trainable), RowGroup(digest, trainable))

@@ -7,8 +7,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fake_packs import Hosted, Rows, shape_of
-
 from fluid.engine.commands import (
     Answer,
     Call,
@@ -58,6 +56,8 @@ from fluid.engine.events import (
 )
 from fluid.keeping import Kept
 from fluid.resources import MemoryNeed
+from fluid.testing.fake_packs import Hosted, Rows, shape_of
+from fluid.trainables.encoded_metrics import encode_metrics
 
 #: (persistent, ephemeral) bytes as they may be measured, on devices of 100.
 MEASURED = [(30.0, 10.0), (10.0, 5.0), (40.0, 30.0)]
@@ -151,6 +151,7 @@ class FakeBackend:
     # -- what the engine asks ------------------------------------------------------------------------------
 
     def execute(self, commands: Sequence[Command]) -> None:
+        """Carries commands out: lanes find them in their inboxes."""
         for command in commands:
             if isinstance(command, StartLane):
                 assert command.lane_id not in self.lanes
@@ -535,7 +536,7 @@ class FakeBackend:
                 lane_id,
                 iteration=hosted.done,
                 seconds=seconds,
-                metrics={"done": hosted.done},
+                metrics=encode_metrics({"done": hosted.done}),
                 memory=memory,
                 busy=0.3 if rows > 1 else None,
                 rows=rows,
@@ -572,6 +573,7 @@ class FakeBackend:
     # -- what is heard of it -------------------------------------------------------------------------------
 
     def lanes_with_news(self) -> list[Lane]:
+        """Returns the lanes of which something was not heard yet."""
         return [lane for lane in (*self.lanes.values(), *self.gone, self.copies) if lane.outbox]
 
     def collect(self, lane: Lane, count: int) -> list[Event]:

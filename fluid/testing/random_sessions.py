@@ -1,15 +1,18 @@
-"""Random sessions: an engine and a fake backend that take random steps, and what must hold after each."""
+"""Random sessions: an engine and a fake backend that take random steps, and what must hold after each.
+
+Lanes raise, die and fail to start, devices come and go, and a submitter adds, extends, stops, pauses and calls trials.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fake_backend import SIZES, Chances, FakeBackend
-
 from fluid.engine.commands import (
+    Command,
     NoteDrained,
     NotePaused,
     NotePreempted,
@@ -51,6 +54,7 @@ from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
 from fluid.policies.owners.shares import GROUP_POLICIES
 from fluid.resources import Device, MemoryNeed, Requires
+from fluid.testing.fake_backend import SIZES, Chances, FakeBackend
 from fluid.testing.validate import validate_owners, validate_state
 from fluid.trialgroup import TrialState
 
@@ -118,7 +122,7 @@ class Fuses(Known):
         return 1 << (most.bit_length() - 1)
 
 
-class Session:
+class RandomSession:
     """Takes steps, and checks the engine after each.
 
     Args:
@@ -193,7 +197,8 @@ class Session:
         #: times that a trial which was paused by hand came to rest, and that one was told to pause for an urgent one
         self.pauses = self.urgent_pauses = 0
         self._next_call = 0
-        self.handled = 0
+        #: the events of each call of the engine, and what it said
+        self.told: list[tuple[tuple[Event, ...], list[Command]]] = []
         #: devices that drain, and drains that have ended
         self.draining: set[int] = set()
         #: devices that were told to retire
@@ -213,10 +218,24 @@ class Session:
     # -- steps ---------------------------------------------------------------------------------------------
 
     def handle(self, *events: Event) -> None:
-        commands = self.state.handle(*events)
-        self.handled += 1
-        validate_state(self.state)
-        validate_owners(self.state)
+        """Tells the engine events of one instant, checks its state and what it says, and has that carried out.
+
+        Raises:
+            AssertionError: something is wrong; it names the events, and how many were told before.
+        """
+        self.told.append((events, []))
+        try:
+            commands = self.state.handle(*events)
+            self.told[-1][1].extend(commands)
+            validate_state(self.state)
+            validate_owners(self.state)
+            self.check(commands)
+        except Exception as error:
+            raise AssertionError(f"event {len(self.told)}, {events}: {error or repr(error)}") from error
+        self.backend.execute(commands)
+
+    def check(self, commands: Sequence[Command]) -> None:
+        """Checks what the engine says against what it has said, and takes note of it."""
         resting = [command.trial_id if isinstance(command, NotePaused) else None for command in commands]
         for position, command in enumerate(commands):
             if isinstance(command, Report):
@@ -245,9 +264,9 @@ class Session:
                 paused = self.state.trials[command.trial_id].state is TrialState.PAUSED
                 # Events of one instant may tell a trial to run, and then that its lane is lost.
                 assert not paused or command.trial_id in resting[position + 1 :], command
-        self.backend.execute(commands)
 
     def answered(self, command: ReportCall) -> None:
+        """Checks the answer to a call: it is the first one, and the call was made when it was asked for."""
         asked = self.calls[command.trial_id]
         assert command.call_id in asked, f"{command} was answered already"
         reported, budget = asked[command.call_id]
@@ -264,6 +283,7 @@ class Session:
         self.answers += 1
 
     def spec(self) -> TrialSpec:
+        """Draws a trial."""
         rng = self.rng
         self._next_trial += 1
         memory = MemoryNeed(rng.choice([0.0, 20.0]), rng.choice([5.0, 30.0, 60.0])) if rng.random() < 0.3 else None
@@ -273,7 +293,9 @@ class Session:
         longest = 100 if self.moves else 30 if self.sparse else 15 if self.undivided else 8
         gang = max_width == 1 and devices is not None and devices >= 2
         fusible = bool(self.shapes) and not gang and rng.random() < 0.8
-        shape = (("lr", str(rng.random())), ("width", str(rng.choice(self.shapes)))) if fusible else ()
+        shape: tuple[tuple[str, str], ...] = (
+            (("lr", str(rng.random())), ("width", str(rng.choice(self.shapes)))) if fusible else ()
+        )
         shape += (("size", str(SIZES[self._next_trial % len(SIZES)])),)  # Of the trials of a key, some are larger.
         spec = TrialSpec(
             f"t{self._next_trial}",
@@ -301,7 +323,7 @@ class Session:
     def asked(self) -> tuple[Requires | None, float | None]:
         """What a trial asks of its devices."""
         rng = self.rng
-        choices = [Requires(model="A100"), Requires(model="H100|T4"), Requires(host="there"), Requires(tags="fast")]
+        choices = [Requires(model="A100"), Requires(model="H100|T4"), Requires(host="there"), Requires(tags=("fast",))]
         requires = rng.choice([None, None, *choices, Requires(kind="gpu"), Requires(memory_bytes=100.0)])
         if rng.random() < 0.2:
             requires = replace(requires or Requires(), wait=True)
@@ -334,6 +356,7 @@ class Session:
         return False
 
     def submit(self, count: int) -> None:
+        """Submits a group of so many trials, some of which may be refused."""
         group_id = f"g{self._next_group + 1}"
         specs = tuple(self.spec() for _ in range(count))
         terms = self.terms()
@@ -350,6 +373,7 @@ class Session:
         return GroupTerms(owner, priority, expected_trials=rng.choice([None, None, 3, 40]))
 
     def add_trial(self) -> None:
+        """Adds a trial to a group."""
         if self._next_group:
             self.request(TrialsAdded(self.backend.now, f"g{self.rng.randint(1, self._next_group)}", (self.spec(),)))
 
@@ -369,6 +393,7 @@ class Session:
             self.handle(event)
 
     def stop(self) -> None:
+        """Stops a trial, after its iteration or at once."""
         if self.state.trials:
             trial_id = self.rng.choice(list(self.state.trials))
             self.handle(StopRequested(self.backend.now, trial_id, now=self.rng.random() < 0.4))
@@ -435,6 +460,7 @@ class Session:
         self.refused(TrialsAdded(self.backend.now, f"g{self._next_group}", (TrialSpec(trial_id, 1),)))
 
     def refused(self, *events: Event) -> None:
+        """Tells the engine requests; it must refuse them, and a refusal must change nothing."""
         before = fingerprint(self.state)
         try:
             self.state.handle(*events)
@@ -444,6 +470,7 @@ class Session:
             raise AssertionError(f"{events} was not refused")
 
     def submit_nonsense(self) -> None:
+        """Submits a group together with a request that cannot be: both must be refused."""
         self._next_group += 1
         good = GroupSubmitted(self.backend.now, f"g{self._next_group}", (self.spec(),))
         taken = TrialSpec(next(iter(self.state.trials)), 1) if self.state.trials else TrialSpec("x", 0)
@@ -466,6 +493,7 @@ class Session:
         self.refused(good, self.rng.choice(bad))
 
     def add_device(self) -> None:
+        """Adds a device."""
         self._next_device += 1
         host = self.rng.choice(["here", "there"])
         speed = self.rng.choice([1.0, 1.0, 2.0])
@@ -482,11 +510,13 @@ class Session:
         self.handle(DeviceAdded(self.backend.now, device))
 
     def lose_device(self) -> None:
+        """Loses a device, if there is one."""
         devices = self.state.occupancy.devices
         if devices:
             self.handle(DeviceLost(self.backend.now, self.rng.choice(devices).index))
 
     def drain_device(self) -> None:
+        """Drains a device, if there is one, until some time."""
         devices = self.state.occupancy.devices
         if devices:
             device = self.rng.choice(devices).index
@@ -496,6 +526,7 @@ class Session:
         self.refused(DeviceDraining(self.backend.now, -1, 1.0))
 
     def note_drained(self, note: NoteDrained) -> None:
+        """Checks that a drain which has ended was asked for, and that its device is gone."""
         self.drained.append(note)
         if note.device_id is not None:
             retired = note.device_id in self.retired and note.device_id not in self.state.retirements.devices
@@ -514,11 +545,11 @@ class Session:
                 self.refused(event)
                 return
             held = dict(self.state.occupancy.held)
-            before = {row: devices for row, devices in held.items() if device in devices}
+            before = {row: places for row, places in held.items() if device in places}
             self.retired.add(device)
             self.handle(event)
-            for row, devices in before.items():
-                assert self.state.occupancy.held.get(row) == devices, "a trial was moved off a device that retires"
+            for row, places in before.items():
+                assert self.state.occupancy.held.get(row) == places, "a trial was moved off a device that retires"
         self.refused(DeviceRetiring(self.backend.now, -1))
 
     def retain_device(self) -> None:
@@ -531,11 +562,13 @@ class Session:
         self.refused(DeviceRetained(self.backend.now, -1))
 
     def kill_lane(self) -> None:
+        """Kills a lane, if one runs."""
         alive = [lane_id for lane_id, lane in self.backend.lanes.items() if lane.ready and not lane.dead]
         if alive:
             self.backend.kill(self.rng.choice(alive))
 
     def work(self, steps: int) -> None:
+        """Has lanes take so many steps."""
         for _ in range(steps):
             self.backend.copy()
             if self.backend.lanes:
@@ -554,6 +587,7 @@ class Session:
         return True
 
     def tick(self) -> None:
+        """Sends a Tick."""
         self.handle(Tick(self.backend.now))
 
     def alarm(self) -> None:
@@ -596,7 +630,7 @@ class Session:
             done = trial.residence.restart_at if trial.residence.lane is None else trial.progress.done
             if trial.state in (TrialState.QUEUED, TrialState.PAUSED) and done > saved:
                 assert trial.trial_id in note.unsaved, story
-                kept = self.backend.lanes.get(trial.residence.lane)
+                kept = None if (where := trial.residence.lane) is None else self.backend.lanes.get(where)
                 if kept is not None and any(hosted.hung for hosted in kept.hosted.values()):
                     continue  # A lane saves nothing beside a trial that hangs.
                 assert not trial.spec.can_save, story
@@ -629,8 +663,8 @@ class Session:
                 self.alarm()
             hung = {name for lane in self.backend.lanes.values() for name, hosted in lane.hosted.items() if hosted.hung}
             for trial_id in hung:  # Nothing but its submitter ends it.
-                trial = self.state.trials.get(trial_id)
-                if trial is not None and not isinstance(trial.spec.iteration_timeout_s, float):
+                stuck_one = self.state.trials.get(trial_id)
+                if stuck_one is not None and not isinstance(stuck_one.spec.iteration_timeout_s, float):
                     self.handle(StopRequested(self.backend.now, trial_id, now=True))
             if not any(group.open for group in self.state.groups.values()) and not any(self.calls.values()):
                 break
@@ -644,11 +678,25 @@ class Session:
                 assert self.reported.get(trial_id, 0) == trial.progress.budget or trial.progress.finished_early, trial
 
 
-def random_session(seed: int, steps: int, share_of_turns: float = 0.3, **options: Any) -> Session:
-    """A session of random steps, to its end, with these options of the engine.
+def random_session(seed: int, steps: int, share_of_turns: float = 0.3, **options: Any) -> RandomSession:
+    """Plays a session of random steps, to its end.
 
-    In so many of all sessions, trials take turns in lanes.
+    Args:
+        seed: decides all of it.
+        steps: before the session is brought to its end.
+        share_of_turns: in so many of all sessions, trials take turns in lanes.
+        options: of the engine.
+
+    Raises:
+        AssertionError: something is wrong; it names the seed, and the event.
     """
+    try:
+        return _play(seed, steps, share_of_turns, options)
+    except Exception as error:
+        raise AssertionError(f"session of seed {seed}: {error or repr(error)}") from error
+
+
+def _play(seed: int, steps: int, share_of_turns: float, options: dict[str, Any]) -> RandomSession:
     rng = random.Random(seed)
     wild = rng.random()
     chances = Chances(
@@ -678,7 +726,7 @@ def random_session(seed: int, steps: int, share_of_turns: float = 0.3, **options
     sharing = random.Random(f"turns {seed}")
     options["turns"] = sharing.choice([2, 4, 64]) if sharing.random() < share_of_turns else 1
     options["in_rounds"] = sharing.random() < 0.5
-    session = Session(rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky, **options)
+    session = RandomSession(rng, chances, planner, undivided=undivided, sparse=sparse, picky=picky, **options)
     urgencies = random.Random(f"urgent {seed}")
     session.urgencies = urgencies if urgencies.random() < 0.4 else None
     isolations = random.Random(f"isolated {seed}")
