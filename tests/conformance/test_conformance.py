@@ -264,7 +264,12 @@ def _run_with(mark: pytest.MarkDecorator, *names: str) -> None:
 _run_with(
     pytest.mark.parametrize(
         "form",
-        ["class", "state", "reporting", pytest.param("reporting to Tune", marks=[pytest.mark.ray, pytest.mark.long])],
+        [
+            "class",
+            pytest.param("state", marks=pytest.mark.slow),
+            pytest.param("reporting", marks=pytest.mark.slow),
+            pytest.param("reporting to Tune", marks=[pytest.mark.ray, pytest.mark.long]),
+        ],
     ),
     "test_all_trials_run_to_the_end",
     "test_a_trial_that_is_stopped_reports_the_iteration_that_it_finishes",
