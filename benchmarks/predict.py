@@ -5,11 +5,11 @@
 
 offline: 200 random trials are drawn from a grid that ``predict_grid.py`` has measured: batch size, width and optimizer
 of a perceptron and of a convolutional network, with three more fields that change neither time nor memory. Cohorts
-learn the first 60, and predict seconds and bytes of the rest. "one key" is the median of all trials so far, and the
-most memory of any: what holds where cohorts are off. "mlp and cnn" is one space of both. Memory is what a lane of a
-CPU measures; "tensors" counts the bytes of PyTorch's tensors instead, much as a GPU's lane does. Density is the number
-of devices that an oracle of every need fills, over the number that are filled by what is reserved; each has four
-times the largest need.
+learn the first 60, and predict seconds and bytes of the rest; "without trends" by the median and the most memory of
+each cohort. "one key" is the median of all trials so far, and the most memory of any: what holds where cohorts are off.
+"mlp and cnn" is one space of both. Memory is what a lane of a CPU measures; "tensors" counts the bytes of PyTorch's
+tensors instead, much as a GPU's lane does. Density is the number of devices that an oracle of every need fills, over
+the number that are filled by what is reserved; each has four times the largest need.
 
 makespan: sweeps on 8 simulated devices and the real engine, whose trials all have one profile key. One in four takes
 three times as long, and one field of its config tells; four others say nothing. In the setting "narrow" each device

@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
@@ -84,6 +85,12 @@ def draw(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[Drawn]:
         need = MemoryNeed(row["persistent_bytes"], row["ephemeral_bytes"])
         drawn.append(Drawn(f"t{number}", texts, statistics.median(row["seconds"]), need))
     return drawn
+
+
+def by_medians(trials: Sequence[Drawn], after: int, *, frozen: bool) -> list[Guess]:
+    """Predicts the same trials as :func:`by_cohorts`, by the medians and largest needs of cohorts."""
+    with patch("fluid.measure.cohorts.tree.fit_trend", return_value=None):
+        return by_cohorts(trials, after, frozen=frozen)[0]
 
 
 def by_cohorts(trials: Sequence[Drawn], after: int, *, frozen: bool) -> tuple[list[Guess], CohortTree]:
@@ -186,6 +193,8 @@ def predict_grid(
         guesses = {
             "cohorts": by_cohorts(drawn, after, frozen=True)[0],
             "cohorts, learning on": learning,
+            "without trends": by_medians(drawn, after, frozen=True),
+            "without trends, learning on": by_medians(drawn, after, frozen=False),
             "one key": by_one_key(drawn, after, frozen=True),
             "one key, learning on": by_one_key(drawn, after, frozen=False),
         }

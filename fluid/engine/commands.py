@@ -425,28 +425,6 @@ class NotePlaced(Notice):
 
 
 @dataclass(frozen=True, slots=True)
-class NoteKeptWidth(Notice):
-    """A resize that the re-planner wanted was not begun: it would not have paid for all (docs/theory.md, section 16).
-
-    Told once for a trial and a width, until it runs at another width.
-
-    Attributes:
-        width: the width that it does not get.
-        old_width: the width that it keeps.
-        gain: predicted seconds by which the trial alone would end earlier; negative if it makes room for others.
-        stall_s: predicted seconds that trials would stand still for it, its own pause included.
-    """
-
-    trial_id: str
-    _: KW_ONLY
-    at: float
-    width: float
-    old_width: float
-    gain: float
-    stall_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class FreeMemory:
     """Device memory, in bytes, as placement saw it.
 

@@ -38,7 +38,6 @@ class Running:
         sigma: (m,) standard deviation of the logarithm of the true over the predicted ``remaining``, which is its
             median; ``None`` if all are certain.
         idle_speeds: the speeds of the idle devices; ``None`` if all devices have one speed, or they are not known.
-        paused: (m,) seconds until each goes on after a resize; ``None`` if all run.
     """
 
     rows: IntArray
@@ -57,7 +56,6 @@ class Running:
     fused: FusedColumn | None = None
     sigma: FloatArray | None = None
     idle_speeds: tuple[float, ...] | None = None
-    paused: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -19,7 +19,6 @@ from fluid.planners.arrangement import Arrangement, KeepWidths, Replanner, start
 from fluid.planners.bounds import NarrowestWidths
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Planner
-from fluid.planners.refiner import Refined
 from fluid.planners.rollout import roll_out
 from fluid.planners.shares import packed_widths
 from fluid.planners.water_fill import Concentrate, WaterFill, concentrated_widths
@@ -96,19 +95,9 @@ class Portfolio(Planner):
         self.simulate_up_to = require_integer("simulate_up_to", simulate_up_to, at_least=0)
 
     def arrange(self, instance: Instance) -> Arrangement:
-        """Returns the best candidate, the first of equal ones. Its resizes are refined, unless it ends later so."""
-        best, makespan = self._best(instance)
-        if isinstance(best.replanner, KeepWidths):
-            return best
-        refined, latest = replace(best, replanner=Refined(best.replanner)), makespan * (1.0 + TOLERANCE)
-        if makespan < math.inf and roll_out(instance, refined, give_up_after=latest).now > latest:
-            return best
-        return refined
-
-    def _best(self, instance: Instance) -> tuple[Arrangement, float]:
-        """The best candidate, and its makespan in seconds: infinite where candidates are too many to be simulated."""
+        """Returns the best candidate, the first of equal ones."""
         if _rollout_size(instance) > self.simulate_up_to:
-            return min(candidates(instance), key=lambda candidate: nominal_makespan(instance, candidate)), math.inf
+            return min(candidates(instance), key=lambda candidate: nominal_makespan(instance, candidate))
         best: Arrangement | None = None
         shortest = math.inf
         for candidate in candidates(instance):
@@ -116,15 +105,15 @@ class Portfolio(Planner):
             if best is None or makespan < shortest * (1.0 - TOLERANCE):
                 best, shortest = candidate, makespan
         assert best is not None
-        return best, shortest
+        return best
 
     def join_alike(self, kinds: Instance, counts: IntArray, idle: int) -> FloatArray | None:
         """Returns :func:`fluid.planners.shares.packed_widths`."""
         return packed_widths(kinds, counts, idle)
 
     def replanner(self) -> Replanner:
-        """Returns R, refined."""
-        return Refined(WaterFill())
+        """Returns R."""
+        return WaterFill()
 
 
 def candidates(instance: Instance) -> Iterator[Arrangement]:

@@ -98,11 +98,6 @@ class Rollout:
         return len(self._queue)
 
     @property
-    def waiting_rows(self) -> list[int]:
-        """The trials that wait for a device."""
-        return list(self._queue)
-
-    @property
     def next_end(self) -> float:
         """The time at which the next running trial ends, if nothing changes; infinite if none runs."""
         ends = self._ends
@@ -133,7 +128,6 @@ class Rollout:
         now, left, rate, since = self.now, self._remaining, self._rate, self._since
         held = [self.occupancy.held[row] for row in rows]
         residents = self.occupancy.residents
-        paused = np.array([max(0.0, since[row] - now) for row in rows])
         return Running(
             rows=np.array(rows, dtype=np.int64),
             remaining=np.maximum([left[row] - rate[row] * max(0.0, now - since[row]) for row in rows], 0.0),
@@ -150,34 +144,9 @@ class Rollout:
             epsilon=self.epsilon if epsilon is None else epsilon,
             fused=None if len(self._rates) == 1 else FusedColumn(tuple(self._rates), self._kinds_of(rows)),
             idle_speeds=idle_speeds(self.occupancy),
-            paused=paused if paused.any() else None,
         )
 
     # -- changes ------------------------------------------------------------------------------------------
-
-    def take_over(self, running: Running, held: list[tuple[int, ...]]) -> None:
-        """Goes on with the trials of a snapshot, in a rollout that has none; rows are their positions.
-
-        Args:
-            running: the trials. Their memory and what they ask of devices is not known.
-            held: indices of the devices of each.
-        """
-        m = len(running)
-        self._remaining, self._width = running.remaining.tolist(), running.widths.tolist()
-        self._alpha, self._beta = running.alpha.tolist(), running.beta.tolist()
-        self._c, self._d, self._kind = running.c.tolist(), running.d.tolist(), [0] * m
-        if running.fused is not None:
-            self._rates = [None, *running.fused.rates]
-            self._kind = [kind + 1 for kind in running.fused.kind.tolist()]
-        self._needs, self._version, self._rate = [None] * m, [0] * m, [0.0] * m
-        self._since = [self.now] * m if running.paused is None else (self.now + running.paused).tolist()
-        self._opened = [(self.now, 0.0)] * m
-        self.started = dict.fromkeys(range(m), -math.inf)  # So that a resize costs epsilon from the first instant on.
-        self.running = set(range(m))
-        for row, devices in enumerate(held):
-            self.occupancy.hold(row, devices, self._width[row])
-        for row in range(m):
-            self._pace(row)
 
     def submit(self, instance: Instance, arrangement: Arrangement) -> range:
         """Queues the trials of an instance as arranged, behind those that are queued; returns their rows.

@@ -1,17 +1,19 @@
-"""Admission: which of the packed trials that wait start where memory is scarce (docs/theory.md, section 17).
+"""Admission: which of the packed trials that wait start first where memory is scarce (docs/theory.md, section 17).
 
 Which of them start is a knapsack on each device: the gain per second of those that start is to be as large as its free
-bytes allow. A greedy choice by gain per byte skips what does not fit, and is then improved by exchanges.
+bytes allow. It is filled greedily by gain per byte, and what does not fit is skipped. Devices are kept for trials that
+are passed over for long. It costs nothing where memory bounds no device, or where all trials that wait are alike.
 
-What it gains (``benchmarks/admission.py``): mean ends of 0.86 to 1.00 of the queue's order, makespans of 0.99 to
-1.01.
+What it gains (``benchmarks/admission.py``): mean ends of 0.85 to 1.00 of the queue's order, makespans of 0.99 to
+1.01. Exchanges that improve a choice end no sweep earlier.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, chain, combinations, islice
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NamedTuple
 
 from fluid.devices.occupancy import Occupancy
@@ -36,15 +38,6 @@ SCARCE = 0.9
 #: others end as late as they do there (benchmarks/admission.py).
 LATE_TOGETHER = 0.9
 LATE_ALONE = 0.4
-#: Greedy choices by gain / need ** price: bytes have their full price where they alone are short, and less where slots
-#: are, too; at 0, no trial that is worth more than all others together is left out.
-_PRICES = (1.0, 0.5, 0.0)
-#: Most exchanges that improve a choice: each takes microseconds for each trial chosen.
-_MOST_EXCHANGES = 32
-#: Pairs are made of so many trials, those of most gain, and for at most so many devices: this takes time for each, and
-#: among more devices single exchanges find nearly as much.
-_MOST_PAIRED = 64
-_FEW_DEVICES = 8
 
 
 class Candidate(NamedTuple):
@@ -141,10 +134,9 @@ def late_starters(waiting: Sequence[AlikeTrials], usable: Sequence[float], slots
 def admit(
     candidates: Sequence[Candidate], rooms: Sequence[DeviceRoom], first: Sequence[Candidate] = ()
 ) -> dict[int, int]:
-    """Chooses the trials that start.
+    """Chooses the trials that start: greedily by gain per byte, or by gain alone, whichever gains more.
 
-    Greedy by gain per byte, skipping what does not fit, and by gain with bytes at lower prices. Each is improved by
-    exchanging up to two chosen trials for one that is worth more; the best one also by exchanging them for two others.
+    By gain alone, no trial that is worth more than all others together is left out.
 
     Args:
         candidates: trials that wait.
@@ -152,168 +144,38 @@ def admit(
         first: trials that start before these, in this order, each if it fits.
 
     Returns:
-        Row -> device, in the order in which they should start.
+        Row -> device, in the order in which they should start. No trial is left out that would still fit.
     """
-    open_ = [room for room in rooms if room.slots > 0 and room.free >= 0.0]
-    start = _Admission(open_)
-    for trial in first:
-        start.add(trial)
-    fixed = set(start.device_of)
     choices = []
-    for price in _PRICES:
-        choice = start.copy()
-        for trial in sorted(candidates, key=lambda trial: (-_worth(trial, price), trial.need)):
+    for price in (1.0, 0.0):
+        choice = _Admission({room.device: room for room in rooms})
+        by_worth = sorted(candidates, key=lambda trial: (-trial.gain / max(trial.need, 1.0) ** price, trial.need))
+        for trial in chain(first, by_worth):
             choice.add(trial)
         choices.append(choice)
-    by_gain = sorted(candidates, key=lambda trial: (-trial.gain, trial.need))
-    for choice in choices:
-        choice.improve(by_gain, fixed)
-    best = max(choices, key=lambda choice: choice.gain)
-    best.improve_by_pairs(by_gain, fixed)
-    return best.device_of
+    return max(choices, key=lambda choice: choice.gain).device_of
 
 
-def _worth(trial: Candidate, price: float) -> float:
-    return trial.gain / trial.need**price if trial.need > 0.0 else math.inf
-
-
+@dataclass(slots=True)
 class _Admission:
     """Trials chosen so far, and what they leave of the devices."""
 
-    def __init__(self, rooms: Sequence[DeviceRoom]) -> None:
-        self.free = {room.device: room.free for room in rooms}
-        self.slots = {room.device: room.slots for room in rooms}
-        self.chosen: dict[int, Candidate] = {}
-        self.device_of: dict[int, int] = {}
-        self.gain = 0.0
+    rooms: dict[int, DeviceRoom]
+    device_of: dict[int, int] = field(default_factory=dict)
+    gain: float = 0.0
 
-    def copy(self) -> _Admission:
-        other = _Admission(())
-        other.free, other.slots, other.gain = dict(self.free), dict(self.slots), self.gain
-        other.chosen, other.device_of = dict(self.chosen), dict(self.device_of)
-        return other
-
-    def add(self, trial: Candidate) -> bool:
-        """Adds a trial on the device with most slots, of these the one with least room; returns whether it fits."""
-        if trial.row in self.device_of:
-            return False
-        best, least = None, (0, math.inf)
-        for device, free in self.free.items():
-            key = -self.slots[device], free
-            if trial.need <= free and self.slots[device] > 0 and key < least and _may(trial, device):
-                best, least = device, key
-        if best is not None:
-            self._put(trial, best)
-        return best is not None
-
-    def improve(self, by_gain: Sequence[Candidate], fixed: set[int]) -> None:
-        """Exchanges chosen trials, but for the fixed ones, for others that are worth more."""
-        for _ in range(_MOST_EXCHANGES):
-            others = (trial for trial in by_gain if trial.row not in self.device_of)
-            if not any(self._exchange(trial, fixed) for trial in others):
-                return
-            for trial in by_gain:
-                self.add(trial)
-
-    def improve_by_pairs(self, by_gain: Sequence[Candidate], fixed: set[int]) -> None:
-        """Exchanges up to two chosen trials of a device, but for the fixed ones, for two others that are worth more."""
-        for _ in range(_MOST_EXCHANGES if len(self.free) <= _FEW_DEVICES else 0):
-            others = [trial for trial in by_gain if trial.row not in self.device_of][:_MOST_PAIRED]
-            if not any(self._exchange_for_pair(device, others, fixed) for device in self.free):
-                return
-            self.improve(by_gain, fixed)
-
-    def _exchange_for_pair(self, device: int, others: Sequence[Candidate], fixed: set[int]) -> bool:
-        there = [self.chosen[row] for row, at in self.device_of.items() if at == device and row not in fixed]
-        pairs = _Pairs([trial for trial in others if _may(trial, device)])
-        most, best, leaving = 0.0, tuple[Candidate, ...](), tuple[Candidate, ...]()
-        for out in chain(combinations(there, 1), combinations(there, 2)):
-            if self.slots[device] + len(out) < 2:
-                continue
-            lost = sum(trial.gain for trial in out)
-            pair = pairs.best(self.free[device] + sum(trial.need for trial in out))
-            gained = sum(trial.gain for trial in pair)
-            if gained > lost * (1.0 + 1e-9) and gained - lost > most:
-                most, best, leaving = gained - lost, pair, out
-        for trial in leaving:
-            self._take_out(trial)
-        for trial in best:
-            self._put(trial, device)
-        return bool(best)
-
-    def _exchange(self, trial: Candidate, fixed: set[int]) -> bool:
-        best: tuple[Candidate, ...] = ()
-        least, at = trial.gain * (1.0 - 1e-9), -1
-        for device, free in self.free.items():
-            if not _may(trial, device):
-                continue
-            there = [self.chosen[row] for row, at_ in self.device_of.items() if at_ == device and row not in fixed]
-            lacking = trial.need - free
-            for position, one in enumerate(there):
-                if one.gain >= least:
-                    continue
-                if one.need >= lacking:
-                    best, least, at = (one,), one.gain, device
-                    continue
-                for two in there[position + 1 :]:
-                    if one.need + two.need >= lacking and one.gain + two.gain < least:
-                        best, least, at = (one, two), one.gain + two.gain, device
-        for other in best:
-            self._take_out(other)
-        if best:
-            self._put(trial, at)
-        return bool(best)
-
-    def _put(self, trial: Candidate, device: int) -> None:
-        self.chosen[trial.row], self.device_of[trial.row] = trial, device
-        self.free[device] -= trial.need
-        self.slots[device] -= 1
-        self.gain += trial.gain
-
-    def _take_out(self, trial: Candidate) -> None:
-        device = self.device_of.pop(trial.row)
-        del self.chosen[trial.row]
-        self.free[device] += trial.need
-        self.slots[device] += 1
-        self.gain -= trial.gain
-
-
-def _more(one: Candidate, other: Candidate) -> Candidate:
-    """The trial of more gain; of equal ones, the first."""
-    return other if other.gain > one.gain else one
-
-
-class _Pairs:
-    """Pairs of trials, by the bytes that they need together."""
-
-    def __init__(self, trials: Sequence[Candidate]) -> None:
-        self._by_need = sorted(trials, key=lambda trial: (trial.need, -trial.gain))
-        #: The trial of most gain among the first 1, 2, ... of these.
-        self._most: list[Candidate] = list(accumulate(self._by_need, _more))
-
-    def best(self, room: float) -> tuple[Candidate, ...]:
-        """The two trials of most gain that need at most so many bytes; empty if no two do."""
-        found, gain, fitting = tuple[Candidate, ...](), -math.inf, 0
-        for position in range(len(self._by_need) - 1, 0, -1):
-            one = self._by_need[position]
-            while fitting < position and self._by_need[fitting].need + one.need <= room:
-                fitting += 1
-            other = self._most[min(fitting, position) - 1] if fitting else None
-            if other is not None and other.gain + one.gain > gain:
-                found, gain = (other, one), other.gain + one.gain
-        return found
-
-
-def _may(trial: Candidate, device: int) -> bool:
-    return trial.devices is None or device in trial.devices
-
-
-# -- admitting -----------------------------------------------------------------------------------
-#
-# Admitting: which packed trials start first where memory is scarce, and devices kept for those passed over for long.
-#
-# The choice itself is pure (:mod:`fluid.policies.admission`; docs/theory.md, section 17). It costs nothing where
-# memory bounds no device, or where all trials that wait are alike.
+    def add(self, trial: Candidate) -> None:
+        """Adds a trial, if it fits, on the device with most slots, of these the one with least room."""
+        fitting = [
+            room
+            for room in self.rooms.values()
+            if trial.need <= room.free and room.slots > 0 and (trial.devices is None or room.device in trial.devices)
+        ]
+        if fitting and trial.row not in self.device_of:
+            room = min(fitting, key=lambda room: (-room.slots, room.free))
+            self.rooms[room.device] = DeviceRoom(room.device, room.free - trial.need, room.slots - 1)
+            self.device_of[trial.row] = room.device
+            self.gain += trial.gain
 
 
 class Admitting(Policy):

@@ -1,40 +1,22 @@
 """Rebalancing: which running trials get another width, and which leave a device that is packed too much.
 
-What it gains: widening, ``benchmarks/stragglers.py`` (docs/elastic.md has the times); the refiner's choice of
-resizes, ``benchmarks/refiner.py``: makespans of 0.979 of those without it, 0.990 where a second group comes, 1.143 at
-worst.
+What it gains: widening, ``benchmarks/stragglers.py`` (docs/elastic.md has the times).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 
-from fluid.engine.commands import NoteKeptWidth
 from fluid.engine.core import SessionState
 from fluid.engine.estimates.running import RunningTable
-from fluid.engine.placing.scheduling import PlanInputs
 from fluid.engine.policy import Policy, Preempt, Proposal, Reallocate
 from fluid.engine.records import TrialRecord
-from fluid.planners.arrangement import Replanner, Running, WidthChange
-from fluid.planners.refiner import MOST_ROLLED_OUT, Appraisal, Refined, Refinement, Waiting
+from fluid.planners.arrangement import Replanner, WidthChange
 from fluid.policies.faster_devices import FasterDevices
-from fluid.resources import Cluster
 from fluid.trialgroup import TrialState
-
-
-class Rejected(NamedTuple):
-    """A resize that the re-planner wanted and that does not pay for all.
-
-    Attributes:
-        appraisal: what it is worth.
-    """
-
-    trial: TrialRecord
-    appraisal: Appraisal
 
 
 class Overpacking(Policy):
@@ -120,27 +102,10 @@ class Rebalancing(Policy):
         self._allocations = core.allocations
         self._moves = moves
         self._faster = FasterDevices(core.trials, core.occupancy, core.estimates, core.allocations)
-        self._inputs = PlanInputs(core.occupancy, core.estimates)
-        #: What the re-planner wanted and the refiner did not, since this was last taken.
-        self._rejected: list[Appraisal] = []
-        #: The width of each trial of which that was told before, and the width that it was not given.
-        self._told: dict[int, tuple[float, float]] = {}
 
-    def propose(self) -> Iterator[Proposal]:
-        """The widths and devices that the planner wants now; tells the journal of those that would not pay for all."""
-        core = self._core
-        yield from self.rebalance(core.scheduling.replanner)
-        for trial, (change, gain, stall, *_) in self.pop_rejected():
-            core.commands.append(
-                NoteKeptWidth(
-                    trial.trial_id,
-                    at=core.now,
-                    width=change.width,
-                    old_width=trial.width,
-                    gain=gain,
-                    stall_s=stall,
-                )
-            )
+    def propose(self) -> list[Reallocate]:
+        """The widths and devices that the planner wants now."""
+        return self.rebalance(self._core.scheduling.replanner)
 
     def rebalance(self, replanner: Replanner) -> list[Reallocate]:
         """Resizes to make now: to make room for queued trials, or to use idle or faster devices once none is queued."""
@@ -151,7 +116,7 @@ class Rebalancing(Policy):
         if not changes and self._queue:
             changes = self._make_room(replanner)
         elif not changes and not self._has_nothing_to_move(replanner):
-            changes = [change for part in self._allocations.snapshots() for change in self._replan(replanner, part)]
+            changes = [change for part in self._allocations.snapshots() for change in replanner.replan(part)]
         by_row = self._trials.by_row
         allowed = [Reallocate(by_row[row], width) for row, width in changes if self._allowed(by_row[row], width)]
         # Last, those that have to leave their host, or to spread over several: they leave the others the near devices.
@@ -188,43 +153,8 @@ class Rebalancing(Policy):
             self._allocations.allow_packing(trial, max(narrowest, 1.0 / self._estimates.packing(trial)))
         if not self._table.can_narrow():
             return []
-        few = self._few_waiting()
-        if few is not None and isinstance(replanner, Refined):
-            return self._note(replanner.refine_room(self._allocations.snapshot(), few))
         waiting = np.array([self._allocations.waiting_work])
         return [change for part in self._allocations.snapshots() for change in replanner.make_room(part, waiting)]
-
-    def _few_waiting(self) -> Waiting | None:
-        """The trials that wait, if a rollout of them is quick and says what would come; else ``None``."""
-        if self._estimates.epsilon <= 0.0 or len(self._queue) + len(self._table) > MOST_ROLLED_OUT:
-            return None
-        waiting = [self._trials.by_row[row] for row in self._queue]
-        if self._trials.constrained or self._table.constraints or any(trial.pinned for trial in waiting):
-            return None
-        instance, _ = self._inputs.instance(waiting, Cluster(tuple(self._occupancy.open_devices)))
-        return Waiting(instance, np.array([trial.width for trial in waiting]))
-
-    def _replan(self, replanner: Replanner, running: Running) -> list[WidthChange]:
-        if not isinstance(replanner, Refined):
-            return replanner.replan(running)
-        return self._note(replanner.refine(running))
-
-    def _note(self, refinement: Refinement) -> list[WidthChange]:
-        """Keeps what was rejected to be told, once for a trial and a width until it has another one."""
-        for each in refinement.rejected:
-            row, width = each.change
-            if self._told.get(row) != (self._trials.by_row[row].width, width):
-                self._rejected.append(each)
-        if refinement.rejected:
-            self._told = {row: told for row, told in self._told.items() if row in self._table}
-            told = {row: (self._trials.by_row[row].width, width) for (row, width), *_ in refinement.rejected}
-            self._told.update(told)
-        return refinement.kept
-
-    def pop_rejected(self) -> list[Rejected]:
-        """The resizes that would have paid for their trials, but not for all, since this was last asked."""
-        rejected, self._rejected = self._rejected, []
-        return [Rejected(self._trials.by_row[each.change.row], each) for each in rejected]
 
     def _allowed(self, trial: TrialRecord, width: float) -> bool:
         """Whether a trial can be resized now, and a wider one ends sooner."""

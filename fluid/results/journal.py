@@ -32,7 +32,6 @@ from fluid.engine.commands import (
     NoteDeviceLost,
     NoteDrained,
     NoteHung,
-    NoteKeptWidth,
     NoteMeasured,
     NotePaused,
     NotePlaced,
@@ -212,10 +211,12 @@ _TOLD: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(TrialStarted, NotePlaced, NoteWaiting, NoteQueued, NotePaused, NotePreempted, NoteTrial, NoteMeasured),
-        *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, NoteKeptWidth, TrialNotKept),
+        *(NoteHung, KillLane, DeviceDraining, SessionDraining, NoteDrained, TrialNotKept),
         *(TrialSetAside, LaneReady, *RETIREMENTS),
     )
 }
+#: Earlier versions wrote these, too, for reports only.
+_NO_LONGER_WRITTEN = frozenset(("NoteKeptWidth",))
 #: An iteration as :func:`encode` writes it, which most entries are: to take it apart so takes a fifth of the time.
 _REPORTED = re.compile(
     rf'\{{"v": {VERSION}, "what": "IterationReported", "at": (\d+\.\d+), '
@@ -328,7 +329,7 @@ def replay(lines: Iterable[str | bytes]) -> Recovered:
             replayed.take_reported(float(quick[1]), quick[2], int(quick[3]))
             continue
         told = _FLAT.match(text)
-        if told is not None and told[1] in _TOLD:
+        if told is not None and (told[1] in _TOLD or told[1] in _NO_LONGER_WRITTEN):
             replayed.take_told(float(told[2]))
             continue
         if (quick := _DONE.match(text)) is not None:
@@ -442,9 +443,10 @@ class Replay:
         if entry.get("v") != VERSION:
             reason = f"line {number} is of an unknown version; this Fluid reads version {VERSION}"
             raise InvalidFieldError("v", entry.get("v"), reason)
-        if entry.get("what") not in _WRITTEN:
+        what = entry.get("what")
+        if what not in _WRITTEN and what not in _NO_LONGER_WRITTEN:
             raise InvalidFieldError("what", entry.get("what"), f"line {number} is of an unknown kind")
-        if entry["what"] in _TOLD:
+        if what in _TOLD or what in _NO_LONGER_WRITTEN:
             at = entry.get("at")
             self.take_told(at if isinstance(at, float) else self._told.at)
             return

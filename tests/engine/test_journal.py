@@ -454,3 +454,9 @@ def test_the_terms_of_groups_are_resumed_and_missing_ones_are_plain() -> None:
     hand = Hand(1)
     hand.do(first), hand.do(second)
     assert hand.state.groups["g"].terms == terms and hand.trial("a").group_priority == 2.0
+
+
+def test_what_earlier_versions_wrote_for_reports_is_passed_over() -> None:
+    kept = {"v": journal.VERSION, "what": "NoteKeptWidth", "trial_id": "a", "at": 7.5, "width": 2.0}
+    for entry in ({**kept, "stall_s": 8.0}, {**kept, "stall_s": {}}):
+        assert replay([json.dumps(entry)]).at == 7.5

@@ -49,7 +49,7 @@ def test_no_planner_beats_the_lower_bound_with_many_alike_trials(case: Case, nam
     assert malleable_lower_bound(case.instance) <= makespan(name, case.instance) * (1 + CLOSE)
 
 
-@example(  # Its resizes, refined, would end later than those of another candidate.
+@example(  # Unlike trials, of which some are resized, on devices of four speeds.
     case=Case(
         heights=(3.0, 9.25, 1.25, 0.25, 8.5, 7.0, 5.5, 4.0, 2.75, 10.25),
         speeds=(0.5, 1.0, 1.0, 2.0, 2.0, 4.0),

@@ -18,7 +18,6 @@ from fluid.planners.bounds import NarrowestWidths, malleable_lower_bound
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Plan
 from fluid.planners.portfolio import Fifo, Portfolio, candidates, nominal_makespan
-from fluid.planners.refiner import Refined
 from fluid.planners.rollout import roll_out
 from fluid.planners.water_fill import Concentrate, WaterFill
 from fluid.static_fluid import StaticFluid
@@ -163,8 +162,7 @@ def test_ties_go_to_the_candidate_that_r_replans() -> None:
     chosen = Portfolio().arrange(instance)
     assert chosen.name == "static, re-planned by R"
     for replanner in (chosen.replanner, Portfolio().replanner()):
-        assert isinstance(replanner, Refined)
-        assert isinstance(replanner.wanted_by, WaterFill)
+        assert isinstance(replanner, WaterFill)
     assert {type(candidate.replanner) for candidate in candidates(Instance.build([3.0, 1.0], 4, alpha=1.1))} >= {
         Concentrate,
         ReallocateByShare,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fluid.display.format import count, duration
-from fluid.reports.story.history import Entry, RunHistory
-from fluid.reports.story.words import StoryLine, gained, size_name
+from fluid.reports.story.history import RunHistory
+from fluid.reports.story.words import gained
 from fluid.results.iterations import FinishedIteration
 
 
@@ -59,7 +59,6 @@ class ResizeGains:
         compared_predicted_s: predicted gain of these.
         realised_s: measured gain of these.
         stall_s: predicted seconds that trials stood still for all resizes.
-        rejected: resizes that a re-planner wanted and that would not have paid.
     """
 
     chosen: int = 0
@@ -68,11 +67,10 @@ class ResizeGains:
     compared_predicted_s: float = 0.0
     realised_s: float = 0.0
     stall_s: float = 0.0
-    rejected: int = 0
 
     @property
     def text(self) -> str:
-        """In a line; empty if none was decided on or rejected."""
+        """In a line; empty if none was decided on."""
         parts = []
         if self.chosen:
             parts.append(f"{count(self.chosen, 'resize')}: predicted to end trials {gained(self.predicted_s)} in all")
@@ -82,11 +80,6 @@ class ResizeGains:
                 parts.append(f"realised{some}: {gained(self.realised_s)}{predicted}")
             if self.stall_s > 0.0:
                 parts.append(f"trials stood still for {duration(self.stall_s)} as predicted")
-        if self.rejected:
-            parts.append(
-                f"{count(self.rejected, 'resize')} rejected, as {'it' if self.rejected == 1 else 'they'}"
-                " would not have paid"
-            )
         return "; ".join(parts)
 
 
@@ -97,10 +90,9 @@ def resize_gains(history: RunHistory, iterations: Mapping[str, Sequence[Finished
         history: the run's journal.
         iterations: the finished ones by trial, in order.
     """
-    chosen = compared = rejected = 0
+    chosen = compared = 0
     predicted = compared_predicted = realised = stall = 0.0
     for trial, entries in history.of_trial.items():
-        rejected += sum(entry.what == "NoteKeptWidth" for entry in entries)
         resizes = [entry for entry in entries if entry.what == "NoteResize"]
         timed = [TimedIteration(each.end, each.seconds) for each in iterations.get(trial, ())] if resizes else []
         for entry, until in zip(resizes, [*(later.at for later in resizes[1:]), float("inf")], strict=False):
@@ -116,15 +108,4 @@ def resize_gains(history: RunHistory, iterations: Mapping[str, Sequence[Finished
             found = realised_gain(timed, begun_at=begun_at, at=entry.at, until=until, left=left, pause=pause)
             if found is not None:
                 compared, compared_predicted, realised = compared + 1, compared_predicted + gain, realised + found
-    return ResizeGains(chosen, predicted, compared, compared_predicted, realised, stall, rejected)
-
-
-def kept_width(entry: Entry) -> StoryLine:
-    """The line of a story about a resize that was rejected."""
-    width, old, gain = (float(entry.fields[name]) for name in ("width", "old_width", "gain"))
-    stall = float(entry.fields["stall_s"])
-    text = (
-        f"keeps {size_name(old)}: with {size_name(width)} it was predicted to end {gained(gain)}, and trials to stand"
-    )
-    text += f" still for {duration(stall)}, which would not have paid"
-    return StoryLine(entry.at, "kept", text, {"width": width, "predicted_gain_s": gain, "stall_s": stall})
+    return ResizeGains(chosen, predicted, compared, compared_predicted, realised, stall)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from fluid.display.format import count, duration
 from fluid.reports.analysis.cohorts import predicted_text
-from fluid.reports.analysis.resizes import kept_width
 from fluid.reports.analysis.restores import set_up_words
 from fluid.reports.story.history import UNUSABLE, Entry, RunHistory, Stay, why_paused
 from fluid.reports.story.waits import SHORTEST_WAIT, WaitTeller, fusing_ended
@@ -109,7 +108,6 @@ class _Story:
             "NotePaused": self._paused,
             "NotePreempted": self._preempted,
             "NoteResize": self._resized,
-            "NoteKeptWidth": kept_width,
             "NoteHung": self._hung,
             "ReportSetBack": self._set_back,
             "NoteTrial": lambda entry: StoryLine(entry.at, "told", str(entry.fields["text"])),
