@@ -93,6 +93,7 @@ def first(results: Iterator[Result], wanted: Callable[[Result], bool]) -> Result
     return next(result for result in results if wanted(result))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", [count_up, Counter])
 def test_every_iteration_is_reported_once_and_in_order(make: Callable[..., FluidExecutor], trainable: Any) -> None:
     trials = [Trial(trainable, {"x": x}, budget=1 + x, trial_id=f"t{x}") for x in range(6)]
@@ -110,6 +111,7 @@ def test_every_iteration_is_reported_once_and_in_order(make: Callable[..., Fluid
     assert list(handle.results()) == results, "a second reader begins at the first result"
 
 
+@pytest.mark.slow
 def test_a_stopped_trial_ends_and_the_others_go_on(make: Callable[..., FluidExecutor]) -> None:
     endless = Trial(count_up, {"seconds": 0.01}, budget=10**6, trial_id="endless")
     handle = make().submit_trialgroup(TrialGroup([endless, Trial(count_up, budget=5, trial_id="short")]))
@@ -137,6 +139,7 @@ def test_an_extended_trial_goes_on_where_it_was(make: Callable[..., FluidExecuto
         handle.extend("b", 1)
 
 
+@pytest.mark.slow
 def test_a_trial_can_be_added_and_a_second_group_runs_beside(make: Callable[..., FluidExecutor]) -> None:
     executor = make()
     one = executor.submit_trialgroup(TrialGroup([Trial(Counter, {"seconds": 0.02}, budget=50, trial_id="a")]))
@@ -148,6 +151,7 @@ def test_a_trial_can_be_added_and_a_second_group_runs_beside(make: Callable[...,
     assert executor.handles == [one, two]
 
 
+@pytest.mark.slow
 def test_trials_are_added_together_or_not_at_all(make: Callable[..., FluidExecutor]) -> None:
     executor = make()
     handle = executor.submit_trialgroup(TrialGroup([Trial(count_up, trial_id="a")]))
@@ -163,6 +167,7 @@ def test_trials_are_added_together_or_not_at_all(make: Callable[..., FluidExecut
     assert handle.states == dict.fromkeys("abc", "DONE")
 
 
+@pytest.mark.slow
 def test_what_a_search_decided_is_told_by_the_report(make: Callable[..., FluidExecutor]) -> None:
     executor = make()
     shown = [Trial(count_up, {"seconds": 0}, trial_id=f"t{k}", shown=Shown(f"trial {k}", {"k": k})) for k in range(3)]
@@ -185,6 +190,7 @@ def test_what_a_search_decided_is_told_by_the_report(make: Callable[..., FluidEx
     assert (run.name, run.metrics[0]) == ("sweep", "step")
 
 
+@pytest.mark.slow
 def test_ended_trials_of_a_group_with_a_metric_are_done(make: Callable[..., FluidExecutor]) -> None:
     trials = [Trial(count_up, {"seconds": 0}, trial_id=f"t{k}") for k in range(2)]
     handle = make().submit_trialgroup(TrialGroup(trials, search=Search("step", "max")))
@@ -192,6 +198,7 @@ def test_ended_trials_of_a_group_with_a_metric_are_done(make: Callable[..., Flui
     assert [trial.state for trial in handle.trials] == ["DONE", "DONE"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_raises_is_tried_again_then_fails_alone(make: Callable[..., FluidExecutor]) -> None:
     bad = Trial(Counter, {"fails_at": 2}, budget=3, trial_id="bad")
     handle = make(max_failures=2).submit_trialgroup(TrialGroup([bad, Trial(Counter, budget=3, trial_id="good")]))
@@ -205,6 +212,7 @@ def test_a_trial_that_raises_is_tried_again_then_fails_alone(make: Callable[...,
         handle.raise_failures()
 
 
+@pytest.mark.slow
 def test_a_lane_killed_in_an_iteration_costs_its_trial_only_that(make: Callable[..., FluidExecutor]) -> None:
     trials = [Trial(Counter, {"seconds": 0.25}, budget=12, trial_id=name) for name in ("victim", "other")]
     handle = make().submit_trialgroup(TrialGroup(trials))
@@ -257,6 +265,7 @@ def test_bad_options_are_refused_by_name(tmp_path: Path, option: str, value: Any
         FluidExecutor(**{"backend": "local", "run_dir": tmp_path, "verbose": 0, option: value})
 
 
+@pytest.mark.slow
 def test_a_device_removed_and_one_added_while_trials_run(make: Callable[..., FluidExecutor]) -> None:
     executor = make()
     trials = [Trial(Counter, {"seconds": 0.05}, budget=30, trial_id=f"t{x}") for x in range(2)]
@@ -304,6 +313,7 @@ def test_the_run_folder_tells_what_happened(make: Callable[..., FluidExecutor]) 
     assert '"lr": 0.1' in (folder / "trials.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_the_innermost_executor_is_in_force(make: Callable[..., FluidExecutor]) -> None:
     with make() as outer:
         with make() as inner:
@@ -390,6 +400,7 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_no_lane_outlives_its_driver_and_the_session_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -474,6 +485,7 @@ def test_a_second_close_waits_for_the_first(
     assert ended == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_with_few_descriptors_the_error_says_so(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
@@ -552,6 +564,7 @@ def test_the_session_says_how_devices_are_shared(make: Callable[..., FluidExecut
     assert (session["sharing"], session["sharing_why"]) == ("timeslice", "")
 
 
+@pytest.mark.slow
 def test_the_session_says_so_when_mps_is_given_up(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._MOST_RESTARTS", 0)
     monkeypatch.setattr("fluid.backends.hosts.gpu.mps_watchdog._CHECK_S", 0.05)
@@ -589,6 +602,7 @@ class Crowded:
         pass
 
 
+@pytest.mark.slow
 def test_packing_that_hurts_is_switched_off_and_the_report_says_so(
     make: Callable[..., FluidExecutor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

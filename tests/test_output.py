@@ -105,6 +105,7 @@ def test_lines_have_the_name_of_the_trainable_that_printed_them(run: Callable[..
     assert len(set(ran.pids)) == 3
 
 
+@pytest.mark.slow
 def test_the_message_of_a_crash_is_shown_and_the_failure_names_its_file(run: Callable[..., Ran]) -> None:
     ran = run(crash)
     ((name, pid, text),) = ran.out

@@ -32,9 +32,10 @@ class Strikes(Policy):
     def __init__(self, core: SessionState, device_lost: Callable[[DeviceLost], None]) -> None:
         self._core = core
         self._device_lost = device_lost
-        #: device -> rows of trials that failed there since it last completed an iteration
-        self._strikes: dict[int, set[int]] = {}
-        #: Of these, devices since whose first strike another device has completed an iteration.
+        #: Of each device with a strike: how many, and the rows of the trials, but for those that were forgotten.
+        self._strikes: dict[int, int] = {}
+        self._struck: dict[int, set[int]] = {}
+        #: Of these devices, those since whose first strike another device has completed an iteration.
         self._others_work: set[int] = set()
         #: Rows of trials of which one exception was not counted.
         self._excused: set[int] = set()
@@ -49,7 +50,9 @@ class Strikes(Policy):
         """Counts a strike, and sends the trial elsewhere; of several devices any may be to blame, and none gets one."""
         if len(devices) > 1:
             return False
-        self._strikes.setdefault(devices[0], set()).add(trial.row)
+        if trial.row not in (rows := self._struck.setdefault(devices[0], set())):
+            self._strikes[devices[0]] = self._strikes.get(devices[0], 0) + 1
+            rows.add(trial.row)
         self._last = failure
         if trial.row in self._excused or not self._core.scheduling.placing.has_choice(trial):
             return False
@@ -68,22 +71,25 @@ class Strikes(Policy):
             trial.limits = replace(trial.limits, avoids=None)
 
     def forgotten(self, trial: TrialRecord) -> None:
-        """Forgets that an exception of a trial was not counted."""
+        """Drops the trial's row; its strikes count on."""
         self._excused.discard(trial.row)
+        for rows in self._struck.values():
+            rows.discard(trial.row)
 
     def after_events(self) -> None:
         """Gives up the devices that are guilty since an exception of this instant."""
         if self._last is None:
             return
         last, self._last = self._last, None
-        for device in [one for one in self._others_work if len(self._strikes[one]) >= MOST_STRIKES]:
+        for device in [one for one in self._others_work if self._strikes[one] >= MOST_STRIKES]:
             why = f"{MOST_STRIKES} trials in a row left it unusable, the last by {last.message}"
             self._device_lost(DeviceLost(self._core.now, device, why))
             self._clear(device)
 
     def _clear(self, device: int) -> None:
         """Drops the strikes of a device; the trials that avoid it may go back."""
-        for row in self._strikes.pop(device, ()):
+        self._strikes.pop(device, None)
+        for row in self._struck.pop(device, ()):
             trial = self._core.trials.by_row.get(row)
             if trial is not None and trial.limits.avoids == device:
                 trial.limits = replace(trial.limits, avoids=None)

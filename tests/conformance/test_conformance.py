@@ -209,6 +209,7 @@ class TestBackends(BackendConformance):
         for trial_id, checkpoint in self.session.kept.items() if self.runs_code else ():
             assert f"/trials/{trial_id}/kept/" in checkpoint.path and damage_of(checkpoint.path) is None
 
+    @pytest.mark.slow
     def test_a_trial_alone_spreads_and_makes_room_again(self) -> None:
         self.wide = spreading() if self.runs_code else None
         super().test_a_trial_alone_spreads_and_makes_room_again()

@@ -250,6 +250,7 @@ def test_a_generation_that_breaks_closes_what_is_kept(groups: list[TorchGroup]) 
     assert together(groups, summed) == [6.0] * 3
 
 
+@pytest.mark.slow
 def test_a_run_connects_its_spares_before_it_is_resized() -> None:
     with QuickRun(Regression, CONFIG, 1) as run:
         losses = [result.metrics["loss"] for result in run.run(2)]

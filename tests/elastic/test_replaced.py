@@ -52,6 +52,7 @@ class Replacing(ElasticTrainable):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [False, True])
 @pytest.mark.parametrize("backend", ["gloo", "auto"])
 def test_an_optimizer_that_replaces_another_averages_and_leaves_nothing_behind(model: bool, backend: str) -> None:

@@ -217,6 +217,7 @@ def test_a_model_with_converted_layers_can_be_copied() -> None:
     assert {type(layer).__name__ for layer in one.model} == {"Linear", "SyncBatchNorm", "Tanh"}
 
 
+@pytest.mark.slow
 def test_importing_it_loads_neither_ray_nor_what_it_does_not_need() -> None:
     def loaded(statement: str) -> set[str]:
         code = f"import sys; {statement}; print(*sys.modules)"

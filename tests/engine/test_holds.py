@@ -430,6 +430,7 @@ _SPECS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     specs=_SPECS,

@@ -85,6 +85,7 @@ def test_a_run_must_follow_what_was_done() -> None:
     assert hand.states()["a"] == "STARTING", "it is tried again"
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
 def test_a_trial_is_known_as_well_by_runs_as_by_single_iterations(lengths: list[int]) -> None:
     by_runs, one_by_one = begun(budget=10**6), begun(budget=10**6)

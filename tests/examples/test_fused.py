@@ -18,7 +18,8 @@ from sweep_configs import WORKLOADS, config
 
 from fluid.fused import FusedPack, FusedTrainable, fusion_key, why_not_fused
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray raises warnings of its own.
+#: Ray raises warnings of its own.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 NAMES = ("cifar10", "dcgan", "digits", "breast_cancer", "wine")
 #: By network, two trials of one shape, and what changes the shape.
@@ -52,7 +53,6 @@ def trials(name: str, data: str, **changes: Any) -> tuple[type[FusedTrainable], 
     return WORKLOADS[name].trainable, each
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_they_can_be_fused(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cls, (one, two, other) = trials(name, data)

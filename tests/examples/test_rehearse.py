@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from rehearse import main
 
+pytestmark = pytest.mark.slow
+
 
 def test_more_devices_end_sooner(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = main()

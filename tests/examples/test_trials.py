@@ -78,6 +78,7 @@ def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(name: str, data
     assert_same_bits(second.elastic_state(), first.elastic_state())
 
 
+@pytest.mark.slow
 @NAMES
 def test_one_that_was_reset_is_like_a_new_one(name: str, data: str) -> None:
     workload = WORKLOADS[name]

@@ -262,6 +262,7 @@ class Kinked(Single):
         return [why_not_fused(cls, config, steps=6) for config in configs]
 
 
+@pytest.mark.slow
 def test_what_is_but_rounding_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Kinked.reasons() == [None] * 8
     monkeypatch.setattr("fluid.fused.check._AMPLIFIED", 0.0)

@@ -147,6 +147,7 @@ def test_other_models_have_other_programs(recorded: list[Any]) -> None:
     assert losses[1] == pytest.approx(2 * losses[0]) and len(recorded) == 2
 
 
+@pytest.mark.slow
 def test_a_pack_that_is_dropped_frees_its_tensors_and_its_class(recorded: list[Any]) -> None:
     class Own(Light):
         def data(self, config: dict[str, Any], seed: int) -> TensorData:

@@ -107,6 +107,7 @@ def test_bad_words(options: list[str], said: str, tmp_path: Path, capsys: pytest
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_own_run_is_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the overheads that the run has measured, but for those that are given."""
     recorded_sweeps.sweep(tmp_path / "run", overheads=Overheads(lane_s=7.0, start_s=3.0), samples=12)

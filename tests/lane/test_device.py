@@ -331,6 +331,7 @@ def test_the_environment_comes_before_all_else(monkeypatch: pytest.MonkeyPatch, 
 # --- A CPU whose memory has an end
 
 
+@pytest.mark.slow
 def test_the_process_is_measured_where_a_cpu_has_so_much_and_no_more() -> None:
     meter = make_memory_meter(LaneOptions(0, bounded=True))
     meter.begin()

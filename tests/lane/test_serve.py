@@ -195,6 +195,7 @@ def test_metrics_become_plain_numbers(lane: Any) -> None:
     assert [type(metrics[name]) for name in ("scalar", "zero")] == [float, int]
 
 
+@pytest.mark.slow
 def test_short_iterations_of_a_trial_are_one_message(lane: Any) -> None:
     """Whatever the trial does to what it has reported: a message is what it had at the report."""
     from iteration_runs import one_by_one  # Lanes import this file, and are not to load the engine.
@@ -409,6 +410,7 @@ def test_an_automatic_save_that_exits_does_not_end_the_lane(make_lane: Callable[
     assert [lane.receive(ResidentIterated).iteration for _ in range(2)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) -> None:
     class Noisy(Counter):
         def save_checkpoint(self, folder: str) -> None:
@@ -430,6 +432,7 @@ def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) 
     assert draws[0] == draws[1]
 
 
+@pytest.mark.slow
 def test_host_memory_is_used_first_and_disk_when_it_is_full(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     for name, room in (("roomy", 10**6), ("full", 0), ("without a ledger", None)):
@@ -527,6 +530,7 @@ def test_the_note_tells_whose_code_runs(make_lane: Callable[..., Any], tmp_path:
         assert read_running_trial(note) is None
 
 
+@pytest.mark.slow
 def test_a_lane_notices_that_the_driver_is_gone(make_lane: Callable[..., Any], processes: Any) -> None:
     idle, busy = make_lane(0), make_lane(1)
     for lane in (idle, busy):
@@ -592,6 +596,7 @@ def test_pack_runs_the_longest_first(make_lane: Callable[..., Any]) -> None:
     assert order[-4:] != "bbbb" and {"a", "b", "c"} == set(order[-8:]), "what is left at any time is even"
 
 
+@pytest.mark.slow
 def test_fair_runs_all_alike(make_lane: Callable[..., Any]) -> None:
     order = order_of(make_lane(policy="fair"), {"a": 40, "b": 40})
     leads = [order[:count].count("a") - order[:count].count("b") for count in range(1, 81)]
@@ -612,6 +617,7 @@ class BadMetrics(Counter):
         return {"good": 1, "bad": Refuses()}
 
 
+@pytest.mark.slow
 def test_a_metric_whose_pickling_exits_fails_its_trial_only(lane: Any) -> None:
     lane.start("b", Counter, {}, 0)
     lane.start("a", BadMetrics, {}, 1)

@@ -65,6 +65,7 @@ def group(name: str, *ids: str, budget: int = 3, search: Search | None = None, *
     return TrialGroup(trials, name, search=search)
 
 
+@pytest.mark.slow
 def test_a_logger_hears_all_groups_in_order_in_a_thread_of_its_own(make: Callable[..., FluidExecutor]) -> None:
     heard, plain = Heard(), Plain()
     executor = make(heard, plain)
@@ -146,6 +147,7 @@ def test_failed_stopped_extended_and_retried_trials(make: Callable[..., FluidExe
     ]
 
 
+@pytest.mark.slow
 def test_states_are_those_that_reports_show(make: Callable[..., FluidExecutor]) -> None:
     heard = Heard()
     executor = make(heard)

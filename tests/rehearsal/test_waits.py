@@ -181,6 +181,7 @@ def test_closing_while_trials_run_ends_the_waits_of_other_threads(tmp_path):
     assert "closed" in str(raised[0])
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_wait_and_the_session_closes(executor):
     class Slow:
         @staticmethod

@@ -21,6 +21,8 @@ from fluid.lane.log_records import LaneLogged
 from fluid.processes.frames import framed
 from fluid.trainables.encoded_metrics import encode_metrics
 
+pytestmark = pytest.mark.slow
+
 #: Seconds that garbage may take to be noticed while the trial goes on, on a machine that is busy with other tests.
 _SOON_S = 20.0
 
@@ -176,7 +178,6 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "failed and is tried again" in record.getMessage()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_garbage_ends_only_the_lane_that_it_comes_from(
     session: Session, kind: str, caplog: pytest.LogCaptureFixture
@@ -194,7 +195,6 @@ def test_a_message_that_says_nothing_of_use_ends_nothing(
     assert not failures(caplog)
 
 
-@pytest.mark.slow
 def test_the_head_of_a_frame_is_noticed_while_its_lane_says_nothing(
     session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:

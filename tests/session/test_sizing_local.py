@@ -76,6 +76,7 @@ def test_idle_devices_are_parked_and_come_back_for_the_next_group(tmp_path: Path
         assert other.done
 
 
+@pytest.mark.slow
 def test_at_the_deadline_real_trials_are_saved_and_go_on_without_repeating(tmp_path: Path) -> None:
     with FluidExecutor("local", 2, packing="off", deadline=6.0, run_dir=tmp_path / "run", verbose=0) as made:
         handle = made.submit_trialgroup(group(*[0.05] * 4, budget=150))  # 15 s on two devices

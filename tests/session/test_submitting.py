@@ -76,6 +76,7 @@ def test_globals_count_as_they_are_at_the_submission(executor: FluidExecutor) ->
     assert losses(executor, Trial(namespace["train"])) == [2]
 
 
+@pytest.mark.slow
 def test_a_trainable_is_pickled_once_per_call_and_sent_to_a_lane_once(executor: FluidExecutor, tmp_path: Path) -> None:
     trainable = Scaled(tmp_path)
     losses(executor, *(Trial(trainable, isolation="lane") for _ in range(5)))

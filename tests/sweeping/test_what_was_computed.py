@@ -238,6 +238,7 @@ def test_what_was_computed_by_a_signal_is_in_the_result(number: signal.Signals, 
     assert sorted((name, int(count)) for name, count in counted) == noted(tmp_path) == reported(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_drain_has_heard_all_before_it(tmp_path: Path) -> None:
     heard: list[tuple[str, int]] = []
     busy = threading.Event()

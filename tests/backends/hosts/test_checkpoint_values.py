@@ -81,6 +81,7 @@ a_checkpoint = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(a_checkpoint, max_size=12, unique_by=lambda one: one[:2]),
     st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.floats(0, 1), st.booleans())),

@@ -70,6 +70,7 @@ def run(drive: Any, backend: LocalBackend, name: str, lane: int) -> dict[str, An
     return dict(drive.of(IterationDone, name).metrics)
 
 
+@pytest.mark.slow
 def test_a_fault_that_it_reports_ends_the_lanes_of_the_gpu_and_new_ones_wait(
     backend: LocalBackend, fake: Fake, folder: Path, make_drive: Any
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_module_that_cannot_be_loaded_does_no_harm(
     ready(server, fork(server, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -275,6 +276,7 @@ def test_a_server_ends_with_its_last_lane_once_another_has_taken_its_place(
     assert processes.have_ended()
 
 
+@pytest.mark.slow
 def test_the_death_of_a_server_costs_its_lanes_and_no_others(
     make_server: Any, fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Any
 ) -> None:
@@ -330,6 +332,7 @@ def test_a_lane_that_prints_nothing_leaves_no_files(make_server: Any, fork: Any,
     assert [path.name for path in (tmp_path / "logs").glob("lane-*")] == ["lane-1.out"]
 
 
+@pytest.mark.slow
 def test_it_starts_again_after_its_death(make_server: Any, fork: Any, processes: Any) -> None:
     server = make_server(preload=["colorsys"])
     lane = fork(server, 0)

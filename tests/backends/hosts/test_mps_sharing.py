@@ -92,6 +92,7 @@ def watch(processes: Any, *daemons: MpsDaemon) -> None:
 # --- Becoming a client
 
 
+@pytest.mark.slow
 def test_lanes_and_nobody_else_become_clients(backend: LocalBackend, make_drive: Any) -> None:
     before = dict(os.environ)
     drive = type(make_drive())(backend)

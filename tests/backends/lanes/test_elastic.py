@@ -307,6 +307,7 @@ def test_a_trial_trains_in_several_lanes_from_the_start(three: Any) -> None:
     assert all(event.lane_id == lanes[0] and len(event.metrics["pids"]) == 3 for event in done)
 
 
+@pytest.mark.slow
 def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
     a, b, c = three.lanes(0, 1, 2)
     three.backend.register("a", payload_of(Paced, {}))

@@ -209,6 +209,7 @@ def test_wake_ends_a_poll(drive: Any) -> None:
     assert drive.backend.poll(0.0) == []
 
 
+@pytest.mark.slow
 def test_huge_messages_do_not_block_the_driver(drive: Any) -> None:
     class Echo:
         def __init__(self, config: dict[str, Any]) -> None:
@@ -432,6 +433,7 @@ def test_forgetting_a_trial_deletes_its_checkpoints(drive: Any) -> None:
     eventually(lambda: not path.exists())
 
 
+@pytest.mark.slow
 def test_a_later_session_finds_what_was_in_memory(make_drive: Callable[..., Any], tmp_path: Path) -> None:
     drive = make_drive(1, run_dir=tmp_path)
     (lane,) = drive.lanes(0)
@@ -553,6 +555,7 @@ def test_a_lane_that_ends_leaves_no_process_behind(drive: Any, processes: Any) -
     assert processes.have_ended(within=30.0)
 
 
+@pytest.mark.slow
 def test_when_the_fork_server_dies_its_lanes_are_lost_and_new_ones_start(drive: Any, processes: Any) -> None:
     lanes = drive.lanes(0, 1)
     pids = pids_of(drive, *lanes)
@@ -657,6 +660,7 @@ def test_a_process_forked_from_the_driver_leaves_the_lanes_alone(drive: Any) -> 
 # -- packages that may be missing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_torch_is_loaded_once_for_all_lanes(make_drive: Callable[..., Any]) -> None:
     pytest.importorskip("torch")
 

@@ -176,6 +176,7 @@ def test_budgets_are_iterations_and_the_same_seed_gives_the_same_without_a_model
 # --- How it runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_configuration_continues_from_its_state_unless_resume_is_false(
     resume: bool, space: Any, executor: FluidExecutor, tmp_path: Path
@@ -242,6 +243,7 @@ class SlowDescent(Descent):
         return super().step()
 
 
+@pytest.mark.slow
 def test_a_bracket_is_forecast_while_it_runs(
     space: Any, executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

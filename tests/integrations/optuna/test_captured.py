@@ -77,6 +77,7 @@ def test_the_study_in_a_lane_is_a_study_as_optunas_functions_take_it() -> None:
     optimize(study, objective, n_trials=4, n_jobs=1)
 
 
+@pytest.mark.slow
 def test_a_trainable_may_know_the_study_too() -> None:
     study = random_study()
 

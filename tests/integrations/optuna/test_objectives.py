@@ -94,6 +94,7 @@ def test_every_pruner_decides_as_it_does_there(name: str) -> None:
     assert {"PRUNED", "COMPLETE"} <= set(states(assert_same(make, pruned_curve)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_suggests_what_it_does_there(name: str) -> None:
     assert_same(lambda: optuna.create_study(sampler=SAMPLERS[name]()), branching)

@@ -103,6 +103,7 @@ def test_one_trial_at_a_time_gives_what_study_optimize_gives(executor: FluidExec
         assert mine.intermediate_values == theirs.intermediate_values
 
 
+@pytest.mark.slow
 def test_maximizing(executor: FluidExecutor) -> None:
     study = run(optuna.create_study(direction="maximize"), executor, n_trials=6)
     assert study.best_value == max(trial.value for trial in study.trials)
@@ -455,6 +456,7 @@ def test_an_objective_may_take_far_longer_than_the_others(
     assert len(told) == 1 and "it goes on, unless iteration_timeout_s= sets a limit" in told[0]
 
 
+@pytest.mark.slow
 def test_an_objective_has_the_limit_that_it_is_given(executor: FluidExecutor) -> None:
     study = optuna.create_study()
     with pytest.raises(TimeoutError, match=r"iteration_timeout_s=1\.0; None sets no limit"):

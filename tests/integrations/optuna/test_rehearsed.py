@@ -115,6 +115,7 @@ def test_the_same_seed_gives_the_same_study(sampler: str, pruner: str) -> None:
         assert timeline(study) == timeline(studies[0])
 
 
+@pytest.mark.slow
 def test_each_trial_has_its_virtual_time(tmp_path: Path) -> None:
     for storage in (None, f"sqlite:///{tmp_path / 'study.db'}"):
         study = study_of("random", "none", storage=storage)

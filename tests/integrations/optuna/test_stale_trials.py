@@ -168,6 +168,7 @@ def test_what_can_be_seen_of_a_run() -> None:
     assert stale_trials.has_ended(run)
 
 
+@pytest.mark.slow
 def test_a_storage_with_heartbeats_handles_stale_trials_itself(tmp_path: Path, executor: FluidExecutor) -> None:
     # Renamed in Optuna 4.9.
     name = next(name for name in ("heartbeat_stale_trial_callback", "failed_trial_callback") if _takes(name))

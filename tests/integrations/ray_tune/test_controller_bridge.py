@@ -20,13 +20,12 @@ if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
 from tune_sweeps import Climber, sweep
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 #: Seconds after which a sweep gives up. Far longer than needed, as the machine may be busy.
 PATIENCE = 60.0
 
 
-@pytest.mark.slow
 def test_a_trial_continues_if_its_end_is_reported_after_the_decision_about_its_last_result(
     executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +101,6 @@ def test_the_controller_is_told_of_a_few_live_trials_at_a_time_however_far_lanes
     assert max(trial.iterations[-1] for trial in done.trials) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop", [{}, {"training_iteration": 100}, {"score": 99.5}], ids=["", "iterations", "metric"])
 def test_a_trial_may_say_it_is_done_in_the_last_iteration_that_it_was_granted(
     executor: Any, tmp_path: Path, stop: dict[str, float]

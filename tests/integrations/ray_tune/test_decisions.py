@@ -438,6 +438,7 @@ def test_hyperband_stops_early_or_at_the_last_rung() -> None:
     assert [ended(controller, trial)[1] for trial in trials] == [True, True, False, False, True]
 
 
+@pytest.mark.slow
 def test_halving_in_lock_step_stops_early_or_at_the_last_rung() -> None:
     scheduler = SuccessiveHalvingScheduler(**TIMED, grace_period=1, max_t=3, reduction_factor=3)
     controller, trials = started(scheduler, trials=3)

@@ -331,6 +331,7 @@ def test_an_unknown_scheduler_never_decides_unannounced(seed: int) -> None:
     run(Fickle(**TIMED, grace_period=10), seed, books=asha_books, exact=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheduler", "books"),
     [

@@ -22,7 +22,7 @@ if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
 from tune_sweeps import Climber, sweep
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 #: Seconds after which a sweep gives up. Far longer than needed, as the machine may be busy.
 PATIENCE = 60.0
@@ -67,7 +67,6 @@ class Counts(Searcher):
         pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheduler", "searcher"),
     [
@@ -115,7 +114,6 @@ def test_a_limit_on_pending_trials_that_the_user_sets_is_obeyed(
     assert watch.most_waiting <= 2
 
 
-@pytest.mark.slow
 def test_a_bracket_of_all_trials_of_an_endless_search_is_refused(executor: Any, tmp_path: Path) -> None:
     options = {
         "config": {"x": tune.uniform(0.0, 1.0)},

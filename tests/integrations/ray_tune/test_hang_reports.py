@@ -34,7 +34,7 @@ if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
 from tune_sweeps import Climber, Sweep, climb, sweep
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 #: Seconds after which a sweep gives up. Far longer than needed, as the machine may be busy.
 PATIENCE = 60.0
@@ -79,7 +79,6 @@ def train_with_loader(config: dict[str, Any]) -> None:
         ray.tune.report({"score": config["x"], "seen": seen})
 
 
-@pytest.mark.slow
 def test_28197_the_last_trial_of_asha_reports_though_its_data_loader_forks(
     run: Callable[..., Sweep], tmp_path: Path
 ) -> None:
@@ -94,7 +93,6 @@ def test_28197_the_last_trial_of_asha_reports_though_its_data_loader_forks(
     assert done.trials[-1].iterations == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
 def test_23858_all_of_200_samples_run(run: Callable[..., Sweep]) -> None:
     """#23858: of 200 samples, 8 had ended and 4 were RUNNING without a result; 30 were PENDING for ever."""
     done = run(climb, config={"x": tune.uniform(0.0, 1.0), "length": 1}, num_samples=200)
@@ -115,7 +113,6 @@ class Hangs(Climber):
         return dict(super().step())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hangs", "max_failures", "status", "iterations"),
     [(1, 0, "TERMINATED", [1, 2, 3]), (9, 0, "ERROR", [1]), (2, 1, "TERMINATED", [1, 2, 3])],
@@ -148,7 +145,6 @@ def test_21418_a_trial_that_hangs_costs_itself_only(
         assert "its iteration gave no result for" in (victim.folder / "error.txt").read_text()
 
 
-@pytest.mark.slow
 def test_18903_a_searcher_gets_every_result_though_they_come_faster_than_it_takes_them(
     run: Callable[..., Sweep],
 ) -> None:
@@ -178,7 +174,6 @@ def test_18332_trials_that_request_all_cpus_start_after_one_has_failed(
     assert [trial.iterations for trial in done.trials] == [[], *[[1, 2]] * 9]
 
 
-@pytest.mark.slow
 def test_24933_paused_trials_and_pending_ones_take_turns_on_one_device(
     run: Callable[..., Sweep], cluster: str, tmp_path: Path
 ) -> None:
@@ -210,7 +205,6 @@ class Pauses(ResourceChangingScheduler):  # type: ignore[misc]
         return decision
 
 
-@pytest.mark.slow
 def test_30265_trials_whose_resources_change_all_go_on(run: Callable[..., Sweep]) -> None:
     """#30265: with ResourceChangingScheduler, two trials stayed PAUSED after an epoch, and 70 PENDING."""
     changing = Pauses(FIFOScheduler(), one_cpu_or_two)
@@ -252,7 +246,6 @@ def bohb(run: Callable[..., Sweep], samples: int, config: dict[str, Any], **sche
     )
 
 
-@pytest.mark.slow
 def test_14500_a_bracket_of_bohb_goes_on_when_all_its_trials_pause(run: Callable[..., Sweep]) -> None:
     """#14500: all trials of BOHB paused, and the sweep ended with an error about paused trials."""
     done = bohb(run, 10, {"batch": 1}, time_attr="training_iteration", max_t=8)
@@ -290,7 +283,6 @@ class PausesFour(FIFOScheduler):  # type: ignore[misc]
         return by_status["PAUSED"][0] if by_status["PAUSED"] and not by_status["RUNNING"] else None
 
 
-@pytest.mark.slow
 def test_17720_paused_trials_leave_their_devices_to_others(run: Callable[..., Sweep]) -> None:
     """#17720: trials that a scheduler of one's own had paused kept their GPUs, and others could not start."""
     order = Order()

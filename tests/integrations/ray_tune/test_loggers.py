@@ -148,6 +148,7 @@ def test_the_files_are_the_same(executor: FluidExecutor, tmp_path: Path, monkeyp
     assert content[0] == content[1]
 
 
+@pytest.mark.slow
 def test_a_paused_trial_goes_on_in_its_files(
     executor: FluidExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

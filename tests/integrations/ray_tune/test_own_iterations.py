@@ -13,7 +13,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler
 
 from fluid import tune
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 class Tens(ray.tune.Trainable):  # type: ignore[misc]
@@ -48,7 +48,6 @@ def run(executor: Any, folder: Path, trainable: Any, stride: float, **options: A
     return tune.run(trainable, config=config, **common, **options).trials[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stride", [10, 1, 0.5])
 def test_the_checkpoint_at_the_end_is_that_of_the_last_result(executor: Any, tmp_path: Path, stride: float) -> None:
     at_end = tune.CheckpointConfig(checkpoint_at_end=True)
@@ -75,7 +74,6 @@ def test_checkpoints_on_the_way_are_those_of_their_results(executor: Any, tmp_pa
     assert [path.read_text() for path in saved] == ["2", "4", "6"]
 
 
-@pytest.mark.slow
 def test_paused_and_copied_it_goes_on_from_its_own_states(executor: Any, tmp_path: Path) -> None:
     from ray.tune.schedulers import PopulationBasedTraining
 

@@ -87,6 +87,7 @@ def test_a_lane_connects_to_ray_only_for_what_is_there(cluster: str) -> None:
     assert ray.get(kept.load()["reference"]) == 1
 
 
+@pytest.mark.slow
 def test_trials_without_tune_get_what_is_in_the_object_store(executor: FluidExecutor) -> None:
     given = tune.with_parameters(reports, rows=np.arange(ROWS), weights=torch.ones(ROWS))
     handle = executor.submit_trialgroup(TrialGroup([Trial(given, {}, budget=1)]))

@@ -138,6 +138,7 @@ def test_a_need_is_learned_from_the_first_trial() -> None:
     assert known.devices_of(trial) == 2
 
 
+@pytest.mark.slow
 def test_ray_has_the_cpus_with_the_local_backend() -> None:
     trial: Any = SimpleNamespace(trainable_name="train")
     known = needs("", "")

@@ -65,6 +65,7 @@ def test_a_trainable_that_asks_in_its_result(executor: Any, tmp_path: Path) -> N
     assert [trial.iterations for trial in done.trials] == [list(range(1, 13))] * 2
 
 
+@pytest.mark.slow
 def test_a_callback_that_asks(executor: Any, tmp_path: Path) -> None:
     done = sweep(Climber, tmp_path, executor, {**OPTIONS, "callbacks": [SetsInResult()]})
     assert [trial.checkpoints for trial in done.trials] == [OF_ASKED, OF_ASKED]
@@ -78,6 +79,7 @@ def test_a_callback_that_asks_a_function_for_a_checkpoint_gets_none(executor: An
     assert [trial.checkpoints for trial in done.trials] == [own, own]
 
 
+@pytest.mark.slow
 def test_a_logger_that_asks_is_warned_of_and_obeyed_from_then_on(
     executor: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
 from tune_sweeps import Climber, await_uploads, sweep
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 #: Seconds after which a sweep gives up. Far longer than needed, as the machine may be busy.
 PATIENCE = 60.0
@@ -35,7 +35,6 @@ def shown(executor: Any, name: str) -> list[str]:
     return [trial.trial_id for trial in groups[-1].trials]
 
 
-@pytest.mark.slow
 def test_a_sweep_is_resumed_after_each_failure(executor: Any, tmp_path: Path) -> None:
     options = {"config": {**RAISING, "folder": str(tmp_path)}, "checkpoint_config": EVERY_SECOND}
     begun = sweep(Climber, tmp_path, executor, {**options, "time_budget_s": PATIENCE})
@@ -49,7 +48,6 @@ def test_a_sweep_is_resumed_after_each_failure(executor: Any, tmp_path: Path) ->
     assert [trial.iterations for trial in resumed.trials] == [[3, 4, 5]] * 2
 
 
-@pytest.mark.slow
 def test_a_tuner_is_restored_after_each_failure(executor: Any, tmp_path: Path) -> None:
     tuner = tune.Tuner(
         Climber,
@@ -75,7 +73,6 @@ def test_sweeps_whose_trials_have_equal_ids(executor: Any, tmp_path: Path, monke
         assert shown(executor, f"sweep-{number}") == ["same_00000", "same_00001"]
 
 
-@pytest.mark.slow
 def test_ids_of_sessions_before_are_taken(tmp_path: Path) -> None:
     with FluidExecutor(backend="local", devices=1, run_dir=tmp_path / "run", verbose=0) as executor:
         lines = [{"group": "0", "name": "sweep"}, {"trial": "a", "group": "0"}, {"trial": "a.1", "group": "0"}]

@@ -216,6 +216,7 @@ def test_ray_has_room_for_a_trial_beside_others(
     assert has_room(request_, others, nodes) is fits
 
 
+@pytest.mark.slow
 def test_several_bundles_stay_with_ray() -> None:
     assert stays_with_ray(PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}]))
     assert stays_with_ray(PlacementGroupFactory([{}, {"CPU": 1}]))

@@ -117,6 +117,7 @@ def test_a_trial_sees_what_it_requested_and_has_as_many_threads(run: Run, traina
     assert column(done, "threads") == [["1"] * 4, ["2"] * 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", [Shows, show], ids=["class", "function"])
 def test_a_changed_request_takes_effect_when_the_trial_goes_on(run: Run, trainable: Any, tmp_path: Path) -> None:
     changing = ResourceChangingScheduler(FIFOScheduler(), grows)
@@ -268,6 +269,7 @@ def test_a_trial_that_requests_two_gpus_sees_both_and_has_them_for_itself(
 # --- What is refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [

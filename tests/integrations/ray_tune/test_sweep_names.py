@@ -75,6 +75,7 @@ def test_sweeps_without_a_name(executor: Any, tmp_path: Path, one_second: str) -
     assert [len(folders_of_trials(Path(path))) for path in paths] == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_tuners_without_a_name(executor: Any, tmp_path: Path, one_second: str) -> None:
     config = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
     tuners = [tune.Tuner(report_once, param_space={"x": x}, run_config=config, executor=executor) for x in range(2)]

@@ -331,6 +331,7 @@ def test_metric_and_mode_may_be_the_sweeps() -> None:
     assert anonymous.metric == "_metric"
 
 
+@pytest.mark.slow
 def test_a_result_that_does_not_say_goes_by() -> None:
     simulated = Simulated(halving(max_t=3), constant(1))
     [trial] = simulated.trials

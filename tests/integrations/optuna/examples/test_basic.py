@@ -39,6 +39,7 @@ def test_a_quadratic_function() -> None:
     assert study.best_value < 1000.0
 
 
+@pytest.mark.slow
 def test_a_quadratic_function_with_a_constraint() -> None:
     def allowed(trial: Any) -> tuple[float]:
         return (trial.user_attrs["excess"],)

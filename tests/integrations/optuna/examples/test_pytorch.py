@@ -71,6 +71,7 @@ def test_a_network_that_is_pruned() -> None:
     assert "PRUNED" in {trial.state.name for trial in assert_same(maximizing, objective, 12).trials}
 
 
+@pytest.mark.slow
 def test_accuracy_and_size() -> None:
     def objective(trial: Any) -> tuple[int, float]:
         points, classes = data()

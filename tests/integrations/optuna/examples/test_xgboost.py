@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("sklearn", reason="needs scikit-learn: make examples")
 xgboost = pytest.importorskip("xgboost", reason="needs XGBoost: make examples")
@@ -44,7 +46,6 @@ def parts() -> tuple[Any, Any, Any]:
     return xgboost.DMatrix(train_x, train_y, nthread=1), xgboost.DMatrix(valid_x, valid_y, nthread=1), valid_y
 
 
-@pytest.mark.slow
 def test_boosted_trees() -> None:
     def objective(trial: Any) -> float:
         train, valid, expected = parts()
@@ -79,7 +80,6 @@ class Reporting(xgboost.callback.TrainingCallback):  # type: ignore[misc]
         return False
 
 
-@pytest.mark.slow
 def test_a_callback_that_prunes() -> None:
     def objective(trial: Any) -> float:
         train, valid, _ = parts()

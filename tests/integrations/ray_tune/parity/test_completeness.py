@@ -52,6 +52,7 @@ def test_differences_on_purpose_are_those_of_the_documentation() -> None:
     assert [heading.strip("`.") for heading in headings] == list(ON_PURPOSE)
 
 
+@pytest.mark.slow
 def test_cases_have_names_of_their_own() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
