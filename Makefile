@@ -42,7 +42,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --durations 25
 
 # pytest runs last, so that its summary closes the output.
 test: lint typecheck
-	@echo "make test leaves out the slow tests (sweeps with and without Fluid, clusters of several nodes, builds)."
+	@echo "make test leaves out the slow tests, of more than a second or two each (real sweeps, clusters, builds)."
 	@echo "make test-slow runs those, and make test-parity all comparisons with stock Ray Tune; CI runs the first two, but"
 	@echo "for what is marked long."
 	$(PYTEST) -m "not slow and not long and not frameworks"

@@ -26,6 +26,9 @@ class Command:
     """
 
 
+# -- to the backend: lanes -------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class StartLane(Command):
     """Start a warm worker process bound to a device; answered by LaneReady or LaneLost.
@@ -69,11 +72,30 @@ class KillLane(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitMemory(Command):
+    """Limit the device memory that a trial may take in its lane from the next iteration on. There is no answer.
+
+    The limit holds until another one, or until the trial leaves the lane.
+
+    Attributes:
+        lane_ids: its only lane.
+        limit_bytes: the most that it may take, its state and cached memory included; ``None`` for no limit.
+    """
+
+    trial_id: str
+    lane_ids: tuple[int, ...]
+    limit_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class DumpStacks(Command):
     """Write the stacks of all threads of a trial's lanes to the trial's log, soon. There is no answer."""
 
     trial_id: str
     lane_ids: tuple[int, ...]
+
+
+# -- to the backend: trials ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,22 +189,6 @@ class Persist(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class StopTrial(Command):
-    """Stop a trial at the end of its current iteration, or drop a resident one, and clean it up.
-
-    Answered by TrialReleased from each of these lanes in which the trial still is.
-
-    Attributes:
-        keep: whether the first lane saves it before, for the checkpoint to outlive the run; it then reports TrialSaved
-            or TrialNotKept first.
-    """
-
-    trial_id: str
-    lane_ids: tuple[int, ...]
-    keep: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Resize(Command):
     """Bring a trial that does not run from one set of lanes to another; answered by ResizeDone, or TrialFailed.
 
@@ -202,22 +208,6 @@ class Resize(Command):
     _: KW_ONLY
     iterations: int
     done: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LimitMemory(Command):
-    """Limit the device memory that a trial may take in its lane from the next iteration on. There is no answer.
-
-    The limit holds until another one, or until the trial leaves the lane.
-
-    Attributes:
-        lane_ids: its only lane.
-        limit_bytes: the most that it may take, its state and cached memory included; ``None`` for no limit.
-    """
-
-    trial_id: str
-    lane_ids: tuple[int, ...]
-    limit_bytes: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,55 +236,83 @@ class Call(Command):
     payload: bytes
 
 
-# -- for the journal and the submitter --------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Answer(Command):
+    """Give a lane the answer to a request of a trial there. There is no answer to this.
+
+    Attributes:
+        payload: as of the :class:`RequestAnswered`; ``None`` if the trial has ended, so that its requests are refused.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    request_id: int
+    payload: bytes | None
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopTrial(Command):
+    """Stop a trial at the end of its current iteration, or drop a resident one, and clean it up.
+
+    Answered by TrialReleased from each of these lanes in which the trial still is.
+
+    Attributes:
+        keep: whether the first lane saves it before, for the checkpoint to outlive the run; it then reports TrialSaved
+            or TrialNotKept first.
+    """
+
+    trial_id: str
+    lane_ids: tuple[int, ...]
+    keep: bool = False
+
+
+# -- to the stores of hosts: checkpoints -----------------------------------------------------------------
+
+
+class CheckpointValue(NamedTuple):
+    """What the newest checkpoint of a trial is worth to keep in memory.
+
+    Attributes:
+        returns: probability that the trial is restored from it, from 0 to 1.
+        pinned: whether it stays in memory as long as others that are not pinned can go.
+    """
+
+    returns: float
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCheckpoints(Command):
+    """Tell the store of every host what checkpoints are worth. Those of trials that were never named have 0.5.
+
+    Attributes:
+        values: by trial, where they have changed.
+    """
+
+    values: Mapping[str, CheckpointValue]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchCheckpoint(Command):
+    """Bring a checkpoint into the memory of a host, in the background; answered by CheckpointPlaced if it is there.
+
+    Attributes:
+        host: name of the machine whose lanes are to find it in memory.
+    """
+
+    trial_id: str
+    checkpoint: Checkpoint
+    host: str
+
+
+# -- to the submitter ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Notice(Command):
     """What the journal or the submitter is told; no backend sees it."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoteResize(Notice):
-    """A trial runs at another width.
-
-    Attributes:
-        seconds: without progress until then.
-        old_width: the width before.
-        begun_at: when the engine decided on it.
-        gain: predicted seconds by which the trial ends earlier; negative if it made room for others. ``None`` if the
-            engine did not choose: a lane was lost.
-        stall_s: predicted seconds that trials stood still for it: its own pause and that of each trial beside it.
-        left: iterations that it had left when it was decided on, the one in flight apart; ``None`` if unknown.
-    """
-
-    trial_id: str
-    _: KW_ONLY
-    at: float
-    width: float
-    device_ids: tuple[int, ...]
-    seconds: float
-    old_width: float | None = None
-    begun_at: float | None = None
-    gain: float | None = None
-    stall_s: float | None = None
-    left: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NoteDeviceLost(Notice):
-    """A device was lost or removed.
-
-    Attributes:
-        reason: why the engine uses it no more, for people; empty if the backend lost it, or it was drained.
-    """
-
-    device_id: int
-    at: float
-    reason: str = ""
-
-
-# -- for the submitter ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,18 +365,34 @@ class Report(TrialNotice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportEnd(TrialNotice):
-    """The trial has ended; one that is DONE can be extended.
+class ReportSetBack(TrialNotice):
+    """The trial goes on from an earlier state than that of its newest checkpoint, which is damaged or gone.
 
     Attributes:
-        state: DONE, STOPPED or FAILED.
-        failure: why it failed; ``None`` if it did not.
+        lost: iterations done by the state that is lost.
+        checkpoint: the one that it goes on from; ``None`` if it begins afresh.
+        reason: why, in one line.
+        cannot_load: whether the trial's own code raised for every checkpoint that is not damaged; Fluid then moves it
+            no more.
     """
 
-    state: TrialState
-    iteration: int
     at: float
-    failure: Failure | None = None
+    lost: int
+    checkpoint: Checkpoint | None
+    reason: str
+    cannot_load: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportUnsavable(TrialNotice):
+    """The trial's state cannot be saved: Fluid moves the trial no more, and it begins again if its process dies.
+
+    Attributes:
+        reason: why, in one line.
+    """
+
+    at: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,11 +410,65 @@ class ReportCall(TrialNotice):
     at: float
 
 
-# -- notices -------------------------------------------------------------------------------------
-#
-# What the engine tells the journal about its decisions, for reports: where a trial runs, why it waits, what it costs.
-#
-# No backend and no submitter sees these. :mod:`fluid.reports.story.history` reads them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRequest(TrialNotice):
+    """The trial asks its submitter, who is to answer with a :class:`RequestAnswered`."""
+
+    lane_id: int
+    request_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportEnd(TrialNotice):
+    """The trial has ended; one that is DONE can be extended.
+
+    Attributes:
+        state: DONE, STOPPED or FAILED.
+        failure: why it failed; ``None`` if it did not.
+    """
+
+    state: TrialState
+    iteration: int
+    at: float
+    failure: Failure | None = None
+
+
+# -- to the journal --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NoteTrial(Notice):
+    """Something rare happened to a trial.
+
+    Attributes:
+        text: for people.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteQueued(Notice):
+    """A trial that had a device, or had ended, waits again.
+
+    Attributes:
+        iteration: iterations done by the state that it will go on from.
+        why: for people.
+        kind: the kind of failure that sent it back (:class:`fluid.engine.events.Failure`); ``None`` if none did.
+        failures: failures counted so far.
+    """
+
+    trial_id: str
+    _: KW_ONLY
+    at: float
+    iteration: int
+    why: str
+    kind: str | None = None
+    failures: int = 0
 
 
 class WaitReason(str, Enum):
@@ -394,34 +482,6 @@ class WaitReason(str, Enum):
     LANE = "LANE"
     #: No device, free or taken, is as the trial requires: it waits until such a one comes.
     REQUIREMENTS = "REQUIREMENTS"
-
-
-@dataclass(frozen=True, slots=True)
-class NotePlaced(Notice):
-    """A trial got devices and lanes, and starts there as soon as the lanes are ready.
-
-    Attributes:
-        iteration: iterations done by the state that it goes on from; 0 if it begins afresh.
-        resident: whether one of these lanes keeps that state.
-        alpha: packing overhead of its profile key, if it may share its device; ``None`` if not.
-        predicted_s: seconds per iteration, alone on a device of speed 1, as its config tells them; ``None`` if that was
-            not predicted, or the trial was observed by itself.
-        cohort: the profile key of its cohort; ``None`` if its key is not parted.
-        takes_turns: whether it runs an iteration in turn with other trials of its lane, and is not fused with them.
-    """
-
-    trial_id: str
-    _: KW_ONLY
-    at: float
-    width: float
-    device_ids: tuple[int, ...]
-    lane_ids: tuple[int, ...]
-    iteration: int = 0
-    resident: bool = False
-    alpha: float | None = None
-    predicted_s: float | None = None
-    cohort: str | None = None
-    takes_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,23 +526,31 @@ class NoteWaiting(Notice):
 
 
 @dataclass(frozen=True, slots=True)
-class NoteQueued(Notice):
-    """A trial that had a device, or had ended, waits again.
+class NotePlaced(Notice):
+    """A trial got devices and lanes, and starts there as soon as the lanes are ready.
 
     Attributes:
-        iteration: iterations done by the state that it will go on from.
-        why: for people.
-        kind: the kind of failure that sent it back (:class:`fluid.engine.events.Failure`); ``None`` if none did.
-        failures: failures counted so far.
+        iteration: iterations done by the state that it goes on from; 0 if it begins afresh.
+        resident: whether one of these lanes keeps that state.
+        alpha: packing overhead of its profile key, if it may share its device; ``None`` if not.
+        predicted_s: seconds per iteration, alone on a device of speed 1, as its config tells them; ``None`` if that was
+            not predicted, or the trial was observed by itself.
+        cohort: the profile key of its cohort; ``None`` if its key is not parted.
+        takes_turns: whether it runs an iteration in turn with other trials of its lane, and is not fused with them.
     """
 
     trial_id: str
     _: KW_ONLY
     at: float
-    iteration: int
-    why: str
-    kind: str | None = None
-    failures: int = 0
+    width: float
+    device_ids: tuple[int, ...]
+    lane_ids: tuple[int, ...]
+    iteration: int = 0
+    resident: bool = False
+    alpha: float | None = None
+    predicted_s: float | None = None
+    cohort: str | None = None
+    takes_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,17 +592,30 @@ class NotePreempted(Notice):
 
 
 @dataclass(frozen=True, slots=True)
-class NoteTrial(Notice):
-    """Something rare happened to a trial.
+class NoteResize(Notice):
+    """A trial runs at another width.
 
     Attributes:
-        text: for people.
+        seconds: without progress until then.
+        old_width: the width before.
+        begun_at: when the engine decided on it.
+        gain: predicted seconds by which the trial ends earlier; negative if it made room for others. ``None`` if the
+            engine did not choose: a lane was lost.
+        stall_s: predicted seconds that trials stood still for it: its own pause and that of each trial beside it.
+        left: iterations that it had left when it was decided on, the one in flight apart; ``None`` if unknown.
     """
 
     trial_id: str
     _: KW_ONLY
     at: float
-    text: str
+    width: float
+    device_ids: tuple[int, ...]
+    seconds: float
+    old_width: float | None = None
+    begun_at: float | None = None
+    gain: float | None = None
+    stall_s: float | None = None
+    left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,93 +677,14 @@ class NoteDrained(Notice):
     unsaved: tuple[str, ...]
 
 
-class CheckpointValue(NamedTuple):
-    """What the newest checkpoint of a trial is worth to keep in memory.
-
-    Attributes:
-        returns: probability that the trial is restored from it, from 0 to 1.
-        pinned: whether it stays in memory as long as others that are not pinned can go.
-    """
-
-    returns: float
-    pinned: bool = False
-
-
 @dataclass(frozen=True, slots=True)
-class ValueCheckpoints(Command):
-    """Tell the store of every host what checkpoints are worth. Those of trials that were never named have 0.5.
+class NoteDeviceLost(Notice):
+    """A device was lost or removed.
 
     Attributes:
-        values: by trial, where they have changed.
+        reason: why the engine uses it no more, for people; empty if the backend lost it, or it was drained.
     """
 
-    values: Mapping[str, CheckpointValue]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchCheckpoint(Command):
-    """Bring a checkpoint into the memory of a host, in the background; answered by CheckpointPlaced if it is there.
-
-    Attributes:
-        host: name of the machine whose lanes are to find it in memory.
-    """
-
-    trial_id: str
-    checkpoint: Checkpoint
-    host: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportSetBack(TrialNotice):
-    """The trial goes on from an earlier state than that of its newest checkpoint, which is damaged or gone.
-
-    Attributes:
-        lost: iterations done by the state that is lost.
-        checkpoint: the one that it goes on from; ``None`` if it begins afresh.
-        reason: why, in one line.
-        cannot_load: whether the trial's own code raised for every checkpoint that is not damaged; Fluid then moves it
-            no more.
-    """
-
+    device_id: int
     at: float
-    lost: int
-    checkpoint: Checkpoint | None
-    reason: str
-    cannot_load: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Answer(Command):
-    """Give a lane the answer to a request of a trial there. There is no answer to this.
-
-    Attributes:
-        payload: as of the :class:`RequestAnswered`; ``None`` if the trial has ended, so that its requests are refused.
-    """
-
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
-    request_id: int
-    payload: bytes | None
-    failed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportRequest(TrialNotice):
-    """The trial asks its submitter, who is to answer with a :class:`RequestAnswered`."""
-
-    lane_id: int
-    request_id: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportUnsavable(TrialNotice):
-    """The trial's state cannot be saved: Fluid moves the trial no more, and it begins again if its process dies.
-
-    Attributes:
-        reason: why, in one line.
-    """
-
-    at: float
-    reason: str
+    reason: str = ""

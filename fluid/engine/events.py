@@ -16,9 +16,7 @@ from fluid.trainables.encoded_metrics import NO_METRICS, EncodedMetrics, Iterati
 from fluid.trial_fields import IterationTimeout
 from fluid.trialgroup import TrialState
 
-# -- trial spec ----------------------------------------------------------------------------------
-#
-# What the engine knows of a trial beforehand.
+# -- what events speak of --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +74,6 @@ class TrialSpec:
         return (self.constraint() or Constraint()).wanted(self.memory)
 
 
-# -- group terms ---------------------------------------------------------------------------------
-#
-# What the engine knows of a group beyond its trials: whose it is, and how urgent.
-
-
 @dataclass(frozen=True, slots=True)
 class GroupTerms:
     """The terms on which a group is submitted.
@@ -109,9 +102,20 @@ class GroupTerms:
 PLAIN_TERMS = GroupTerms()
 
 
-# -- restores ------------------------------------------------------------------------------------
-#
-# How trials were restored: from where, and how long it took.
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a trial's state was saved.
+
+    Attributes:
+        iteration: iterations done when it was saved.
+        path: file or folder, on ``host``, whose memory or disk holds it.
+        in_memory: whether it is in host memory, and so lost with the machine.
+    """
+
+    iteration: int
+    path: str
+    host: str = "localhost"
+    in_memory: bool = False
 
 
 #: Where a state came from that a trial went on with: the device, on which it had stayed; the memory of the device's
@@ -131,29 +135,6 @@ class Restoring(NamedTuple):
     source: Source
     seconds: float
     bytes: int
-
-
-# -- events --------------------------------------------------------------------------------------
-
-
-#: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
-OUTCOMES = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED, TrialState.PAUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Where a trial's state was saved.
-
-    Attributes:
-        iteration: iterations done when it was saved.
-        path: file or folder, on ``host``, whose memory or disk holds it.
-        in_memory: whether it is in host memory, and so lost with the machine.
-    """
-
-    iteration: int
-    path: str
-    host: str = "localhost"
-    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +166,7 @@ class Event:
     at: float
 
 
-# -- from the submitter -----------------------------------------------------------------------------------
+# -- from the submitter: groups and trials ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +241,49 @@ class BudgetExtended(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RungReached(Event):
+    """The submitter says that a trial has come to a rung, or to it again with another score.
+
+    Attributes:
+        rung: the rung, as it is known now.
+        score: what trials are compared by: less is better, and not a number is the worst.
+    """
+
+    trial_id: str
+    rung: Rung
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested(Event):
+    """The user pauses a trial: it leaves its devices after its iteration, and waits to be resumed."""
+
+    trial_id: str
+
+
+#: Why a trial is held: see :class:`fluid.engine.records.TrialRecord`.
+BY_USER, SET_ASIDE = "paused by the user", "set aside: no further iteration would end in time"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetAside(Event):
+    """A trial pauses after its iteration, is saved to disk, and starts no more; one that waits rests."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested(Event):
+    """The user resumes a paused trial; for one that is not paused, nothing changes."""
+
+    trial_id: str
+
+
+#: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
+OUTCOMES = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED, TrialState.PAUSED)
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested(Event):
     """The submitter wants a trial to run no further.
 
@@ -274,17 +298,15 @@ class StopRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PauseRequested(Event):
-    """The user pauses a trial: it leaves its devices after its iteration, and waits to be resumed."""
+class FailRequested(Event):
+    """The submitter finds that a trial has failed: it is stopped after its iteration, and ends FAILED.
+
+    Attributes:
+        failure: why.
+    """
 
     trial_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeRequested(Event):
-    """The user resumes a paused trial; for one that is not paused, nothing changes."""
-
-    trial_id: str
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,13 +327,31 @@ class CallRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAnswered(Event):
+    """The submitter answers a request.
+
+    Attributes:
+        lane_id: the lane that asked.
+        request_id: the number of the request.
+        payload: the answer, or, if ``failed``, the exception to raise in the trial; pickled.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    request_id: int
+    payload: bytes
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TrialForgotten(Event):
     """The submitter needs a trial that has ended no more: its record is dropped, and its id stays taken."""
 
     trial_id: str
 
 
-# -- from the backend -------------------------------------------------------------------------------------
+# -- devices: from the backend and the session -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,10 +378,31 @@ class DeviceDraining(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRetiring(Event):
+    """A device is not needed: it takes no further trial, and is removed once the trials there have left."""
+
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRetained(Event):
+    """A device that retires is needed after all."""
+
+    device_id: int
+
+
+#: What the session says of devices that are not needed.
+RETIREMENTS = (DeviceRetiring, DeviceRetained)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionDraining(Event):
     """The session ends soon: nothing starts any more, and what runs is saved to disk by ``deadline``, in seconds."""
 
     deadline: float
+
+
+# -- from the backend: lanes -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +417,50 @@ class LaneReady(Event):
     lane_id: int
     own_bytes: float = 0.0
     seconds: float = field(default=math.inf, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneMeasured(Event):
+    """A warm lane takes more or less device memory for itself than it reported before.
+
+    Attributes:
+        own_bytes: device memory that it takes besides its trials' tensors, such as for a CUDA context; above 0.
+    """
+
+    lane_id: int
+    own_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpent(Event):
+    """A trial has changed a lane's process for good: no further trial is to run there.
+
+    Attributes:
+        reason: what it left behind, in one line.
+    """
+
+    lane_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOutdated(Event):
+    """Lanes that start on the lane's host from now on have modules loaded that this one would have to import."""
+
+    lane_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUpLasts(Event):
+    """The code of a trial has been cleaning up in a lane for a while, and still is.
+
+    Attributes:
+        since: when that began, seconds.
+    """
+
+    trial_id: str
+    lane_id: int
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +481,9 @@ class LaneLost(Event):
     failed_position: int | None = None
 
 
+# -- from the backend: trials ----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class TrialStarted(Event):
     """A trial was set up, or restored, on its lanes.
@@ -394,6 +502,40 @@ class TrialStarted(Event):
     seconds: float
     fusion_key: str | None = None
     restoring: Restoring | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetBack(Event):
+    """A trial could not be restored from the checkpoint it was to start from; comes before the answer to the command.
+
+    Attributes:
+        checkpoint: an earlier one, from which it was restored instead; ``None`` if it begins afresh.
+        reason: why, in one line.
+        cannot_load: whether the trial's own code raised for every checkpoint that is not damaged.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    checkpoint: Checkpoint | None
+    reason: str
+    cannot_load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FusionLimited(Event):
+    """A lane has found that it can train at most so many trials like this one in one step.
+
+    Attributes:
+        rows: 1 if they cannot be fused; more if so many fit into the device's memory.
+        reason: why, in one line.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    rows: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +575,24 @@ class IterationDone(Event):
     def typical_seconds(self) -> float:
         """Wall time of the iteration, or the median of the run's."""
         return self.seconds if self.run is None else median_low(self.run.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class SavabilityChanged(Event):
+    """A lane found that a trial's state can be saved from now on, or cannot.
+
+    Attributes:
+        can_save: whether it can.
+        reason: why not, in one line; empty where that is no news to the submitter.
+        refuses: whether this answers a Save, or a Resize that began with one: the trial is in that lane as before.
+    """
+
+    trial_id: str
+    lane_id: int
+    _: KW_ONLY
+    can_save: bool
+    reason: str = ""
+    refuses: bool = False
 
 
 class PausePurpose(Enum):
@@ -481,100 +641,18 @@ class TrialSaved(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrialReleased(Event):
-    """A trial was cleaned up and left this lane; each lane of a trial in several reports it."""
-
-    trial_id: str
-    lane_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeDone(Event):
-    """A trial runs at its new width.
+class TrialNotKept(Event):
+    """A checkpoint that was to outlive the run was not written, or was deleted; the trial goes on.
 
     Attributes:
-        seconds: without progress: one measurement of epsilon.
-        lane_id: the new rank 0; ``None`` if the backend makes sure that the event is not out of date.
+        iteration: iterations done by the state.
+        reason: why, in one line.
     """
 
     trial_id: str
-    seconds: float
-    lane_id: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TrialFailed(Event):
-    """A trial raised and has left its lane, which goes on."""
-
-    trial_id: str
-    lane_id: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class TrialCalled(Event):
-    """A method of a trial was called; the trial is as the method left it, even if that raised.
-
-    Attributes:
-        result, failure: the pickled return value; what the method raised, ``None`` if it returned.
-    """
-
-    trial_id: str
-    lane_id: int
     _: KW_ONLY
-    call_id: int
-    result: bytes | None = None
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick(Event):
-    """Time passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm(Event):
-    """The time has come that :attr:`fluid.policies.engine.EngineState.alarm_at` named; only deadlines are looked at."""
-
-
-# -- set aside -----------------------------------------------------------------------------------
-#
-# Trials that are set aside: as a deadline nears, or the money ends, no further iteration would end in time.
-
-
-#: Why a trial is held: see :class:`fluid.engine.records.TrialRecord`.
-BY_USER, SET_ASIDE = "paused by the user", "set aside: no further iteration would end in time"
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSetAside(Event):
-    """A trial pauses after its iteration, is saved to disk, and starts no more; one that waits rests."""
-
-    trial_id: str
-
-
-# -- verdicts ------------------------------------------------------------------------------------
-#
-# Trials that have failed as their submitter finds, though their code raised nothing.
-
-
-@dataclass(frozen=True, slots=True)
-class FailRequested(Event):
-    """The submitter finds that a trial has failed: it is stopped after its iteration, and ends FAILED.
-
-    Attributes:
-        failure: why.
-    """
-
-    trial_id: str
-    failure: Failure
-
-
-# -- checkpoint places ---------------------------------------------------------------------------
-#
-# Where checkpoints are: what the engine tells the stores of hosts, and what it hears from them.
-#
-# Each host keeps the checkpoints of its lanes in its memory as far as there is room, and the others on disk.
+    iteration: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,27 +667,30 @@ class CheckpointPlaced(Event):
     checkpoint: Checkpoint
 
 
-# -- set back ------------------------------------------------------------------------------------
-#
-# A trial that goes on from an earlier state than that of its newest checkpoint: the event, and what is told of it.
-
-
 @dataclass(frozen=True, slots=True)
-class TrialSetBack(Event):
-    """A trial could not be restored from the checkpoint it was to start from; comes before the answer to the command.
+class StateMeasured(Event):
+    """A trial that does not run holds so many bytes in its lane, where the lane has given back what it could.
 
-    Attributes:
-        checkpoint: an earlier one, from which it was restored instead; ``None`` if it begins afresh.
-        reason: why, in one line.
-        cannot_load: whether the trial's own code raised for every checkpoint that is not damaged.
+    Comes before the event that says that the trial does not run, or after it.
     """
 
     trial_id: str
     lane_id: int
-    _: KW_ONLY
-    checkpoint: Checkpoint | None
-    reason: str
-    cannot_load: bool = False
+    held_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeDone(Event):
+    """A trial runs at its new width.
+
+    Attributes:
+        seconds: without progress: one measurement of epsilon.
+        lane_id: the new rank 0; ``None`` if the backend makes sure that the event is not out of date.
+    """
+
+    trial_id: str
+    seconds: float
+    lane_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,155 +710,46 @@ class TrialAsked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestAnswered(Event):
-    """The submitter answers a request.
+class TrialCalled(Event):
+    """A method of a trial was called; the trial is as the method left it, even if that raised.
 
     Attributes:
-        lane_id: the lane that asked.
-        request_id: the number of the request.
-        payload: the answer, or, if ``failed``, the exception to raise in the trial; pickled.
+        result, failure: the pickled return value; what the method raised, ``None`` if it returned.
     """
 
     trial_id: str
     lane_id: int
     _: KW_ONLY
-    request_id: int
-    payload: bytes
-    failed: bool = False
+    call_id: int
+    result: bytes | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class SavabilityChanged(Event):
-    """A lane found that a trial's state can be saved from now on, or cannot.
-
-    Attributes:
-        can_save: whether it can.
-        reason: why not, in one line; empty where that is no news to the submitter.
-        refuses: whether this answers a Save, or a Resize that began with one: the trial is in that lane as before.
-    """
+class TrialFailed(Event):
+    """A trial raised and has left its lane, which goes on."""
 
     trial_id: str
     lane_id: int
-    _: KW_ONLY
-    can_save: bool
-    reason: str = ""
-    refuses: bool = False
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
-class TrialNotKept(Event):
-    """A checkpoint that was to outlive the run was not written, or was deleted; the trial goes on.
-
-    Attributes:
-        iteration: iterations done by the state.
-        reason: why, in one line.
-    """
-
-    trial_id: str
-    _: KW_ONLY
-    iteration: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FusionLimited(Event):
-    """A lane has found that it can train at most so many trials like this one in one step.
-
-    Attributes:
-        rows: 1 if they cannot be fused; more if so many fit into the device's memory.
-        reason: why, in one line.
-    """
+class TrialReleased(Event):
+    """A trial was cleaned up and left this lane; each lane of a trial in several reports it."""
 
     trial_id: str
     lane_id: int
-    _: KW_ONLY
-    rows: int
-    reason: str
+
+
+# -- time ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class RungReached(Event):
-    """The submitter says that a trial has come to a rung, or to it again with another score.
-
-    Attributes:
-        rung: the rung, as it is known now.
-        score: what trials are compared by: less is better, and not a number is the worst.
-    """
-
-    trial_id: str
-    rung: Rung
-    score: float
+class Tick(Event):
+    """Time passed."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaneMeasured(Event):
-    """A warm lane takes more or less device memory for itself than it reported before.
-
-    Attributes:
-        own_bytes: device memory that it takes besides its trials' tensors, such as for a CUDA context; above 0.
-    """
-
-    lane_id: int
-    own_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class StateMeasured(Event):
-    """A trial that does not run holds so many bytes in its lane, where the lane has given back what it could.
-
-    Comes before the event that says that the trial does not run, or after it.
-    """
-
-    trial_id: str
-    lane_id: int
-    held_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class LaneSpent(Event):
-    """A trial has changed a lane's process for good: no further trial is to run there.
-
-    Attributes:
-        reason: what it left behind, in one line.
-    """
-
-    lane_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOutdated(Event):
-    """Lanes that start on the lane's host from now on have modules loaded that this one would have to import."""
-
-    lane_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class CleanUpLasts(Event):
-    """The code of a trial has been cleaning up in a lane for a while, and still is.
-
-    Attributes:
-        since: when that began, seconds.
-    """
-
-    trial_id: str
-    lane_id: int
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRetiring(Event):
-    """A device is not needed: it takes no further trial, and is removed once the trials there have left."""
-
-    device_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRetained(Event):
-    """A device that retires is needed after all."""
-
-    device_id: int
-
-
-#: The events of this module.
-RETIREMENTS = (DeviceRetiring, DeviceRetained)
+class Alarm(Event):
+    """The time has come that :attr:`fluid.policies.engine.EngineState.alarm_at` named; only deadlines are looked at."""
