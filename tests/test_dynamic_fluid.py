@@ -76,6 +76,7 @@ def test_resizes_are_those_of_the_listing(scene: Scene) -> None:
     assert replan(scene) == by_the_listing(scene)
 
 
+@pytest.mark.slow
 @given(scene=scenes(most=6, widths=(1, 2, 3), mixed=True, speeds=(1.0, 2.0)))
 def test_what_always_holds(scene: Scene) -> None:
     running = scene.running

@@ -16,6 +16,7 @@ import deadlines
 import odds
 
 
+@pytest.mark.slow
 def test_deadlines_are_met_at_little_more_than_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "FACTORS", (1.5,))
     (case,) = deadlines.measure(["successive_halving"], 2, (2, 8, deadlines.MOST))

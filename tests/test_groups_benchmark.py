@@ -17,6 +17,7 @@ if (_BENCHMARKS := str(Path(__file__).resolve().parents[1] / "benchmarks")) not 
 import groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pauses", [False, True])
 def test_a_session_runs_under_all_policies(pauses: bool) -> None:
     case = groups.measure(("even", 0, 8, pauses))
@@ -28,6 +29,7 @@ def test_a_session_runs_under_all_policies(pauses: bool) -> None:
     assert found["sessions"] == 1 and list(found["by_workload"]) == ["even"]
 
 
+@pytest.mark.slow
 def test_with_pauses_groups_want_the_same_and_end_sooner() -> None:
     session = groups.scenario("high", 0, 20)
     shorter = groups.with_pauses(session)

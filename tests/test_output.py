@@ -116,6 +116,7 @@ def test_the_message_of_a_crash_is_shown_and_the_failure_names_its_file(run: Cal
     assert "Segmentation fault" in Path(log).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_traceback_is_in_the_trials_log_and_is_not_shown_at_every_failure(run: Callable[..., Ran]) -> None:
     ran = run(fail)
     assert [text for _, _, text in ran.out] == ["before the error"] and ran.err == []

@@ -9,6 +9,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 
 from elastic.quick import QuickRun  # noqa: E402
@@ -31,7 +33,6 @@ def speak(address: tuple[str, int], data: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.slow
 def test_strangers_keep_no_member_out() -> None:
     with QuickRun(Regression, {}, 1, backend="gloo", addresses=("127.0.0.1", "127.0.0.3")) as run:
         results = run.run(1)
@@ -63,7 +64,6 @@ def test_members_on_one_machine_listen_nowhere() -> None:
         assert listening(run.pids) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "machines"),
     [

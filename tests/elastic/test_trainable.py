@@ -34,6 +34,7 @@ def test_fluid_knows_it() -> None:
     assert is_elastic(Regression) and can_save(Regression) and kind_of(Regression) == "class"
 
 
+@pytest.mark.slow
 def test_it_learns_and_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     one, other = made(optimizer="adamw"), made(optimizer="adamw", seed=9)
     for _ in range(2):

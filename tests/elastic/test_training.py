@@ -115,6 +115,7 @@ def test_a_trial_that_says_it_is_done() -> None:
         assert [result.iteration for result in run.run(10)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_set_up_and_what_raises() -> None:
     with pytest.raises(FluidError, match="no data today"):
         QuickRun(Unready, {})

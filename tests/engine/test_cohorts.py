@@ -46,6 +46,7 @@ def test_trials_are_predicted_before_their_first_iteration() -> None:
         assert note.predicted_s == pytest.approx(by_batch(dict(configs[int(note.trial_id[1:])])), rel=0.06), note
 
 
+@pytest.mark.slow
 def test_the_longest_predicted_trials_start_first() -> None:
     configs = configs_of(200, seed=3)
     known = run_cohorts(configs, by_batch, devices=8)

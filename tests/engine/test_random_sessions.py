@@ -121,6 +121,7 @@ def test_a_long_random_session_keeps_its_invariants_and_ends(seed: int) -> None:
     random_session(seed, steps=250)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", _FAILED_ONCE)
 def test_a_session_that_broke_something_once_does_no_more(seed: int) -> None:
     random_session(seed, steps=250)

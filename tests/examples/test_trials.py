@@ -94,6 +94,7 @@ def test_one_that_was_reset_is_like_a_new_one(name: str, data: str) -> None:
         one.stop()
 
 
+@pytest.mark.slow
 @NAMES
 def test_rates_are_those_of_the_config_after_another_trials_checkpoint(name: str, data: str, tmp_path: Path) -> None:
     rates = [key for key in WORKLOADS[name].changing if key.endswith(("lr", "momentum"))]

@@ -124,6 +124,7 @@ class Sized(Adapted):
         return Transformer(config["width"]).double()
 
 
+@pytest.mark.slow
 def test_the_base_follows_from_the_fields_it_names() -> None:
     small, again, large = (made(Sized, {"width": width, "seed": width}) for width in (4, 4, 8))
     assert small._elastic_base is again._elastic_base is not large._elastic_base

@@ -349,6 +349,7 @@ def test_the_end_of_a_context_also_by_an_error(fake: Fake, processes: Any) -> No
     assert processes.have_ended()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_quit_is_killed(start: Callable[..., MpsDaemon], fake: Fake, processes: Any) -> None:
     fake.tell("stays")
     daemon = start(quit_timeout=1.0)

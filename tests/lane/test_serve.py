@@ -380,6 +380,7 @@ def test_a_trial_that_makes_way_is_saved_as_it_is_unless_it_goes_on_at_once(make
     assert not any(isinstance(message, ResidentSaved) for message in lane.messages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"idle_save_after": 9.0}, {"idle_save_after": 0.0, "save_ratio": 1e9}])
 def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable[..., Any], options: Any) -> None:
     lane = make_lane(save_after=1e9, **options)
@@ -391,6 +392,7 @@ def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable
     assert saved == ([] if options["idle_save_after"] else ["a"])
 
 
+@pytest.mark.slow
 def test_a_trial_that_cannot_be_saved_runs_on(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", Counter, {"save_fails": True}, 3)
@@ -643,6 +645,7 @@ class Faults:
         raise MemoryError if not self.fatal else RuntimeError("CUDA error: unspecified launch failure")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "fatal", "told"),
     [

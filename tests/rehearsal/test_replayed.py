@@ -215,6 +215,7 @@ def test_a_trial_that_makes_room_is_saved_and_restored(tmp_path):
         assert executor._session.clock.now() >= 360.0
 
 
+@pytest.mark.slow
 def test_nothing_is_packed_unless_it_is_known_to_pay(rehearse):
     assert rehearse(Static, trials=4)[1] == pytest.approx(480.0, abs=1.0)
     handle, end = rehearse(Static, trials=4, budget=20, overheads=Overheads(alpha=1.2))

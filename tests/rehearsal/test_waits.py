@@ -265,6 +265,7 @@ def test_a_look_at_how_things_stand_changes_nothing(tmp_path, looks):
     assert journal(tmp_path / "looks", looks) == journal(tmp_path / "none", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["asha", "random"])
 def test_the_same_seed_gives_the_same_sweep_however_slow_the_submitter_is(tmp_path, how):
     ran = [sweep(tmp_path / name, how, think) for name, think in (("quick", 0.0), ("busy", 0.004), ("sleepy", -0.01))]

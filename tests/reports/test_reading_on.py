@@ -154,6 +154,7 @@ def quick(trial: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in trial.items() if name != "story"}
 
 
+@pytest.mark.slow
 def test_a_file_that_was_replaced_is_read_anew(session: Sessions, tmp_path: Path) -> None:
     whole = write_sweep(session, "sweep", 5)
     reader = RunReader(whole)

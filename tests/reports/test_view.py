@@ -103,6 +103,7 @@ def test_the_page_listens_to_its_events(session: Sessions) -> None:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_new_iteration_arrives_and_so_does_the_end(session: Sessions) -> None:
     made = begin(session)
     with serving(made.path) as url:
@@ -134,6 +135,7 @@ def test_patches_arrive_and_all_is_drawn_in_the_end(session: Sessions, monkeypat
     assert events.next() is None
 
 
+@pytest.mark.slow
 def test_half_a_line_is_not_read_before_its_end(session: Sessions) -> None:
     made = begin(session)
     with serving(made.path) as url:

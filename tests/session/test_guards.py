@@ -367,6 +367,7 @@ def test_where_no_device_works_further_groups_are_refused_and_further_trials_fai
         executor.close()
 
 
+@pytest.mark.slow
 def test_a_session_that_was_drained_refuses_work_and_says_why(executor: FluidExecutor) -> None:
     handle = executor.submit_trialgroup(group("done"))
     assert handle.wait(PATIENCE)

@@ -309,6 +309,7 @@ def test_a_listener_that_raises_harms_nobody(
 # -- errors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_a_trial_raised_is_the_cause_of_its_failure(make: Callable[..., FluidExecutor]) -> None:
     executor = make(max_failures=5)
     handle = one(executor, config={"fails_at": 2}, budget=3, retry_errors=False)

@@ -170,6 +170,7 @@ def test_a_stopped_lane_is_killed_and_its_trial_goes_on_blameless(executor: Flui
     assert "was stopped (SIGSTOP) for 5 s" in again["why"] and again["failures"] == 0
 
 
+@pytest.mark.slow
 def test_a_lane_that_is_continued_in_time_goes_on(executor: FluidExecutor) -> None:
     handle = submit(executor, 30, a={"seconds": 0.02, "timeout": None})
     results = handle.results()

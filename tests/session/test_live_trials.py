@@ -278,6 +278,7 @@ def test_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
     assert [found.number for found in follower.read_new()] == [2, 3] and list(follower.read_new()) == []
 
 
+@pytest.mark.slow
 def test_a_deleted_folder_is_one_clear_error(executor: FluidExecutor) -> None:
     handle = executor.submit_trialgroup(TrialGroup([trial("a")]))
     assert handle.wait(PATIENCE)

@@ -453,6 +453,7 @@ FULL_AT_THE_END = """
 """
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_at_the_end_is_told_in_a_line(tmp_path: Path) -> None:
     folder, command = tmp_path / "run", [sys.executable, "-c", textwrap.dedent(FULL_AT_THE_END)]
     ended = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)

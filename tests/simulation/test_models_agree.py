@@ -98,6 +98,7 @@ def test_a_trial_spreads_over_a_freed_device_at_most_one_iteration_later(
     assert rollout.now * (1.0 - 1e-9) <= simulated.makespan <= rollout.now + max(paces(scenario)) + 1e-9
 
 
+@pytest.mark.slow
 def test_with_resizes_most_runs_agree_up_to_the_iterations_they_wait_for() -> None:
     rng, late = np.random.default_rng(0), []
     for seed in range(40):

@@ -191,6 +191,7 @@ def test_lock_step_algorithms_run_the_same_trials_to_the_same_fates_under_every_
 # --- What always holds
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(scenario=scenarios(), name=names)
 def test_every_run_is_sound(scenario: Scenario, name: str) -> None:
@@ -212,6 +213,7 @@ def test_every_run_is_sound(scenario: Scenario, name: str) -> None:
     assert scenario.early_stop or result.stopped == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(scenario=scenarios(), name=names)
 def test_no_device_is_overfilled_or_used_while_it_is_not_there(scenario: Scenario, name: str) -> None:

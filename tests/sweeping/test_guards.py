@@ -34,6 +34,7 @@ class Rude(TrialListener):
         raise self.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_a_callback_that_raises_anything_costs_no_result(executor: FluidExecutor, error: type[BaseException]) -> None:
     result = run(executor, algorithm="sha", eta=2, min_budget=1, callbacks=[Rude(error)])

@@ -117,6 +117,7 @@ def driver(code: str, tmp_path: Path, *arguments: object, least: int = 1) -> Ite
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_sweep_with_what_there_is(number: signal.Signals, status: int, tmp_path: Path) -> None:
     with driver(DRIVER, tmp_path, True, least=20_000) as process:

@@ -62,6 +62,7 @@ def test_asha_with_validation_every_third_epoch(executor: FluidExecutor) -> None
     assert result.best.value == by_x[0].config["x"] + 1.0 / 27
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["asha", "sha"])
 def test_a_rung_uses_the_last_value(executor: FluidExecutor, algorithm: str) -> None:
     """The rungs are 4 and 8 epochs: at each the last value is that of the epoch before, or two before."""

@@ -144,6 +144,7 @@ def test_a_sweep_goes_on_though_trials_failed_or_ended_by_themselves(algorithm: 
         assert {trial.state for trial in first.trials if trial.iteration < 1 and trial.config["x"] > 1.0} <= {"FAILED"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [2, 5, 9])
 @pytest.mark.parametrize("algorithm", ["asha", "sha"])
 def test_trials_that_never_report_the_metric_fail_after_a_kill_too(algorithm: str, after: int, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_a_sweep_names_the_shape_of_its_algorithm(algorithm: str, executor: Flui
     assert search.time_budget_s == 600.0
 
 
+@pytest.mark.slow
 def test_a_searcher_that_names_budgets_has_no_shape(executor: FluidExecutor) -> None:
     configs = iter([{"x": 0.5}, {"x": 0.7}])
     ends = AskTell(lambda: next(configs, None), lambda *told: None)

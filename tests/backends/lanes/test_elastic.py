@@ -333,6 +333,7 @@ def test_pause_save_restore_and_stop_in_several_lanes(three: Any) -> None:
     assert {three.of(TrialReleased, "a").lane_id for _ in range(3)} == {a, b, c}
 
 
+@pytest.mark.slow
 def test_lanes_whose_checkpoint_is_damaged_agree_on_the_one_before(three: Any) -> None:
     a, b, c = three.lanes(0, 1, 2)
     three.backend.register("a", payload_of(Paced, {}))

@@ -164,6 +164,7 @@ def test_what_no_device_can_serve_is_refused_at_the_submit(
     assert handle.wait(PATIENCE)
 
 
+@pytest.mark.slow
 def test_trials_run_only_on_devices_that_meet_what_they_require() -> None:
     devices = [
         Device(index, tags=("fast",) if index % 2 else (), model="X1" if index < 2 else "X2 Pro") for index in range(4)
@@ -202,6 +203,7 @@ def test_a_trial_that_asks_for_a_device_has_it_for_itself(executor: FluidExecuto
     assert {result.device_ids for k in range(6) for result in seen[f"other{k}"]} == {(left,)}
 
 
+@pytest.mark.slow
 def test_threads_are_those_that_a_trial_asks_for_while_it_runs() -> None:
     trials = [Trial(Worker, budget=2, trial_id=name, threads=n) for name, n in (("a", 3), ("b", None), ("c", 2))]
     with fluid(1) as executor:
@@ -218,6 +220,7 @@ def test_omp_num_threads_of_the_driver_beats_the_default(monkeypatch: pytest.Mon
     assert {name: found[0].metrics["threads"] for name, found in seen.items()} == {"a": "5", "b": "2"}
 
 
+@pytest.mark.slow
 def test_a_gang_is_resumed_by_another_driver(tmp_path: Path) -> None:
     wait = tmp_path / "go"
     group = TrialGroup([Trial(Worker, {"wait": str(wait), "wait_at": 3}, budget=4, trial_id="gang", devices=2)])

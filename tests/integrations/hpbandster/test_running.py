@@ -205,6 +205,7 @@ class Recorder:
         self.heard.append(("result", job.id[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_the_next_iteration_begins_when_the_last_is_complete_or_when_devices_are_free(
     synchronous: bool, space: Any, executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch
@@ -358,6 +359,7 @@ def test_what_the_user_has_of_a_result(space: Any, executor: FluidExecutor, tmp_
 # --- Failures
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_has_no_loss_and_does_not_go_on(
     space: Any, executor: FluidExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:

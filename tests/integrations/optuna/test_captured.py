@@ -109,6 +109,7 @@ def two() -> int:
     return 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choices", "kept_by_stock"),
     [

@@ -100,6 +100,7 @@ def test_every_sampler_suggests_what_it_does_there(name: str) -> None:
     assert_same(lambda: optuna.create_study(sampler=SAMPLERS[name]()), branching)
 
 
+@pytest.mark.slow
 def test_a_grid_ends_the_study_itself() -> None:
     def objective(trial: Any) -> float:
         return float(trial.suggest_int("x", 0, 2) * trial.suggest_int("y", 0, 1))

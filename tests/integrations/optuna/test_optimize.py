@@ -110,6 +110,7 @@ def test_maximizing(executor: FluidExecutor) -> None:
     assert study.best_value == curve(study.best_params, 8)
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_pruned_ends_there(executor: FluidExecutor) -> None:
     # Its budget would take a quarter of an hour.
     pruner = optuna.pruners.ThresholdPruner(upper=1.0, n_warmup_steps=3)
@@ -205,6 +206,7 @@ def test_batches_are_groups(executor: FluidExecutor) -> None:
     assert owner is not None and owner.startswith("apart-"), "they are scheduled as one"
 
 
+@pytest.mark.slow
 def test_batches_of_a_seeded_sampler_are_the_same_each_time(executor: FluidExecutor) -> None:
     def params() -> list[Any]:
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=4))

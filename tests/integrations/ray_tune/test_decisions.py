@@ -424,6 +424,7 @@ def test_asha_stops_early_or_at_the_last_rung() -> None:
     assert ended(controller, bad) == (Trial.TERMINATED, False)
 
 
+@pytest.mark.slow
 def test_hyperband_stops_early_or_at_the_last_rung() -> None:
     # Two trials run to the end; of the other three, one is promoted from the first rung.
     controller, trials = started(HyperBandScheduler(**TIMED, max_t=3, reduction_factor=3), 5)

@@ -326,6 +326,7 @@ def test_fifo_stops_only_where_announced(seed: int) -> None:
     run(FIFOScheduler(), seed, books=lambda *_: None)
 
 
+@pytest.mark.slow
 @given(seed=SEEDS)
 def test_an_unknown_scheduler_never_decides_unannounced(seed: int) -> None:
     run(Fickle(**TIMED, grace_period=10), seed, books=asha_books, exact=False)

@@ -174,6 +174,7 @@ def test_a_paused_trial_goes_on_in_its_files(
     assert content[0] == content[1] == {1.0: [1.0], 2.0: [2.0], 3.0: [3.0, 6.0], 4.0: [4.0, 8.0, 12.0, 16.0]}
 
 
+@pytest.mark.slow
 def test_which_callbacks_tune_is_given(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(CSVLoggerCallback):  # type: ignore[misc]
         pass
@@ -472,6 +473,7 @@ def test_a_process_that_keeps_dying_ends_the_sweep(cluster: str, tmp_path: Path)
     assert LoggersLostError.__name__ in str(caught.value) or isinstance(caught.value, LoggersLostError)
 
 
+@pytest.mark.slow
 def test_torn_lines_are_cut(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"a": 1}\n{"a"')
     (tmp_path / "progress.csv").write_text("a\n1\n")

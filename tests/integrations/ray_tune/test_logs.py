@@ -48,6 +48,7 @@ def test_lines_that_only_the_upload_has(trial: SimpleNamespace, tmp_path: Path) 
     assert (tmp_path / "remote" / "result.json").read_text() == LINES
 
 
+@pytest.mark.slow
 def test_an_upload_that_runs_has_emptied_the_file(trial: SimpleNamespace, tmp_path: Path) -> None:
     remote = tmp_path / "remote" / "result.json"
     remote.write_text(LINES)

@@ -19,7 +19,7 @@ from fluid.integrations.ray_tune.serialization import pickle_trainable
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 ROWS = 1 << 19
 
@@ -57,7 +57,6 @@ class Steps(tune.Trainable):
         return {**self.facts, "done": True}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trainable", [reports, Steps])
 def test_tensors_are_mapped_and_arrays_stay_in_the_object_store(
     trainable: Any, executor: FluidExecutor, tmp_path: Path
@@ -87,7 +86,6 @@ def test_a_lane_connects_to_ray_only_for_what_is_there(cluster: str) -> None:
     assert ray.get(kept.load()["reference"]) == 1
 
 
-@pytest.mark.slow
 def test_trials_without_tune_get_what_is_in_the_object_store(executor: FluidExecutor) -> None:
     given = tune.with_parameters(reports, rows=np.arange(ROWS), weights=torch.ones(ROWS))
     handle = executor.submit_trialgroup(TrialGroup([Trial(given, {}, budget=1)]))
@@ -113,7 +111,6 @@ for _ in range(2):
 """
 
 
-@pytest.mark.slow
 def test_processes_forked_from_one_draw_different_ids() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", FORKS]
@@ -137,7 +134,6 @@ print("total", found.trials[0].last_result["total"])
 """
 
 
-@pytest.mark.slow
 def test_lanes_older_than_the_cluster_have_its_token(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(tmp_path)}

@@ -127,6 +127,7 @@ def test_a_missing_name_is_reported_with_the_supported_releases(controller: Any)
         private_api.check(lacking, FIFOScheduler())
 
 
+@pytest.mark.slow
 def test_a_wrapper_without_a_controller_is_refused() -> None:
     with pytest.raises(UnsupportedRayError, match="_tune_controller"):
         private_api.controller_of(SimpleNamespace())

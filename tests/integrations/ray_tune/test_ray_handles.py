@@ -84,6 +84,7 @@ def test_trials_without_tune_reach_actors_and_objects(counter: Any, fresh: Fluid
     assert sorted(result.metrics["total"] for result in handle.results()) == [3, 6]
 
 
+@pytest.mark.slow
 def test_handles_are_known_where_they_must_not_be_sent(counter: Any) -> None:
     assert pickle_arguments({"counter": [counter]}).needs_ray
     assert pickle_arguments({"reference": ray.put(1)}).needs_ray

@@ -100,6 +100,7 @@ def asha() -> ASHAScheduler:
 OURS = frozenset({"trial_id", "pid", "date", "timestamp"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", [train, Model])
 def test_the_same_seed_gives_the_same_sweep(rehearse: Rehearse, trainable: Any) -> None:
     first, took = rehearse(trainable, 24, scheduler=asha())
@@ -286,6 +287,7 @@ def test_trials_that_would_run_on_ray_itself_are_refused(rehearse: Rehearse) -> 
         rehearse(bundles, 1)
 
 
+@pytest.mark.slow
 def test_the_clocks_of_tune_are_put_back(rehearse: Rehearse) -> None:
     import importlib
 

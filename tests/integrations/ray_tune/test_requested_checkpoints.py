@@ -21,7 +21,7 @@ if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
 from tune_sweeps import Climber, sweep, write_state
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 #: Seconds after which a sweep gives up. Far longer than needed, as the machine may be busy.
 PATIENCE = 60.0
@@ -58,14 +58,12 @@ def saves_now_and_then(config: dict[str, Any]) -> None:
             ray.tune.report({"score": float(steps)}, checkpoint=ray.tune.Checkpoint.from_directory(folder))
 
 
-@pytest.mark.slow
 def test_a_trainable_that_asks_in_its_result(executor: Any, tmp_path: Path) -> None:
     done = sweep(Asks, tmp_path, executor, OPTIONS)
     assert [trial.checkpoints for trial in done.trials] == [OF_ASKED, OF_ASKED]
     assert [trial.iterations for trial in done.trials] == [list(range(1, 13))] * 2
 
 
-@pytest.mark.slow
 def test_a_callback_that_asks(executor: Any, tmp_path: Path) -> None:
     done = sweep(Climber, tmp_path, executor, {**OPTIONS, "callbacks": [SetsInResult()]})
     assert [trial.checkpoints for trial in done.trials] == [OF_ASKED, OF_ASKED]
@@ -79,7 +77,6 @@ def test_a_callback_that_asks_a_function_for_a_checkpoint_gets_none(executor: An
     assert [trial.checkpoints for trial in done.trials] == [own, own]
 
 
-@pytest.mark.slow
 def test_a_logger_that_asks_is_warned_of_and_obeyed_from_then_on(
     executor: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,7 +86,6 @@ def test_a_logger_that_asks_is_warned_of_and_obeyed_from_then_on(
     assert "of a later iteration than the result" in caplog.text
 
 
-@pytest.mark.slow
 def test_callbacks_that_only_read_let_trials_run_ahead(executor: Any, tmp_path: Path) -> None:
     # A trial that waits for Tune after each iteration is extended each time.
     from fluid.session.handle import TrialGroupHandle

@@ -195,6 +195,7 @@ def test_as_many_trials_run_at_once_as_ray_has_what_they_request(
         assert together(run(tune.with_resources(Counts, request_), two, name="b", **options)) <= most
 
 
+@pytest.mark.slow
 def test_a_trial_has_what_it_requested_until_it_is_cleaned_up(run: Run, tmp_path: Path) -> None:
     config = {"folder": str(tmp_path)}
     assert together(run(Lingers, config=config, num_samples=4, resources_per_trial={"cpu": 2})) == 1
@@ -254,6 +255,7 @@ def test_a_share_bounds_the_trials_on_a_gpu(run: Run, cluster: str, tmp_path: Pa
     assert {len(visible) for rows in column(done, "visible") for visible in rows} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.gpu(2)
 def test_a_trial_that_requests_two_gpus_sees_both_and_has_them_for_itself(
     run: Run, cluster: str, tmp_path: Path

@@ -73,6 +73,7 @@ def test_populations_and_sweeps_without_scheduler_run_to_the_end() -> None:
     assert found is not None and found.rungs == (5, 10, 12) and found.brackets == ((4, 4, 4),)
 
 
+@pytest.mark.slow
 def test_unknown_schedulers_have_no_shape() -> None:
     class Own(FIFOScheduler):  # type: ignore[misc]
         def on_trial_result(self, *arguments: Any) -> Any:

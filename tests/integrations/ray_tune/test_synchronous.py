@@ -317,6 +317,7 @@ def test_arguments_of_one_that_cannot_be_used_are_refused() -> None:
         tune.SyncBOHB().configurations(0)
 
 
+@pytest.mark.slow
 def test_metric_and_mode_may_be_the_sweeps() -> None:
     scheduler = tune.SuccessiveHalvingScheduler()
     with pytest.raises(InvalidFieldError, match="metric"):

@@ -55,6 +55,7 @@ def test_a_quadratic_function_with_a_constraint() -> None:
     assert_same(make, objective, 25)
 
 
+@pytest.mark.slow
 def test_two_quadratic_functions() -> None:
     def objective(trial: Any) -> tuple[float, float]:
         x, y = trial.suggest_float("x", 0.0, 5.0), trial.suggest_float("y", 0.0, 3.0)
@@ -150,6 +151,7 @@ def test_a_sampler_of_the_users_own() -> None:
     assert_same(lambda: optuna.create_study(sampler=Annealing(seed=7)), objective, 25)
 
 
+@pytest.mark.slow
 def test_annealing_of_tours_under_the_wilcoxon_pruner() -> None:
     cities = np.random.RandomState(0).rand(6, 12, 2)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 optuna = pytest.importorskip("optuna")
 torch = pytest.importorskip("torch", reason="needs PyTorch: make examples")
 
@@ -54,7 +56,6 @@ def maximizing() -> Any:
     return optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=5), pruner=pruner)
 
 
-@pytest.mark.slow
 def test_a_network_that_is_pruned() -> None:
     def objective(trial: Any) -> float:
         points, classes = data()
@@ -71,7 +72,6 @@ def test_a_network_that_is_pruned() -> None:
     assert "PRUNED" in {trial.state.name for trial in assert_same(maximizing, objective, 12).trials}
 
 
-@pytest.mark.slow
 def test_accuracy_and_size() -> None:
     def objective(trial: Any) -> tuple[int, float]:
         points, classes = data()

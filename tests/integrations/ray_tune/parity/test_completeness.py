@@ -45,6 +45,7 @@ def test_everything_has_a_case() -> None:
 _COVERED_BY_CONFIGS = ("tune_config", "run_config")
 
 
+@pytest.mark.slow
 def test_differences_on_purpose_are_those_of_the_documentation() -> None:
     page = (_HERE.parents[3] / "docs" / "ray_tune.md").read_text(encoding="utf-8")
     section = page.partition("These differ on purpose")[2].partition("\n## ")[0]
