@@ -375,7 +375,7 @@ class BackendConformance(Suite):
         session = self.open()
         session.warm_up()
         session.submit("g", a=(12, 0.05), b=(12, 0.05))
-        session.run(lambda: min(len(session.iterations("a")), len(session.iterations("b"))) >= 2)
+        session.run(lambda: len(session.iterations("a")) >= 2)
         (lane_id,) = session.engine.trials["a"].placement.lanes
         session.backend.execute([KillLane(lane_id, "was in the way", at=session.backend.now())])
         session.backend.execute([KillLane(lane_id, "was in the way", at=session.backend.now())])  # Harmless.
