@@ -148,7 +148,8 @@ def play(engine: EngineState, backend: Backend, *events: Event) -> list[Notice]:
     """Tells an engine events, such as groups that are submitted, and lets every trial run to its end.
 
     Args:
-        engine, backend: as of :class:`Session`.
+        engine: as of :class:`Session`.
+        backend: as of :class:`Session`.
         events: of the beginning.
 
     Returns:
