@@ -63,6 +63,12 @@ def test_nobody_makes_way_before_the_one_that_waits_is_pressed() -> None:
     assert choose_preemptions(later, [Demand(2, 9.0, 0.0, 1.0)], 2).preemptions == [Preemption(0, 2)]
 
 
+def test_a_trial_behind_another_gets_the_device_that_becomes_idle_second() -> None:
+    running = [Demand(0, 1.0, 0.0, 1.0), Demand(1, 30.0, 0.0, 1.0)]
+    waiting = [Demand(2, 11.0, 0.0, 1.0), Demand(3, 40.0, 0.0, 1.0)]
+    assert choose_preemptions(running, waiting, 2).preemptions == [Preemption(1, 3)], "the first one would do"
+
+
 def test_work_after_a_trial_counts_as_part_of_it() -> None:
     running = [Demand(0, 6.0, 0.0, 1.0), Demand(1, 2.0, 6.0, 1.0)]
     assert choose_preemptions(running, [Demand(2, 2.0, 0.0, 1.0)], 2).preemptions == []
