@@ -5,7 +5,7 @@ bytes allow. It is filled greedily by gain per byte, and what does not fit is sk
 are passed over for long. It costs nothing where memory bounds no device, or where all trials that wait are alike.
 
 What it gains (``benchmarks/admission.py``): mean ends of 0.85 to 1.00 of the queue's order, makespans of 0.99 to
-1.01. Exchanges that improve a choice end no sweep earlier.
+1.01. Exchanges that improve a choice change neither by more than 2 %, in either direction.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from engine_helpers import Hand, Known, none, only
 
 from fluid.engine import tuning
 from fluid.engine.commands import NoteDeviceLost, ReportEnd, StartLane, StartTrial
-from fluid.engine.events import Alarm, LaneMeasured
+from fluid.engine.events import Alarm, LaneMeasured, TrialForgotten
 from fluid.resources import MemoryNeed, Requires
 
 GB = 1e9
@@ -70,6 +70,34 @@ def test_it_goes_back_once_another_trial_shows_that_the_device_works() -> None:
     hand.stop("d" if third == "c" else "c")
     hand.iterate(third, 9)
     assert on(hand, first) == "a"
+
+
+def test_a_device_that_comes_back_begins_anew() -> None:
+    hand = one_each("a", "b", "c", "d", devices=2)
+    first = device_of(hand, "a")
+    breaks_device(hand, "a")
+    assert hand.trial("a").limits.avoids == first
+    hand.lose_device(first)
+    hand.add_device(first)
+    assert hand.trial("a").limits.avoids is None
+
+
+def test_strikes_of_trials_that_are_forgotten_count_on() -> None:
+    hand = one_each(*"abcdef", devices=2, max_failures=0)
+    bad = device_of(hand, "a")
+    good = next(name for name in "bcdef" if hand.states()[name] == "RUNNING")
+    for _ in range(3):
+        victim = next(
+            trial for trial in hand.state.trials.values() if hand.state.occupancy.residents.get(bad) == [trial.row]
+        )
+        if victim.state.value == "STARTING":
+            hand.started(victim.trial_id)
+        hand.iterate(good)
+        breaks_device(hand, victim.trial_id)
+        if victim.state.value == "QUEUED":
+            hand.stop(victim.trial_id)
+        hand.do(TrialForgotten(hand.now, victim.trial_id))
+    assert only(hand.log, NoteDeviceLost).device_id == bad
 
 
 def test_it_does_not_wait_for_other_devices_if_no_other_trial_tries_that_one() -> None:
