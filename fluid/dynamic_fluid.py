@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fluid.measure.runtime_model import TOLERANCE, FloatArray, packed_stretch, stretch_of
+from fluid.measure.runtime_model import FloatArray, packed_stretch, stretch_of
 from fluid.planners.arrangement import Arrangement, Replanner, Running, WidthChange
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Planner
 from fluid.planners.shares import make_room, static_widths
+from fluid.resources import TOLERANCE
 from fluid.static_fluid import StaticFluid
 
 

@@ -17,6 +17,8 @@ DeviceKind = Literal["gpu", "cpu"]
 DEFAULT_MEMORY_WATERMARK = 0.9
 #: A request for more devices than this is refused as a typing error.
 MOST_DEVICES = 1_000_000
+#: Absorbs rounding errors where the theory means exact arithmetic (floor, strict comparisons).
+TOLERANCE = 1e-9
 
 
 def available_cores() -> list[int]:
@@ -249,10 +251,11 @@ class MemoryNeed:
     ephemeral_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        persistent = whole_bytes(require_number("persistent_bytes", self.persistent_bytes, at_least=0.0))
-        ephemeral = whole_bytes(require_number("ephemeral_bytes", self.ephemeral_bytes, at_least=0.0))
-        object.__setattr__(self, "persistent_bytes", persistent)
-        object.__setattr__(self, "ephemeral_bytes", ephemeral)
+        for name in ("persistent_bytes", "ephemeral_bytes"):
+            value = getattr(self, name)
+            # Spelled out for what a lane measures, with each iteration.
+            if type(value) is not float or not (value.is_integer() and value >= 0.0):
+                object.__setattr__(self, name, whole_bytes(require_number(name, value, at_least=0.0)))
 
     @property
     def peak_bytes(self) -> float:

@@ -23,15 +23,18 @@ from hypothesis import HealthCheck, settings
 
 from fluid.backends.hosts.forkserver.host_end import ForkServerProcess
 from fluid.backends.hosts.sockets import FramedSocket
+from fluid.engine.events import IterationDone, TrialFailed
 from fluid.gpu.nvml import find_gpus
-from fluid.lane.protocol import LaneOptions, ResidentFailed, ResidentIterated, ShipTrainable, StartResident
+from fluid.lane.protocol import FromLane, LaneOptions, ShipTrainable
 from fluid.trainables.pickling import dump_config, dump_trainable
+from fluid.wire import decoder
 
 # Tests are imported in importlib mode, which leaves sys.path alone; helpers such as brute_force.py live here.
 _HERE = Path(__file__).parent
 if str(_HERE) not in sys.path:
     sys.path.append(str(_HERE))
 
+import lane_messages as to  # noqa: E402
 from browser import Browser, chromium, running_browser  # noqa: E402
 from iteration_runs import one_by_one  # noqa: E402
 
@@ -64,7 +67,7 @@ class Lane:
     """The driver's end of a lane."""
 
     def __init__(self, sock: socket.socket, server: ForkServerProcess) -> None:
-        self.wire = FramedSocket(sock)
+        self.wire = FramedSocket(sock, decoder(FromLane))
         self._server = server
         self.messages: list[Any] = []
         self._trainables: list[Any] = []
@@ -78,7 +81,7 @@ class Lane:
             self._trainables.append(trainable)
             self.send(ShipTrainable(len(self._trainables) - 1, dump_trainable(trainable), ()))
         key = self._trainables.index(trainable)
-        self.send(StartResident(trial_id, key, dump_config(config), iterations, *checkpoint))
+        self.send(to.set_up(trial_id, key, dump_config(config), iterations, *checkpoint))
 
     def receive(self, kind: type, trial_id: str | None = None) -> Any:
         """The first message of a kind, and about a trial, that was not returned before."""
@@ -102,8 +105,8 @@ class Lane:
     def ask(self, **expressions: str) -> dict[str, Any]:
         """The values of expressions in the lane."""
         self.start("probe", Probe, expressions, 1)
-        assert not any(isinstance(message, ResidentFailed) for message in self.messages), self.messages
-        return dict(self.receive(ResidentIterated, "probe").metrics)
+        assert not any(isinstance(message, TrialFailed) for message in self.messages), self.messages
+        return dict(self.receive(IterationDone, "probe").metrics)
 
 
 #: Folders and files whose tests do not run beside each other.

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from fluid.engine.events import IterationDone
-from fluid.lane.protocol import ResidentIterated
 from fluid.trainables.encoded_metrics import IterationRun
 
 
 def one_by_one(told: Any) -> list[Any]:
-    """A lane's message or an event; of a run of iterations, one for each, with metrics as the trial reported them."""
-    if not isinstance(told, (IterationDone, ResidentIterated)) or told.metrics is None:
+    """An event or message; of a run of iterations, one for each, with metrics as the trial reported them."""
+    if not isinstance(told, IterationDone):
         return [told]
-    changed = told._replace if isinstance(told, ResidentIterated) else partial(dataclasses.replace, told)
     run = told.run or IterationRun((told.at,), (told.seconds,), (told.metrics,))
     last = len(run.at) - 1
     return [
-        changed(
+        structs.replace(
+            told,
             at=at,
             iteration=told.iteration - last + place,
             seconds=seconds,

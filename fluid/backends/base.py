@@ -12,11 +12,11 @@ from fluid.engine.commands import CheckpointValue, Command
 from fluid.engine.events import Event
 from fluid.errors import require_integer, require_number
 from fluid.keeping import WorstKept
-from fluid.lane.log_records import LaneLogged
-from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, LaneLogged
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
 from fluid.waiting.clock_hold import ClockHold
+from fluid.wire import Frame
 
 
 class Sharing(NamedTuple):
@@ -230,7 +230,7 @@ class ForkingBackend(Backend, Protocol):
         ...
 
 
-class LaneText(NamedTuple):
+class LaneText(Frame, frozen=True):
     """What a lane has written to its own standard output or error since it was last read.
 
     Attributes:
@@ -284,13 +284,13 @@ class LaneConnected(NamedTuple):
     host: str = "localhost"
 
 
-class LaneDying(NamedTuple):
+class LaneDying(Frame, frozen=True):
     """A lane's process has ended; :class:`LaneExited` follows once it is known why."""
 
     lane_id: int
 
 
-class LaneExited(NamedTuple):
+class LaneExited(Frame, frozen=True):
     """A lane has ended, or could not be launched.
 
     Attributes:
@@ -305,7 +305,7 @@ class LaneExited(NamedTuple):
     culprit: str | None = None
 
 
-class LaneSuperseded(NamedTuple):
+class LaneSuperseded(Frame, frozen=True):
     """Lanes that are launched on the lane's host from now on have modules loaded that this one lacks."""
 
     lane_id: int

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fluid.measure.runtime_model import TOLERANCE
-from fluid.resources import Device, MemoryNeed, Requires
+from fluid.resources import TOLERANCE, Device, MemoryNeed, Requires
 
 _NOTHING = Requires()
 #: Kinds of devices that an error lists.

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
-from fluid.measure.runtime_model import TOLERANCE
-from fluid.resources import Device
+from fluid.resources import TOLERANCE, Device
 
 #: (host, speed): devices of one group are alike to a wide trial.
 _Group = tuple[str, float]

@@ -1,4 +1,4 @@
-"""The messages between a controller and the members of an elastic trial: named tuples, as for lanes.
+"""The messages between a controller and the members of an elastic trial: frames, as for lanes.
 
 A generation is a fixed set of members with ranks; its members meet at a rendezvous. A member answers each message as
 its docstring says, or with :class:`MemberRaised`, or, if its generation breaks, with one :class:`Broken` per
@@ -8,10 +8,11 @@ generation. Only rank 0 sends :class:`MemberIterated`. Times are seconds.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fluid.errors import MissingDependencyError, require_one_of
+from fluid.trainables.encoded_metrics import EncodedMetrics
+from fluid.wire import Frame
 
 #: The libraries through which the members of a trial can communicate.
 PROCESS_GROUPS = ("torch", "horovod")
@@ -36,20 +37,20 @@ def require_process_group(value: str) -> str:
 # -- from the controller to a member -------------------------------------------------------------------------
 
 
-class Prepare(NamedTuple):
+class Prepare(Frame, frozen=True):
     """Set the trainable up, and restore it if there is a checkpoint's folder; answered by Prepared.
 
-    Other members may train meanwhile. ``trainable`` and ``config`` are pickled. ``process`` is what a process of its
-    own takes over from the driver: see ``multiprocessing.spawn.prepare``.
+    Other members may train meanwhile. ``trainable``, ``config`` and ``process`` are pickled; the last is what a process
+    of its own takes over from the driver: see ``multiprocessing.spawn.prepare``.
     """
 
     trainable: bytes
     config: bytes
     checkpoint: str | None = None
-    process: Mapping[str, Any] = {}
+    process: bytes = b""
 
 
-class Join(NamedTuple):
+class Join(Frame, frozen=True):
     """Join a generation, and take rank 0's state if ``sync``; answered by Joined.
 
     ``address`` is the one at which the other members connect to this one: its machine's, or :data:`LOOPBACK` if all
@@ -66,7 +67,7 @@ class Join(NamedTuple):
     connection: int = 0
 
 
-class Connect(NamedTuple):
+class Connect(Frame, frozen=True):
     """Connect to the members of a generation to come, while this one trains; answered by Connected.
 
     ``rank``, ``size`` and ``address`` are as in Join.
@@ -78,13 +79,13 @@ class Connect(NamedTuple):
     address: str
 
 
-class Disconnect(NamedTuple):
+class Disconnect(Frame, frozen=True):
     """Close the connections that were made for a generation, which the current one does not use; not answered."""
 
     generation: int
 
 
-class RunMember(NamedTuple):
+class RunMember(Frame, frozen=True):
     """Run that many iterations together with the other members; each answers Halted at the end of the last.
 
     A member that has left that generation ignores it.
@@ -94,17 +95,17 @@ class RunMember(NamedTuple):
     iterations: int
 
 
-class Halt(NamedTuple):
+class Halt(Frame, frozen=True):
     """Stop at the end of the current iteration; sent to one member, which stops all. An idle one ignores it."""
 
 
-class WriteCheckpoint(NamedTuple):
+class WriteCheckpoint(Frame, frozen=True):
     """Write a checkpoint into an empty folder; sent to one idle member, answered by CheckpointWritten."""
 
     path: str
 
 
-class StoreValues(NamedTuple):
+class StoreValues(Frame, frozen=True):
     """The answer to StoreGet, once all of its values are there."""
 
     generation: int
@@ -112,24 +113,30 @@ class StoreValues(NamedTuple):
     values: tuple[bytes, ...]
 
 
-class Leave(NamedTuple):
+class Leave(Frame, frozen=True):
     """Clean up, and wait for the next Prepare; answered by Left."""
 
 
-class Abort(NamedTuple):
+class Abort(Frame, frozen=True):
     """Break a generation, in the middle of an iteration too; answered by Broken unless that was sent before."""
 
     generation: int
 
 
-class EndWorker(NamedTuple):
+class EndWorker(Frame, frozen=True):
     """Clean up and end the process; not answered."""
+
+
+#: All that members are told.
+ForMember = (
+    Prepare | Join | Connect | Disconnect | RunMember | Halt | WriteCheckpoint | StoreValues | Leave | Abort | EndWorker
+)
 
 
 # -- from a member to the controller -------------------------------------------------------------------------
 
 
-class Prepared(NamedTuple):
+class Prepared(Frame, frozen=True):
     """The member is set up and can join a generation; ``address`` is the one at which other machines reach its own."""
 
     iteration: int
@@ -137,7 +144,7 @@ class Prepared(NamedTuple):
     seconds: float
 
 
-class StorePut(NamedTuple):
+class StorePut(Frame, frozen=True):
     """Keep a value for the members of a generation; not answered. See :mod:`fluid.elastic.groups.rendezvous`."""
 
     generation: int
@@ -145,7 +152,7 @@ class StorePut(NamedTuple):
     value: bytes
 
 
-class StoreGet(NamedTuple):
+class StoreGet(Frame, frozen=True):
     """Tell the values of these keys, as soon as all are there; answered by StoreValues with the same number."""
 
     generation: int
@@ -153,32 +160,32 @@ class StoreGet(NamedTuple):
     keys: tuple[str, ...]
 
 
-class Connected(NamedTuple):
+class Connected(Frame, frozen=True):
     """The member is connected to the others of a generation to come, or could not be for a ``problem``."""
 
     generation: int
     problem: str = ""
 
 
-class Joined(NamedTuple):
+class Joined(Frame, frozen=True):
     """The member has joined. ``metrics`` are those of ``iteration``, if it ran that iteration itself."""
 
     generation: int
     iteration: int
-    metrics: Any
+    metrics: EncodedMetrics | None
     seconds: float
 
 
-class MemberIterated(NamedTuple):
+class MemberIterated(Frame, frozen=True):
     """All members have finished an iteration."""
 
     generation: int
     iteration: int
-    metrics: Any
+    metrics: EncodedMetrics
     seconds: float
 
 
-class Halted(NamedTuple):
+class Halted(Frame, frozen=True):
     """The member has stopped for now; ``finished`` if the trial said that it is done."""
 
     generation: int
@@ -186,18 +193,18 @@ class Halted(NamedTuple):
     finished: bool
 
 
-class CheckpointWritten(NamedTuple):
+class CheckpointWritten(Frame, frozen=True):
     """The checkpoint was written."""
 
     iteration: int
     path: str
 
 
-class Left(NamedTuple):
+class Left(Frame, frozen=True):
     """The member has released the trial."""
 
 
-class Broken(NamedTuple):
+class Broken(Frame, frozen=True):
     """The generation broke. The member is at the end of ``iteration`` and can join another generation."""
 
     generation: int
@@ -205,7 +212,7 @@ class Broken(NamedTuple):
     reason: str
 
 
-class MemberRaised(NamedTuple):
+class MemberRaised(Frame, frozen=True):
     """The user's code raised. The member has broken its generation and released the trial."""
 
     message: str
@@ -213,18 +220,18 @@ class MemberRaised(NamedTuple):
 
 
 #: All that members say.
-FROM_MEMBER = (
-    Prepared,
-    StorePut,
-    StoreGet,
-    Connected,
-    Joined,
-    MemberIterated,
-    Halted,
-    CheckpointWritten,
-    Left,
-    Broken,
-    MemberRaised,
+OfMember = (
+    Prepared
+    | StorePut
+    | StoreGet
+    | Connected
+    | Joined
+    | MemberIterated
+    | Halted
+    | CheckpointWritten
+    | Left
+    | Broken
+    | MemberRaised
 )
 
 

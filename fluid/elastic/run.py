@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from fluid.elastic.members.controller import ElasticController, Phase
 from fluid.elastic.messages import (
-    FROM_MEMBER,
     Action,
     AllHalted,
     CheckpointWritten,
@@ -31,6 +30,7 @@ from fluid.elastic.messages import (
     MemberFailed,
     MemberReady,
     MembersConnected,
+    OfMember,
     Prepare,
     Reported,
     Send,
@@ -41,10 +41,12 @@ from fluid.processes.frames import FramedConnection
 from fluid.processes.interpreters import import_path, start_program
 from fluid.resources import available_cores
 from fluid.trainables.pickling import dump_config, dump_trainable
+from fluid.wire import decoder, encode
 
 #: Longest that processes may take to end before they are killed, and to go on with a message, seconds.
 _END_S = 10.0
 _STALL_S = 10.0
+_decode = decoder(OfMember)
 
 
 class ElasticResult(NamedTuple):
@@ -113,7 +115,9 @@ class ElasticRun:
         gpus: tuple[str, ...] = (),
     ) -> None:
         width = require_integer("width", width, at_least=1)
-        self._message = Prepare(dump_trainable(trainable), dump_config(config), checkpoint, _process_settings())
+        self._message = Prepare(
+            dump_trainable(trainable), dump_config(config), checkpoint, pickle.dumps(_process_settings())
+        )
         self._backend = backend
         self._gpus = gpus
         self._controller = ElasticController()
@@ -289,7 +293,7 @@ class ElasticRun:
 
     def _end(self, member: int) -> None:
         with suppress(OSError):
-            self._processes[member][1].send_bytes(pickle.dumps(EndWorker()))
+            self._processes[member][1].send_bytes(encode([EndWorker()]))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -297,7 +301,7 @@ class ElasticRun:
                 self._events.append(action)
             elif action.member in self._processes:
                 with suppress(OSError):  # It is gone; reading from its connection will show that.
-                    self._processes[action.member][1].send_bytes(pickle.dumps(action.message))
+                    self._processes[action.member][1].send_bytes(encode([action.message]))
 
     def _next_event(self, kinds: tuple[type, ...]) -> Any:
         """Waits for the next event of these kinds; drops others, which are out of date by then."""
@@ -314,9 +318,7 @@ class ElasticRun:
     def _receive(self, member: int) -> None:
         process, connection = self._processes[member]
         try:
-            message = pickle.loads(connection.recv_bytes(_STALL_S))
-            if not isinstance(message, FROM_MEMBER):
-                raise TypeError(f"{type(message).__qualname__} is no message of a member")
+            (message,) = _decode(connection.recv_bytes(_STALL_S))
         except Exception:  # It has ended, or cannot be believed: what it wrote is no message.
             del self._processes[member]
             connection.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ from fluid.engine.events import (
 )
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
 from fluid.trialgroup import TrialState
+from fluid.wire import Frame
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Frame, frozen=True):
     """What a backend is to do. It carries commands out in the order given, per lane.
 
     Every command is answered before the engine gives the trial's lanes to another trial. A failure (TrialFailed) or
@@ -26,11 +26,21 @@ class Command:
     """
 
 
+class TrialCommand(Command, frozen=True):
+    """What the lanes of a trial are to do.
+
+    Attributes:
+        lane_ids: where the trial is or is to be, one per device of its width; the first is rank 0.
+    """
+
+    trial_id: str
+    lane_ids: tuple[int, ...]
+
+
 # -- to the backend: lanes -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartLane(Command):
+class StartLane(Command, frozen=True):
     """Start a warm worker process bound to a device; answered by LaneReady or LaneLost.
 
     Attributes:
@@ -47,15 +57,13 @@ class StartLane(Command):
         return (self.device_id, *self.others)
 
 
-@dataclass(frozen=True, slots=True)
-class StopLane(Command):
+class StopLane(Command, frozen=True):
     """End a lane, with its residents. There is no answer."""
 
     lane_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillLane(Command):
+class KillLane(Command, frozen=True):
     """Kill a lane's process and its process group at once (SIGKILL), whatever it does; answered by LaneLost.
 
     What the lane had reported before is still reported first.
@@ -67,12 +75,10 @@ class KillLane(Command):
 
     lane_id: int
     reason: str
-    _: KW_ONLY
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LimitMemory(Command):
+class LimitMemory(TrialCommand, frozen=True):
     """Limit the device memory that a trial may take in its lane from the next iteration on. There is no answer.
 
     The limit holds until another one, or until the trial leaves the lane.
@@ -82,24 +88,17 @@ class LimitMemory(Command):
         limit_bytes: the most that it may take, its state and cached memory included; ``None`` for no limit.
     """
 
-    trial_id: str
-    lane_ids: tuple[int, ...]
     limit_bytes: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class DumpStacks(Command):
+class DumpStacks(TrialCommand, frozen=True):
     """Write the stacks of all threads of a trial's lanes to the trial's log, soon. There is no answer."""
-
-    trial_id: str
-    lane_ids: tuple[int, ...]
 
 
 # -- to the backend: trials ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartTrial(Command):
+class StartTrial(TrialCommand, frozen=True, kw_only=True):
     """Set a trial up, or restore it, and run it; answered by TrialStarted and IterationDone, or TrialFailed.
 
     A trial that reports that it has finished runs no further, however many iterations are left.
@@ -111,16 +110,12 @@ class StartTrial(Command):
         limit_bytes: as in LimitMemory, from the set-up on.
     """
 
-    trial_id: str
-    lane_ids: tuple[int, ...]
-    _: KW_ONLY
     iterations: int
     checkpoint: Checkpoint | None = None
     limit_bytes: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunIteration(Command):
+class RunIteration(TrialCommand, frozen=True):
     """Run a resident trial further; answered by IterationDone, or TrialFailed.
 
     Attributes:
@@ -128,13 +123,10 @@ class RunIteration(Command):
         iterations: how many to run; added to what it still has to run.
     """
 
-    trial_id: str
-    lane_ids: tuple[int, ...]
     iterations: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pause(Command):
+class Pause(TrialCommand, frozen=True, kw_only=True):
     """Pause a trial at the end of its current iteration; answered by TrialPaused. The trial stays resident.
 
     Iterations that the trial was told to run and has not begun are cancelled. The answer to a StopTrial that follows,
@@ -147,15 +139,11 @@ class Pause(Command):
             so, and the trial is paused all the same.
     """
 
-    trial_id: str
-    lane_ids: tuple[int, ...]
-    _: KW_ONLY
     purpose: PausePurpose
     next_lane_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Save(Command):
+class Save(TrialCommand, frozen=True):
     """Save a resident trial that does not run; answered by TrialSaved or TrialFailed, or refused: SavabilityChanged.
 
     Attributes:
@@ -165,15 +153,12 @@ class Save(Command):
             trial goes on either way.
     """
 
-    trial_id: str
-    lane_ids: tuple[int, ...]
     drop: bool = False
     durable: bool = False
     keep: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Persist(Command):
+class Persist(Command, frozen=True):
     """Copy a checkpoint from host memory to disk; answered by TrialSaved with ``copied``, also if its host is gone.
 
     The host that has it does so: no lane needs to be there.
@@ -188,8 +173,7 @@ class Persist(Command):
     keep: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Resize(Command):
+class Resize(TrialCommand, frozen=True):
     """Bring a trial that does not run from one set of lanes to another; answered by ResizeDone, or TrialFailed.
 
     The lanes that it leaves clean up and do not answer. If one of a trial's lanes is lost, the others stop at the end
@@ -202,24 +186,19 @@ class Resize(Command):
         done: iterations done, as far as the engine knows; later ones are among ``iterations``.
     """
 
-    trial_id: str
-    lane_ids: tuple[int, ...]
     old_lane_ids: tuple[int, ...]
-    _: KW_ONLY
     iterations: int
     done: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LimitRows(Command):
+class LimitRows(Command, frozen=True):
     """Let a lane fuse at most so many trials in one step from now on; 1 for one after another. There is no answer."""
 
     lane_id: int
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Command):
+class Call(TrialCommand, frozen=True, kw_only=True):
     """Call a method of a trial in its lane, between two iterations if it runs; answered by TrialCalled.
 
     The lane carries out earlier commands about the trial first, iterations aside, and later ones after it.
@@ -228,16 +207,12 @@ class Call(Command):
         lane_ids: rank 0's lane only.
     """
 
-    trial_id: str
-    lane_ids: tuple[int, ...]
-    _: KW_ONLY
     call_id: int
     method: str
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Command):
+class Answer(Command, frozen=True):
     """Give a lane the answer to a request of a trial there. There is no answer to this.
 
     Attributes:
@@ -246,14 +221,12 @@ class Answer(Command):
 
     trial_id: str
     lane_id: int
-    _: KW_ONLY
     request_id: int
     payload: bytes | None
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StopTrial(Command):
+class StopTrial(TrialCommand, frozen=True):
     """Stop a trial at the end of its current iteration, or drop a resident one, and clean it up.
 
     Answered by TrialReleased from each of these lanes in which the trial still is.
@@ -263,8 +236,6 @@ class StopTrial(Command):
             or TrialNotKept first.
     """
 
-    trial_id: str
-    lane_ids: tuple[int, ...]
     keep: bool = False
 
 
@@ -283,8 +254,7 @@ class CheckpointValue(NamedTuple):
     pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ValueCheckpoints(Command):
+class ValueCheckpoints(Command, frozen=True):
     """Tell the store of every host what checkpoints are worth. Those of trials that were never named have 0.5.
 
     Attributes:
@@ -294,8 +264,7 @@ class ValueCheckpoints(Command):
     values: Mapping[str, CheckpointValue]
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchCheckpoint(Command):
+class PrefetchCheckpoint(Command, frozen=True):
     """Bring a checkpoint into the memory of a host, in the background; answered by CheckpointPlaced if it is there.
 
     Attributes:
@@ -310,21 +279,18 @@ class PrefetchCheckpoint(Command):
 # -- to the submitter ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Notice(Command):
+class Notice(Command, frozen=True):
     """What the journal or the submitter is told; no backend sees it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialNotice(Notice):
+class TrialNotice(Notice, frozen=True):
     """What the submitter of a trial is told."""
 
     trial_id: str
     group_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportStart(TrialNotice):
+class ReportStart(TrialNotice, frozen=True, kw_only=True):
     """The trial begins to run, or goes on after it was done or failed; not told if it only runs to be called."""
 
     at: float
@@ -332,8 +298,7 @@ class ReportStart(TrialNotice):
     device_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report(TrialNotice):
+class Report(TrialNotice, frozen=True, kw_only=True):
     """The trial finished an iteration, or a run of several short ones, of which this tells the last.
 
     Attributes:
@@ -364,8 +329,7 @@ class Report(TrialNotice):
         return 1 if self.run is None else len(self.run.at)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportSetBack(TrialNotice):
+class ReportSetBack(TrialNotice, frozen=True, kw_only=True):
     """The trial goes on from an earlier state than that of its newest checkpoint, which is damaged or gone.
 
     Attributes:
@@ -383,8 +347,7 @@ class ReportSetBack(TrialNotice):
     cannot_load: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportUnsavable(TrialNotice):
+class ReportUnsavable(TrialNotice, frozen=True, kw_only=True):
     """The trial's state cannot be saved: Fluid moves the trial no more, and it begins again if its process dies.
 
     Attributes:
@@ -395,8 +358,7 @@ class ReportUnsavable(TrialNotice):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportCall(TrialNotice):
+class ReportCall(TrialNotice, frozen=True, kw_only=True):
     """A call was answered.
 
     Attributes:
@@ -410,8 +372,7 @@ class ReportCall(TrialNotice):
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportRequest(TrialNotice):
+class ReportRequest(TrialNotice, frozen=True, kw_only=True):
     """The trial asks its submitter, who is to answer with a :class:`RequestAnswered`."""
 
     lane_id: int
@@ -419,8 +380,7 @@ class ReportRequest(TrialNotice):
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportEnd(TrialNotice):
+class ReportEnd(TrialNotice, frozen=True, kw_only=True):
     """The trial has ended; one that is DONE can be extended.
 
     Attributes:
@@ -437,8 +397,7 @@ class ReportEnd(TrialNotice):
 # -- to the journal --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NoteTrial(Notice):
+class NoteTrial(Notice, frozen=True):
     """Something rare happened to a trial.
 
     Attributes:
@@ -446,13 +405,11 @@ class NoteTrial(Notice):
     """
 
     trial_id: str
-    _: KW_ONLY
     at: float
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoteQueued(Notice):
+class NoteQueued(Notice, frozen=True):
     """A trial that had a device, or had ended, waits again.
 
     Attributes:
@@ -463,7 +420,6 @@ class NoteQueued(Notice):
     """
 
     trial_id: str
-    _: KW_ONLY
     at: float
     iteration: int
     why: str
@@ -498,8 +454,7 @@ class FreeMemory:
     usable: float
 
 
-@dataclass(frozen=True, slots=True)
-class NoteWaiting(Notice):
+class NoteWaiting(Notice, frozen=True):
     """Trials of one line wait. Trials of a line are alike to placement: they wait for the same.
 
     Written when trials join a line, and when its reason or width changes. A trial is in the line that it joined last.
@@ -515,7 +470,6 @@ class NoteWaiting(Notice):
     """
 
     line: int
-    _: KW_ONLY
     at: float
     trial_ids: tuple[str, ...]
     width: float
@@ -525,8 +479,7 @@ class NoteWaiting(Notice):
     wanted: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NotePlaced(Notice):
+class NotePlaced(Notice, frozen=True):
     """A trial got devices and lanes, and starts there as soon as the lanes are ready.
 
     Attributes:
@@ -540,7 +493,6 @@ class NotePlaced(Notice):
     """
 
     trial_id: str
-    _: KW_ONLY
     at: float
     width: float
     device_ids: tuple[int, ...]
@@ -553,8 +505,7 @@ class NotePlaced(Notice):
     takes_turns: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NotePaused(Notice):
+class NotePaused(Notice, frozen=True):
     """A trial that the user paused holds no device any more, and waits for none until it is resumed.
 
     Attributes:
@@ -565,7 +516,6 @@ class NotePaused(Notice):
     """
 
     trial_id: str
-    _: KW_ONLY
     at: float
     iteration: int
     why: str
@@ -573,8 +523,7 @@ class NotePaused(Notice):
     failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NotePreempted(Notice):
+class NotePreempted(Notice, frozen=True):
     """A running trial was told to pause after its iteration.
 
     Attributes:
@@ -584,15 +533,13 @@ class NotePreempted(Notice):
     """
 
     trial_id: str
-    _: KW_ONLY
     at: float
     successor: str | None
     co_residents: int
     urgent_group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NoteResize(Notice):
+class NoteResize(Notice, frozen=True):
     """A trial runs at another width.
 
     Attributes:
@@ -606,7 +553,6 @@ class NoteResize(Notice):
     """
 
     trial_id: str
-    _: KW_ONLY
     at: float
     width: float
     device_ids: tuple[int, ...]
@@ -618,8 +564,7 @@ class NoteResize(Notice):
     left: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NoteMeasured(Notice):
+class NoteMeasured(Notice, frozen=True):
     """Measurements changed how far trials of a profile key are packed or widened, or gave its first pace.
 
     Attributes:
@@ -632,7 +577,6 @@ class NoteMeasured(Notice):
     """
 
     profile_key: str
-    _: KW_ONLY
     at: float
     seconds: float | None
     packing: int
@@ -644,8 +588,7 @@ class NoteMeasured(Notice):
     fused_gain: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class NoteHung(Notice):
+class NoteHung(Notice, frozen=True):
     """A trial has given no result for long; its stacks were dumped.
 
     Attributes:
@@ -655,15 +598,13 @@ class NoteHung(Notice):
     """
 
     trial_id: str
-    _: KW_ONLY
     at: float
     seconds: float
     limit: float | None
     killed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NoteDrained(Notice):
+class NoteDrained(Notice, frozen=True):
     """A drain has ended: everything was saved, or its deadline has come, or the device was lost.
 
     Attributes:
@@ -672,13 +613,11 @@ class NoteDrained(Notice):
     """
 
     at: float
-    _: KW_ONLY
     device_id: int | None
     unsaved: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NoteDeviceLost(Notice):
+class NoteDeviceLost(Notice, frozen=True):
     """A device was lost or removed.
 
     Attributes:

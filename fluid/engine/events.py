@@ -15,6 +15,7 @@ from fluid.search_shape import Rung
 from fluid.trainables.encoded_metrics import NO_METRICS, EncodedMetrics, IterationRun
 from fluid.trial_fields import IterationTimeout
 from fluid.trialgroup import TrialState
+from fluid.wire import Frame
 
 # -- what events speak of --------------------------------------------------------------------------------
 
@@ -155,9 +156,8 @@ class Failure:
     exception: bytes | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened.
+class Event(Frame, frozen=True):
+    """Something that happened. What happens in a lane comes over its connection as one.
 
     Attributes:
         at: seconds, on the driver's clock.
@@ -166,11 +166,28 @@ class Event:
     at: float
 
 
+class LaneEvent(Event, frozen=True):
+    """Something that happened to a lane."""
+
+    lane_id: int
+
+
+class TrialEvent(Event, frozen=True):
+    """Something that happened to a trial."""
+
+    trial_id: str
+
+
+class TrialLaneEvent(TrialEvent, frozen=True):
+    """Something that happened to a trial in a lane."""
+
+    lane_id: int
+
+
 # -- from the submitter: groups and trials ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSubmitted(Event):
+class GroupSubmitted(Event, frozen=True):
     """A TrialGroup arrived."""
 
     group_id: str
@@ -204,8 +221,7 @@ class TrialHistory:
     outcome: TrialState | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRecovered(Event):
+class GroupRecovered(Event, frozen=True):
     """A TrialGroup of an earlier session goes on: trials that had not ended are queued, from their checkpoints.
 
     Attributes:
@@ -218,30 +234,25 @@ class GroupRecovered(Event):
     terms: GroupTerms = PLAIN_TERMS
 
 
-@dataclass(frozen=True, slots=True)
-class TrialsAdded(Event):
+class TrialsAdded(Event, frozen=True):
     """Further trials of a group arrived."""
 
     group_id: str
     trials: tuple[TrialSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetExtended(Event):
+class BudgetExtended(TrialEvent, frozen=True):
     """A trial got ``iterations`` more; one that was done is queued again.
 
     Attributes:
         follow_up_iterations: iterations that later rungs may add after those, to this trial or to another.
     """
 
-    trial_id: str
     iterations: int
-    _: KW_ONLY
     follow_up_iterations: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RungReached(Event):
+class RungReached(TrialEvent, frozen=True):
     """The submitter says that a trial has come to a rung, or to it again with another score.
 
     Attributes:
@@ -249,42 +260,31 @@ class RungReached(Event):
         score: what trials are compared by: less is better, and not a number is the worst.
     """
 
-    trial_id: str
     rung: Rung
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class PauseRequested(Event):
+class PauseRequested(TrialEvent, frozen=True):
     """The user pauses a trial: it leaves its devices after its iteration, and waits to be resumed."""
-
-    trial_id: str
 
 
 #: Why a trial is held: see :class:`fluid.engine.records.TrialRecord`.
 BY_USER, SET_ASIDE = "paused by the user", "set aside: no further iteration would end in time"
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSetAside(Event):
+class TrialSetAside(TrialEvent, frozen=True):
     """A trial pauses after its iteration, is saved to disk, and starts no more; one that waits rests."""
 
-    trial_id: str
 
-
-@dataclass(frozen=True, slots=True)
-class ResumeRequested(Event):
+class ResumeRequested(TrialEvent, frozen=True):
     """The user resumes a paused trial; for one that is not paused, nothing changes."""
-
-    trial_id: str
 
 
 #: Outcomes that a submitter may give a trial that it stops. One that is PAUSED may come back as another trial.
 OUTCOMES = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED, TrialState.PAUSED)
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested(Event):
+class StopRequested(TrialEvent, frozen=True):
     """The submitter wants a trial to run no further.
 
     Attributes:
@@ -292,25 +292,21 @@ class StopRequested(Event):
         now: whether its lanes are killed; otherwise it ends its iteration first.
     """
 
-    trial_id: str
     outcome: TrialState | None = None
     now: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FailRequested(Event):
+class FailRequested(TrialEvent, frozen=True):
     """The submitter finds that a trial has failed: it is stopped after its iteration, and ends FAILED.
 
     Attributes:
         failure: why.
     """
 
-    trial_id: str
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class CallRequested(Event):
+class CallRequested(TrialEvent, frozen=True, kw_only=True):
     """The submitter wants a method of a trial's trainable called, between two iterations.
 
     Attributes:
@@ -319,15 +315,12 @@ class CallRequested(Event):
         payload: the pickled arguments, which the engine only passes on.
     """
 
-    trial_id: str
-    _: KW_ONLY
     call_id: int
     method: str
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RequestAnswered(Event):
+class RequestAnswered(TrialLaneEvent, frozen=True, kw_only=True):
     """The submitter answers a request.
 
     Attributes:
@@ -336,56 +329,45 @@ class RequestAnswered(Event):
         payload: the answer, or, if ``failed``, the exception to raise in the trial; pickled.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     request_id: int
     payload: bytes
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TrialForgotten(Event):
+class TrialForgotten(TrialEvent, frozen=True):
     """The submitter needs a trial that has ended no more: its record is dropped, and its id stays taken."""
-
-    trial_id: str
 
 
 # -- devices: from the backend and the session -----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceAdded(Event):
+class DeviceAdded(Event, frozen=True):
     """A device can be used."""
 
     device: Device
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLost(Event):
+class DeviceLost(Event, frozen=True):
     """A device is lost, and every lane on it; ``reason`` is set if the engine gives it up."""
 
     device_id: int
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDraining(Event):
+class DeviceDraining(Event, frozen=True):
     """A device goes soon: what it has is saved to disk; then, or at ``deadline`` in seconds, it is removed."""
 
     device_id: int
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRetiring(Event):
+class DeviceRetiring(Event, frozen=True):
     """A device is not needed: it takes no further trial, and is removed once the trials there have left."""
 
     device_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRetained(Event):
+class DeviceRetained(Event, frozen=True):
     """A device that retires is needed after all."""
 
     device_id: int
@@ -395,8 +377,7 @@ class DeviceRetained(Event):
 RETIREMENTS = (DeviceRetiring, DeviceRetained)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionDraining(Event):
+class SessionDraining(Event, frozen=True):
     """The session ends soon: nothing starts any more, and what runs is saved to disk by ``deadline``, in seconds."""
 
     deadline: float
@@ -405,8 +386,7 @@ class SessionDraining(Event):
 # -- from the backend: lanes -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LaneReady(Event):
+class LaneReady(LaneEvent, frozen=True):
     """A lane that the engine started is warm.
 
     Attributes:
@@ -414,57 +394,45 @@ class LaneReady(Event):
         seconds: that its start took, without what it had to wait for, such as MPS; infinite if unknown.
     """
 
-    lane_id: int
     own_bytes: float = 0.0
-    seconds: float = field(default=math.inf, repr=False)
+    seconds: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class LaneMeasured(Event):
+class LaneMeasured(LaneEvent, frozen=True):
     """A warm lane takes more or less device memory for itself than it reported before.
 
     Attributes:
         own_bytes: device memory that it takes besides its trials' tensors, such as for a CUDA context; above 0.
     """
 
-    lane_id: int
     own_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class LaneSpent(Event):
+class LaneSpent(LaneEvent, frozen=True):
     """A trial has changed a lane's process for good: no further trial is to run there.
 
     Attributes:
         reason: what it left behind, in one line.
     """
 
-    lane_id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LaneOutdated(Event):
+class LaneOutdated(LaneEvent, frozen=True):
     """Lanes that start on the lane's host from now on have modules loaded that this one would have to import."""
 
-    lane_id: int
 
-
-@dataclass(frozen=True, slots=True)
-class CleanUpLasts(Event):
+class CleanUpLasts(TrialLaneEvent, frozen=True):
     """The code of a trial has been cleaning up in a lane for a while, and still is.
 
     Attributes:
         since: when that began, seconds.
     """
 
-    trial_id: str
-    lane_id: int
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class LaneLost(Event):
+class LaneLost(LaneEvent, frozen=True):
     """A lane died, or could not be started.
 
     Attributes:
@@ -473,9 +441,7 @@ class LaneLost(Event):
         failed_position: which of its devices the lane could not use at its start, from 0; ``None`` if that is not why.
     """
 
-    lane_id: int
     reason: str
-    _: KW_ONLY
     culprit: str | None = None
     blameless: bool = False
     failed_position: int | None = None
@@ -484,8 +450,7 @@ class LaneLost(Event):
 # -- from the backend: trials ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TrialStarted(Event):
+class TrialStarted(TrialLaneEvent, frozen=True, kw_only=True):
     """A trial was set up, or restored, on its lanes.
 
     Attributes:
@@ -495,17 +460,13 @@ class TrialStarted(Event):
         restoring: from where it was restored, if it was and that was measured.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     iteration: int
     seconds: float
     fusion_key: str | None = None
     restoring: Restoring | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSetBack(Event):
+class TrialSetBack(TrialLaneEvent, frozen=True, kw_only=True):
     """A trial could not be restored from the checkpoint it was to start from; comes before the answer to the command.
 
     Attributes:
@@ -514,16 +475,12 @@ class TrialSetBack(Event):
         cannot_load: whether the trial's own code raised for every checkpoint that is not damaged.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     checkpoint: Checkpoint | None
     reason: str
     cannot_load: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FusionLimited(Event):
+class FusionLimited(TrialLaneEvent, frozen=True, kw_only=True):
     """A lane has found that it can train at most so many trials like this one in one step.
 
     Attributes:
@@ -531,15 +488,11 @@ class FusionLimited(Event):
         reason: why, in one line.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     rows: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class IterationDone(Event):
+class IterationDone(TrialLaneEvent, frozen=True, kw_only=True):
     """A trial finished an iteration, or a run of several short ones, of which this tells the last.
 
     Attributes:
@@ -553,9 +506,6 @@ class IterationDone(Event):
         run: all iterations of the run, this one included; ``None`` for one alone.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     iteration: int
     seconds: float
     metrics: EncodedMetrics = NO_METRICS
@@ -577,8 +527,7 @@ class IterationDone(Event):
         return self.seconds if self.run is None else median_low(self.run.seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class SavabilityChanged(Event):
+class SavabilityChanged(TrialLaneEvent, frozen=True, kw_only=True):
     """A lane found that a trial's state can be saved from now on, or cannot.
 
     Attributes:
@@ -587,9 +536,6 @@ class SavabilityChanged(Event):
         refuses: whether this answers a Save, or a Resize that began with one: the trial is in that lane as before.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     can_save: bool
     reason: str = ""
     refuses: bool = False
@@ -602,8 +548,7 @@ class PausePurpose(Enum):
     RESIZE = "RESIZE"  #: A Resize follows at once.
 
 
-@dataclass(frozen=True, slots=True)
-class TrialPaused(Event):
+class TrialPaused(TrialLaneEvent, frozen=True, kw_only=True):
     """A trial was paused between two iterations, and stays resident in its lane.
 
     Attributes:
@@ -611,15 +556,11 @@ class TrialPaused(Event):
         purpose: that of the Pause that this answers.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     iteration: int
     purpose: PausePurpose
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSaved(Event):
+class TrialSaved(TrialEvent, frozen=True):
     """A lane saved a trial, by its own schedule or in answer to a Save; or a host copied a checkpoint of it.
 
     Attributes:
@@ -630,18 +571,15 @@ class TrialSaved(Event):
         kept: set if the checkpoint is to outlive the run.
     """
 
-    trial_id: str
     lane_id: int | None
     checkpoint: Checkpoint
-    _: KW_ONLY
     dropped: bool = False
     seconds: float = 0.0
     copied: bool = False
     kept: Kept | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrialNotKept(Event):
+class TrialNotKept(TrialEvent, frozen=True, kw_only=True):
     """A checkpoint that was to outlive the run was not written, or was deleted; the trial goes on.
 
     Attributes:
@@ -649,38 +587,30 @@ class TrialNotKept(Event):
         reason: why, in one line.
     """
 
-    trial_id: str
-    _: KW_ONLY
     iteration: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointPlaced(Event):
+class CheckpointPlaced(TrialEvent, frozen=True):
     """A store has moved a checkpoint to memory or to disk.
 
     Attributes:
         checkpoint: where it is now.
     """
 
-    trial_id: str
     checkpoint: Checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class StateMeasured(Event):
+class StateMeasured(TrialLaneEvent, frozen=True):
     """A trial that does not run holds so many bytes in its lane, where the lane has given back what it could.
 
     Comes before the event that says that the trial does not run, or after it.
     """
 
-    trial_id: str
-    lane_id: int
     held_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class ResizeDone(Event):
+class ResizeDone(TrialEvent, frozen=True):
     """A trial runs at its new width.
 
     Attributes:
@@ -688,13 +618,11 @@ class ResizeDone(Event):
         lane_id: the new rank 0; ``None`` if the backend makes sure that the event is not out of date.
     """
 
-    trial_id: str
     seconds: float
     lane_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrialAsked(Event):
+class TrialAsked(TrialLaneEvent, frozen=True, kw_only=True):
     """A trial's code asks the submitter, and waits in its lane for the answer.
 
     Attributes:
@@ -702,54 +630,38 @@ class TrialAsked(Event):
         payload: the request, pickled.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     request_id: int
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TrialCalled(Event):
+class TrialCalled(TrialLaneEvent, frozen=True, kw_only=True):
     """A method of a trial was called; the trial is as the method left it, even if that raised.
 
     Attributes:
         result, failure: the pickled return value; what the method raised, ``None`` if it returned.
     """
 
-    trial_id: str
-    lane_id: int
-    _: KW_ONLY
     call_id: int
     result: bytes | None = None
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrialFailed(Event):
+class TrialFailed(TrialLaneEvent, frozen=True):
     """A trial raised and has left its lane, which goes on."""
 
-    trial_id: str
-    lane_id: int
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class TrialReleased(Event):
+class TrialReleased(TrialLaneEvent, frozen=True):
     """A trial was cleaned up and left this lane; each lane of a trial in several reports it."""
-
-    trial_id: str
-    lane_id: int
 
 
 # -- time ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Tick(Event):
+class Tick(Event, frozen=True):
     """Time passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alarm(Event):
+class Alarm(Event, frozen=True):
     """The time has come that :attr:`fluid.policies.engine.EngineState.alarm_at` named; only deadlines are looked at."""

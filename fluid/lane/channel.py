@@ -10,13 +10,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from fluid._clock import Clock
+from fluid.engine.events import IterationDone
 from fluid.lane.errors import print_exception
 from fluid.lane.log_records import RecordOutbox
-from fluid.lane.protocol import ResidentIterated, decode, encode
+from fluid.lane.protocol import ToLane
+from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import IterationRun
 from fluid.waiting.waits import BackgroundThread
+from fluid.wire import decoder, encode
 
+_decode = decoder(ToLane)
 #: Longest that a message waits for others to share its batch, seconds.
 _OLDEST_S = 0.005
 #: Most messages, or short iterations, of a batch: a driver that lags behind must not get larger ones.
@@ -52,12 +58,12 @@ class _PendingRun:
 
     __slots__ = ("_columns", "_done", "trial_id")
 
-    def __init__(self, done: ResidentIterated) -> None:
+    def __init__(self, done: IterationDone) -> None:
         self.trial_id = done.trial_id
         self._done = done
         self._columns: tuple[list[Any], list[Any], list[Any]] = ([done.at], [done.seconds], [done.metrics])
 
-    def add(self, done: ResidentIterated) -> None:
+    def add(self, done: IterationDone) -> None:
         """Adds the iteration that follows."""
         at, seconds, metrics = self._columns
         at.append(done.at)
@@ -65,15 +71,17 @@ class _PendingRun:
         metrics.append(done.metrics)
         memory, busy = self._done.memory, self._done.busy
         if memory is not None and memory != done.memory:
-            persistent, ephemeral = done.memory or memory
-            done = done._replace(memory=(max(memory[0], persistent), max(memory[1], ephemeral)))
-        self._done = done if busy is None or done.busy is not None else done._replace(busy=busy)
+            more = done.memory or memory
+            persistent = max(memory.persistent_bytes, more.persistent_bytes)
+            most = MemoryNeed(persistent, max(memory.ephemeral_bytes, more.ephemeral_bytes))
+            done = structs.replace(done, memory=most)
+        self._done = done if busy is None or done.busy is not None else structs.replace(done, busy=busy)
 
-    def message(self) -> ResidentIterated:
+    def message(self) -> IterationDone:
         """Returns what the driver is told."""
         if len(self._columns[0]) == 1:
             return self._done
-        return self._done._replace(run=IterationRun(*map(tuple, self._columns)))
+        return structs.replace(self._done, run=IterationRun(*map(tuple, self._columns)))
 
 
 class Channel:
@@ -124,7 +132,7 @@ class Channel:
             self._send_if_due_locked(at_once=at_once)
         self.wake()
 
-    def send_short(self, done: ResidentIterated) -> None:
+    def send_short(self, done: IterationDone) -> None:
         """Sends a short iteration, together with those of its trial that follow within a few milliseconds."""
         with self._lock:
             if self._run is not None and self._run.trial_id == done.trial_id:
@@ -174,7 +182,7 @@ class Channel:
             return self._read_so_far(timeout)
         if timeout is not None and not self._readable.poll(timeout * 1000.0):
             return []
-        return decode(self._connection.recv_bytes())
+        return _decode(self._connection.recv_bytes())
 
     def read_ahead(self, preview: Callable[[Any], None]) -> None:
         """Makes the watcher read messages from now on, so that they are seen while the main thread is busy.
@@ -197,7 +205,7 @@ class Channel:
 
     def _read(self) -> None:
         assert self._preview is not None
-        messages = decode(self._connection.recv_bytes())
+        messages = _decode(self._connection.recv_bytes())
         for message in messages:
             self._preview(message)
         self._ahead.put(messages)

@@ -7,7 +7,7 @@ import os
 import traceback
 from types import TracebackType
 
-from fluid.lane.protocol import Raised
+from fluid.engine.events import Failure
 from fluid.trainables.exception_pickle import dump_exception
 from fluid.trainables.json_form import message_of
 
@@ -20,12 +20,12 @@ _LONGEST_MESSAGE = 500
 _OWN_FOLDER = os.path.dirname(__file__)
 
 
-def describe(error: BaseException) -> Raised:
+def describe(error: BaseException) -> Failure:
     """Describes an exception for the driver, and releases what its frames hold."""
     kind = "out_of_memory" if is_out_of_memory(error) else "error"
     BaseException.with_traceback(error, _without_own_frames(error.__traceback__))  # Its class may be frozen.
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    raised = Raised(kind, one_line(error), text, dump_exception(error))
+    raised = Failure(kind, one_line(error), text, dump_exception(error))
     # The frames hold what filled the memory.
     for cause in causes(error):
         traceback.clear_frames(cause.__traceback__)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from fluid._clock import Clock
+from fluid.engine.events import Failure, TrialCalled, TrialFailed
 from fluid.lane.device.device import MemoryMeter
 from fluid.lane.errors import describe, is_for_want_of_space
 from fluid.lane.output import LaneStreams
-from fluid.lane.protocol import LaneOptions, Raised, ResidentCalled, ResidentFailed
+from fluid.lane.protocol import LaneOptions
 from fluid.lane.resident import ResidentTrial, is_not_savable, refusal_of
 from fluid.lane.residents import Residents
 
@@ -100,11 +102,11 @@ class LaneFailures:
     def fail(self, resident: ResidentTrial, error: BaseException, kind: str | None = None) -> None:
         """Releases a resident that raised, and reports its failure, of that kind if one is given."""
         raised, is_usable = self.describe(error)
-        raised = raised._replace(kind=kind or raised.kind)
+        raised = replace(raised, kind=kind or raised.kind)
         if self._residents.current is resident:
             self._output.log.write(raised.traceback)  # The log is the first place where people look.
         self._residents.release(resident)
-        self.send_raised(ResidentFailed(self._clock.now(), resident.trial_id, *raised), raised, is_usable)
+        self.send_raised(TrialFailed(self._clock.now(), resident.trial_id, resident.lane_id, raised), raised, is_usable)
 
     def _fail_to_save(self, resident: ResidentTrial, error: BaseException) -> None:
         """As for any error, but that of a full disk is not the trial's, and a state may be none that can be saved."""
@@ -113,7 +115,7 @@ class LaneFailures:
             return
         self.fail(resident, error, kind="not_saved" if is_for_want_of_space(error) else None)
 
-    def describe(self, error: BaseException) -> tuple[Raised, bool]:
+    def describe(self, error: BaseException) -> tuple[Failure, bool]:
         """Describes an exception; returns also whether the device can still be used.
 
         Ends the process without a report if the device cannot be, and another lane may have caused that: MPS reports a
@@ -124,9 +126,9 @@ class LaneFailures:
             return raised, True
         if self._options.environment:
             self._end(raised)
-        return raised._replace(kind="device"), False
+        return replace(raised, kind="device"), False
 
-    def describe_of_several(self, error: BaseException) -> Raised:
+    def describe_of_several(self, error: BaseException) -> Failure:
         """Describes an exception of a step of several trials; ends the process if the device cannot be used any more.
 
         It does so without a report: the driver then blames none of them, and tries each one by itself.
@@ -136,12 +138,12 @@ class LaneFailures:
             self._end(raised)
         return raised
 
-    def _end(self, raised: Raised) -> None:
+    def _end(self, raised: Failure) -> None:
         self._flush()
         os.write(2, raised.traceback.encode(errors="replace"))  # The lane's log.
         os._exit(_UNUSABLE)
 
-    def send_raised(self, message: ResidentFailed | ResidentCalled, raised: Raised, is_usable: bool) -> None:
+    def send_raised(self, message: TrialFailed | TrialCalled, raised: Failure, is_usable: bool) -> None:
         """Reports an exception; ends the process if its device cannot be used any more."""
         if raised.kind == "out_of_memory":
             self._meter.release_cached(collect=True)

@@ -13,7 +13,9 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
+
+from fluid.lane.protocol import LaneLogged
 
 #: Most records that wait in a lane, and bytes of them.
 _MOST_RECORDS = 1 << 14
@@ -24,18 +26,6 @@ _PLAIN = (str, int, float, bool, type(None))
 _FORMAT = logging.Formatter(logging.BASIC_FORMAT)
 #: Set in a record that was sent: another handler may get it, too.
 _SENT = "_fluid_sent"
-
-
-class LaneLogged(NamedTuple):
-    """From a lane to the driver: log records of its trials.
-
-    Attributes:
-        records: the attributes of each, pickled.
-        dropped: how many more there were since the last message, which had no room.
-    """
-
-    records: tuple[bytes, ...]
-    dropped: int = 0
 
 
 class RecordOutbox:

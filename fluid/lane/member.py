@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from fluid._clock import Clock
 from fluid.elastic.messages import MemberIterated, Prepared
 from fluid.lane.protocol import FromMember, Membership
+from fluid.resources import MemoryNeed
 
 if TYPE_CHECKING:
     from fluid.elastic.members.member import Iteration
-
-Memory = tuple[float, float] | None
 
 
 class LaneMember:
@@ -49,7 +48,7 @@ class LaneMember:
         self._send_to_driver = send_to_driver
         self._clock = clock
         self._trainable = trainable
-        self._memory: Memory = None
+        self._memory: MemoryNeed | None = None
         self._protocol = MemberProtocol(
             ElasticMember(trainable, make_group(membership.process_group, trainable.device)), self.send, clock
         )
@@ -84,7 +83,7 @@ class LaneMember:
         """Reports that it could train now, after a set-up of so many seconds."""
         self.send(Prepared(self.iteration, self._address, seconds))
 
-    def iterate(self, at_end: Callable[[Iteration], Memory]) -> Iteration | None:
+    def iterate(self, at_end: Callable[[Iteration], MemoryNeed | None]) -> Iteration | None:
         """Runs an iteration together with the other members; returns ``None`` if one of them failed.
 
         Args:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from fluid.engine.events import LaneMeasured
 from fluid.lane.device.own_memory import OwnMemory
-from fluid.lane.protocol import ModulesLoaded, OwnBytesChanged
+from fluid.lane.protocol import ModulesLoaded
 
 #: Folders of installed packages, wherever they are.
 _INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -33,17 +34,19 @@ class LaneNews:
 
     Args:
         own_memory: what the lane takes for itself.
+        lane_id: its number.
     """
 
-    def __init__(self, own_memory: OwnMemory) -> None:
+    def __init__(self, own_memory: OwnMemory, lane_id: int) -> None:
         self._own_memory = own_memory
+        self._lane_id = lane_id
         #: Modules that were there at the start, and how many there were at the last look.
         self._known = _before_fork or frozenset(sys.modules)
         self._count = len(sys.modules)
         #: Modules that were told, or are not to be.
         self._seen: set[str] = set()
 
-    def since_last(self, held: float, now: float) -> Iterator[OwnBytesChanged | ModulesLoaded]:
+    def since_last(self, held: float, now: float) -> Iterator[LaneMeasured | ModulesLoaded]:
         """What is to be told.
 
         Args:
@@ -52,9 +55,9 @@ class LaneNews:
         """
         own_bytes = self._own_memory.changed(held)
         if own_bytes is not None:
-            yield OwnBytesChanged(now, own_bytes)
+            yield LaneMeasured(now, self._lane_id, own_bytes)
         if len(sys.modules) != self._count and (loaded := self._new_modules()):
-            yield ModulesLoaded(now, loaded)
+            yield ModulesLoaded(loaded)
 
     def _new_modules(self) -> tuple[str, ...]:
         """Modules of installed packages since the last look, in the order in which their loading began."""

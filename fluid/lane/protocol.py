@@ -1,78 +1,53 @@
-"""The messages between the driver and a lane: named tuples, pickled in batches.
+"""What passes between the driver and a lane: frames (:mod:`fluid.wire`).
 
-Tuples, because thousands of them pass per second and pickle several times faster than dataclasses. The driver tells a
-lane what to do with its residents, the trials that it hosts: ``RunResident``, ``PauseResident`` ... The lane reports
-back: ``ResidentIterated`` ... Trials are identified by their id; times are seconds on the clock of the lane's machine.
+The driver gives a lane the engine's commands about its residents, the trials that it hosts, and the lane answers with
+the engine's events. Here is what else they tell each other. An event of a lane has the time of its machine's clock, in
+seconds, and a checkpoint of it names no host: the driver's pool, which knows both, fills them in.
 """
 
 from __future__ import annotations
 
 import math
-import pickle
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-from fluid.elastic.messages import LOOPBACK
-from fluid.keeping import KeepRule, Kept, WorstKept
+import msgspec
+
+from fluid.elastic.messages import LOOPBACK, ForMember, OfMember
+from fluid.engine.commands import (
+    Answer,
+    Call,
+    LimitMemory,
+    LimitRows,
+    Pause,
+    RunIteration,
+    Save,
+    StartTrial,
+    StopLane,
+    StopTrial,
+)
+from fluid.engine.events import (
+    FusionLimited,
+    IterationDone,
+    LaneMeasured,
+    LaneReady,
+    LaneSpent,
+    SavabilityChanged,
+    StateMeasured,
+    TrialAsked,
+    TrialCalled,
+    TrialFailed,
+    TrialNotKept,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialSetBack,
+    TrialStarted,
+)
+from fluid.keeping import KeepRule, WorstKept
 from fluid.lane.policy import DEFAULT_POLICY
-from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
+from fluid.resources import MemoryNeed
 from fluid.trial_fields import ANY_PROCESS, TrialProcess
-
-# -- checkpoint messages -------------------------------------------------------------------------
-#
-# What is told of checkpoints on a machine: from where trials were restored, which have moved, and were copied.
-
-
-class RestoredFrom(NamedTuple):
-    """From where a lane restored a trial.
-
-    Attributes:
-        source: ``"memory"``, of the lane's host; ``"disk"``; or ``"host"``, another one that sent it.
-        seconds: that finding, reading and loading its checkpoint took.
-        bytes: of the checkpoint's files.
-    """
-
-    source: Literal["memory", "disk", "host"]
-    seconds: float
-    bytes: int
-
-
-class CheckpointMoved(NamedTuple):
-    """A host has brought a checkpoint into its memory, or moved it to disk.
-
-    Attributes:
-        path: its folder now.
-        in_memory: whether that is in host memory.
-        host: name of the machine.
-    """
-
-    path: str
-    in_memory: bool
-    host: str
-
-
-class CheckpointPersisted(NamedTuple):
-    """A host has copied a checkpoint to disk, or could not.
-
-    Attributes:
-        path: the copy's folder; that of the checkpoint if there is none.
-        host: name of the machine.
-        keep: whether the copy is to outlive the run.
-        bytes: of such a copy.
-        seconds: that this took.
-        problem: why there is none, in one line; empty if there is.
-    """
-
-    trial_id: str
-    path: str
-    host: str
-    keep: bool
-    bytes: int = 0
-    seconds: float = 0.0
-    problem: str = ""
-
-
-# -- messages ------------------------------------------------------------------------------------
+from fluid.wire import Frame
 
 
 class LaneOptions(NamedTuple):
@@ -132,7 +107,7 @@ class LaneOptions(NamedTuple):
     authkey: bytes = b""
 
 
-class Membership(NamedTuple):
+class Membership(msgspec.Struct, frozen=True):
     """How a lane takes part in a trial that trains in several lanes.
 
     Attributes:
@@ -149,13 +124,13 @@ class Membership(NamedTuple):
 # -- from the driver to a lane -------------------------------------------------------------------------------
 
 
-class KeptPayload(NamedTuple):
+class KeptPayload(msgspec.Struct, frozen=True):
     """Stands for the bytes of a large payload, which the lane's host keeps in a file of that name for its lanes."""
 
     name: str
 
 
-class ShipTrainable(NamedTuple):
+class ShipTrainable(Frame, frozen=True):
     """A pickled trainable, sent once per lane, and the entries of ``sys.path`` that it needs.
 
     ``script`` is a pickled :class:`fluid.lane.process.script.Script`; empty where trials find nothing of the script's.
@@ -167,350 +142,54 @@ class ShipTrainable(NamedTuple):
     script: bytes = b""
 
 
-class DropTrainable(NamedTuple):
+class DropTrainable(Frame, frozen=True):
     """No further trial uses a trainable."""
 
     key: int
 
 
-class StartResident(NamedTuple):
-    """Set a trial up, or restore it from a checkpoint's path, and run it. Replaces a resident of that id.
+class SetUpTrial(Frame, frozen=True):
+    """The command that starts a trial, with what the engine does not know of it. Replaces a resident of that id.
 
-    ``source`` is the address of the server of the machine that has the checkpoint, if it is not the lane's; ``process``
-    what the trial asks of the lane's; ``keep`` tells which checkpoints outlive the run; ``limit_bytes`` is as in
-    LimitResident. As a member of an elastic trial (``membership``) it answers Prepared and waits.
+    As a member of an elastic trial (``membership``) the lane answers Prepared and waits.
+
+    Attributes:
+        key: of the trial's trainable.
+        config: pickled.
+        source: address of the server of the machine that has the checkpoint; ``None`` if it is the lane's own.
+        process: what the trial asks of the lane's.
+        keep: which checkpoints of the trial outlive the run; ``None`` if none do.
     """
 
-    trial_id: str
+    command: StartTrial
     key: int
     config: bytes | KeptPayload
-    iterations: int
-    checkpoint: str | None = None
-    iteration: int = 0
     membership: Membership | None = None
     source: tuple[str, int] | None = None
     process: TrialProcess = ANY_PROCESS
     keep: KeepRule | None = None
-    limit_bytes: float | None = None
+
+    @property
+    def trial_id(self) -> str:
+        """The trial."""
+        return self.command.trial_id
 
 
-class RunResident(NamedTuple):
-    """Run a resident for that many more iterations."""
-
-    trial_id: str
-    iterations: int
-
-
-class PauseResident(NamedTuple):
-    """Stop running a resident, and keep it. With ``may_move`` another lane may continue it later."""
-
-    trial_id: str
-    may_move: bool = False
-
-
-class SaveResident(NamedTuple):
-    """Save a resident, to disk at once if ``durable``; with ``drop``, release it afterwards.
-
-    With ``keep`` the checkpoint outlives the run, and the answer may be ResidentNotKept.
-    """
-
-    trial_id: str
-    drop: bool
-    durable: bool = False
-    keep: bool = False
-
-
-class ReleaseResident(NamedTuple):
-    """Clean a resident up and release it; with ``keep``, save it first so that the checkpoint outlives the run."""
-
-    trial_id: str
-    keep: bool = False
-
-
-class CallResident(NamedTuple):
-    """Call a method of a resident; ``payload`` comes from :func:`fluid.trainables.pickling.dump_arguments`."""
-
-    trial_id: str
-    call_id: int
-    method: str
-    payload: bytes
-
-
-class AdoptResident(NamedTuple):
+class AdoptResident(Frame, frozen=True):
     """Make an idle resident a member of an elastic trial, with the state it has; answered by Prepared."""
 
     trial_id: str
     membership: Membership
 
 
-class ToMember(NamedTuple):
+class ToMember(Frame, frozen=True):
     """One of the controller's messages of :mod:`fluid.elastic.messages`, for a member in the lane."""
 
     trial_id: str
-    message: Any
+    message: ForMember
 
 
-class AnswerResident(NamedTuple):
-    """The answer to a ResidentAsked: pickled, or, if ``failed``, an exception; ``None`` if the trial has ended."""
-
-    trial_id: str
-    request_id: int
-    payload: bytes | None
-    failed: bool = False
-
-
-class Shutdown(NamedTuple):
-    """Release all residents, and end."""
-
-
-# -- from a lane to the driver -------------------------------------------------------------------------------
-
-
-class PayloadMissing(NamedTuple):
-    """A payload that the host kept is not there any more; the lane waits for it a few seconds."""
-
-    at: float
-    name: str
-
-
-class LaneWarm(NamedTuple):
-    """The lane is ready for trials, ``seconds`` after its host launched it.
-
-    ``own_bytes`` is the device memory of its context; 0 where not measured.
-    """
-
-    at: float
-    pid: int
-    own_bytes: float = 0.0
-    seconds: float = math.inf
-
-
-class ResidentSetBack(NamedTuple):
-    """A trial could not be restored from the checkpoint named; comes before the answer to its StartResident.
-
-    Attributes:
-        iteration: iterations done by the state that it has instead.
-        path: the checkpoint of that state; ``None`` if it begins afresh.
-        in_memory: whether that checkpoint is in host memory.
-        reason: why, in one line.
-        cannot_load: whether its own code raised for every checkpoint that is not damaged.
-    """
-
-    at: float
-    trial_id: str
-    iteration: int
-    path: str | None
-    in_memory: bool
-    reason: str
-    cannot_load: bool
-
-
-class ResidentStarted(NamedTuple):
-    """A trial was set up or restored.
-
-    ``fusion_key`` is a digest of what trials must have in common to train in one step; ``None`` if this one cannot.
-    ``restored`` is ``None`` if it began afresh.
-    """
-
-    at: float
-    trial_id: str
-    iteration: int
-    seconds: float
-    fusion_key: str | None = None
-    restored: RestoredFrom | None = None
-
-
-class ResidentIterated(NamedTuple):
-    """A trial finished an iteration, or, if ``metrics`` is ``None``, had none left to run.
-
-    ``memory`` is (persistent, ephemeral) bytes, and ``busy`` the share that a meter of
-    :mod:`fluid.lane.device.busy` measured. ``rows`` trials, this one included, trained in one step, which took
-    ``seconds``; all of them report it with the same ``at``. ``settled`` is false for a step that also traced its
-    programs: its seconds say nothing of later ones. ``run`` has all iterations of a run of short ones that are told
-    together, of which this is the last.
-    """
-
-    at: float
-    trial_id: str
-    iteration: int
-    seconds: float
-    metrics: EncodedMetrics | None
-    memory: tuple[float, float] | None
-    finished: bool
-    busy: float | None = None
-    rows: int = 1
-    settled: bool = True
-    run: IterationRun | None = None
-
-
-class ResidentPaused(NamedTuple):
-    """A trial has stopped running for now; ``may_move`` as in the PauseResident that this answers."""
-
-    at: float
-    trial_id: str
-    iteration: int
-    may_move: bool
-
-
-class ResidentSaved(NamedTuple):
-    """A trial was saved; ``kept`` is set if the checkpoint outlives the run."""
-
-    at: float
-    trial_id: str
-    iteration: int
-    path: str
-    in_memory: bool
-    dropped: bool
-    seconds: float
-    kept: Kept | None = None
-
-
-class CleanUpBegun(NamedTuple):
-    """The code of a trial cleans up, and no iteration runs; with no trial, what is left of those of the lane."""
-
-    at: float
-    trial_id: str
-
-
-class ResidentReleased(NamedTuple):
-    """A trial has left the lane."""
-
-    at: float
-    trial_id: str
-
-
-class Raised(NamedTuple):
-    """An exception that a trial's code raised.
-
-    Attributes:
-        kind: ``"error"``, ``"out_of_memory"``, ``"not_saved"`` for a trial that was to leave the lane and could not
-            be saved for want of space, or ``"device"`` for an exception after which the device answers no more.
-        message: one line for people.
-        traceback: as text.
-        exception: pickled.
-    """
-
-    kind: str
-    message: str
-    traceback: str
-    exception: bytes | None
-
-
-class ResidentFailed(NamedTuple):
-    """A trial raised and has left the lane; see :class:`Raised`."""
-
-    at: float
-    trial_id: str
-    kind: str
-    message: str
-    traceback: str
-    exception: bytes | None
-
-
-class ResidentCalled(NamedTuple):
-    """The result of a call: ``result`` is what the method returned, pickled, unless it raised."""
-
-    at: float
-    trial_id: str
-    call_id: int
-    result: bytes | None
-    raised: Raised | None
-
-
-class ResidentAsked(NamedTuple):
-    """A trial's code asks its submitter, in the middle of an iteration, and waits for the AnswerResident."""
-
-    at: float
-    trial_id: str
-    request_id: int
-    payload: bytes
-
-
-class FromMember(NamedTuple):
-    """One of a member's messages of :mod:`fluid.elastic.messages`; ``memory`` as in ResidentIterated."""
-
-    at: float
-    trial_id: str
-    epoch: int
-    message: Any
-    memory: tuple[float, float] | None = None
-
-
-def encode(messages: Sequence[Any]) -> bytes:
-    """Pickles a batch of messages."""
-    return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def decode(data: bytes | bytearray | memoryview) -> list[Any]:
-    """Unpickles a batch of messages; only for connections between processes of one user."""
-    return list(pickle.loads(data))
-
-
-# -- device messages -----------------------------------------------------------------------------
-#
-# What a lane tells the driver about its device and its process.
-
-
-class HeldAtRest(NamedTuple):
-    """A resident that does not run holds so many bytes on the device, once what it had freed was given back."""
-
-    at: float
-    trial_id: str
-    held_bytes: float
-
-
-class LaneWarming(NamedTuple):
-    """The lane begins to make its GPU ready; LaneWarm or LaneUnusable follows, unless it hangs in the driver."""
-
-    at: float
-
-
-class LaneUnusable(NamedTuple):
-    """The lane cannot use its device and ends; sent instead of LaneWarm.
-
-    Attributes:
-        reason: the error, in one line.
-        position: which of a gang's devices, from 0.
-        may_pass: whether another process may be able to use it soon, as an MPS server was not ready.
-    """
-
-    at: float
-    reason: str
-    position: int = 0
-    may_pass: bool = False
-
-
-class ModulesLoaded(NamedTuple):
-    """A trial has made the lane load modules that it did not have when it was started."""
-
-    at: float
-    modules: tuple[str, ...]
-
-
-class ProcessSpent(NamedTuple):
-    """A trial that has left has changed the process for good: no further one should come.
-
-    Attributes:
-        reason: what stays, in one line.
-    """
-
-    at: float
-    reason: str
-
-
-class OwnBytesChanged(NamedTuple):
-    """The lane takes notably more or less device memory for itself than it told before."""
-
-    at: float
-    own_bytes: float
-
-
-# -- keep messages -------------------------------------------------------------------------------
-#
-# Messages between the driver and a lane about checkpoints that outlive the run; see :mod:`fluid.lane.protocol`.
-
-
-class KeepBar(NamedTuple):
+class KeepBar(Frame, frozen=True):
     """What is worth keeping of a group's trials.
 
     Attributes:
@@ -523,48 +202,151 @@ class KeepBar(NamedTuple):
     room: int | None
 
 
-class ResidentNotKept(NamedTuple):
-    """A checkpoint that was to outlive the run was not written; ``reason`` is one line."""
-
-    at: float
-    trial_id: str
-    iteration: int
-    reason: str
-
-
-# -- limit messages ------------------------------------------------------------------------------
-#
-# Limits that a lane keeps to: what the driver sets, and what the lane finds.
-
-
-class LimitResident(NamedTuple):
-    """Limits the device memory that a trial may take until another limit; ``None`` for no limit."""
-
-    trial_id: str
-    limit_bytes: float | None
-
-
-class SetThreads(NamedTuple):
+class SetThreads(Frame, frozen=True):
     """Use that many CPU threads, as other lanes have begun or ended to run trials on the device."""
 
     threads: int
 
 
-class SetRows(NamedTuple):
-    """Train at most so many trials in one step from now on; 1 for one after another."""
+#: All that a lane is told. It ends with a StopLane.
+ToLane = (
+    ShipTrainable
+    | DropTrainable
+    | SetUpTrial
+    | RunIteration
+    | Pause
+    | Save
+    | StopTrial
+    | Call
+    | LimitMemory
+    | LimitRows
+    | Answer
+    | AdoptResident
+    | ToMember
+    | KeepBar
+    | SetThreads
+    | StopLane
+)
 
-    rows: int
+
+# -- from a lane to the driver -------------------------------------------------------------------------------
 
 
-class RowsLimited(NamedTuple):
-    """Trials like this one train at most so many in one step in this lane from now on.
+class PayloadMissing(Frame, frozen=True):
+    """A payload that the host kept is not there any more; the lane waits for it a few seconds."""
+
+    name: str
+
+
+class LaneWarming(Frame, frozen=True):
+    """The lane begins to make its GPU ready; LaneReady or LaneUnusable follows, unless it hangs in the driver."""
+
+
+class LaneUnusable(Frame, frozen=True):
+    """The lane cannot use its device and ends; sent instead of LaneReady.
 
     Attributes:
-        rows: 1 if they cannot be fused; more if so many fit into the device's memory.
-        reason: why, in one line.
+        reason: the error, in one line.
+        position: which of a gang's devices, from 0.
+        may_pass: whether another process may be able to use it soon, as an MPS server was not ready.
     """
+
+    reason: str
+    position: int = 0
+    may_pass: bool = False
+
+
+class ModulesLoaded(Frame, frozen=True):
+    """A trial has made the lane load modules that it did not have when it was started."""
+
+    modules: tuple[str, ...]
+
+
+class CleanUpBegun(Frame, frozen=True):
+    """The code of a trial cleans up, and no iteration runs; with no trial, what is left of those of the lane."""
+
+    trial_id: str
+
+
+class FromMember(Frame, frozen=True):
+    """One of a member's messages of :mod:`fluid.elastic.messages`; ``memory`` as in IterationDone."""
 
     at: float
     trial_id: str
-    rows: int
-    reason: str
+    epoch: int
+    message: OfMember
+    memory: MemoryNeed | None = None
+
+
+class LaneLogged(Frame, frozen=True):
+    """Log records of trials in the lane.
+
+    Attributes:
+        records: the attributes of each, pickled.
+        dropped: how many more there were since the last message, which had no room.
+    """
+
+    records: tuple[bytes, ...]
+    dropped: int = 0
+
+
+#: What a lane sends of the engine's events.
+LaneEvents = (
+    LaneReady
+    | LaneMeasured
+    | LaneSpent
+    | StateMeasured
+    | TrialStarted
+    | TrialSetBack
+    | SavabilityChanged
+    | IterationDone
+    | FusionLimited
+    | TrialPaused
+    | TrialSaved
+    | TrialNotKept
+    | TrialReleased
+    | TrialFailed
+    | TrialCalled
+    | TrialAsked
+)
+#: All that a lane tells.
+FromLane = (
+    LaneEvents | PayloadMissing | LaneWarming | LaneUnusable | ModulesLoaded | CleanUpBegun | FromMember | LaneLogged
+)
+
+# -- what hosts tell of checkpoints --------------------------------------------------------------------------
+
+
+class CheckpointMoved(Frame, frozen=True):
+    """A host has brought a checkpoint into its memory, or moved it to disk.
+
+    Attributes:
+        path: its folder now.
+        in_memory: whether that is in host memory.
+        host: name of the machine.
+    """
+
+    path: str
+    in_memory: bool
+    host: str
+
+
+class CheckpointPersisted(Frame, frozen=True):
+    """A host has copied a checkpoint to disk, or could not.
+
+    Attributes:
+        path: the copy's folder; that of the checkpoint if there is none.
+        host: name of the machine.
+        keep: whether the copy is to outlive the run.
+        bytes: of such a copy.
+        seconds: that this took.
+        problem: why there is none, in one line; empty if there is.
+    """
+
+    trial_id: str
+    path: str
+    host: str
+    keep: bool
+    bytes: int = 0
+    seconds: float = 0.0
+    problem: str = ""

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fluid._clock import Clock
+from fluid.engine.commands import Answer, StopLane, StopTrial
+from fluid.engine.events import TrialAsked
 from fluid.errors import FluidError
-from fluid.lane.protocol import AnswerResident, ReleaseResident, ResidentAsked, Shutdown
 from fluid.trainables.driver_link import RequestRefusedError, dump_message
 from fluid.trainables.exception_pickle import load_any_exception
 
@@ -24,7 +25,7 @@ class _Waiter:
     def __init__(self, link: LaneDriverLink) -> None:
         self.link = link
         #: ``None`` until it arrives, and if the request is refused.
-        self.answer: AnswerResident | None = None
+        self.answer: Answer | None = None
         #: Locked until then.
         self.arrived = threading.Lock()
         self.arrived.acquire()
@@ -37,9 +38,11 @@ class DriverRequests:
         send: sends the driver a message.
         read_ahead: makes a thread call :meth:`preview` with each message of the driver while trials' code runs.
         clock: measures how long trials wait.
+        lane_id: the lane's number.
     """
 
-    def __init__(self, send: Callable[[Any], None], read_ahead: Callable[[], None], clock: Clock) -> None:
+    def __init__(self, send: Callable[[Any], None], read_ahead: Callable[[], None], clock: Clock, lane_id: int) -> None:
+        self._lane_id = lane_id
         self._send = send
         self._read_ahead = read_ahead
         self._clock = clock
@@ -93,7 +96,7 @@ class DriverRequests:
             number = next(self._numbers)
             self._waiters[number] = waiter
         try:
-            self._send(ResidentAsked(self._clock.now(), link.trial_id, number, payload))
+            self._send(TrialAsked(self._clock.now(), link.trial_id, self._lane_id, request_id=number, payload=payload))
             waiter.arrived.acquire()
         finally:
             with self._lock:
@@ -108,18 +111,18 @@ class DriverRequests:
 
     def preview(self, message: Any) -> None:
         """Looks at a message of the driver as soon as it has arrived, in the thread that reads ahead."""
-        if isinstance(message, AnswerResident):
+        if isinstance(message, Answer):
             with self._lock:
                 waiter = self._waiters.get(message.request_id)
             if waiter is not None and waiter.arrived.locked():
                 waiter.answer = message
                 waiter.arrived.release()
-        elif isinstance(message, ReleaseResident):
+        elif isinstance(message, StopTrial):
             with self._lock:
                 link = self._links.get(message.trial_id)
                 if link is not None:
                     self._close(link)
-        elif isinstance(message, Shutdown):
+        elif isinstance(message, StopLane):
             with self._lock:
                 self._shut_down = True
                 for link in self._links.values():

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from fluid.engine.events import Restoring, SavabilityChanged, TrialNotKept, TrialSaved
 from fluid.keeping import KeepRule
 from fluid.lane.errors import is_for_want_of_space, is_out_of_memory
 from fluid.lane.member import LaneMember
 from fluid.lane.policy import SMOOTHING, SWITCH_SLACK_S, ResidentWork, choose, joining_service
 from fluid.lane.process.state import ProcessState
-from fluid.lane.protocol import ResidentNotKept, ResidentSaved, RestoredFrom
 from fluid.lane.requests import LaneDriverLink
 from fluid.trainables.json_form import message_of
 from fluid.trainables.resident import NotSavableError, Resident
@@ -24,6 +23,7 @@ class ResidentTrial:
     """A trial in this lane.
 
     Attributes:
+        lane_id: the lane's number, which all that is told of the trial has.
         link: asks the driver on its behalf.
         code: what its threads reach by global names.
         process_state: its random generators, working directory and output.
@@ -56,6 +56,7 @@ class ResidentTrial:
     """
 
     trial_id: str
+    lane_id: int
     link: LaneDriverLink
     code: TrialCode
     process_state: ProcessState
@@ -81,8 +82,8 @@ class ResidentTrial:
     rule: KeepRule | None = None
     last_value: float | None = None
     kept_at: int = -1
-    unsent: ResidentSaved | ResidentNotKept | None = None
-    restored: RestoredFrom | None = None
+    unsent: TrialSaved | TrialNotKept | None = None
+    restored: Restoring | None = None
     fusion_key: str | None = None
     rows: int = 0
 
@@ -145,28 +146,17 @@ class WorkQueue:
 # What a lane tells the driver of trials whose state cannot always be saved.
 
 
-class ResidentSavability(NamedTuple):
-    """A trial can be saved from now on, or cannot.
-
-    With ``refuses``, it answers a SaveResident: the trial stays as it was. ``reason`` is empty where it is no news.
-    """
-
-    at: float
-    trial_id: str
-    can_save: bool
-    reason: str = ""
-    refuses: bool = False
-
-
 def is_not_savable(error: BaseException) -> bool:
     """Whether an exception that a save raised says that the state cannot be saved, whatever the space."""
     return isinstance(error, NotSavableError) and not is_for_want_of_space(error) and not is_out_of_memory(error)
 
 
-def refusal_of(error: BaseException, resident: ResidentTrial, now: float, *, refuses: bool) -> ResidentSavability:
+def refusal_of(error: BaseException, resident: ResidentTrial, now: float, *, refuses: bool) -> SavabilityChanged:
     """What to tell of a trial whose save raised that: from now on it is not saved automatically."""
     resident.autosaves = False
-    return ResidentSavability(now, resident.trial_id, can_save=False, reason=message_of(error), refuses=refuses)
+    return SavabilityChanged(
+        now, resident.trial_id, resident.lane_id, can_save=False, reason=message_of(error), refuses=refuses
+    )
 
 
 def has_changed(resident: ResidentTrial) -> bool:

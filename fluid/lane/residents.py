@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fluid._clock import Clock
 from fluid._private_files import make_folder
 from fluid.elastic.messages import Join
+from fluid.engine.events import IterationDone, TrialSetBack
 from fluid.lane.checkpoints.paths import own_folder, trial_folder
 from fluid.lane.checkpoints.save import ResidentCheckpoints
 from fluid.lane.device.busy import make_busy_meter
@@ -31,20 +32,13 @@ from fluid.lane.process.script import LaneScripts
 from fluid.lane.process.settings import ProcessSettings
 from fluid.lane.process.state import ProcessState, RunningTrialNote
 from fluid.lane.process.threads import LaneThreads
-from fluid.lane.protocol import (
-    DropTrainable,
-    KeptPayload,
-    LaneOptions,
-    ResidentIterated,
-    ResidentSetBack,
-    ShipTrainable,
-    StartResident,
-)
+from fluid.lane.protocol import DropTrainable, KeptPayload, LaneOptions, SetUpTrial, ShipTrainable
 from fluid.lane.requests import DriverRequests
 from fluid.lane.resident import ResidentTrial, WorkQueue
 from fluid.lane.rows.fused import FusedRows
 from fluid.processes.interpreters import merged_path
-from fluid.trainables.encoded_metrics import encode_metrics
+from fluid.resources import MemoryNeed
+from fluid.trainables.encoded_metrics import NO_METRICS, encode_metrics
 from fluid.trainables.pickling import dump_result
 from fluid.trainables.resident import Step
 from fluid.trainables.trainable import can_save, make_resident, set_up
@@ -95,7 +89,7 @@ class StepTook(NamedTuple):
 
     at: float
     seconds: float
-    memory: tuple[float, float] | None
+    memory: MemoryNeed | None
     busy: float | None
 
 
@@ -201,29 +195,32 @@ class Residents:
 
     # -- arriving and leaving ------------------------------------------------------------------------------
 
-    def admit(self, message: StartResident) -> ResidentTrial:
+    def admit(self, message: SetUpTrial) -> ResidentTrial:
         """Adds a trial that is to be set up; releases a resident of the same id first."""
         trial_id = message.trial_id
         if (before := self._by_id.get(trial_id)) is not None:
             self.release(before)
         log, own = (path(self._options.run_folder, trial_id) for path in (trial_log, own_folder))
         folder = own if message.process.chdir else self._home
-        if self._settings is None and (not message.process.alone or message.checkpoint is not None):
+        if self._settings is None and (not message.process.alone or message.command.checkpoint is not None):
             self._settings = ProcessSettings()
         state = ProcessState(log, folder, self._settings, self.threads, message.process)
         link = self._requests.link(trial_id, own)
         code = TrialCode(link).begin()
-        resident = ResidentTrial(trial_id=trial_id, process_state=state, link=link, code=code)
-        resident.limit, resident.is_alone = message.limit_bytes, message.process.alone
+        resident = ResidentTrial(
+            trial_id=trial_id, lane_id=self._options.lane_id, process_state=state, link=link, code=code
+        )
+        resident.limit, resident.is_alone = message.command.limit_bytes, message.process.alone
         self._by_id[trial_id] = resident
         return resident
 
-    def set_up(self, resident: ResidentTrial, message: StartResident) -> ResidentSetBack | None:
+    def set_up(self, resident: ResidentTrial, message: SetUpTrial) -> TrialSetBack | None:
         """Sets a trial up, and restores it from its checkpoint if it has one.
 
         Returns:
             Why it has an earlier state than that of its checkpoint; ``None`` if it has that one.
         """
+        checkpoint = message.command.checkpoint
         if message.process.chdir:
             make_folder(resident.link.folder)
         self.enter(resident)
@@ -244,7 +241,7 @@ class Residents:
             resident.rule = message.keep if resident.autosaves or resident.reports_states else None
             joins = message.membership is not None and message.membership.takes_over
             config = self._load(message.config)
-            set_up(resident.body, config, joins=joins, loads=message.checkpoint is not None)
+            set_up(resident.body, config, joins=joins, loads=checkpoint is not None)
 
         def renew() -> None:
             self._clean_up(resident)
@@ -255,9 +252,9 @@ class Residents:
             make_body()
 
         make_body()
-        path, set_back = message.checkpoint, None
-        if path is not None:
-            found = self.checkpoints.restore(resident, path, message.iteration, message.source, renew)
+        set_back = None
+        if checkpoint is not None:
+            found = self.checkpoints.restore(resident, checkpoint.path, checkpoint.iteration, message.source, renew)
             set_back, resident.restored = found
         self.memory.measure([resident])
         if (digest := self.fused.identify(resident)) is not None:
@@ -382,7 +379,7 @@ class Residents:
 
     # -- running their code --------------------------------------------------------------------------------
 
-    def iterate(self, resident: ResidentTrial) -> ResidentIterated:
+    def iterate(self, resident: ResidentTrial) -> IterationDone:
         """Runs one iteration of a trial that trains alone; returns the report for the driver."""
         assert resident.body is not None
         rows = [resident]
@@ -409,7 +406,7 @@ class Residents:
 
     def book(
         self, resident: ResidentTrial, step: Step, took: StepTook, *, rows: int = 1, settled: bool = True
-    ) -> ResidentIterated:
+    ) -> IterationDone:
         """Counts an iteration of a trial, one of several in the step; returns the report for the driver."""
         metrics = None if step.metrics is None else encode_metrics(step.metrics)
         resident.record_iteration(took.seconds, rows)
@@ -426,11 +423,19 @@ class Residents:
                 self.queue.remove(resident)
         if resident.rule is not None and metrics is not None:
             self.checkpoints.keep_if_better(resident, metrics.numbers)
-        at, seconds, memory, busy = took
-        done = ResidentIterated(
-            at, resident.trial_id, resident.iteration, seconds, metrics, memory, step.finished, busy
+        return IterationDone(
+            took.at,
+            resident.trial_id,
+            resident.lane_id,
+            iteration=resident.iteration,
+            seconds=took.seconds,
+            metrics=NO_METRICS if metrics is None else metrics,
+            memory=took.memory,
+            finished=step.finished,
+            busy=took.busy,
+            rows=rows,
+            settled=settled,
         )
-        return done if settled and rows == 1 else done._replace(rows=rows, settled=settled)
 
     def iterate_together(self, resident: ResidentTrial, member: LaneMember) -> bool:
         """Runs one iteration of a trial together with other lanes; returns whether it was completed."""
@@ -439,7 +444,7 @@ class Residents:
         self.memory.begin()
         begun = self._clock.now()
 
-        def at_end(done: Iteration) -> tuple[float, float] | None:
+        def at_end(done: Iteration) -> MemoryNeed | None:
             memory = self.memory.measure([resident])
             resident.iteration, resident.finished = done.iteration, done.finished
             resident.unsaved += self._clock.now() - begun

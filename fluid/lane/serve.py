@@ -18,8 +18,22 @@ from contextlib import suppress
 from multiprocessing import current_process
 from typing import Any, NoReturn
 
+from msgspec import structs
+
 from fluid._clock import Clock, MonotonicClock
 from fluid.elastic.messages import Leave, Left
+from fluid.engine.commands import Answer, Call, LimitMemory, LimitRows, Pause, RunIteration, Save, StopLane, StopTrial
+from fluid.engine.events import (
+    IterationDone,
+    LaneReady,
+    LaneSpent,
+    PausePurpose,
+    SavabilityChanged,
+    TrialCalled,
+    TrialPaused,
+    TrialReleased,
+    TrialStarted,
+)
 from fluid.lane.channel import Channel, Connection
 from fluid.lane.device.device import bind, make_memory_meter
 from fluid.lane.device.own_memory import OwnMemory
@@ -34,38 +48,23 @@ from fluid.lane.process.exit import ProcessExit
 from fluid.lane.process.state import RunningTrialNote
 from fluid.lane.protocol import (
     AdoptResident,
-    AnswerResident,
-    CallResident,
     CleanUpBegun,
     DropTrainable,
     KeepBar,
     LaneOptions,
-    LaneWarm,
-    LimitResident,
     Membership,
-    PauseResident,
     PayloadMissing,
-    ProcessSpent,
-    ReleaseResident,
-    ResidentCalled,
-    ResidentIterated,
-    ResidentPaused,
-    ResidentReleased,
-    ResidentStarted,
-    RunResident,
-    SaveResident,
-    SetRows,
     SetThreads,
+    SetUpTrial,
     ShipTrainable,
-    Shutdown,
-    StartResident,
     ToMember,
 )
 from fluid.lane.requests import DriverRequests
-from fluid.lane.resident import ResidentSavability, ResidentTrial, has_changed, is_not_savable, refusal_of
+from fluid.lane.resident import ResidentTrial, has_changed, is_not_savable, refusal_of
 from fluid.lane.residents import Residents
 from fluid.lane.rows.steps import RowSteps
 from fluid.processes.signals import leave_to_driver
+from fluid.trainables.encoded_metrics import NO_METRICS
 from fluid.trainables.shared_place import SharedPlace, set_shared_place
 from fluid.trainables.trainable import elastic_part
 from fluid.trainables.trial_code import inherit_trials
@@ -118,12 +117,13 @@ class _Lane:
     ) -> None:
         self._channel = channel
         self._options = options
+        self._id = options.lane_id
         self._clock = clock
         self._output = output
-        self._news = LaneNews(own_memory)
+        self._news = LaneNews(own_memory, options.lane_id)
         self._note = RunningTrialNote(options.note)
         self._meter = make_memory_meter(options)
-        self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock)
+        self._requests = DriverRequests(channel.send, lambda: channel.read_ahead(self._preview), clock, options.lane_id)
         channel.records = RecordOutbox(self._current_trial, output.log.write, channel.wake)
         self._residents = Residents(
             options,
@@ -152,25 +152,25 @@ class _Lane:
         self._handlers: dict[type, Callable[[Any], None]] = {
             ShipTrainable: self._residents.add_trainable,
             DropTrainable: self._residents.drop_trainable,
-            StartResident: self._start,
-            RunResident: self._run,
-            LimitResident: lambda message: self._residents.limit(message.trial_id, message.limit_bytes),
-            PauseResident: self._pause,
-            SaveResident: self._save,
-            ReleaseResident: self._release,
-            CallResident: self._call,
+            SetUpTrial: self._start,
+            RunIteration: self._run,
+            LimitMemory: lambda message: self._residents.limit(message.trial_id, message.limit_bytes),
+            Pause: self._pause,
+            Save: self._save,
+            StopTrial: self._release,
+            Call: self._call,
             AdoptResident: self._adopt,
             ToMember: self._to_member,
-            AnswerResident: lambda message: None,  # The thread that waits for it has had it.
+            Answer: lambda message: None,  # The thread that waits for it has had it.
             KeepBar: self._residents.checkpoints.set_bar,
-            SetRows: self._set_rows,
+            LimitRows: self._set_rows,
             SetThreads: lambda message: self._residents.threads.change(message.threads),
-            Shutdown: self._shutdown,
+            StopLane: self._shutdown,
         }
 
     def run(self, own_bytes: float = 0.0) -> None:
         residents, queue = self._residents, self._residents.queue
-        self._send(LaneWarm(now := self._clock.now(), os.getpid(), own_bytes, now - self._options.launched_at))
+        self._send(LaneReady(now := self._clock.now(), self._id, own_bytes, now - self._options.launched_at))
         wait = 0.0  # For messages, seconds, if there are iterations to run.
         while not self._ended:
             try:
@@ -210,7 +210,7 @@ class _Lane:
     # -- messages of the driver ----------------------------------------------------------------------------
     # A message about a trial that is not resident is ignored: the trial has failed, and the driver was told.
 
-    def _start(self, message: StartResident) -> None:
+    def _start(self, message: SetUpTrial) -> None:
         if self._residents.is_spent and message.membership is None:
             self._refused.add(message.trial_id)
             return
@@ -227,26 +227,36 @@ class _Lane:
         if code.failed or message.membership is not None:
             return
         now = self._clock.now()
-        started = ResidentStarted(now, message.trial_id, resident.iteration, now - begun, resident.fusion_key)
-        self._send(started._replace(restored=resident.restored), at_once=now - begun > _SHORT_S)
-        self._add_iterations(resident, message.iterations)
+        started = TrialStarted(
+            now,
+            message.trial_id,
+            self._id,
+            iteration=resident.iteration,
+            seconds=now - begun,
+            fusion_key=resident.fusion_key,
+            restoring=resident.restored,
+        )
+        self._send(started, at_once=now - begun > _SHORT_S)
+        self._add_iterations(resident, message.command.iterations)
 
-    def _run(self, message: RunResident) -> None:
+    def _run(self, message: RunIteration) -> None:
         resident = self._residents.get(message.trial_id)
         if resident is not None:
             self._add_iterations(resident, message.iterations)
 
-    def _pause(self, message: PauseResident) -> None:
+    def _pause(self, message: Pause) -> None:
         resident = self._residents.get(message.trial_id)
         if resident is not None:
             self._residents.halt(resident)
-            if message.may_move:
+            may_move = message.purpose is PausePurpose.PREEMPT
+            if may_move:
                 self._settle(resident)  # Before the driver gives the memory to others.
-            self._send(ResidentPaused(self._clock.now(), resident.trial_id, resident.iteration, message.may_move))
-            if message.may_move and resident.autosaves and resident.member is None:
+            now, iteration = self._clock.now(), resident.iteration
+            self._send(TrialPaused(now, resident.trial_id, self._id, iteration=iteration, purpose=message.purpose))
+            if may_move and resident.autosaves and resident.member is None:
                 self._save_if_due(resident)
 
-    def _save(self, message: SaveResident) -> None:
+    def _save(self, message: Save) -> None:
         resident = self._residents.get(message.trial_id)
         if resident is None:
             return
@@ -259,20 +269,20 @@ class _Lane:
             return
         if message.drop:
             self._residents.release(resident)
-        self._send(saved._replace(at=self._clock.now(), dropped=message.drop))
+        self._send(structs.replace(saved, at=self._clock.now(), dropped=message.drop))
 
-    def _release(self, message: ReleaseResident) -> None:
+    def _release(self, message: StopTrial) -> None:
         resident = self._residents.get(message.trial_id)
         if message.trial_id in self._refused:
             self._refused.remove(message.trial_id)
-            self._send(ResidentReleased(self._clock.now(), message.trial_id))
+            self._send(TrialReleased(self._clock.now(), message.trial_id, self._id))
         elif resident is not None:
             if message.keep and self._residents.checkpoints.is_to_be_kept(resident):
                 self._send(self._residents.checkpoints.keep(resident))
             self._residents.release(resident)
-            self._send(ResidentReleased(self._clock.now(), message.trial_id))
+            self._send(TrialReleased(self._clock.now(), message.trial_id, self._id))
 
-    def _call(self, message: CallResident) -> None:
+    def _call(self, message: Call) -> None:
         """Calls a method of a resident; an exception in it goes to the caller, and the trial continues."""
         resident = self._residents.get(message.trial_id)
         if resident is None:
@@ -282,7 +292,8 @@ class _Lane:
             result = self._residents.call(resident, message.method, message.payload)
         except BaseException as error:
             raised, is_usable = self._failures.describe(error)
-        called = ResidentCalled(self._clock.now(), resident.trial_id, message.call_id, result, raised)
+        now, call_id = self._clock.now(), message.call_id
+        called = TrialCalled(now, resident.trial_id, self._id, call_id=call_id, result=result, failure=raised)
         if raised is None:
             self._send(called)
         else:
@@ -290,7 +301,7 @@ class _Lane:
         if resident.autosaves and resident.member is None and not resident.left:
             self._save_if_due(resident)
 
-    def _shutdown(self, message: Shutdown) -> None:
+    def _shutdown(self, message: StopLane) -> None:
         for resident in self._residents:
             self._residents.release(resident)
         if self._exit is not None and not self._exit.is_over:
@@ -343,8 +354,8 @@ class _Lane:
         if not resident.finished:
             self._residents.add_iterations(resident, iterations)
         elif iterations > 0:
-            now = self._clock.now()
-            self._send(ResidentIterated(now, resident.trial_id, resident.iteration, 0.0, None, None, True))
+            now, done = self._clock.now(), resident.iteration
+            self._send(IterationDone(now, resident.trial_id, self._id, iteration=done, seconds=0.0, finished=True))
 
     def _iterate(self, resident: ResidentTrial) -> None:
         if resident.member is not None:
@@ -359,7 +370,7 @@ class _Lane:
             self._tell_news()
         if done.seconds > _SHORT_S:
             self._output.collect()
-        if done.seconds > _SHORT_S or is_first or done.metrics is None or not done.settled:
+        if done.seconds > _SHORT_S or is_first or done.metrics is NO_METRICS or not done.settled:
             self._send(done, at_once=done.seconds > _SHORT_S and resident.unsent is None)
         else:
             self._note.write(None)
@@ -371,7 +382,7 @@ class _Lane:
         if resident.autosaves:
             self._save_if_due(resident)
 
-    def _report_rows(self, reports: Sequence[tuple[ResidentTrial, ResidentIterated]]) -> None:
+    def _report_rows(self, reports: Sequence[tuple[ResidentTrial, IterationDone]]) -> None:
         """Sends the reports of trials that took a step together, in as few batches as can be; then saves those due."""
         for resident, done in reports:
             self._send(done, at_once=False)
@@ -387,7 +398,7 @@ class _Lane:
             if resident.autosaves:
                 self._save_if_due(resident)
 
-    def _set_rows(self, message: SetRows) -> None:
+    def _set_rows(self, message: LimitRows) -> None:
         self._residents.fused.groups.most = message.rows
 
     def _iterate_together(self, resident: ResidentTrial, member: LaneMember) -> None:
@@ -433,21 +444,22 @@ class _Lane:
 
     def _tell_savability(self, resident: ResidentTrial, *, at_first: bool = False) -> None:
         if has_changed(resident) or at_first:
-            self._send(ResidentSavability(self._clock.now(), resident.trial_id, can_save=resident.savable))
+            self._send(SavabilityChanged(self._clock.now(), resident.trial_id, self._id, can_save=resident.savable))
 
     def _tell_missing(self, name: str) -> None:
-        self._channel.send(PayloadMissing(self._clock.now(), name))
+        self._channel.send(PayloadMissing(name))
 
     def _current_trial(self) -> str | None:
         current = self._residents.current
         return None if current is None else current.trial_id
 
     def _tell_clean_up(self, trial_id: str) -> None:
-        self._channel.send(CleanUpBegun(self._clock.now(), trial_id))
+        self._channel.send(CleanUpBegun(trial_id))
 
     def _tell_spent(self, reason: str) -> None:
         self._output.stderr.write(f"no further trial should run in this process: {reason}\n")
-        self._channel.send(ProcessSpent(self._clock.now(), reason), at_once=False)  # Before that the trial has left.
+        # Before that the trial has left.
+        self._channel.send(LaneSpent(self._clock.now(), self._id, reason), at_once=False)
 
     def _send(self, message: Any, *, at_once: bool = True) -> None:
         # The trial's code has returned. If the lane dies once the driver has this message, the trial is not to blame.

@@ -50,14 +50,13 @@ from fluid.measure.measurements import (
 )
 from fluid.measure.runtime_model import (
     DEFAULT_BENEFIT_THRESHOLD,
-    TOLERANCE,
     FusedRates,
     marginal_benefit,
     packing_limit_from_seconds,
     rows_worth_fusing,
     width_limit,
 )
-from fluid.resources import MemoryNeed
+from fluid.resources import TOLERANCE, MemoryNeed
 
 # -- key table -----------------------------------------------------------------------------------
 #

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.resources import TOLERANCE
 
 # -- fused rates ---------------------------------------------------------------------------------
 #
@@ -209,8 +210,6 @@ DEFAULT_MAX_PACKING = 4
 DEFAULT_MAX_WIDTH = 8
 #: O_th: one more co-resident must cut the device time per iteration by more than this (docs/theory.md, section 2).
 DEFAULT_BENEFIT_THRESHOLD = 0.05
-#: Absorbs rounding errors where the theory means exact arithmetic (floor, strict comparisons).
-TOLERANCE = 1e-9
 
 
 def marginal_benefit(residents: int, seconds: float, seconds_one_fewer: float) -> float:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluid.measure.runtime_model import TOLERANCE, FloatArray, FusedRates, IntArray, RuntimeModel, stretch_of
+from fluid.measure.runtime_model import FloatArray, FusedRates, IntArray, RuntimeModel, stretch_of
 from fluid.planners.instance import Instance
+from fluid.resources import TOLERANCE
 
 #: Halvings of an interval no wider than its lower end: 40 reach 1e-12 of the time, finer than TOLERANCE.
 _BISECTIONS = 40

@@ -14,7 +14,7 @@ import numpy as np
 
 from fluid.dynamic_fluid import DynamicFluid, ReallocateByShare
 from fluid.errors import require_integer, require_one_of
-from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, TOLERANCE, FloatArray, IntArray
+from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH, FloatArray, IntArray
 from fluid.planners.arrangement import Arrangement, KeepWidths, Replanner, start_order
 from fluid.planners.bounds import NarrowestWidths
 from fluid.planners.instance import Instance
@@ -22,6 +22,7 @@ from fluid.planners.planner import Planner
 from fluid.planners.rollout import roll_out
 from fluid.planners.shares import packed_widths
 from fluid.planners.water_fill import Concentrate, WaterFill, concentrated_widths
+from fluid.resources import TOLERANCE
 from fluid.static_fluid import StaticFluid
 
 # -- fifo ----------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ import numpy as np
 from fluid.devices.constraints import Constraint
 from fluid.devices.occupancy import Occupancy
 from fluid.devices.start_queue import StartQueue
-from fluid.measure.runtime_model import TOLERANCE, FusedColumn, FusedRates, IntArray, stretch_of
+from fluid.measure.runtime_model import FusedColumn, FusedRates, IntArray, stretch_of
 from fluid.planners.arrangement import Arrangement, Running, WidthChange, idle_speeds
 from fluid.planners.instance import Instance
-from fluid.resources import Cluster, MemoryNeed
+from fluid.resources import TOLERANCE, Cluster, MemoryNeed
 
 #: Events closer together than this share of the time are one instant: sums of the same durations in another order
 #: differ by rounding, which is a few times 1e-16 of the time.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fluid.measure.runtime_model import TOLERANCE, FloatArray, IntArray
+from fluid.measure.runtime_model import FloatArray, IntArray
 from fluid.planners.arrangement import Running, WidthChange
 from fluid.planners.instance import Instance
+from fluid.resources import TOLERANCE
 
 #: A share below this is one that rounding does not make a whole device.
 _BELOW_ONE = 0.999

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from fluid.measure.runtime_model import TOLERANCE, FloatArray, IntArray
+from fluid.measure.runtime_model import FloatArray, IntArray
 from fluid.planners.arrangement import Running
 from fluid.planners.instance import Completion, at_equal_odds, completion_of
+from fluid.resources import TOLERANCE
 
 #: A gain of the expected last end below this share of its standard deviation is noise. `benchmarks/odds.py` measures no
 #: loss by it; from a tenth on, makespans grow.

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fluid.measure.runtime_model import TOLERANCE, FloatArray, IntArray, RuntimeModel
+from fluid.measure.runtime_model import FloatArray, IntArray, RuntimeModel
 from fluid.planners.arrangement import Running, WidthChange
 from fluid.planners.bounds import distinct_kinds
 from fluid.planners.instance import Instance
 from fluid.planners.shares import make_room
 from fluid.planners.uncertain import UncertainEnds, as_certain
+from fluid.resources import TOLERANCE
 
 #: Trials that end early shrink only if the last finish moves below this share of it: their resizes cost epsilon each.
 _SHRINK_GAIN = 0.99

@@ -32,7 +32,7 @@ from fluid.engine.trials.lifecycle import Lifecycle
 from fluid.engine.trials.residency import Residency
 from fluid.engine.trials.resizing import Resizing
 from fluid.errors import InvalidFieldError, require_number
-from fluid.measure.runtime_model import TOLERANCE
+from fluid.resources import TOLERANCE
 from fluid.trialgroup import TrialState
 
 

@@ -1,6 +1,6 @@
 """Mutual authentication of two processes of a session over TCP, by HMAC (RFC 2104) of random challenges.
 
-Any process on the network can connect, and the messages are pickles. So neither end reads a message before the other
+Any process on the network can connect, and what it says would be done. So neither end reads a message before the other
 has proved that it knows the session's key. Messages are not encrypted: like all traffic of a Ray cluster they need a
 private network. ``multiprocessing.connection`` has the same handshake, but makes each connection wait for its own round
 trips; here many connections share them, and a server need not block.
@@ -22,11 +22,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fluid._clock import Clock, MonotonicClock
+from fluid.wire import VERSION
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-#: Number of the client, and a challenge for the server.
-_HELLO = struct.Struct(f"!q{_NONCE_BYTES}s")
+#: Bytes of a version, with zeros after it.
+_VERSION_BYTES = 32
+#: Number of the client, its version, and a challenge for the server.
+_HELLO = struct.Struct(f"!q{_VERSION_BYTES}s{_NONCE_BYTES}s")
 #: Bytes that a client sends: its hello and its proof.
 HELLO_BYTES = _HELLO.size + _PROOF_BYTES
 #: Seconds that both sides have.
@@ -40,10 +43,12 @@ class Hello(NamedTuple):
 
     Attributes:
         number: chosen by the client.
+        version: its Fluid's.
         nonce: its challenge for the server.
     """
 
     number: int
+    version: str
     nonce: bytes
 
 
@@ -73,7 +78,8 @@ def read_hello(key: bytes, challenge: bytes, data: bytes) -> Hello | None:
     hello, proof = data[: _HELLO.size], data[_HELLO.size :]
     if len(data) != HELLO_BYTES or not hmac.compare_digest(proof, _prove(key, b"client", challenge, hello)):
         return None
-    return Hello(*_HELLO.unpack(hello))
+    number, version, nonce = _HELLO.unpack(hello)
+    return Hello(number, version.rstrip(b"\0").decode(errors="replace"), nonce)
 
 
 def server_proof(key: bytes, challenge: bytes, hello: Hello) -> bytes:
@@ -154,7 +160,7 @@ class _ClientHandshake:
     def send_hello(self) -> None:
         self._challenge = self._receive(_NONCE_BYTES)
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        hello = _HELLO.pack(self._number, self._nonce)
+        hello = _HELLO.pack(self._number, VERSION.encode()[:_VERSION_BYTES], self._nonce)
         self.socket.sendall(hello + _prove(self._key, b"client", self._challenge, hello))
 
     def check_server(self) -> socket.socket:

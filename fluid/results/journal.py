@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from fluid.checksums import parse_text
 from fluid.engine.commands import (
     KillLane,
@@ -74,6 +76,7 @@ from fluid.errors import InvalidFieldError
 from fluid.measure.json_input import read_record
 from fluid.measure.profile import Profile
 from fluid.trialgroup import TrialState
+from fluid.wire import Frame
 
 # -- recovered -----------------------------------------------------------------------------------
 #
@@ -261,7 +264,7 @@ def encode(item: object) -> Entry | None:
         return {"v": VERSION, "what": what, "at": item.at, "trial_id": item.trial_id, "iteration": item.iteration}
     if isinstance(item, ReportEnd) and item.failure is not None:
         # The exception is of use only to the submitter of this session.
-        item = replace(item, failure=replace(item.failure, exception=None))
+        item = structs.replace(item, failure=replace(item.failure, exception=None))
     if isinstance(item, LaneReady) and math.isinf(item.seconds):
         return None  # What is written of it is how long it took.
     return _entry(item) if type(item).__name__ in _WRITTEN else None
@@ -277,7 +280,7 @@ def encode_apart(item: object) -> tuple[Entry, Iterator[list[Entry]]] | None:
     if len(trials) <= _BATCH:
         return None
     batches = (trials[start : start + _BATCH] for start in range(0, len(trials), _BATCH))
-    entry = _entry(replace(item, trials=()))  # type: ignore[type-var]
+    entry = _entry(structs.replace(item, trials=()))  # type: ignore[type-var]
     del entry["trials"]
     return entry, map(_as_json, batches)
 
@@ -292,7 +295,7 @@ def _as_json(value: Any) -> Any:
     if kind is tuple:
         return [part if type(part) in _PLAIN else _as_json(part) for part in value]
     if kind not in _FIELDS:
-        _FIELDS[kind] = _fields_of(kind) if is_dataclass(kind) else None
+        _FIELDS[kind] = _fields_of(kind) if is_dataclass(kind) or issubclass(kind, Frame) else None
     known = _FIELDS[kind]
     if known is None:
         return value
@@ -306,6 +309,8 @@ def _as_json(value: Any) -> Any:
 
 def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """The names of a dataclass's fields, each with the value that need not be written; ``_NEVER`` if any must be."""
+    if issubclass(kind, Frame):
+        return tuple((name, _NEVER) for name in kind.__struct_fields__)
     is_lean = kind in _LEAN
     return tuple((item.name, item.default if is_lean and not item.default else _NEVER) for item in fields(kind))
 

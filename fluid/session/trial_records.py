@@ -11,7 +11,8 @@ import queue
 import threading
 
 from fluid._logs import logger_of
-from fluid.lane.log_records import LaneLogged, record_of
+from fluid.lane.log_records import record_of
+from fluid.lane.protocol import LaneLogged
 from fluid.waiting.waits import BackgroundThread
 
 _log = logger_of("fluid.session")

@@ -26,13 +26,12 @@ from fluid.engine.events import (
 )
 from fluid.errors import InvalidFieldError
 from fluid.forecasting.scenario import Scenario
-from fluid.measure.runtime_model import TOLERANCE
 from fluid.planners.bounds import malleable_lower_bound
 from fluid.planners.instance import Instance
 from fluid.planners.planner import Planner
 from fluid.planners.rollout import Segment
 from fluid.policies.engine import EngineState
-from fluid.resources import Cluster, Device
+from fluid.resources import TOLERANCE, Cluster, Device
 from fluid.simulation.simulation_result import GroupResult, SimulationResult
 from fluid.simulation.sweeps import RequestedRun, Sweep, make_sweeps
 from fluid.simulation.trial_outcomes import OracleProfile

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from fluid.backends.simulated.backend import SimulatedBackend
 from fluid.engine.commands import CheckpointValue, Command, PrefetchCheckpoint, Save, StartTrial, ValueCheckpoints
 from fluid.engine.events import Checkpoint, CheckpointPlaced, Event, Restoring, Source, TrialSaved, TrialStarted
@@ -135,7 +137,7 @@ class StoringBackend(SimulatedBackend):
     def poll(self, timeout: float | None = None) -> list[Event]:
         """As of the simulated backend; a trial that starts from a checkpoint says where that was."""
         return [
-            replace(event, restoring=self._restoring.pop(event.trial_id, None))
+            structs.replace(event, restoring=self._restoring.pop(event.trial_id, None))
             if isinstance(event, TrialStarted)
             else event
             for event in super().poll(timeout)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command, LimitRows, Notice, Report, ReportEnd, StopLane
@@ -173,7 +175,7 @@ def run_fused(
             backend.clock.advance_to(max(at, backend.now()))
             if isinstance(event, DeviceAdded):
                 backend.add_devices([event.device])
-            handle(replace(event, at=backend.now()))
+            handle(structs.replace(event, at=backend.now()))
         elif alarm is not None and alarm < backend.next_at():
             raise AssertionError(f"a trial is waited for: {session.steps[-3:]}")
         else:

@@ -9,22 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lane_messages as to
 import pytest
 import torch
 from torch import nn
 
+from fluid.engine.events import FusionLimited, IterationDone, LaneReady, TrialFailed, TrialStarted
 from fluid.fused import SGD, FusedTrainable, TensorData, fusion_key
 from fluid.lane.process.state import read_running_trial
-from fluid.lane.protocol import (
-    LaneWarm,
-    ResidentFailed,
-    ResidentIterated,
-    ResidentStarted,
-    RowsLimited,
-    RunResident,
-    ShipTrainable,
-    StartResident,
-)
+from fluid.lane.protocol import ShipTrainable
 from fluid.trainables.pickling import dump_config, dump_trainable
 
 
@@ -93,7 +86,7 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
     def make(lane_id: int = 0, **options: Any) -> Any:
         lane = fork(server, lane_id, **{"save_after": 1e9, **options})
-        lane.receive(LaneWarm)
+        lane.receive(LaneReady)
         return lane
 
     return make
@@ -101,9 +94,9 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
 def start(lane: Any, trials: dict[str, dict[str, Any]], iterations: int, cls: type = Faulty) -> list[Any]:
     lane.send(ShipTrainable(0, dump_trainable(cls), ()))
-    lane.send(*(StartResident(name, 0, dump_config(values), 0) for name, values in trials.items()))
-    started = [lane.receive(ResidentStarted, name) for name in trials]
-    lane.send(*(RunResident(name, iterations) for name in trials))
+    lane.send(*(to.set_up(name, 0, dump_config(values), 0) for name, values in trials.items()))
+    started = [lane.receive(TrialStarted, name) for name in trials]
+    lane.send(*(to.run(name, iterations) for name in trials))
     return started
 
 
@@ -111,7 +104,7 @@ def check(lane: Any, trials: dict[str, dict[str, Any]], iterations: int, cls: ty
     """Receives iterations, and checks that all are as of the trials alone; returns the rows of each."""
     rows = {}
     for name, values in trials.items():
-        done = [lane.receive(ResidentIterated, name) for _ in range(iterations)]
+        done = [lane.receive(IterationDone, name) for _ in range(iterations)]
         assert [one.iteration for one in done] == list(range(1, iterations + 1))
         expected = losses_alone(cls, values, iterations)
         assert [one.metrics["loss"] for one in done] == pytest.approx(expected, rel=1e-5)
@@ -127,17 +120,17 @@ def test_of_a_pack_that_raises_only_the_culprit_fails(make_lane: Callable[..., A
     trials = {f"t{number}": config(number, **told) for number in range(5)}
     trials["t3"]["fails_at"] = 3  # In the middle of its second iteration, when all have trained for an epoch.
     start(lane, trials, 4)
-    failed = lane.receive(ResidentFailed)
+    failed = lane.receive(TrialFailed)
     assert (failed.trial_id, failed.kind, failed.message) == ("t3", "error", "ValueError: so it was told to")
     culprit = trials.pop("t3")
-    assert lane.receive(ResidentIterated, "t3").metrics["loss"] == pytest.approx(losses_alone(Faulty, culprit, 1)[0])
+    assert lane.receive(IterationDone, "t3").metrics["loss"] == pytest.approx(losses_alone(Faulty, culprit, 1)[0])
     rows = check(lane, trials, 4)
     assert all(each[0] == 5 and each[2:] == [4, 4] for each in rows.values())
     log = (tmp_path / "trials/t3/output.log").read_text(encoding="utf-8")
     assert "so it was told to" in log and "in order" in log
     notes = Path(heard).read_text(encoding="utf-8").split()
     assert notes.count("None") > 5 * 4 and set(notes) == {"None", "t2", "t3", "t4"}, "a pack names no culprit"
-    assert not any(isinstance(message, (ResidentFailed, RowsLimited)) for message in lane.messages)
+    assert not any(isinstance(message, (TrialFailed, FusionLimited)) for message in lane.messages)
 
 
 @pytest.mark.slow
@@ -146,7 +139,7 @@ def test_a_pack_that_does_not_fit_is_halved(make_lane: Callable[..., Any]) -> No
     trials = {f"t{number}": config(number, fit=2) for number in range(5)}
     start(lane, trials, 4)
     rows = check(lane, trials, 4)
-    limited = lane.receive(RowsLimited)
+    limited = lane.receive(FusionLimited)
     assert limited.rows == 2 and "CUDA out of memory" in limited.reason
     assert {each[0] for each in rows.values()} == {5}
     assert sorted(each[-1] for each in rows.values()) == [1, 2, 2, 2, 2]
@@ -158,10 +151,10 @@ def test_trials_that_raise_only_in_a_pack_take_turns(make_lane: Callable[..., An
     trials = {f"t{number}": config(number, alone=True) for number in range(3)}
     start(lane, trials, 3)
     rows = check(lane, trials, 3)
-    limited = lane.receive(RowsLimited)
+    limited = lane.receive(FusionLimited)
     assert limited.rows == 1 and "RuntimeError: not in company" in limited.reason
     assert rows == {name: [3, 1, 1] for name in trials}
-    assert not any(isinstance(message, (ResidentFailed, RowsLimited)) for message in lane.messages)
+    assert not any(isinstance(message, (TrialFailed, FusionLimited)) for message in lane.messages)
 
 
 @pytest.mark.slow
@@ -171,9 +164,9 @@ def test_trials_that_the_self_check_refuses_take_turns(make_lane: Callable[..., 
         lane = make_lane(lane_id)
         start(lane, trials, 2, Branching)
         assert check(lane, trials, 2, Branching) == {name: [1, 1] for name in trials}
-        limited = lane.receive(RowsLimited)
+        limited = lane.receive(FusionLimited)
         assert limited.rows == 1 and limited.reason.startswith("loss() cannot run for several trials at once")
-        assert not any(isinstance(message, RowsLimited) for message in lane.messages), "it is told once"
+        assert not any(isinstance(message, FusionLimited) for message in lane.messages), "it is told once"
     log = (tmp_path / f"trials/{limited.trial_id}/output.log").read_text(encoding="utf-8")
     assert log.count("Fluid: trials like this one are not fused here: loss() cannot run") == 2
 
@@ -195,7 +188,7 @@ def test_a_self_check_that_raises_leaves_the_fault_to_its_trial(make_lane: Calla
     trials = {f"t{number}": config(number) for number in range(3)}
     trials["t0"]["fails_at"] = 0
     start(lane, trials, 3)
-    assert lane.receive(ResidentFailed).trial_id == "t0"
+    assert lane.receive(TrialFailed).trial_id == "t0"
     del trials["t0"]
     assert check(lane, trials, 3) == {name: [1, 2, 2] for name in trials}
 

@@ -6,29 +6,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import lane_messages as to
 import pytest
 import torch
 from torch import nn
 
+from fluid.engine.events import (
+    IterationDone,
+    LaneReady,
+    TrialCalled,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialStarted,
+)
 from fluid.fused import SGD, Adam, Dropout, FusedTrainable, TensorData
 from fluid.fused.optimizers import OptimizerSpec
-from fluid.lane.protocol import (
-    CallResident,
-    LaneWarm,
-    PauseResident,
-    ReleaseResident,
-    ResidentCalled,
-    ResidentIterated,
-    ResidentPaused,
-    ResidentReleased,
-    ResidentSaved,
-    ResidentStarted,
-    RunResident,
-    SaveResident,
-    SetRows,
-    ShipTrainable,
-    StartResident,
-)
+from fluid.lane.protocol import ShipTrainable
 from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
 
 pytestmark = pytest.mark.slow
@@ -86,7 +80,7 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
     def make(lane_id: int = 0, **options: Any) -> Any:
         lane = fork(server, lane_id, **{"save_after": 1e9, **options})
-        lane.receive(LaneWarm)
+        lane.receive(LaneReady)
         return lane
 
     return make
@@ -100,13 +94,13 @@ def lane(make_lane: Callable[..., Any]) -> Any:
 def start(lane: Any, trials: dict[str, dict[str, Any]], iterations: int, cls: type = Net, key: int = 0) -> list[Any]:
     """Starts trials at once; returns the answers."""
     lane.send(ShipTrainable(key, dump_trainable(cls), ()))
-    lane.send(*(StartResident(name, key, dump_config(values), iterations) for name, values in trials.items()))
-    return [lane.receive(ResidentStarted, name) for name in trials]
+    lane.send(*(to.set_up(name, key, dump_config(values), iterations) for name, values in trials.items()))
+    return [lane.receive(TrialStarted, name) for name in trials]
 
 
-def iterated(lane: Any, names: Iterable[str], count: int) -> dict[str, list[ResidentIterated]]:
+def iterated(lane: Any, names: Iterable[str], count: int) -> dict[str, list[IterationDone]]:
     """The next iterations of trials."""
-    return {name: [lane.receive(ResidentIterated, name) for _ in range(count)] for name in names}
+    return {name: [lane.receive(IterationDone, name) for _ in range(count)] for name in names}
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -124,10 +118,10 @@ def test_trials_of_one_key_train_together_as_each_would_alone(lane: Any, count: 
     steps = {(one.at, one.seconds) for each in done.values() for one in each}
     assert len(steps) == 4, "trials of one step have the same times"
     for name, values in trials.items():
-        lane.send(SaveResident(name, True))
-        saved = lane.receive(ResidentSaved, name)
-        lane.send(StartResident(f"{name} on", 0, dump_config(values), 1, saved.path, saved.iteration))
-        on = lane.receive(ResidentIterated, f"{name} on")
+        lane.send(to.save(name, True))
+        saved = lane.receive(TrialSaved, name)
+        lane.send(to.set_up(f"{name} on", 0, dump_config(values), 1, saved.path, saved.iteration))
+        on = lane.receive(IterationDone, f"{name} on")
         assert is_near(on.metrics, alone(Net, values, 5)[-1]) and on.rows == 1
 
 
@@ -137,13 +131,13 @@ def test_trials_join_and_leave_between_two_steps(lane: Any) -> None:
     start(lane, {"c": config(2)}, 3)
     joined = iterated(lane, "c", 3)["c"]
     assert [one.rows for one in joined] == [3, 3, 3] and all(one.settled for one in joined), "it costs little to join"
-    lane.send(PauseResident("a"))
-    paused = lane.receive(ResidentPaused, "a").iteration
-    lane.send(ReleaseResident("b"), RunResident("a", 2))
-    lane.receive(ResidentReleased, "b")
-    numbers: dict[int, ResidentIterated] = {}
+    lane.send(to.pause("a"))
+    paused = lane.receive(TrialPaused, "a").iteration
+    lane.send(to.release("b"), to.run("a", 2))
+    lane.receive(TrialReleased, "b")
+    numbers: dict[int, IterationDone] = {}
     while paused + 2 not in numbers:
-        one = lane.receive(ResidentIterated, "a")
+        one = lane.receive(IterationDone, "a")
         numbers[one.iteration] = one
     assert [numbers[paused + more].rows for more in (1, 2)] == [1, 1]
     expected = alone(Net, config(0), paused + 2)
@@ -153,10 +147,10 @@ def test_trials_join_and_leave_between_two_steps(lane: Any) -> None:
 
 def test_the_driver_limits_the_rows_of_a_step(lane: Any) -> None:
     trials = {f"t{number}": config(number) for number in range(5)}
-    lane.send(SetRows(1))
+    lane.send(to.rows(1))
     start(lane, trials, 2)
     assert {one.rows for each in iterated(lane, trials, 2).values() for one in each} == {1}
-    lane.send(SetRows(4), *(RunResident(name, 40) for name in trials))
+    lane.send(to.rows(4), *(to.run(name, 40) for name in trials))
     done = iterated(lane, trials, 40)
     settled = [one for each in done.values() for one in each if one.settled]
     assert {one.rows for one in settled} == {4, 1}
@@ -178,7 +172,7 @@ def test_trials_of_other_keys_and_other_trainables_take_turns_with_a_pack(lane: 
     keys = dict(zip(fused, (one.fusion_key for one in start(lane, fused, 0)), strict=True))
     assert keys["a"] == keys["b"] and len(set(keys.values())) == 3
     assert start(lane, {"function": {}}, 0, count, 1)[0].fusion_key is None
-    lane.send(*(RunResident(name, 3) for name in (*fused, "function")))
+    lane.send(*(to.run(name, 3) for name in (*fused, "function")))
     done = iterated(lane, (*fused, "function"), 3)
     rows = {name: {one.rows for one in each} for name, each in done.items()}
     assert rows == {"a": {2}, "b": {2}, "wide": {1}, "adam": {1}, "function": {1}}
@@ -190,19 +184,19 @@ def test_a_row_is_saved_and_called_without_harm_to_the_others(make_lane: Callabl
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     trials = {"a": config(0), "b": config(1), "c": config(2)}
     start(lane, trials, 2)
-    assert {lane.receive(ResidentSaved, name).iteration for name in trials for _ in range(2)} == {1, 2}
+    assert {lane.receive(TrialSaved, name).iteration for name in trials for _ in range(2)} == {1, 2}
     first = iterated(lane, trials, 2)
-    lane.send(SaveResident("a", False), *(RunResident(name, 1) for name in trials))
-    saved = lane.receive(ResidentSaved, "a")
+    lane.send(to.save("a", False), *(to.run(name, 1) for name in trials))
+    saved = lane.receive(TrialSaved, "a")
     assert saved.iteration == 2
     after = iterated(lane, trials, 1)
     assert all(each[0].settled and each[0].rows == 3 for each in after.values()), "to be saved, none has left the pack"
     lane.send(
-        CallResident("b", 1, "set_weights", dump_arguments((0.5,), {})),
-        CallResident("b", 2, "weight", dump_arguments((), {})),
-        *(RunResident(name, 1) for name in trials),
+        to.call("b", 1, "set_weights", dump_arguments((0.5,), {})),
+        to.call("b", 2, "weight", dump_arguments((), {})),
+        *(to.run(name, 1) for name in trials),
     )
-    assert [lane.receive(ResidentCalled).raised for _ in range(2)] == [None, None]
+    assert [lane.receive(TrialCalled).raised for _ in range(2)] == [None, None]
     called = iterated(lane, trials, 1)
     changed = Net()
     changed.setup(config(1))

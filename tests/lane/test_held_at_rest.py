@@ -7,19 +7,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import lane_messages as to
 import pytest
 
-from fluid.lane.protocol import (
-    HeldAtRest,
-    LaneWarm,
-    PauseResident,
-    ReleaseResident,
-    ResidentIterated,
-    ResidentPaused,
-    ResidentReleased,
-    RunResident,
-    StartResident,
-)
+from fluid.engine.events import IterationDone, LaneReady, StateMeasured, TrialPaused, TrialReleased
 from fluid.trainables.pickling import dump_config
 
 MB = 1e6
@@ -90,7 +81,7 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
     def make(**options: Any) -> Any:
         lane = fork(server, 0, **options)
-        lane.receive(LaneWarm)
+        lane.receive(LaneReady)
         return lane
 
     return make
@@ -98,21 +89,21 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
 def held(lane: Any) -> dict[str, float]:
     """What was told since the last call, in MB, by trial."""
-    told = [message for message in lane.messages if isinstance(message, HeldAtRest)]
+    told = [message for message in lane.messages if isinstance(message, StateMeasured)]
     lane.messages = [message for message in lane.messages if message not in told]
     return {message.trial_id: message.held_bytes / MB for message in told}
 
 
 def pause(lane: Any, trial_id: str) -> dict[str, float]:
-    lane.send(PauseResident(trial_id, may_move=True))
-    lane.receive(ResidentPaused, trial_id)
+    lane.send(to.pause(trial_id, may_move=True))
+    lane.receive(TrialPaused, trial_id)
     return held(lane)
 
 
 def test_a_pause_tells_what_stays_reserved_once_the_cache_is_empty(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(kind="gpu")
     lane.start("a", Training, {"grows": 30 * MB}, 3)
-    done = [lane.receive(ResidentIterated) for _ in range(3)]
+    done = [lane.receive(IterationDone) for _ in range(3)]
     assert done[0].memory == (120 * MB, 180 * MB)
     assert pause(lane, "a") == {"a": 180.0}, "each of the later iterations has left 30 MB more"
 
@@ -120,11 +111,11 @@ def test_a_pause_tells_what_stays_reserved_once_the_cache_is_empty(make_lane: Ca
 def test_the_memory_is_given_back_before_the_driver_hears_of_the_pause(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(kind="gpu")
     lane.start("a", Training, {}, 1000)
-    lane.receive(ResidentIterated)
+    lane.receive(IterationDone)
     assert pause(lane, "a") == {"a": 90.0}
     lane.messages.clear()
-    lane.send(RunResident("a", 1))
-    assert lane.receive(ResidentIterated).metrics["emptied"] >= 2, "after the first iteration, and for the pause"
+    lane.send(to.run("a", 1))
+    assert lane.receive(IterationDone).metrics["emptied"] >= 2, "after the first iteration, and for the pause"
 
 
 def test_a_trial_that_is_done_tells_it_once_the_lane_is_idle_and_only_changes_later(
@@ -132,26 +123,26 @@ def test_a_trial_that_is_done_tells_it_once_the_lane_is_idle_and_only_changes_la
 ) -> None:
     lane = make_lane(kind="gpu")
     lane.start("a", Training, {}, 1)
-    assert lane.receive(HeldAtRest, "a").held_bytes == 90 * MB
-    lane.send(RunResident("a", 1))
+    assert lane.receive(StateMeasured, "a").held_bytes == 90 * MB
+    lane.send(to.run("a", 1))
     assert pause(lane, "a") == {}
 
 
 def test_several_states_in_a_lane_are_told_apart(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(kind="gpu")
     lane.start("a", Training, {}, 1)
-    assert lane.receive(HeldAtRest, "a").held_bytes == 90 * MB
+    assert lane.receive(StateMeasured, "a").held_bytes == 90 * MB
     lane.start("b", Training, {"grows": 40 * MB}, 1)
-    assert lane.receive(HeldAtRest, "b").held_bytes == 130 * MB
-    lane.send(ReleaseResident("a"))
-    lane.receive(ResidentReleased, "a")
+    assert lane.receive(StateMeasured, "b").held_bytes == 130 * MB
+    lane.send(to.release("a"))
+    lane.receive(TrialReleased, "a")
     assert pause(lane, "b") == {}, "what the other one has left is no concern of this one"
 
 
 def test_what_is_not_measured_is_not_told(make_lane: Callable[..., Any]) -> None:
     lane = make_lane()
     lane.start("a", Training, {}, 1)
-    lane.receive(ResidentIterated)
+    lane.receive(IterationDone)
     assert pause(lane, "a") == {}
 
 
@@ -159,7 +150,7 @@ def test_what_is_not_measured_is_not_told(make_lane: Callable[..., Any]) -> None
 def test_a_limit_holds_from_the_set_up_on(make_lane: Callable[..., Any], limit: float | None, share: float) -> None:
     lane = make_lane(kind="gpu")
     lane.start("a", Training, {}, 1)
-    lane.receive(ResidentIterated)
-    lane.send(StartResident("b", 0, dump_config({}), 1, limit_bytes=limit))
-    metrics = lane.receive(ResidentIterated, "b").metrics
+    lane.receive(IterationDone)
+    lane.send(to.set_up("b", 0, dump_config({}), 1, limit_bytes=limit))
+    metrics = lane.receive(IterationDone, "b").metrics
     assert metrics["share_in_setup"] == metrics["share"] == pytest.approx(share), "with what the other one holds"

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lane_messages as to
 import pytest
 
 from fluid._clock import VirtualClock
+from fluid.engine.events import IterationDone
 from fluid.lane import serve as lane_serve
 from fluid.lane.device.device import DeviceMemoryMeter
 from fluid.lane.device.own_memory import OwnMemory
 from fluid.lane.output import LaneStreams
-from fluid.lane.protocol import LaneOptions, ResidentIterated, RunResident, ShipTrainable, StartResident
+from fluid.lane.protocol import LaneOptions, ShipTrainable
 from fluid.trainables.driver_link import in_trial
 from fluid.trainables.pickling import dump_config, dump_trainable
 
@@ -68,7 +70,7 @@ class ScriptedChannel:
     def send(self, message: Any, *, at_once: bool = True) -> None:
         pass
 
-    def send_short(self, done: ResidentIterated) -> None:
+    def send_short(self, done: IterationDone) -> None:
         pass
 
     def flush(self) -> None:
@@ -102,11 +104,11 @@ def run_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., M
 
 
 def started(trial_id: str = "a") -> list[Any]:
-    return [ShipTrainable(0, dump_trainable(Counting), ()), StartResident(trial_id, 0, dump_config({}), 1)]
+    return [ShipTrainable(0, dump_trainable(Counting), ()), to.set_up(trial_id, 0, dump_config({}), 1)]
 
 
 def test_a_lane_waits_a_moment_before_it_gives_memory_back(run_lane: Callable[..., Meter]) -> None:
-    channel = ScriptedChannel(started(), [RunResident("a", 1)], [RunResident("a", 1)], [])
+    channel = ScriptedChannel(started(), [to.run("a", 1)], [to.run("a", 1)], [])
     meter = run_lane(channel)
     assert not in_trial(), "the lane has ended, and no trial's code runs here"
     # Three decisions, one at a time; then there is none in time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lane_messages as to
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -28,21 +29,8 @@ from fluid.elastic.messages import (  # noqa: E402
     StoreGet,
     StorePut,
 )
-from fluid.lane.protocol import (  # noqa: E402
-    AdoptResident,
-    FromMember,
-    Membership,
-    PauseResident,
-    ReleaseResident,
-    ResidentFailed,
-    ResidentIterated,
-    ResidentPaused,
-    ResidentReleased,
-    RunResident,
-    ShipTrainable,
-    StartResident,
-    ToMember,
-)
+from fluid.engine.events import IterationDone, TrialFailed, TrialPaused, TrialReleased  # noqa: E402
+from fluid.lane.protocol import AdoptResident, FromMember, Membership, ShipTrainable, ToMember  # noqa: E402
 from fluid.trainables.pickling import dump_config, dump_trainable  # noqa: E402
 
 MEMBERSHIP = Membership(7, "torch")
@@ -77,7 +65,7 @@ def pair(make_server: Any, fork: Any, addresses: tuple[str, str]) -> list[Any]:
     lanes = [fork(server, number, address=address) for number, address in enumerate(addresses)]
     for lane in lanes:
         lane.send(ShipTrainable(0, dump_trainable(Regression), ()))
-        lane.send(StartResident("a", 0, dump_config({}), 0, membership=MEMBERSHIP))
+        lane.send(to.set_up("a", 0, dump_config({}), 0, membership=MEMBERSHIP))
     for lane, address in zip(lanes, addresses, strict=True):
         assert receive_from_member(lane, Prepared)[:2] == (0, address)
     return lanes
@@ -119,8 +107,8 @@ def test_lanes_train_together_and_one_goes_on_alone(pair: list[Any], addresses: 
     receive_from_member(pair[1], Left)
     send_to_member(pair[0], Join(2, 0, 1, "", False))
     assert receive_from_member(pair[0], Joined).iteration == 2
-    pair[0].send(RunResident("a", 2))
-    alone = [pair[0].receive(ResidentIterated, "a") for _ in range(2)]
+    pair[0].send(to.run("a", 2))
+    alone = [pair[0].receive(IterationDone, "a") for _ in range(2)]
     assert [one.iteration for one in alone] == [3, 4], "it goes on as a resident like any other"
     assert [loss_of(one) for one in (*done, *alone)] == pytest.approx(expected, abs=1e-5)
 
@@ -128,8 +116,8 @@ def test_lanes_train_together_and_one_goes_on_alone(pair: list[Any], addresses: 
 def test_a_resident_becomes_a_member_as_it_is(pair: list[Any]) -> None:
     send_to_member(pair[0], Join(1, 0, 1, "", False))
     receive_from_member(pair[0], Joined)
-    pair[0].send(RunResident("a", 3), PauseResident("a"), AdoptResident("a", MEMBERSHIP))
-    assert pair[0].receive(ResidentPaused, "a").iteration <= 3
+    pair[0].send(to.run("a", 3), to.pause("a"), AdoptResident("a", MEMBERSHIP))
+    assert pair[0].receive(TrialPaused, "a").iteration <= 3
     iteration = receive_from_member(pair[0], Prepared).iteration
     meet(pair, 1)
     for lane in pair:
@@ -147,19 +135,19 @@ def test_an_abort_is_heard_by_who_waits_for_others(pair: list[Any]) -> None:
     assert receive_from_member(pair[1], Broken).generation == 1
     meet(pair, 2, sync=False)
     for lane in pair:
-        lane.send(ReleaseResident("a"))
+        lane.send(to.release("a"))
     for lane in pair:
-        lane.receive(ResidentReleased, "a")
+        lane.receive(TrialReleased, "a")
 
 
 def test_what_is_no_elastic_trainable_cannot_become_a_member(make_server: Any, fork: Any) -> None:
     lane = fork(make_server(), 0)
     lane.send(
         ShipTrainable(0, dump_trainable(Plain), ()),
-        StartResident("a", 0, dump_config({}), 0),
+        to.set_up("a", 0, dump_config({}), 0),
         AdoptResident("a", MEMBERSHIP),
     )
-    assert "ElasticTrainable" in lane.receive(ResidentFailed, "a").message
+    assert "ElasticTrainable" in lane.receive(TrialFailed, "a").message
 
 
 class Plain:

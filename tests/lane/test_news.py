@@ -8,9 +8,10 @@ from types import ModuleType
 
 import pytest
 
+from fluid.engine.events import LaneMeasured
 from fluid.lane.device.own_memory import OwnMemory
 from fluid.lane.news import LaneNews
-from fluid.lane.protocol import LaneOptions, ModulesLoaded, OwnBytesChanged
+from fluid.lane.protocol import LaneOptions, ModulesLoaded
 
 INSTALLED = "/opt/venv/lib/python3.11/site-packages"
 
@@ -66,4 +67,4 @@ def test_memory_of_its_own_is_told_too(monkeypatch: pytest.MonkeyPatch, own: Own
     monkeypatch.setattr(own, "changed", lambda held: 500.0 - held)
     told = LaneNews(own)
     load("slow", monkeypatch)
-    assert list(told.since_last(100.0, 1.0)) == [OwnBytesChanged(1.0, 400.0), ModulesLoaded(1.0, ("slow",))]
+    assert list(told.since_last(100.0, 1.0)) == [LaneMeasured(1.0, 400.0), ModulesLoaded(1.0, ("slow",))]

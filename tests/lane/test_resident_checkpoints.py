@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from fluid._clock import VirtualClock
+from fluid.engine.events import TrialNotKept, TrialSaved
 from fluid.keeping import QUOTA_USED_UP, KeepRule, WorstKept
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.checkpoints.save import ResidentCheckpoints
 from fluid.lane.checkpoints.store import persist_checkpoints
-from fluid.lane.protocol import KeepBar, LaneOptions, ResidentNotKept, ResidentSaved
+from fluid.lane.protocol import KeepBar, LaneOptions
 from fluid.lane.resident import ResidentTrial
 
 RULE = KeepRule("best", "g", "loss", "min")
@@ -53,7 +54,7 @@ def told(checkpoints: ResidentCheckpoints, trial: ResidentTrial, losses: list[fl
         trial.iteration += 1
         checkpoints.keep_if_better(trial, {} if loss is None else {"loss": loss})
         if trial.unsent is not None:
-            assert isinstance(trial.unsent, ResidentSaved) and trial.unsent.kept is not None
+            assert isinstance(trial.unsent, TrialSaved) and trial.unsent.kept is not None
             assert trial.unsent.iteration == trial.iteration and trial.unsent.kept.value == loss
             kept.append(trial.iteration)
             trial.unsent = None
@@ -91,7 +92,7 @@ def test_beyond_the_quota_nothing_is_written(checkpoints: ResidentCheckpoints, t
     other = resident(name="b")
     other.iteration = 1
     checkpoints.keep_if_better(other, {"loss": 0.1})
-    assert isinstance(other.unsent, ResidentNotKept) and other.unsent.reason == QUOTA_USED_UP
+    assert isinstance(other.unsent, TrialNotKept) and other.unsent.reason == QUOTA_USED_UP
     assert not (tmp_path / "trials/b").exists()
 
 
@@ -101,10 +102,10 @@ def test_a_disk_that_is_almost_full_gets_no_checkpoint(
     disk = shutil.disk_usage(tmp_path)._replace(total=1 << 40, free=(1 << 30) - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
     answer = checkpoints.keep(resident(KeepRule("last", "g")))
-    assert isinstance(answer, ResidentNotKept)
+    assert isinstance(answer, TrialNotKept)
     assert answer.reason == f"the disk of {tmp_path} is almost full: 1,073,741,823 bytes are free"
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk._replace(free=1 << 30))
-    assert isinstance(checkpoints.keep(resident()), ResidentSaved)
+    assert isinstance(checkpoints.keep(resident()), TrialSaved)
 
 
 def test_the_last_state_for_which_the_disk_has_no_room_goes_to_host_memory(
@@ -122,7 +123,7 @@ def test_the_last_state_for_which_the_disk_has_no_room_goes_to_host_memory(
     trial = resident(KeepRule("last", "g"))
     trial.iteration = 4
     answer = checkpoints.keep(trial)
-    assert isinstance(answer, ResidentNotKept) and "stays in host memory" in answer.reason
+    assert isinstance(answer, TrialNotKept) and "stays in host memory" in answer.reason
     persist_checkpoints(str(memory), str(run), temporary=False)
     assert [path.name[:8] for path in run.glob("trials/a/checkpoints/*")] == ["00000004"]
 
@@ -136,6 +137,6 @@ def test_a_trial_that_cannot_be_saved_goes_on(
     body.error = error
     trial.iteration = 1
     checkpoints.keep_if_better(trial, {"loss": 0.5})
-    assert isinstance(trial.unsent, ResidentNotKept) and str(error) in trial.unsent.reason
+    assert isinstance(trial.unsent, TrialNotKept) and str(error) in trial.unsent.reason
     body.error, trial.unsent = None, None
     assert told(checkpoints, trial, [0.4]) == ([2] if again else [])

@@ -12,20 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lane_messages as to
 import pytest
 
 from fluid.backends.hosts.checkpoints.server import CheckpointServer, ServedFolders
+from fluid.engine.events import IterationDone, LaneReady, TrialFailed, TrialSaved, TrialSetBack, TrialStarted
 from fluid.lane.checkpoints.ledger import StoreLedger
-from fluid.lane.protocol import (
-    LaneWarm,
-    ResidentFailed,
-    ResidentIterated,
-    ResidentSaved,
-    ResidentSetBack,
-    ResidentStarted,
-    RunResident,
-    SaveResident,
-)
 
 
 class Walk:
@@ -63,36 +55,36 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
     def make(lane_id: int = 0, **options: Any) -> Any:
         lane = fork(server, lane_id, **options)
-        lane.receive(LaneWarm)
+        lane.receive(LaneReady)
         return lane
 
     return make
 
 
-def saved_at(lane: Any, *iterations: int, **config: Any) -> list[ResidentSaved]:
+def saved_at(lane: Any, *iterations: int, **config: Any) -> list[TrialSaved]:
     """Runs a trial, and saves it after these iterations."""
     lane.start("a", Walk, config, 0)
     saved = []
     for before, after in zip((0, *iterations), iterations, strict=False):
-        lane.send(RunResident("a", after - before))
+        lane.send(to.run("a", after - before))
         for _ in range(after - before):
-            lane.receive(ResidentIterated)
-        lane.send(SaveResident("a", False))
-        saved.append(lane.receive(ResidentSaved))
+            lane.receive(IterationDone)
+        lane.send(to.save("a", False))
+        saved.append(lane.receive(TrialSaved))
     return saved
 
 
 def go_on(
-    lane: Any, wanted: ResidentSaved, until: int, source: tuple[str, int] | None = None, **config: Any
-) -> ResidentSetBack | None:
+    lane: Any, wanted: TrialSaved, until: int, source: tuple[str, int] | None = None, **config: Any
+) -> TrialSetBack | None:
     """Starts the trial from a checkpoint, in a fresh lane; it must go on as if nothing had happened."""
     lane.start("a", Walk, config, 1, wanted.path, wanted.iteration, None, source)
-    begun = lane.receive(ResidentStarted).iteration
-    set_back = next((message for message in lane.messages if isinstance(message, ResidentSetBack)), None)
+    begun = lane.receive(TrialStarted).iteration
+    set_back = next((message for message in lane.messages if isinstance(message, TrialSetBack)), None)
     assert begun == (wanted.iteration if set_back is None else set_back.iteration)
     if until > begun + 1:
-        lane.send(RunResident("a", until - begun - 1))
-    done = [lane.receive(ResidentIterated) for _ in range(until - begun)]
+        lane.send(to.run("a", until - begun - 1))
+    done = [lane.receive(IterationDone) for _ in range(until - begun)]
     assert [one.iteration for one in done] == list(range(begun + 1, until + 1))
     assert [one.metrics["at"] for one in done] == walk(until)[begun:]
     return set_back
@@ -121,8 +113,8 @@ def test_the_one_before_is_used_where_the_newest_is_damaged(
     assert f"the checkpoint of iteration 5 is {what}" in back.reason
     log = (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
     assert log == f"Fluid: this trial goes on from iteration 2 instead of going on from iteration 5: {back.reason}\n"
-    lane.send(SaveResident("a", False))
-    assert go_on(make_lane(3), lane.receive(ResidentSaved), 10) is None
+    lane.send(to.save("a", False))
+    assert go_on(make_lane(3), lane.receive(TrialSaved), 10) is None
 
 
 def test_without_any_the_trial_begins_afresh(make_lane: Callable[..., Any]) -> None:
@@ -186,8 +178,8 @@ def test_a_checkpoint_is_fetched_from_the_machine_that_has_it(
     assert go_on(lane, other.second, 8, other.server.address) is None
     other.server.close()
     assert go_on(make_lane(2, **options), other.second, 8, other.server.address) is None, "it was fetched before"
-    lane.send(SaveResident("a", False), SaveResident("a", False))
-    first, again = (lane.receive(ResidentSaved) for _ in range(2))
+    lane.send(to.save("a", False), to.save("a", False))
+    first, again = (lane.receive(TrialSaved) for _ in range(2))
     assert first.path == again.path, "the state is the same"
     assert sorted(path.name.split("-")[0] for path in (memory / "a").iterdir()) == ["00000005", "00000008"]
 
@@ -242,7 +234,7 @@ def test_a_lack_of_memory_says_nothing_about_a_checkpoint(make_lane: Callable[..
     _, second = saved_at(make_lane(0), 2, 5)
     lane = make_lane(1)
     lane.start("a", Walk, {"fails_at": [5], "how": "memory"}, 1, second.path, second.iteration)
-    assert lane.receive(ResidentFailed).kind == "out_of_memory"
+    assert lane.receive(TrialFailed).kind == "out_of_memory"
     assert go_on(lane, second, 6) is None
 
 
@@ -250,7 +242,7 @@ def test_a_trial_that_was_done_is_not_done_in_an_earlier_state(make_lane: Callab
     _, second = saved_at(make_lane(0), 2, 4, last=4)
     lane = make_lane(1)
     lane.start("a", Walk, {"last": 4}, 1, second.path, 4)
-    assert lane.receive(ResidentIterated).finished, "it is done and runs no further"
+    assert lane.receive(IterationDone).finished, "it is done and runs no further"
     DAMAGE["truncated"](Path(second.path))
     assert go_on(make_lane(2), second, 4, last=4) is not None
 
@@ -287,9 +279,9 @@ def test_a_trial_that_cannot_be_saved_for_a_while_is_saved_again_later(
     memory = {"memory_folder": str(tmp_path / "memory")}
     lane = make_lane(0, save_after=0.0, save_ratio=0.0, **memory)
     lane.start("a", Strained, {"lacks": lacks, "bad": [2, 3]}, 5)
-    done = [lane.receive(ResidentIterated) for _ in range(5)]
+    done = [lane.receive(IterationDone) for _ in range(5)]
     assert [one.metrics["at"] for one in done] == walk(5)
-    saved = [lane.receive(ResidentSaved) for _ in range(3)]
+    saved = [lane.receive(TrialSaved) for _ in range(3)]
     assert [one.iteration for one in saved] == [1, 4, 5]
     assert [Path(one.path).exists() for one in saved] == [False, True, True]
     assert not any(path.name.startswith(".0") for path in tmp_path.rglob("*")), "no draft is left"
@@ -300,9 +292,9 @@ def test_one_that_is_to_leave_and_cannot_be_saved_for_want_of_space_is_told_apar
 ) -> None:
     lane = make_lane(0)
     lane.start("a", Strained, {"lacks": "space", "bad": [1]}, 1)
-    lane.receive(ResidentIterated)
-    lane.send(SaveResident("a", True))
-    assert lane.receive(ResidentFailed).kind == "not_saved"
+    lane.receive(IterationDone)
+    lane.send(to.save("a", True))
+    assert lane.receive(TrialFailed).kind == "not_saved"
 
 
 def test_a_lane_starts_without_a_note_where_there_is_no_room_for_one(make_lane: Callable[..., Any]) -> None:

@@ -8,19 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lane_messages as to
 import pytest
 
-from fluid.lane.protocol import (
-    LaneWarm,
-    PauseResident,
-    ResidentIterated,
-    ResidentPaused,
-    ResidentSaved,
-    ResidentStarted,
-    RunResident,
-    SaveResident,
-)
-from fluid.lane.resident import ResidentSavability
+from fluid.engine.events import IterationDone, LaneReady, SavabilityChanged, TrialPaused, TrialSaved, TrialStarted
 
 
 def train(config: dict[str, Any], state: Any) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -64,27 +55,27 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
     def make(lane_id: int = 0, **options: Any) -> Any:
         lane = fork(server, lane_id, **options)
-        lane.receive(LaneWarm)
+        lane.receive(LaneReady)
         return lane
 
     return make
 
 
 def counts(lane: Any, number: int) -> list[int]:
-    return [lane.receive(ResidentIterated).metrics["count"] for _ in range(number)]
+    return [lane.receive(IterationDone).metrics["count"] for _ in range(number)]
 
 
 def test_a_function_with_a_state_goes_on_in_another_lane(make_lane: Callable[..., Any]) -> None:
     first, second = make_lane(0), make_lane(1)
     first.start("a", train, {}, 3)
     assert counts(first, 3) == [1, 2, 3]
-    first.send(SaveResident("a", True))
-    saved = first.receive(ResidentSaved)
+    first.send(to.save("a", True))
+    saved = first.receive(TrialSaved)
     assert saved.dropped and saved.iteration == 3
     with open(Path(saved.path, "state", "state.pkl"), "rb") as file:
         assert pickle.load(file) == {"count": 3}
     second.start("a", train, {}, 2, saved.path, 3)
-    assert second.receive(ResidentStarted).iteration == 3
+    assert second.receive(TrialStarted).iteration == 3
     assert counts(second, 2) == [4, 5]
 
 
@@ -92,8 +83,8 @@ def test_a_state_that_cannot_be_pickled_keeps_its_trial_in_the_lane(make_lane: C
     lane = make_lane()
     lane.start("a", train, {"lock_at": 2}, 3)
     assert counts(lane, 3) == [1, 2, 3]
-    lane.send(SaveResident("a", True), RunResident("a", 1))
-    told = lane.receive(ResidentSavability)
+    lane.send(to.save("a", True), to.run("a", 1))
+    told = lane.receive(SavabilityChanged)
     assert (told.trial_id, told.can_save, told.refuses) == ("a", False, True)
     assert told.reason.startswith("state['lock'] cannot be pickled")
     assert counts(lane, 1) == [4], "it is there still"
@@ -102,26 +93,26 @@ def test_a_state_that_cannot_be_pickled_keeps_its_trial_in_the_lane(make_lane: C
 def test_an_automatic_save_tells_once_that_a_state_cannot_be_pickled(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", train, {"lock_at": 2}, 9)
-    assert lane.receive(ResidentSaved).iteration == 1
-    told = lane.receive(ResidentSavability)
+    assert lane.receive(TrialSaved).iteration == 1
+    told = lane.receive(SavabilityChanged)
     assert not told.can_save and not told.refuses and "lock" in told.reason
     assert counts(lane, 9) == list(range(1, 10))
-    lane.send(PauseResident("a"))
-    lane.receive(ResidentPaused)
-    assert sum(isinstance(message, ResidentSavability) for message in lane.messages) == 0
+    lane.send(to.pause("a"))
+    lane.receive(TrialPaused)
+    assert sum(isinstance(message, SavabilityChanged) for message in lane.messages) == 0
 
 
 def test_a_trial_is_saved_in_the_newest_state_that_it_reported(make_lane: Callable[..., Any]) -> None:
     first, second = make_lane(0, save_after=0.0, save_ratio=0.0), make_lane(1)
     first.start("a", Reports, {"every": 2}, 5)
-    assert [first.receive(ResidentSavability).can_save for _ in range(2)] == [False, True]
-    assert [first.receive(ResidentSaved).iteration for _ in range(2)] == [2, 4], "each state once"
-    first.send(SaveResident("a", True))
-    saved = first.receive(ResidentSaved)
+    assert [first.receive(SavabilityChanged).can_save for _ in range(2)] == [False, True]
+    assert [first.receive(TrialSaved).iteration for _ in range(2)] == [2, 4], "each state once"
+    first.send(to.save("a", True))
+    saved = first.receive(TrialSaved)
     assert saved.dropped and saved.iteration == 4
     second.start("a", Reports, {"every": 2}, 2, saved.path, 4)
-    assert second.receive(ResidentSavability).can_save
-    assert second.receive(ResidentStarted).iteration == 4
+    assert second.receive(SavabilityChanged).can_save
+    assert second.receive(TrialStarted).iteration == 4
     assert counts(second, 2) == [5, 6]
 
 
@@ -129,6 +120,6 @@ def test_a_trial_that_has_reported_no_state_cannot_be_saved(make_lane: Callable[
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", Reports, {"every": 9}, 2)
     assert counts(lane, 2) == [1, 2]
-    lane.send(SaveResident("a", True))
-    told = [lane.receive(ResidentSavability) for _ in range(2)]
+    lane.send(to.save("a", True))
+    told = [lane.receive(SavabilityChanged) for _ in range(2)]
     assert [(one.can_save, one.refuses) for one in told] == [(False, False), (False, True)]

@@ -14,30 +14,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lane_messages as to
 import pytest
 
+from fluid.engine.commands import Call
+from fluid.engine.events import (
+    IterationDone,
+    LaneReady,
+    TrialCalled,
+    TrialFailed,
+    TrialPaused,
+    TrialSaved,
+    TrialStarted,
+)
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.process.state import read_running_trial
-from fluid.lane.protocol import (
-    CallResident,
-    KeepBar,
-    KeptPayload,
-    LaneWarm,
-    LimitResident,
-    PauseResident,
-    PayloadMissing,
-    ReleaseResident,
-    ResidentCalled,
-    ResidentFailed,
-    ResidentIterated,
-    ResidentPaused,
-    ResidentSaved,
-    ResidentStarted,
-    RunResident,
-    SaveResident,
-    ShipTrainable,
-    StartResident,
-)
+from fluid.lane.protocol import KeepBar, KeptPayload, PayloadMissing, ShipTrainable
 from fluid.trainables.exception_pickle import load_exception
 from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
 
@@ -76,7 +68,7 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
 
     def make(lane_id: int = 0, **options: Any) -> Any:
         lane = fork(server, lane_id, **options)
-        lane.receive(LaneWarm)
+        lane.receive(LaneReady)
         return lane
 
     return make
@@ -89,35 +81,35 @@ def lane(make_lane: Callable[..., Any]) -> Any:
 
 def test_a_burst_is_answered_iteration_by_iteration(lane: Any) -> None:
     lane.start("a", Counter, {}, 3)
-    started = lane.receive(ResidentStarted)
+    started = lane.receive(TrialStarted)
     assert (started.trial_id, started.iteration) == ("a", 0)
-    done = [lane.receive(ResidentIterated) for _ in range(3)]
+    done = [lane.receive(IterationDone) for _ in range(3)]
     assert [(one.iteration, one.metrics["count"], one.finished) for one in done] == [
         (1, 1, False),
         (2, 2, False),
         (3, 3, False),
     ]
     assert started.at <= done[0].at <= done[1].at <= done[2].at
-    lane.send(RunResident("a", 1), RunResident("a", 1))
-    assert [lane.receive(ResidentIterated).iteration for _ in range(2)] == [4, 5]
+    lane.send(to.run("a", 1), to.run("a", 1))
+    assert [lane.receive(IterationDone).iteration for _ in range(2)] == [4, 5]
 
 
 def test_what_is_done_is_told_while_the_next_iteration_runs(lane: Any) -> None:
     lane.start("a", Counter, {"hang_at": 2}, 2)
     # Short iterations are reported together, but not that late.
-    assert lane.receive(ResidentIterated).iteration == 1
+    assert lane.receive(IterationDone).iteration == 1
 
 
 def test_extensions_and_pauses_take_effect_in_a_burst(lane: Any) -> None:
     lane.start("a", Counter, {}, 10**9)
-    lane.receive(ResidentIterated)
-    lane.send(PauseResident("a"))
-    at = lane.receive(ResidentPaused).iteration
-    lane.send(PauseResident("a"), RunResident("a", 2))
-    assert lane.receive(ResidentPaused).iteration == at
-    numbers = [message.iteration for message in lane.messages if isinstance(message, ResidentIterated)]
+    lane.receive(IterationDone)
+    lane.send(to.pause("a"))
+    at = lane.receive(TrialPaused).iteration
+    lane.send(to.pause("a"), to.run("a", 2))
+    assert lane.receive(TrialPaused).iteration == at
+    numbers = [message.iteration for message in lane.messages if isinstance(message, IterationDone)]
     while not numbers or numbers[-1] < at + 2:
-        numbers.append(lane.receive(ResidentIterated).iteration)
+        numbers.append(lane.receive(IterationDone).iteration)
     assert numbers[-2:] == [at + 1, at + 2]
 
 
@@ -139,43 +131,43 @@ def test_a_pause_waits_behind_no_messages_that_came_before_it(lane: Any, tmp_pat
     with pipe.open("wb"):  # It is in its first iteration now.
         for _ in range(3):
             lane.send(KeepBar("g", None, None))
-        lane.send(PauseResident("a"))
-    assert lane.receive(ResidentPaused).iteration == 1
+        lane.send(to.pause("a"))
+    assert lane.receive(TrialPaused).iteration == 1
 
 
 def test_a_trial_that_says_done_runs_no_further(lane: Any) -> None:
     lane.start("a", Counter, {"done_at": 2}, 5)
-    assert [lane.receive(ResidentIterated).finished for _ in range(2)] == [False, True]
-    lane.send(RunResident("a", 3))
-    nothing = lane.receive(ResidentIterated)
+    assert [lane.receive(IterationDone).finished for _ in range(2)] == [False, True]
+    lane.send(to.run("a", 3))
+    nothing = lane.receive(IterationDone)
     assert (nothing.iteration, nothing.metrics, nothing.finished) == (2, None, True)
-    lane.send(SaveResident("a", True))
-    saved = lane.receive(ResidentSaved)
+    lane.send(to.save("a", True))
+    saved = lane.receive(TrialSaved)
     lane.start("a", Counter, {"done_at": 2}, 3, saved.path, saved.iteration)
-    assert lane.receive(ResidentIterated) == nothing._replace(at=pytest.approx(nothing.at, abs=1e9))
+    assert lane.receive(IterationDone) == nothing._replace(at=pytest.approx(nothing.at, abs=1e9))
 
 
 def test_one_trial_may_fail_in_the_middle_of_another(lane: Any) -> None:
     lane.start("long", Counter, {}, 10**9)
-    lane.receive(ResidentIterated)
-    lane.send(StartResident("bad", 99, b"", 1))
-    assert lane.receive(ResidentFailed).trial_id == "bad"
-    lane.send(PauseResident("long"))
-    lane.receive(ResidentPaused)
+    lane.receive(IterationDone)
+    lane.send(to.set_up("bad", 99, b"", 1))
+    assert lane.receive(TrialFailed).trial_id == "bad"
+    lane.send(to.pause("long"))
+    lane.receive(TrialPaused)
 
 
 def test_messages_about_trials_that_are_not_there_are_ignored(lane: Any) -> None:
-    lane.send(RunResident("a", 1), PauseResident("a"), SaveResident("a", True), ReleaseResident("a"))
+    lane.send(to.run("a", 1), to.pause("a"), to.save("a", True), to.release("a"))
     lane.start("b", Counter, {}, 1)
-    lane.receive(ResidentIterated)
+    lane.receive(IterationDone)
     assert not [message for message in lane.messages if getattr(message, "trial_id", "b") != "b"]
 
 
 def test_starting_a_trial_again_replaces_it(lane: Any) -> None:
     lane.start("a", Counter, {}, 3)
-    assert [lane.receive(ResidentIterated).metrics["count"] for _ in range(3)] == [1, 2, 3]
+    assert [lane.receive(IterationDone).metrics["count"] for _ in range(3)] == [1, 2, 3]
     lane.start("a", Counter, {}, 1)
-    assert lane.receive(ResidentIterated).metrics["count"] == 1
+    assert lane.receive(IterationDone).metrics["count"] == 1
 
 
 def test_metrics_become_plain_numbers(lane: Any) -> None:
@@ -189,7 +181,7 @@ def test_metrics_become_plain_numbers(lane: Any) -> None:
             return {"scalar": numpy.float32(0.5), "zero": numpy.array(3), "many": numpy.arange(3), "list": [1, (2, {})]}
 
     lane.start("a", Metrics, {}, 1)
-    metrics = lane.receive(ResidentIterated).metrics
+    metrics = lane.receive(IterationDone).metrics
     assert list(metrics.pop("many")) == [0, 1, 2]
     assert metrics == {"scalar": 0.5, "zero": 3, "list": [1, (2, {})]}
     assert [type(metrics[name]) for name in ("scalar", "zero")] == [float, int]
@@ -211,7 +203,7 @@ def test_short_iterations_of_a_trial_are_one_message(lane: Any) -> None:
     lane.start("a", Appends, {}, 200)
     sent: list[Any] = []
     while sum(1 if one.run is None else len(one.run.at) for one in sent) < 200:
-        sent += [message for message in lane.wire.receive() if isinstance(message, ResidentIterated)]
+        sent += [message for message in lane.wire.receive() if isinstance(message, IterationDone)]
     assert len(sent) < 100, "most are told together"
     runs = [message.run for message in sent if message.run is not None]
     assert all(len(set(map(len, run))) == 1 and sorted(run.at) == list(run.at) for run in runs)
@@ -224,39 +216,39 @@ def test_short_iterations_of_a_trial_are_one_message(lane: Any) -> None:
 # -- calls ----------------------------------------------------------------------------------------------------------
 
 
-def call(trial_id: str, number: int, *args: Any, method: str = "add", **kwargs: Any) -> CallResident:
-    return CallResident(trial_id, number, method, dump_arguments(args, kwargs))
+def call(trial_id: str, number: int, *args: Any, method: str = "add", **kwargs: Any) -> Call:
+    return to.call(trial_id, number, method, dump_arguments(args, kwargs))
 
 
 def test_a_method_is_called_between_two_iterations(lane: Any) -> None:
     lane.start("a", Counter, {}, 10**9)
-    lane.receive(ResidentIterated)
-    lane.send(call("a", 1, 1000), PauseResident("a"))
-    called = lane.receive(ResidentCalled)
+    lane.receive(IterationDone)
+    lane.send(call("a", 1, 1000), to.pause("a"))
+    called = lane.receive(TrialCalled)
     assert (called.trial_id, called.call_id, called.raised) == ("a", 1, None)
     count, _ = pickle.loads(called.result)
-    at = lane.receive(ResidentPaused).iteration
+    at = lane.receive(TrialPaused).iteration
     assert count == at + 1000, "nothing ran between the call and the pause"
 
 
 def test_what_a_method_raises_is_brought_along_and_the_trial_goes_on(lane: Any) -> None:
     lane.start("a", Counter, {}, 1)
-    assert lane.receive(ResidentIterated).metrics["count"] == 1
-    lane.send(call("a", 1, 5, then_raise=KeyError("why")), call("a", 2, method="nothing"), RunResident("a", 1))
-    raised = lane.receive(ResidentCalled).raised
+    assert lane.receive(IterationDone).metrics["count"] == 1
+    lane.send(call("a", 1, 5, then_raise=KeyError("why")), call("a", 2, method="nothing"), to.run("a", 1))
+    raised = lane.receive(TrialCalled).raised
     assert (raised.kind, raised.message) == ("error", "KeyError: 'why'")
     assert "in add" in raised.traceback
     assert repr(load_exception(raised.exception)) == "KeyError('why')"
-    assert "has no attribute 'nothing'" in lane.receive(ResidentCalled).raised.message
-    assert lane.receive(ResidentIterated).metrics["count"] == 7
+    assert "has no attribute 'nothing'" in lane.receive(TrialCalled).raised.message
+    assert lane.receive(IterationDone).metrics["count"] == 7
 
 
 @pytest.mark.parametrize("ends", [SystemExit(3), MemoryError()])
 def test_a_method_that_wants_to_end_the_process_does_not(lane: Any, ends: BaseException) -> None:
     lane.start("a", Counter, {}, 1)
-    lane.send(call("a", 1, then_raise=ends), RunResident("a", 1))
-    assert lane.receive(ResidentCalled).raised.kind == ("error" if isinstance(ends, SystemExit) else "out_of_memory")
-    assert [lane.receive(ResidentIterated).iteration for _ in range(2)] == [1, 2]
+    lane.send(call("a", 1, then_raise=ends), to.run("a", 1))
+    assert lane.receive(TrialCalled).raised.kind == ("error" if isinstance(ends, SystemExit) else "out_of_memory")
+    assert [lane.receive(IterationDone).iteration for _ in range(2)] == [1, 2]
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error(lane: Any) -> None:
@@ -266,7 +258,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error(lane: Any) -> None:
 
     lane.start("a", Strange, {}, 0)
     lane.send(call("a", 1, method="give"))
-    assert "what the method returned cannot be pickled" in lane.receive(ResidentCalled).raised.message
+    assert "what the method returned cannot be pickled" in lane.receive(TrialCalled).raised.message
 
 
 def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> None:
@@ -275,7 +267,7 @@ def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> N
 
     lane.start("a", train, {}, 1)
     lane.send(call("b", 1), call("a", 2))
-    called = lane.receive(ResidentCalled)
+    called = lane.receive(TrialCalled)
     assert called.call_id == 2 and "a function has no methods" in called.raised.message
 
 
@@ -287,9 +279,9 @@ def test_a_call_sees_the_state_of_its_own_trial(lane: Any) -> None:
 
     for name in "ab":
         lane.start(name, Seeded, {"seed": 7}, 0)
-        lane.receive(ResidentStarted)
+        lane.receive(TrialStarted)
     lane.send(call("a", 1), call("b", 2), call("a", 3), call("b", 4))
-    draws = [pickle.loads(lane.receive(ResidentCalled).result)[1] for _ in range(4)]
+    draws = [pickle.loads(lane.receive(TrialCalled).result)[1] for _ in range(4)]
     expected = random.Random(7)
     first, second = expected.random(), expected.random()
     assert draws == [first, first, second, second]
@@ -325,7 +317,7 @@ def test_what_a_trial_raised_is_brought_along(
             raise kind(*args)
 
     lane.start("a", Raises, {}, 1)
-    failed = lane.receive(ResidentFailed)
+    failed = lane.receive(TrialFailed)
     assert kind.__name__ in failed.message
     raised = load_exception(failed.exception)
     assert type(raised) is kind and raised.args == kept
@@ -339,7 +331,7 @@ def test_what_a_trial_raised_is_brought_along(
 def test_a_trial_is_saved_once_enough_work_would_be_lost(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", Counter, {}, 4)
-    saved = [lane.receive(ResidentSaved) for _ in range(4)]
+    saved = [lane.receive(TrialSaved) for _ in range(4)]
     assert [one.iteration for one in saved] == [1, 2, 3, 4]
     assert not any(one.dropped or one.in_memory for one in saved)
     # The last two are kept.
@@ -350,34 +342,34 @@ def test_a_trial_is_not_saved_for_little(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=1e9)
     lane.start("a", Counter, {}, 50)
     for _ in range(50):
-        lane.receive(ResidentIterated)
-    lane.send(PauseResident("a"))
-    lane.receive(ResidentPaused)
-    assert not any(isinstance(message, ResidentSaved) for message in lane.messages)
+        lane.receive(IterationDone)
+    lane.send(to.pause("a"))
+    lane.receive(TrialPaused)
+    assert not any(isinstance(message, TrialSaved) for message in lane.messages)
 
 
 def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=1e9, save_ratio=0.0, idle_save_after=0.0)
     lane.start("a", Counter, {}, 3)
-    assert [lane.receive(ResidentSaved).iteration, lane.receive(ResidentIterated).iteration] == [3, 1]
+    assert [lane.receive(TrialSaved).iteration, lane.receive(IterationDone).iteration] == [3, 1]
     lane.send(call("a", 1))  # It may have changed it.
-    assert lane.receive(ResidentSaved).iteration == 3
+    assert lane.receive(TrialSaved).iteration == 3
     lane.start("b", Counter, {"done_at": 2}, 3)  # A trial that has no more to do is not continued.
-    assert [lane.receive(ResidentIterated, "b").iteration for _ in range(2)] == [1, 2]
+    assert [lane.receive(IterationDone, "b").iteration for _ in range(2)] == [1, 2]
     lane.ask(after="1")
-    assert not any(isinstance(message, ResidentSaved) for message in lane.messages)
+    assert not any(isinstance(message, TrialSaved) for message in lane.messages)
 
 
 def test_a_trial_that_makes_way_is_saved_as_it_is_unless_it_goes_on_at_once(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=1e9, save_ratio=0.0, idle_save_after=0.0)
     for name, may_move in (("moved", False), ("makes way", True)):
         lane.start(name, Counter, {}, 10**6)
-        lane.receive(ResidentIterated, name)
-        lane.send(PauseResident(name, may_move))
-        paused = lane.receive(ResidentPaused)
+        lane.receive(IterationDone, name)
+        lane.send(to.pause(name, may_move))
+        paused = lane.receive(TrialPaused)
         if may_move:
-            assert lane.receive(ResidentSaved).iteration == paused.iteration
-    assert not any(isinstance(message, ResidentSaved) for message in lane.messages)
+            assert lane.receive(TrialSaved).iteration == paused.iteration
+    assert not any(isinstance(message, TrialSaved) for message in lane.messages)
 
 
 @pytest.mark.slow
@@ -386,9 +378,9 @@ def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable
     lane = make_lane(save_after=1e9, **options)
     for name in "ab":  # What the first one's save costs is known of the second one.
         lane.start(name, Counter, {}, 1)
-        lane.receive(ResidentIterated, name)
+        lane.receive(IterationDone, name)
     lane.ask(after="1")
-    saved = [message.trial_id for message in lane.messages if isinstance(message, ResidentSaved)]
+    saved = [message.trial_id for message in lane.messages if isinstance(message, TrialSaved)]
     assert saved == ([] if options["idle_save_after"] else ["a"])
 
 
@@ -396,10 +388,10 @@ def test_one_that_is_quicker_to_wait_for_than_to_save_is_not(make_lane: Callable
 def test_a_trial_that_cannot_be_saved_runs_on(make_lane: Callable[..., Any], tmp_path: Path) -> None:
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", Counter, {"save_fails": True}, 3)
-    assert [lane.receive(ResidentIterated).iteration for _ in range(3)] == [1, 2, 3]
+    assert [lane.receive(IterationDone).iteration for _ in range(3)] == [1, 2, 3]
     assert "cannot be saved" in (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
-    lane.send(SaveResident("a", False))  # Asked for it, it fails.
-    assert lane.receive(ResidentFailed).message == "OSError: cannot be saved"
+    lane.send(to.save("a", False))  # Asked for it, it fails.
+    assert lane.receive(TrialFailed).message == "OSError: cannot be saved"
 
 
 def test_an_automatic_save_that_exits_does_not_end_the_lane(make_lane: Callable[..., Any]) -> None:
@@ -409,7 +401,7 @@ def test_an_automatic_save_that_exits_does_not_end_the_lane(make_lane: Callable[
 
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", Exits, {}, 2)
-    assert [lane.receive(ResidentIterated).iteration for _ in range(2)] == [1, 2]
+    assert [lane.receive(IterationDone).iteration for _ in range(2)] == [1, 2]
 
 
 @pytest.mark.slow
@@ -425,12 +417,12 @@ def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) 
         lane = make_lane(len(draws), **options)
         if saved is None:
             lane.start("a", Noisy, {}, 1)
-            lane.receive(ResidentIterated)
-            lane.send(SaveResident("a", False))
-            saved = lane.receive(ResidentSaved)
+            lane.receive(IterationDone)
+            lane.send(to.save("a", False))
+            saved = lane.receive(TrialSaved)
             os.rename(saved.path, f"{saved.path}.kept")
         lane.start("a", Noisy, {}, 3, f"{saved.path}.kept", 1)
-        draws.append([lane.receive(ResidentIterated).metrics["draw"] for _ in range(3)])
+        draws.append([lane.receive(IterationDone).metrics["draw"] for _ in range(3)])
     assert draws[0] == draws[1]
 
 
@@ -445,9 +437,9 @@ def test_host_memory_is_used_first_and_disk_when_it_is_full(make_lane: Callable[
     for number, folder in enumerate(folders):
         lane, in_memory = make_lane(number, memory_folder=str(folder)), number == 0
         lane.start("a", Counter, {}, 1)
-        lane.receive(ResidentIterated)
-        lane.send(SaveResident("a", False))
-        saved = lane.receive(ResidentSaved)
+        lane.receive(IterationDone)
+        lane.send(to.save("a", False))
+        saved = lane.receive(TrialSaved)
         assert saved.in_memory is in_memory
         assert Path(saved.path).is_relative_to(memory) is in_memory
         assert Path(saved.path, "state/count").read_text(encoding="utf-8") == "1"
@@ -462,17 +454,17 @@ def test_a_lane_killed_while_it_saves_leaves_the_older_checkpoint(make_lane: Cal
 
     lane = make_lane(0)
     lane.start("a", Dies, {}, 1)
-    lane.receive(ResidentIterated)
-    lane.send(SaveResident("a", False))
-    saved = lane.receive(ResidentSaved)
+    lane.receive(IterationDone)
+    lane.send(to.save("a", False))
+    saved = lane.receive(TrialSaved)
     other = make_lane(1)
-    lane.send(RunResident("a", 1))
-    lane.receive(ResidentIterated)
-    lane.send(SaveResident("a", False))
+    lane.send(to.run("a", 1))
+    lane.receive(IterationDone)
+    lane.send(to.save("a", False))
     with pytest.raises(AssertionError, match="the lane ended"):
-        lane.receive(ResidentSaved)
+        lane.receive(TrialSaved)
     other.start("a", Counter, {}, 1, saved.path, saved.iteration)
-    assert other.receive(ResidentIterated).metrics["count"] == 2
+    assert other.receive(IterationDone).metrics["count"] == 2
 
 
 # -- what belongs to a resident -----------------------------------------------------------------------------------
@@ -501,8 +493,8 @@ def test_residents_do_not_see_each_other(lane: Any, tmp_path: Path) -> None:
         lane.start(name, Nomad, {"folder": str(tmp_path / name), "seed": seed, "name": name}, 0)
     draws: dict[str, list[float]] = {name: [] for name in names}
     for name in names * 3:
-        lane.send(RunResident(name, 1))
-        metrics = lane.receive(ResidentIterated).metrics
+        lane.send(to.run(name, 1))
+        metrics = lane.receive(IterationDone).metrics
         assert metrics["folder"] == str(tmp_path / name)
         draws[name].append(metrics["draw"])
     for seed, name in enumerate(names):
@@ -528,7 +520,7 @@ def test_the_note_tells_whose_code_runs(make_lane: Callable[..., Any], tmp_path:
     assert read_running_trial(note) is None
     for name in ("kåre/2", "x" * 10):
         lane.start(name, Reader, {"note": note}, 2)
-        assert [lane.receive(ResidentIterated).metrics for _ in range(2)] == [{"note": name}] * 2
+        assert [lane.receive(IterationDone).metrics for _ in range(2)] == [{"note": name}] * 2
         assert read_running_trial(note) is None
 
 
@@ -538,7 +530,7 @@ def test_a_lane_notices_that_the_driver_is_gone(make_lane: Callable[..., Any], p
     for lane in (idle, busy):
         processes.watch(lane.ask(pid="os.getpid()")["pid"])
     busy.start("a", Counter, {"hang_at": 1}, 1)
-    busy.receive(ResidentStarted)
+    busy.receive(TrialStarted)
     for lane in (idle, busy):
         lane.wire.close()
     assert processes.have_ended(within=30.0)
@@ -554,11 +546,11 @@ def test_a_process_of_a_trial_does_not_keep_the_connection(make_lane: Callable[.
 
     lane = make_lane()
     lane.start("a", Forks, {}, 1)
-    metrics = lane.receive(ResidentIterated).metrics
+    metrics = lane.receive(IterationDone).metrics
     processes.watch(metrics["child"])
     os.kill(metrics["pid"], signal.SIGKILL)
     with pytest.raises(AssertionError, match="the lane ended"):
-        lane.receive(ResidentIterated)
+        lane.receive(IterationDone)
     assert processes.have_ended(within=30.0)
 
 
@@ -583,8 +575,8 @@ class Timed:
 def order_of(lane: Any, iterations: dict[str, int]) -> str:
     """Which trial ran, iteration by iteration; all that is asked for comes at once."""
     lane.send(ShipTrainable(0, dump_trainable(Timed), ()))
-    lane.send(*(StartResident(name, 0, dump_config({}), count) for name, count in iterations.items()))
-    return "".join(lane.receive(ResidentIterated).trial_id for _ in range(sum(iterations.values())))
+    lane.send(*(to.set_up(name, 0, dump_config({}), count) for name, count in iterations.items()))
+    return "".join(lane.receive(IterationDone).trial_id for _ in range(sum(iterations.values())))
 
 
 def test_srtf_runs_the_shortest_first(make_lane: Callable[..., Any]) -> None:
@@ -623,10 +615,10 @@ class BadMetrics(Counter):
 def test_a_metric_whose_pickling_exits_fails_its_trial_only(lane: Any) -> None:
     lane.start("b", Counter, {}, 0)
     lane.start("a", BadMetrics, {}, 1)
-    failed = lane.receive(ResidentFailed, "a")
+    failed = lane.receive(TrialFailed, "a")
     assert failed.message.startswith("TypeError: these metrics cannot be pickled: bad")
-    lane.send(RunResident("b", 1))
-    assert lane.receive(ResidentIterated, "b").iteration == 1
+    lane.send(to.run("b", 1))
+    assert lane.receive(IterationDone, "b").iteration == 1
 
 
 # -- faults that are contagious -------------------------------------------------------------------------------------
@@ -662,12 +654,12 @@ def test_under_mps_a_lane_whose_device_failed_names_no_trial(
     lane = make_lane(environment=environment, note=note)
     lane.start("a", Faults, {"fatal": fatal}, 1)
     if told:
-        failed = lane.receive(ResidentFailed)
+        failed = lane.receive(TrialFailed)
         assert (failed.trial_id, failed.kind) == ("a", "device" if fatal else "out_of_memory")
         assert read_running_trial(note) is None
         return
     with pytest.raises(AssertionError, match="the lane ended"):
-        lane.receive(ResidentFailed)
+        lane.receive(TrialFailed)
     assert read_running_trial(note) == "a"
     assert "unspecified launch failure" in (tmp_path / "logs" / "lane-0.log").read_text(encoding="utf-8")
 
@@ -685,14 +677,14 @@ def test_a_lane_reads_payloads_that_its_host_keeps(make_lane: Callable[..., Any]
     for folder, name, data in zip(folders, ("t", "c"), (dump_trainable(Timed), dump_config({})), strict=True):
         os.makedirs(folder)
         Path(folder, name).write_bytes(data)
-    lane.send(ShipTrainable(0, KeptPayload("t"), ()), StartResident("a", 0, KeptPayload("c"), 1))
-    lane.receive(ResidentIterated, "a")
+    lane.send(ShipTrainable(0, KeptPayload("t"), ()), to.set_up("a", 0, KeptPayload("c"), 1))
+    lane.receive(IterationDone, "a")
     os.unlink(os.path.join(folders[0], "t"))  # It was read.
-    lane.send(StartResident("b", 0, KeptPayload("none"), 1), StartResident("c", 0, dump_config({}), 1))
+    lane.send(to.set_up("b", 0, KeptPayload("none"), 1), to.set_up("c", 0, dump_config({}), 1))
     assert lane.receive(PayloadMissing).name == "none"
-    failed = lane.receive(ResidentFailed, "b")
+    failed = lane.receive(TrialFailed, "b")
     assert "FileNotFoundError: none is in none of" in failed.message
-    lane.receive(ResidentIterated, "c")
+    lane.receive(IterationDone, "c")
 
 
 class Fragmenting:
@@ -735,7 +727,7 @@ class Fragmenting:
 def test_what_a_trial_holds_is_what_stays_reserved(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(kind="gpu")
     lane.start("a", Fragmenting, {}, 3)
-    done = [lane.receive(ResidentIterated) for _ in range(3)]
+    done = [lane.receive(IterationDone) for _ in range(3)]
     assert [one.memory for one in done] == [(90e6, 210e6)] * 3
     assert [one.metrics["emptied"] for one in done] == [0, 1, 1], "later iterations find their memory cached"
 
@@ -743,10 +735,10 @@ def test_what_a_trial_holds_is_what_stays_reserved(make_lane: Callable[..., Any]
 def test_a_limit_holds_until_another_is_told(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(kind="gpu")
     lane.start("a", Fragmenting, {}, 1)
-    assert lane.receive(ResidentIterated).metrics["share"] == 1.0
-    lane.send(LimitResident("a", 5e9), RunResident("a", 2), LimitResident("a", 2e9), LimitResident("b", 1e9))
-    assert [lane.receive(ResidentIterated).metrics["share"] for _ in range(2)] == [0.2, 0.2]
-    lane.send(RunResident("a", 2))
-    assert [lane.receive(ResidentIterated).metrics["share"] for _ in range(2)] == [0.2, 0.2], "beside the same trials"
-    lane.send(LimitResident("a", None), RunResident("a", 1))
-    assert lane.receive(ResidentIterated).metrics["share"] == 1.0
+    assert lane.receive(IterationDone).metrics["share"] == 1.0
+    lane.send(to.limit("a", 5e9), to.run("a", 2), to.limit("a", 2e9), to.limit("b", 1e9))
+    assert [lane.receive(IterationDone).metrics["share"] for _ in range(2)] == [0.2, 0.2]
+    lane.send(to.run("a", 2))
+    assert [lane.receive(IterationDone).metrics["share"] for _ in range(2)] == [0.2, 0.2], "beside the same trials"
+    lane.send(to.limit("a", None), to.run("a", 1))
+    assert lane.receive(IterationDone).metrics["share"] == 1.0

@@ -10,8 +10,9 @@ import pytest
 from waiting import eventually
 
 from fluid._clock import MonotonicClock
+from fluid.engine.events import LaneReady
 from fluid.lane.device.warming import may_pass
-from fluid.lane.protocol import LaneOptions, LaneUnusable, LaneWarm, LaneWarming
+from fluid.lane.protocol import LaneOptions, LaneUnusable, LaneWarming
 
 _NOT_READY = "AcceleratorError: CUDA error: the MPS server is not ready to accept new MPS client requests"
 _CLIENT = (("CUDA_MPS_PIPE_DIRECTORY", "/x"),)
@@ -61,13 +62,13 @@ def test_a_real_lane_on_a_dead_gpu_says_why_and_ends(
     server = make_server(preload=("torch",))
     well = fork(server, 0, kind="gpu", visible="GPU-well", launched_at=MonotonicClock().now())
     well.receive(LaneWarming)
-    assert 0.0 < well.receive(LaneWarm).seconds < 90.0
+    assert 0.0 < well.receive(LaneReady).seconds < 90.0
     lane = fork(server, 1, kind="gpu", visible="GPU-dead")
     unusable = lane.receive(LaneUnusable)
     assert unusable.reason == "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     assert not unusable.may_pass
     with pytest.raises(AssertionError, match="the lane ended"):
-        lane.receive(LaneWarm)
+        lane.receive(LaneReady)
 
 
 def test_a_real_lane_that_an_mps_server_refuses_ends_with_a_status_of_its_own(

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lane_messages as to
 import pytest
 
 from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.lane import protocol as m
-from fluid.lane.log_records import LaneLogged
+from fluid.lane.protocol import LaneLogged
 from fluid.processes.frames import framed
 from fluid.trainables.encoded_metrics import encode_metrics
 
@@ -47,7 +48,7 @@ def older(body: bytes) -> bytes:
 
 
 def iterated(bad: str, number: int, **fields: Any) -> bytes:
-    done = m.ResidentIterated(time.monotonic(), bad, number, 0.1, encode_metrics({"i": number}), None, False)
+    done = m.IterationDone(time.monotonic(), bad, number, 0.1, encode_metrics({"i": number}), None, False)
     return frame([done._replace(**fields)])
 
 
@@ -75,11 +76,11 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
     "SystemExit": lambda bad: frame([Raises("SystemExit(3)")]),
     "KeyboardInterrupt": lambda bad: frame([Raises("KeyboardInterrupt")]),
     "MemoryError": lambda bad: frame([Raises("MemoryError")]),
-    "a message to lanes": lambda bad: frame([m.Shutdown()]),
-    "wrong types": lambda bad: frame([m.ResidentPaused("x", 7, "y", False)]),  # type: ignore[arg-type]
+    "a message to lanes": lambda bad: frame([to.shut_down()]),
+    "wrong types": lambda bad: frame([m.TrialPaused("x", 7, "y", False)]),  # type: ignore[arg-type]
     "a wrong type within": lambda bad: frame([LaneLogged((5,), "many")]),  # type: ignore[arg-type]
-    "NaN": lambda bad: frame([m.ResidentPaused(math.nan, bad, 3, False)]),
-    "infinity": lambda bad: frame([m.ResidentPaused(math.inf, bad, 3, False)]),
+    "NaN": lambda bad: frame([m.TrialPaused(math.nan, bad, 3, False)]),
+    "infinity": lambda bad: frame([m.TrialPaused(math.inf, bad, 3, False)]),
     "a skipped iteration": lambda bad: iterated(bad, 9),
     "an earlier iteration": lambda bad: iterated(bad, 1),
     "an iteration at no time": lambda bad: iterated(bad, 3, at=math.nan),
@@ -87,11 +88,11 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
 }
 #: What is a message, and does no harm.
 HARMLESS: dict[str, Callable[[str], bytes]] = {
-    "an unknown trial": lambda bad: frame([m.ResidentPaused(time.monotonic(), "nobody", 3, False)]),
-    "another lane's trial": lambda bad: frame([m.ResidentReleased(time.monotonic(), f"good{bad[3:]}a")]),
-    "the future": lambda bad: frame([m.ResidentPaused(time.monotonic() + 1e6, bad, 3, False)]),
-    "warm again": lambda bad: frame([m.LaneWarm(time.monotonic(), 1, 0.0, 0.0)]),
-    "started again": lambda bad: frame([m.ResidentStarted(time.monotonic(), bad, 0, 0.0, None)]),
+    "an unknown trial": lambda bad: frame([m.TrialPaused(time.monotonic(), "nobody", 3, False)]),
+    "another lane's trial": lambda bad: frame([m.TrialReleased(time.monotonic(), f"good{bad[3:]}a")]),
+    "the future": lambda bad: frame([m.TrialPaused(time.monotonic() + 1e6, bad, 3, False)]),
+    "warm again": lambda bad: frame([m.LaneReady(time.monotonic(), 1, 0.0, 0.0)]),
+    "started again": lambda bad: frame([m.TrialStarted(time.monotonic(), bad, 0, 0.0, None)]),
 }
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from fluid.lane.errors import one_line
-from fluid.lane.protocol import decode, encode
 from fluid.processes.frames import FrameBuffer, FrameError, framed
 from fluid.processes.handshake import (
     HANDSHAKE_S,
@@ -31,6 +30,7 @@ from fluid.processes.handshake import (
     server_proof,
 )
 from fluid.processes.strangers import Strangers
+from fluid.wire import encode
 
 #: Most connections that are accepted before proofs are read again: no flood of them comes before a proof that is there.
 _ACCEPTED_AT_ONCE = 64
@@ -304,6 +304,7 @@ class FramedSocket:
 
     Args:
         sock: a connected stream socket; the object owns it from now on.
+        decode: reads what comes: see :func:`fluid.wire.decoder`.
 
     Attributes:
         ended: whether the other end has closed, the connection broke, or there is a ``problem``: nothing will come any
@@ -311,9 +312,10 @@ class FramedSocket:
         problem: what is wrong with what has come, in one line; empty if nothing is.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, decode: Callable[[memoryview], list[Any]]) -> None:
         sock.setblocking(False)
         self._socket = sock
+        self._decode = decode
         self._outgoing: deque[memoryview] = deque()
         self._incoming = FrameBuffer()
         self._most_looks = _LOCAL_LOOKS if sock.family == socket.AF_UNIX else _REMOTE_LOOKS
@@ -373,10 +375,8 @@ class FramedSocket:
         messages: list[Any] = []
         try:
             for body in self._incoming.bodies():
-                messages += decode(body)
-        except BaseException as error:  # A pickle may raise anything.
-            if may_be_own(error):
-                raise
+                messages += self._decode(body)
+        except Exception as error:  # No batch of frames, or not of those that are expected here.
             self._give_up(str(error) if isinstance(error, FrameError) else one_line(error))
         return messages
 
@@ -399,11 +399,3 @@ class FramedSocket:
         self.ended = True
         self._outgoing.clear()
         self._socket.close()
-
-
-def may_be_own(error: BaseException) -> bool:
-    """Whether a signal may have raised an exception, as Ctrl-C does, and not what has come over a connection.
-
-    Signals are handled in the main thread; the session's own thread is another.
-    """
-    return not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()

@@ -10,12 +10,11 @@ from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.registry import Registry
 from fluid.elastic.messages import Left
 from fluid.engine.commands import Persist, PrefetchCheckpoint, ValueCheckpoints
-from fluid.engine.events import Checkpoint, CheckpointPlaced, TrialNotKept, TrialSaved
+from fluid.engine.events import Checkpoint, CheckpointPlaced, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
 from fluid.keeping import Kept, WorstKept
-from fluid.lane import protocol as m
 from fluid.lane.checkpoints.files import iteration_of
 from fluid.lane.checkpoints.paths import folder_name, trial_folder_name, trial_of_folder
-from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, KeepBar
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, FromMember, KeepBar
 
 #: The commands that are carried out here.
 OF_HOSTS = (ValueCheckpoints, PrefetchCheckpoint, Persist)
@@ -62,9 +61,9 @@ class CheckpointPlaces:
 
     def hear_lane(self, lane: LaneConnection, message: Any) -> None:
         """Takes a message of a lane: it may have got rid of a trial."""
-        has_left = isinstance(message, (m.ResidentReleased, m.ResidentFailed))
-        has_left |= isinstance(message, m.ResidentSaved) and message.dropped
-        has_left |= isinstance(message, m.FromMember) and isinstance(message.message, Left)
+        has_left = isinstance(message, (TrialReleased, TrialFailed))
+        has_left |= isinstance(message, TrialSaved) and message.dropped
+        has_left |= isinstance(message, FromMember) and isinstance(message.message, Left)
         if has_left:
             lane.trials.discard(message.trial_id)
             self._delete_if_settled(message.trial_id)
@@ -98,7 +97,7 @@ class CheckpointPlaces:
         """
         if isinstance(report, CheckpointPersisted):
             return [_persisted(report, now)]
-        path, in_memory, host = report
+        path, in_memory, host = report.path, report.in_memory, report.host
         name = trial_folder_name(path)
         trial_id = trial_of_folder(name) or self._registry.find(lambda trial_id: folder_name(trial_id) == name)
         if trial_id is None or trial_id not in self._registry:

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 from fluid.backends.base import LaneConnected, Launcher
 from fluid.backends.hosts.sockets import FramedSocket, WakeableSelector
+from fluid.lane.protocol import FromLane
+from fluid.wire import decoder
 
 #: Stands for the launcher among the numbers of the lanes.
 _LAUNCHER = "launcher"
+_decode = decoder(FromLane)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +116,7 @@ class LaneConnections:
         if connection is None:
             connected.socket.close()
             return
-        connection.socket = FramedSocket(connected.socket)
+        connection.socket = FramedSocket(connected.socket, _decode)
         connection.host = connected.host
         self._selector.watch(connection.lane_id, connection.socket)
         self._dirty[connection.lane_id] = connection

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from fluid._clock import Clock
-from fluid.backends.lanes.translate import message_of
 from fluid.elastic.members.controller import ElasticController, Phase
 from fluid.elastic.messages import Action, AllHalted, Formed, Leave, Left, MemberIterated, MemberRaised, Reported, Send
 from fluid.engine.commands import Call, Command, Pause, Resize, RunIteration, Save, StartTrial, StopTrial
@@ -21,7 +22,6 @@ from fluid.engine.events import (
     Event,
     Failure,
     IterationDone,
-    PausePurpose,
     ResizeDone,
     SavabilityChanged,
     TrialFailed,
@@ -30,8 +30,7 @@ from fluid.engine.events import (
     TrialSaved,
     TrialStarted,
 )
-from fluid.lane import protocol as m
-from fluid.lane.protocol import FromMember
+from fluid.lane.protocol import AdoptResident, FromMember, Membership, ToMember
 from fluid.resources import MemoryNeed
 
 # -- migration -----------------------------------------------------------------------------------
@@ -105,7 +104,7 @@ class Migrations:
                 command.trial_id, command.lane_ids, iterations=command.iterations, checkpoint=event.checkpoint
             )
             # The engine is told of the checkpoint, but not of the departure.
-            return replace(event, dropped=False), [start, *migration.waiting]
+            return structs.replace(event, dropped=False), [start, *migration.waiting]
         if event.lane_id != command.lane_ids[0] or not migration.restoring:
             return event, ()
         del self._migrations[event.trial_id]
@@ -136,7 +135,7 @@ class SetUpMember(NamedTuple):
 
     lane_id: int
     command: StartTrial
-    membership: m.Membership
+    membership: Membership
 
 
 #: What the pool is to do: send to a lane, tell the engine, or carry out a command as if the engine had just given it.
@@ -154,14 +153,14 @@ class Outbox:
         leaving: (trial, lane, epoch) of members whose answer to StopTrial is still to come; shared by all trials.
 
     Attributes:
-        memory: device memory that rank 0 measured in the last iteration, (persistent, ephemeral) bytes.
+        memory: device memory that rank 0 measured in the last iteration.
         latest: time of the latest event about the trial, seconds, which no later event may precede.
     """
 
     def __init__(
         self, trial_id: str, epoch: int, process_group: str, clock: Clock, leaving: set[tuple[str, int, int]]
     ) -> None:
-        self.memory: tuple[float, float] | None = None
+        self.memory: MemoryNeed | None = None
         self.latest = 0.0
         self._trial_id = trial_id
         self._epoch = epoch
@@ -180,18 +179,18 @@ class Outbox:
         lane_id, message = action
         if isinstance(message, StartTrial):
             # The state of those that join later comes from another member.
-            membership = m.Membership(self._epoch, self._process_group, takes_over=message is not pending)
+            membership = Membership(self._epoch, self._process_group, takes_over=message is not pending)
             self._actions.append(SetUpMember(lane_id, message, membership))
-        elif isinstance(message, m.AdoptResident):
+        elif isinstance(message, AdoptResident):
             self.to_lane(lane_id, message)
         else:
             if isinstance(message, Leave) and isinstance(pending, StopTrial):
                 self._leaving.add((self._trial_id, lane_id, self._epoch))
             self.to_member(lane_id, message)
 
-    def adoption(self) -> m.AdoptResident:
+    def adoption(self) -> AdoptResident:
         """The message by which a lane makes a member of the trial that it has trained by itself so far."""
-        return m.AdoptResident(self._trial_id, m.Membership(self._epoch, self._process_group))
+        return AdoptResident(self._trial_id, Membership(self._epoch, self._process_group))
 
     def to_lane(self, lane_id: int, message: Any) -> None:
         """Sends a lane a message."""
@@ -199,7 +198,7 @@ class Outbox:
 
     def to_member(self, lane_id: int, message: Any) -> None:
         """Sends the member in a lane one of the controller's messages."""
-        self.to_lane(lane_id, m.ToMember(self._trial_id, message))
+        self.to_lane(lane_id, ToMember(self._trial_id, message))
 
     def leave(self, lane_ids: set[int]) -> None:
         """Tells the members in these lanes to leave."""
@@ -235,7 +234,7 @@ class Outbox:
             iteration=reported.iteration,
             seconds=reported.seconds or 0.0,
             metrics=reported.metrics,
-            memory=None if self.memory is None else MemoryNeed(*self.memory),
+            memory=self.memory,
             finished=finished,
         )
         self.report(event)
@@ -323,7 +322,7 @@ class ElasticTrial:
         self._execute(command)
         return self._outbox.take()
 
-    def hear(self, lane_id: int, message: m.FromMember, at: float) -> list[PoolAction]:
+    def hear(self, lane_id: int, message: FromMember, at: float) -> list[PoolAction]:
         """Takes what a member says; ``at`` is when, seconds on the driver's clock."""
         if isinstance(message.message, MemberIterated):
             self._outbox.memory = message.memory
@@ -356,7 +355,7 @@ class ElasticTrial:
 
     def _execute(self, command: OfTrial) -> None:
         if isinstance(command, Call) and (self._pending is None or isinstance(self._pending, Pause)):
-            self._outbox.to_lane(command.lane_ids[0], message_of(command))
+            self._outbox.to_lane(command.lane_ids[0], command)
         elif self._pending is not None and not (isinstance(self._pending, Pause) and isinstance(command, StopTrial)):
             self._waiting.append(command)
         else:
@@ -410,7 +409,7 @@ class ElasticTrial:
     def _save(self, command: Save) -> None:
         """Saves it in the first lane. If it is to leave, it leaves the other lanes first; the engine is not told."""
         if not command.drop:
-            self._outbox.to_lane(self._lanes[0], message_of(command))
+            self._outbox.to_lane(self._lanes[0], command)
             return
         self._dismiss_newcomers()  # Of a resize that was called off.
         if self._alone is not None:
@@ -511,8 +510,8 @@ class ElasticTrial:
         """The members stand still; a trial that trains by itself is told to, once its newcomers are ready."""
         if self._alone is not None:
             if not self._halt_sent and (self._newcomers_are_ready() or not self.left):
-                self._halt_sent, may_move = True, pending.purpose is PausePurpose.PREEMPT
-                self._outbox.to_lane(self._alone, m.PauseResident(self.trial_id, may_move=may_move))
+                self._halt_sent = True
+                self._outbox.to_lane(self._alone, pending)
             return
         self._pending, self.left, self._since = None, 0, self._clock.now()
         done, purpose = self._controller.iteration, pending.purpose
@@ -536,7 +535,7 @@ class ElasticTrial:
             return
         for lane_id in pending.lane_ids:
             if controller.is_member(lane_id):
-                self._outbox.to_lane(lane_id, message_of(pending))
+                self._outbox.to_lane(lane_id, pending)
             elif self._is_up(lane_id):
                 self._outbox.report(TrialReleased(self._clock.now(), self.trial_id, lane_id))
         self._outbox.leave(set(controller.members) - set(pending.lane_ids))

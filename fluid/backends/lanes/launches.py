@@ -19,8 +19,9 @@ from typing import Any
 from fluid._clock import Clock
 from fluid.backends.base import DeviceBinding, Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
+from fluid.engine.events import LaneReady
 from fluid.errors import FluidError
-from fluid.lane.protocol import LaneUnusable, LaneWarm, LaneWarming
+from fluid.lane.protocol import LaneUnusable, LaneWarming
 
 #: Longest that a lane may take to make its GPU ready, seconds. A context takes seconds, a minute where eight GPUs are
 #: initialised at once, and lanes of a GPU may wait for each other (:mod:`fluid.lane.device.own_memory`).
@@ -116,7 +117,7 @@ class LaneLaunches:
                 if start is not None:
                     start.may_pass = message.may_pass
             return True
-        if isinstance(message, LaneWarm):
+        if isinstance(message, LaneReady):
             if lane.host != "localhost":
                 lane.offset = self._clock.now() - message.at
             if start is not None:

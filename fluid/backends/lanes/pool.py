@@ -5,25 +5,24 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from msgspec import structs
 
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import logger_of
 from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
-from fluid.backends.hosts.sockets import may_be_own
 from fluid.backends.lanes.checkpoints import OF_HOSTS, CheckpointPlaces, LaneRetention, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.launches import LaneLaunches
 from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.backends.lanes.routing import TrialRouter
-from fluid.backends.lanes.translate import EVENTS, not_before
-from fluid.elastic.messages import FROM_MEMBER, require_process_group
+from fluid.backends.lanes.times import not_before
+from fluid.elastic.messages import require_process_group
 from fluid.engine.commands import (
     Answer,
     Call,
@@ -41,23 +40,18 @@ from fluid.engine.commands import (
     StopLane,
     StopTrial,
 )
-from fluid.engine.events import CleanUpLasts, Event, LaneLost, LaneOutdated
+from fluid.engine.events import CleanUpLasts, Event, LaneLost, LaneOutdated, TrialFailed, TrialReleased, TrialSaved
 from fluid.errors import FluidError, require_number, require_one_of
 from fluid.keeping import WorstKept
-from fluid.lane import protocol as limits
-from fluid.lane import protocol as m
 from fluid.lane.errors import one_line
-from fluid.lane.log_records import LaneLogged
 from fluid.lane.policy import POLICIES
 from fluid.lane.protocol import (
     CheckpointMoved,
     CheckpointPersisted,
     CleanUpBegun,
+    DropTrainable,
     FromMember,
-    LaneUnusable,
-    LaneWarming,
-    ModulesLoaded,
-    PayloadMissing,
+    LaneLogged,
 )
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
@@ -92,51 +86,6 @@ def _abandon_all() -> None:
 os.register_at_fork(after_in_child=_abandon_all)
 
 
-# -- message types -------------------------------------------------------------------------------
-#
-# Whether a message of a lane is one: of a class that lanes send, with values of the types that the class declares.
-#
-# A lane's process runs code of trials, and what comes from it decides about all trials of the session. Values within
-# values are not looked at: no accident makes a pickle that is whole and has wrong ones.
-
-
-_CLASSES = frozenset(
-    {*EVENTS, LaneUnusable, LaneWarming, ModulesLoaded, LaneLogged, CleanUpBegun, FromMember, PayloadMissing}
-)
-#: Types of messages, and of their values, that were found to be right: a look here is all that most messages cost.
-_right: set[tuple[type, ...]] = set()
-
-
-def require_types(message: Any) -> None:
-    """Refuses what is no message of a lane.
-
-    Raises:
-        TypeError: it is of no such class, or has a value of a wrong type.
-    """
-    kind = type(message)
-    if kind not in _CLASSES:
-        raise TypeError(f"{kind.__qualname__} is no message of a lane")
-    found = (kind, *map(type, message))
-    if found not in _right:
-        if kind is FromMember and not isinstance(message.message, FROM_MEMBER):
-            raise TypeError(f"{type(message.message).__qualname__} is no message of a member")
-        for (name, declared), value in zip(get_type_hints(kind).items(), message, strict=True):
-            if not _fits(value, declared):
-                raise TypeError(f"{kind.__name__}.{name} is of type {type(value).__qualname__}")
-        _right.add(found)
-
-
-def _fits(value: Any, declared: Any) -> bool:
-    origin = get_origin(declared)
-    if declared is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in get_args(declared))
-    if declared is float:
-        return isinstance(value, (float, int))
-    return isinstance(value, origin or declared)
-
-
 # -- pool ----------------------------------------------------------------------------------------
 
 
@@ -156,7 +105,7 @@ _log = logger_of(__name__)
 _OfLane = (StopLane, KillLane, Answer, LimitRows)
 #: About trials, wherever they are.
 _Untracked = (DumpStacks, LimitMemory)
-_ENDS_CLEAN_UP = (m.ResidentReleased, m.ResidentFailed, m.ResidentSaved, m.FromMember)
+_ENDS_CLEAN_UP = (TrialReleased, TrialFailed, TrialSaved, FromMember)
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
@@ -238,7 +187,7 @@ class LanePool:
             for lane in self._lanes:
                 if dropped in lane.known:
                     lane.known.discard(dropped)
-                    self._lanes.put(lane, m.DropTrainable(dropped))
+                    self._lanes.put(lane, DropTrainable(dropped))
         self._router.forget(trial_id)
         self.places.forget(trial_id, keep_newest=rule is not None and rule.how == "last")
         self._lanes.flush()
@@ -348,14 +297,13 @@ class LanePool:
             for lane_id in filter(self._lanes.is_up, command.lane_ids):
                 self._launcher.dump_stacks(lane_id, command.trial_id)
         elif isinstance(command, LimitMemory):
-            self._lanes.send(command.lane_ids[0], limits.LimitResident(command.trial_id, command.limit_bytes))
+            self._lanes.send(command.lane_ids[0], command)
         elif isinstance(command, LimitRows):
-            self._lanes.send(command.lane_id, limits.SetRows(command.rows))
+            self._lanes.send(command.lane_id, command)
         elif isinstance(command, OfHosts):
             self.places.execute(command)
         elif isinstance(command, Answer):
-            answer = m.AnswerResident(command.trial_id, command.request_id, command.payload, command.failed)
-            self._lanes.send(command.lane_id, answer)
+            self._lanes.send(command.lane_id, command)
         elif isinstance(command, _OfTrial):
             self._events += self._router.execute(command)
 
@@ -403,7 +351,7 @@ class LanePool:
                 self._lost(lane, "")
                 return
             self._set_end(lane)
-            self._lanes.put(lane, m.Shutdown())
+            self._lanes.put(lane, StopLane(lane.lane_id))
 
     def _set_end(self, lane: LaneConnection) -> None:
         """Gives a lane that was told to end its time, which is longer for a clean-up than for an iteration."""
@@ -460,11 +408,10 @@ class LanePool:
         messages = sock.receive()
         try:
             for message in messages:
-                require_types(message)
+                if getattr(message, "lane_id", lane.lane_id) != lane.lane_id:
+                    raise ValueError(f"{message} is of another lane")
                 self._take_in(lane, message)
-        except BaseException as error:  # What was taken in may be of any class.
-            if may_be_own(error):
-                raise
+        except Exception as error:  # What trials' code has made the lane send may fit nothing.
             self._distrust(lane, one_line(error))
             return
         if sock.problem:
@@ -493,7 +440,7 @@ class LanePool:
         if isinstance(message, LaneLogged):
             if self._take_records is not None:
                 self._take_records(message)
-        elif isinstance(message, m.CleanUpBegun):
+        elif isinstance(message, CleanUpBegun):
             lane.cleaning_up, lane.cleaning_since = message.trial_id or f"lane {lane.lane_id}", self._clock.now()
             lane.tell_at = lane.cleaning_since + _LONG_CLEAN_UP_S
             if lane.leaving:
@@ -512,7 +459,7 @@ class LanePool:
         if not lane.leaving:
             reason = lane.killed_because or reason
             lost = LaneLost(self._clock.now(), lane.lane_id, reason, culprit=culprit, blameless=blameless)
-            self._events.append(replace(lost, failed_position=lane.failed_position))
+            self._events.append(structs.replace(lost, failed_position=lane.failed_position))
             self._events += self._router.lane_leaves(lane.lane_id)
 
     def _take(self) -> list[Event]:

@@ -8,9 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from fluid.backends.base import Keeping, Launcher
 from fluid.backends.lanes.connections import LaneConnection
 from fluid.elastic.messages import Prepared
+from fluid.engine.commands import StopTrial
+from fluid.engine.events import TrialFailed, TrialStarted
 from fluid.keeping import KeepRule
 from fluid.lane import protocol as m
 from fluid.lane.protocol import ShipTrainable
@@ -50,8 +54,8 @@ class HostPayloads:
             self.drop_unread(name)
 
     def shipment(
-        self, lane: LaneConnection, name: str, whole: m.ShipTrainable | m.StartResident
-    ) -> m.ShipTrainable | m.StartResident | m.ReleaseResident | None:
+        self, lane: LaneConnection, name: str, whole: m.ShipTrainable | m.SetUpTrial
+    ) -> m.ShipTrainable | m.SetUpTrial | StopTrial | None:
         """Returns the message by which a lane gets a payload; ``None`` while the lane's host does not have it yet.
 
         Args:
@@ -64,13 +68,15 @@ class HostPayloads:
         is_used = name in self._uses  # If not, all that has it was forgotten before the message could leave.
         keeping = self._launcher.keep(lane.lane_id, name, data) if is_used else Keeping.REFUSED
         if keeping is Keeping.UNDER_WAY and lane.leaving:
-            return m.ReleaseResident("")  # It does nothing: the lane would only drop the trial again.
+            return StopTrial("", ())  # It does nothing: the lane would only drop the trial again.
         if keeping is Keeping.UNDER_WAY:
             return None
         if keeping is Keeping.REFUSED:
             return whole
         kept = m.KeptPayload(name)
-        return whole._replace(payload=kept) if isinstance(whole, m.ShipTrainable) else whole._replace(config=kept)
+        if isinstance(whole, m.ShipTrainable):
+            return structs.replace(whole, payload=kept)
+        return structs.replace(whole, config=kept)
 
     def renew(self, lane_id: int, name: str, data: bytes) -> None:
         """Has a payload kept again that a lane did not find on its host."""
@@ -87,7 +93,7 @@ class HostPayloads:
         """Takes a message of a lane: one that answers a start comes after the config was read."""
         if not self._starts:
             return
-        is_answer = isinstance(message, (m.ResidentStarted, m.ResidentFailed)) or (
+        is_answer = isinstance(message, (TrialStarted, TrialFailed)) or (
             isinstance(message, m.FromMember) and isinstance(message.message, Prepared)
         )
         if is_answer:

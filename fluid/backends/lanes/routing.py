@@ -1,4 +1,4 @@
-"""Commands about trials to messages for lanes, and messages of lanes to events.
+"""Which lanes a command about a trial is for, and what of a lane's messages the engine is to know.
 
 A trial is in one lane, or between two of them (:mod:`fluid.backends.lanes.elastic`), or it trains in several
 (:mod:`fluid.backends.lanes.elastic`): that decides what its commands mean.
@@ -17,12 +17,11 @@ from fluid.backends.lanes.connections import Deferred, LaneConnection, LaneConne
 from fluid.backends.lanes.elastic import ElasticTrials, Migrations, OfTrial, PoolAction, SetUpMember, ToLane
 from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.backends.lanes.threads import ThreadShares
-from fluid.backends.lanes.translate import message_of, start_message, to_event
+from fluid.backends.lanes.times import located
 from fluid.engine.commands import Resize, StartTrial, StopTrial
-from fluid.engine.events import Event, TrialFailed, TrialReleased
+from fluid.engine.events import Event, TrialFailed, TrialReleased, TrialSaved
 from fluid.errors import FluidError
-from fluid.lane import protocol as m
-from fluid.lane.protocol import ModulesLoaded, SetThreads
+from fluid.lane.protocol import FromMember, Membership, ModulesLoaded, PayloadMissing, SetThreads, SetUpTrial
 
 #: Seconds for a host to be started on a machine that has a checkpoint; then the trial starts without it.
 _SOURCE_S = 30.0
@@ -90,7 +89,7 @@ class TrialRouter:
     def hear(self, lane: LaneConnection, message: Any) -> list[Event]:
         """Takes a message of a lane; returns what the engine is to know. One that was told to end is not heard."""
         self._payloads.hear(lane.lane_id, message)
-        if isinstance(message, m.PayloadMissing):
+        if isinstance(message, PayloadMissing):
             data = self._registry.payload(message.name)
             if data is not None:
                 self._payloads.renew(lane.lane_id, message.name, data)
@@ -98,15 +97,15 @@ class TrialRouter:
         if isinstance(message, ModulesLoaded):
             self._registry.preload(message.modules)
             return []
-        if isinstance(message, m.ResidentSaved) and message.kept is not None:
+        if isinstance(message, TrialSaved) and message.kept is not None:
             self._registry.note_kept(message.trial_id, message.kept.value)
         at = self._time_of(message.at + lane.offset)
         is_heard = self.hears_all or not lane.leaving
-        if isinstance(message, m.FromMember):
+        if isinstance(message, FromMember):
             if is_heard:
                 self._perform(self._elastic.hear(lane.lane_id, message, at))
             return self._take()
-        event, commands = self._migrations.translate(to_event(message, lane.lane_id, lane.host, at))
+        event, commands = self._migrations.translate(located(message, at, lane.host))
         if is_heard:
             self._events.append(event)
             self._perform(self._elastic.follow(event))
@@ -156,13 +155,13 @@ class TrialRouter:
             self._set_up(command.lane_ids[0], command)
         elif isinstance(command, StopTrial):
             for lane_id in command.lane_ids:  # Each says for itself that it is rid of the trial.
-                self._lanes.send(lane_id, message_of(command))
+                self._lanes.send(lane_id, command)
         elif isinstance(command, Resize):
             old = command.old_lane_ids[0]
             if old in self._lanes:
-                self._lanes.send(old, message_of(self._migrations.begin(command, self._clock.now())))
+                self._lanes.send(old, self._migrations.begin(command, self._clock.now()))
         else:
-            self._lanes.send(command.lane_ids[0], message_of(command))
+            self._lanes.send(command.lane_ids[0], command)
 
     def _perform(self, actions: Iterable[PoolAction]) -> None:
         """Does what a trial in several lanes asks for, in order."""
@@ -176,7 +175,7 @@ class TrialRouter:
             else:
                 self._execute(action)
 
-    def _set_up(self, lane_id: int, command: StartTrial, membership: m.Membership | None = None) -> None:
+    def _set_up(self, lane_id: int, command: StartTrial, membership: Membership | None = None) -> None:
         """Tells a lane to set a trial up; with ``membership``, as a member."""
         if self._lanes.is_up(lane_id):
             lane = self._lanes[lane_id]
@@ -189,7 +188,7 @@ class TrialRouter:
             if name is not None:
                 self._payloads.starting(lane_id, command.trial_id, name)
             process, keep = self._registry.process(command.trial_id), self._registry.rule(command.trial_id)
-            start = functools.partial(start_message, command, key, config, membership, process=process, keep=keep)
+            start = functools.partial(SetUpTrial, command, key, config, membership, process=process, keep=keep)
             is_known = command.checkpoint is None and name is None
             self._lanes.put(lane, start() if is_known else self._deferred(command, start, name))
 
@@ -201,7 +200,7 @@ class TrialRouter:
         else:
             self._lanes.put(lane, Deferred(functools.partial(self._payloads.shipment, name=name, whole=message)))
 
-    def _deferred(self, command: StartTrial, start: Callable[..., m.StartResident], name: str | None) -> Deferred:
+    def _deferred(self, command: StartTrial, start: Callable[..., SetUpTrial], name: str | None) -> Deferred:
         """The message that starts a trial, once it is known where another machine's checkpoints are served, and the
         host has the config, if that is large and so has a name."""
         deadline = self._clock.now() + _SOURCE_S
@@ -214,7 +213,8 @@ class TrialRouter:
                 if source.is_coming and self._clock.now() < deadline:
                     return None
                 address = source.address
-            return start(address) if name is None else self._payloads.shipment(lane, name, start(address))
+            whole = start(source=address)
+            return whole if name is None else self._payloads.shipment(lane, name, whole)
 
         return Deferred(resolve)
 

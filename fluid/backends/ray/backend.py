@@ -8,12 +8,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from fluid.backends.base import DeviceBinding, ScalingLimits, Sharing
 from fluid.backends.hosts.folders import HERE, new_session
 from fluid.backends.hosts.gpu.sharing import WAYS
 from fluid.backends.hosts.host import HostSettings, device_variables
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LaneBackend, LanePool, modules_to_load, require_lane_options
-from fluid.backends.lanes.translate import not_before
+from fluid.backends.lanes.times import not_before
 from fluid.backends.ray.api import gcs_address, has_runtime_env
 from fluid.backends.ray.devices import RayDevices
 from fluid.backends.ray.launcher import RayLauncher
@@ -229,7 +231,9 @@ class RayBackend(LaneBackend):
         # A lost device is reported before its lanes, so that the engine starts no other lane there.
         deaths = [event for event in events if isinstance(event, LaneLost)]
         rest = [event for event in events if not isinstance(event, LaneLost)]
-        return not_before(rest, now) + device_events(changes, now) + [replace(event, at=now) for event in deaths]
+        return (
+            not_before(rest, now) + device_events(changes, now) + [structs.replace(event, at=now) for event in deaths]
+        )
 
     def end(self) -> list[Event]:
         """Ends every lane: see :class:`fluid.backends.base.EndingBackend`."""
@@ -245,7 +249,7 @@ class RayBackend(LaneBackend):
         if isinstance(command, StartTrial) and command.checkpoint is not None:
             host = command.checkpoint.host
             if host != HERE and command.checkpoint.in_memory and self._devices.is_gone(host):
-                return replace(command, checkpoint=None)
+                return structs.replace(command, checkpoint=None)
         return command
 
 
@@ -313,7 +317,7 @@ def _bound_to_machine(event: Event) -> Event:
         or host_of(event.checkpoint.path) == HERE
     ):
         return event
-    return replace(event, checkpoint=replace(event.checkpoint, in_memory=True))
+    return structs.replace(event, checkpoint=replace(event.checkpoint, in_memory=True))
 
 
 def _require_countable(devices: DeviceChoice) -> int | list[Device] | None:

@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from fluid._clock import MonotonicClock
 from fluid._imports import try_import
 from fluid._logs import logger_of
@@ -45,13 +47,14 @@ from fluid.backends.ray.remote_host import (
     PreloadModules,
     SharingChanged,
     StorePayload,
-    ValueTrials,
+    ToHost,
 )
-from fluid.engine.commands import CheckpointValue
+from fluid.engine.commands import ValueCheckpoints
 from fluid.errors import FluidError
 from fluid.processes.handshake import Address, connect_all
 from fluid.processes.signals import leave_to_driver
 from fluid.waiting.waits import BackgroundThread, await_descriptor
+from fluid.wire import decoder
 
 with try_import("Ray", extra="ray"):
     import ray
@@ -67,6 +70,7 @@ _LAST_OUTPUT_S = 2.0
 _DRIVER_S = 1.0
 #: Keys of the selector.
 _DRIVER, _HOST = "driver", "host"
+_decode = decoder(ToHost)
 
 
 class HostStart(NamedTuple):
@@ -100,7 +104,7 @@ def run_host(start: HostStart) -> None:
         # Ray hides every GPU from an actor that takes none.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(start.settings.tokens)
     (sock,) = connect_all(start.address, start.settings.key, [start.number])
-    connection = FramedSocket(sock)
+    connection = FramedSocket(sock, _decode)
     try:
         host = Host(start.settings)
     except BaseException:
@@ -179,11 +183,11 @@ class HostService:
         if self._clock.now() >= self._output_at:
             self._output_at = self._clock.now() + _OUTPUT_S
             if not self._connection.wants_to_write and (texts := self._host.read_output()):
-                self._connection.send([text._replace(host=self._start.settings.name) for text in texts])
+                self._connection.send([structs.replace(text, host=self._start.settings.name) for text in texts])
 
     def _forward_last(self) -> None:
         """Sends what the lanes have printed before they ended, and what was done with checkpoints since."""
-        texts = [text._replace(host=self._start.settings.name) for text in self._host.read_output()]
+        texts = [structs.replace(text, host=self._start.settings.name) for text in self._host.read_output()]
         last = [*self._host.stores.poll(), *texts]
         if last and not self._connection.ended:
             self._connection.send(last)
@@ -202,8 +206,8 @@ class HostService:
             self._host.preload(message.modules, late=message.late)
         elif isinstance(message, DropPayload):
             self._host.drop(message.name)
-        elif isinstance(message, ValueTrials):
-            self._host.stores.value({trial_id: CheckpointValue(*value) for trial_id, value in message.values.items()})
+        elif isinstance(message, ValueCheckpoints):
+            self._host.stores.value(message.values)
         elif isinstance(message, ForgetTrial):
             self._host.stores.forget(message.trial_id, keep_newest=message.keep_newest)
         elif isinstance(message, PersistCheckpoint):
@@ -211,14 +215,13 @@ class HostService:
         elif isinstance(message, DiscardKept):
             self._host.stores.discard(self._start.settings.name, message.path, demote=message.demote)
         elif isinstance(message, BringCheckpoint):
-            self._host.stores.prefetch(self._start.settings.name, *message)
+            self._host.stores.prefetch(self._start.settings.name, message.trial_id, message.path, message.source)
         elif isinstance(message, EndHost):
             self._is_over = True
 
     def _store(self, message: StorePayload) -> list[PayloadStored]:
-        number, name, size, offset, data = message
-        is_kept = self._host.payloads.write(name, data, size=size, offset=offset)
-        return [] if is_kept is None else [PayloadStored(number, name, is_kept)]
+        is_kept = self._host.payloads.write(message.name, message.data, size=message.size, offset=message.offset)
+        return [] if is_kept is None else [PayloadStored(message.number, message.name, is_kept)]
 
     def _launch(self, requests: Sequence[LaunchLane]) -> list[LaneDying | LaneExited]:
         """Launches lanes, whose connections are all opened at once; returns those that cannot be launched."""
@@ -231,7 +234,8 @@ class HostService:
         except OSError as error:
             return [LaneExited(number, f"could not be started: its host cannot connect: {error}") for number in numbers]
         failed: list[LaneDying | LaneExited] = []
-        for (lane_id, binding, _), connection in zip(requests, connections, strict=True):
+        for request, connection in zip(requests, connections, strict=True):
+            lane_id, binding = request.lane_id, request.binding
             limit_lane_buffer(connection)
             if binding.token:
                 _show_gpus(binding.token)

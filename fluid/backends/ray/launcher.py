@@ -34,6 +34,7 @@ from fluid.backends.ray.host_actor import Checked, HostActors, HostStart
 from fluid.backends.ray.remote_host import OutputInbox, RemoteHost, await_sharing, end_hosts
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
+from fluid.wire import version_problem
 
 #: Seconds to wait for Ray to say how a host ended whose connection was lost.
 _POST_MORTEM_S = 3.0
@@ -341,7 +342,13 @@ class RayLauncher:
                 self._flush_soon(host)
 
     def _connect(self, made: AuthenticatedConnection) -> list[LauncherReport]:
-        number = made.hello.number
+        number, problem = made.hello.number, version_problem(made.hello.version, "it")
+        if problem:
+            made.socket.close()
+            if number < 0:
+                self._why[number] = f"cannot be used: {problem}"
+                return self._lose(self._remote[number]) if number in self._remote else []
+            return []
         if number >= 0:
             host = self._of_lane.get(number)
             if isinstance(host, RemoteHost):
@@ -385,7 +392,7 @@ class RayLauncher:
             if isinstance(news, Checked):
                 checked.add(news.number)
             elif (host := self._remote.get(news.number)) is not None:
-                self._why[news.number] = news.reason
+                self._why.setdefault(news.number, news.reason)
                 if host.number not in self._lost:
                     reports += self._lose(host)
         return reports + self._give_up(checked)

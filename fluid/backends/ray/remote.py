@@ -16,9 +16,13 @@ from typing import Any
 
 from fluid._imports import try_import
 from fluid.processes.interpreters import import_path
+from fluid.wire import VERSION
 
 with try_import("Ray", extra="ray"):
     import ray
+
+#: Where to import from, what comes last there, the version of Fluid, and the pickled function and arguments.
+Call = tuple[list[str], str, str, bytes]
 
 
 def make_host_class() -> Any:
@@ -26,7 +30,7 @@ def make_host_class() -> Any:
     make = _made_by_value()
 
     class FluidHost:
-        def run(self, call: tuple[list[str], str, bytes]) -> None:
+        def run(self, call: Call) -> None:
             make(call)
 
     return ray.remote(FluidHost)
@@ -44,29 +48,33 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return task.remote(pickled(function, *arguments))
 
 
-def _made_by_value() -> Callable[[tuple[list[str], str, bytes]], Any]:
-    def make(call: tuple[list[str], str, bytes]) -> Any:
+def _made_by_value() -> Callable[[Call], Any]:
+    def make(call: Call) -> Any:
         import pickle
         import sys
 
-        told, last, data = call
+        told, last, version, data = call
         own = [path for path in sys.path if path != last]
         sys.path[:] = [*own, *(path for path in told if path not in own), *([last] if last in sys.path else ())]
+        from fluid._version import __version__
+
+        if __version__ != version:  # Its classes may have other fields.
+            raise ImportError(f"this node has Fluid {__version__} and the driver {version}: install the same on both")
         function, arguments = pickle.loads(data)
         return function(*arguments)
 
     return make
 
 
-def pickled(function: Callable[..., Any], *arguments: Any) -> tuple[list[str], str, bytes]:
+def pickled(function: Callable[..., Any], *arguments: Any) -> Call:
     """Returns a call as a process of Ray can read it before it has imported anything.
 
-    With it go the places from which this process imports, and the one that is to be the last: the working directory if
-    it is none of them, else an empty text.
+    With it go the places from which this process imports, the one that is to be the last, which is the working
+    directory if it is none of them, else an empty text, and the version of Fluid, which must be the same there.
     """
     path = import_path()
     try:
         here = os.getcwd()
     except OSError:  # It was deleted.
         here = ""
-    return path, "" if here in path else here, pickle.dumps((function, arguments))
+    return path, "" if here in path else here, VERSION, pickle.dumps((function, arguments))

@@ -8,29 +8,36 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import structs
 
 from fluid._clock import Clock
-from fluid.backends.base import DeviceBinding, Keeping, LaneDying, LaneExited, LaneText, LauncherReport, Sharing
+from fluid.backends.base import (
+    DeviceBinding,
+    Keeping,
+    LaneDying,
+    LaneExited,
+    LaneSuperseded,
+    LaneText,
+    LauncherReport,
+    Sharing,
+)
 from fluid.backends.hosts.sockets import FramedSocket, WakeableSelector
-from fluid.engine.commands import CheckpointValue
+from fluid.engine.commands import CheckpointValue, ValueCheckpoints
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.lane.protocol import CheckpointPersisted
+from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted
+from fluid.wire import Frame, decoder
 
 # -- host messages -------------------------------------------------------------------------------
 #
-# The messages between the driver and the host on another node: named tuples, pickled in batches.
-#
-# A host also sends :class:`fluid.backends.base.LaneDying`, :class:`fluid.backends.base.LaneExited`,
-# :class:`fluid.backends.base.LaneSuperseded`, :class:`fluid.backends.base.LaneText`, and
-# :class:`fluid.lane.protocol.CheckpointMoved` and
-# :class:`fluid.lane.protocol.CheckpointPersisted`.
+# The messages between the driver and the host on another node: frames (:mod:`fluid.wire`), as those of lanes.
 
 
 # -- from the driver to a host --------------------------------------------------------------------------------
 
 
-class LaunchLane(NamedTuple):
+class LaunchLane(Frame, frozen=True):
     """Fork a lane, with a connection to the driver of its own; ``echo`` says whether to send what its trials print."""
 
     lane_id: int
@@ -38,27 +45,27 @@ class LaunchLane(NamedTuple):
     echo: bool = False
 
 
-class EndLane(NamedTuple):
+class EndLane(Frame, frozen=True):
     """Kill a lane."""
 
     lane_id: int
 
 
-class DumpLane(NamedTuple):
+class DumpLane(Frame, frozen=True):
     """Have the stacks of a lane's threads written to the log of a trial."""
 
     lane_id: int
     trial_id: str
 
 
-class PreloadModules(NamedTuple):
+class PreloadModules(Frame, frozen=True):
     """Load modules before the next lane is forked; late: as soon as no lane waits for it."""
 
     modules: tuple[str, ...]
     late: bool = False
 
 
-class StorePayload(NamedTuple):
+class StorePayload(Frame, frozen=True):
     """Keep a payload for the lanes: a part of it, in order. The last one is answered by PayloadStored.
 
     Attributes:
@@ -76,26 +83,20 @@ class StorePayload(NamedTuple):
     data: bytes
 
 
-class DropPayload(NamedTuple):
+class DropPayload(Frame, frozen=True):
     """Delete a payload, or the part of one that has arrived."""
 
     name: str
 
 
-class ValueTrials(NamedTuple):
-    """What the checkpoints of trials are worth, by trial: (probability of a restore, whether it is pinned)."""
-
-    values: dict[str, tuple[float, bool]]
-
-
-class ForgetTrial(NamedTuple):
+class ForgetTrial(Frame, frozen=True):
     """Delete the checkpoints of a trial; with ``keep_newest``, the newest outlives the run."""
 
     trial_id: str
     keep_newest: bool
 
 
-class PersistCheckpoint(NamedTuple):
+class PersistCheckpoint(Frame, frozen=True):
     """Copy a checkpoint to disk, with ``keep`` to where it outlives the run; answered by CheckpointPersisted."""
 
     trial_id: str
@@ -103,46 +104,78 @@ class PersistCheckpoint(NamedTuple):
     keep: bool
 
 
-class DiscardKept(NamedTuple):
+class DiscardKept(Frame, frozen=True):
     """Remove a checkpoint from those that outlive the run; with ``demote``, its trial may be restored from it."""
 
     path: str
     demote: bool
 
 
-class BringCheckpoint(NamedTuple):
-    """Bring a checkpoint, written to ``path``, into the host's memory; ``source`` as in StartResident."""
+class BringCheckpoint(Frame, frozen=True):
+    """Bring a checkpoint, written to ``path``, into the host's memory; ``source`` as in SetUpTrial."""
 
     trial_id: str
     path: str
     source: tuple[str, int] | None
 
 
-class EndHost(NamedTuple):
+class EndHost(Frame, frozen=True):
     """The session is over: end every lane, clear the folders, and end."""
+
+
+#: All that a host is told.
+ToHost = (
+    LaunchLane
+    | EndLane
+    | DumpLane
+    | PreloadModules
+    | StorePayload
+    | DropPayload
+    | ValueCheckpoints
+    | ForgetTrial
+    | PersistCheckpoint
+    | DiscardKept
+    | BringCheckpoint
+    | EndHost
+)
 
 
 # -- from a host to the driver ---------------------------------------------------------------------------------
 
 
-class HostStarted(NamedTuple):
+class HostStarted(Frame, frozen=True):
     """The first message of a host: where it serves the checkpoints of its machine."""
 
     checkpoints_at: tuple[str, int]
 
 
-class SharingChanged(NamedTuple):
+class SharingChanged(Frame, frozen=True):
     """How lanes that are started now share a GPU; sent in the beginning, and when it changes."""
 
     sharing: Sharing
 
 
-class PayloadStored(NamedTuple):
+class PayloadStored(Frame, frozen=True):
     """A payload has arrived; whether the host keeps it."""
 
     number: int
     name: str
     is_kept: bool
+
+
+#: All that a host tells.
+FromHost = (
+    HostStarted
+    | SharingChanged
+    | PayloadStored
+    | LaneDying
+    | LaneExited
+    | LaneSuperseded
+    | LaneText
+    | CheckpointMoved
+    | CheckpointPersisted
+)
+_decode = decoder(FromHost)
 
 
 # -- output inbox --------------------------------------------------------------------------------
@@ -181,7 +214,7 @@ class OutputInbox:
             self._texts.clear()
             self._bytes = 0
             return [
-                text._replace(skipped=text.skipped + self._dropped.pop((text.lane_id, text.is_error), 0))
+                structs.replace(text, skipped=text.skipped + self._dropped.pop((text.lane_id, text.is_error), 0))
                 for text in texts
             ]
 
@@ -228,7 +261,7 @@ class RemoteStore:
 
     def value(self, values: Mapping[str, CheckpointValue]) -> None:
         """Tells it what checkpoints of trials are worth, by trial."""
-        self._send(ValueTrials({trial_id: (value.returns, value.pinned) for trial_id, value in values.items()}))
+        self._send(ValueCheckpoints(values))
 
     def forget(self, trial_id: str, *, keep_newest: bool) -> None:
         """Drops what it knows of a trial, and has its checkpoints deleted."""
@@ -250,7 +283,8 @@ class RemoteStore:
     def fail(self, host: str, reason: str) -> list[CheckpointPersisted]:
         """Answers, in place of a host that is gone, what it has not."""
         asked, self._asked = self._asked, []
-        return [CheckpointPersisted(*one[:2], host, one.keep, problem=f"its host {reason}") for one in asked]
+        problem = f"its host {reason}"
+        return [CheckpointPersisted(one.trial_id, one.path, host, one.keep, problem=problem) for one in asked]
 
     def prefetch(self, host: str, trial_id: str, path: str, source: tuple[str, int] | None) -> None:
         """Has it bring a checkpoint into its memory."""
@@ -312,7 +346,7 @@ class RemoteHost:
 
     def connect(self, sock: socket.socket) -> None:
         """Takes the host's connection."""
-        self._connection = FramedSocket(sock)
+        self._connection = FramedSocket(sock, _decode)
 
     # -- requests; they are sent by flush() ------------------------------------------------------------------
 

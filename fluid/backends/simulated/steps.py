@@ -153,7 +153,7 @@ class SimulatedTrial:
             try:
                 self.played = self.truth.course.play(self.done + 1) or NONE_LEFT
             except BaseException as error:  # Also SystemExit, as in a lane: it fails the trial.
-                self.played = PlayedIteration(0.0, failure=failure_of(error))
+                self.played = PlayedIteration(0.0, failure=describe(error))
 
 
 @dataclass(slots=True, eq=False)
@@ -256,11 +256,6 @@ class LaneRows:
         return before == self.latest or max(len(before), len(trials)) < 2
 
 
-def failure_of(error: BaseException) -> Failure:
-    """The failure of a trial whose course has raised, as a lane would report it."""
-    return Failure(*describe(error))
-
-
 def answer_to(call: Call, trial: SimulatedTrial, now: float) -> TrialCalled:
     """The answer to the call of a method of a trial."""
     answer, course = (
@@ -270,7 +265,7 @@ def answer_to(call: Call, trial: SimulatedTrial, now: float) -> TrialCalled:
     try:
         return answer(result=None if course is None else course.call(call.method, call.payload))
     except BaseException as error:
-        return answer(failure=failure_of(error))
+        return answer(failure=describe(error))
 
 
 def placed_by(prefetch: PrefetchCheckpoint, now: float) -> CheckpointPlaced:

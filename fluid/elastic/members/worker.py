@@ -33,6 +33,7 @@ from fluid.elastic.messages import (
     Connect,
     Disconnect,
     EndWorker,
+    ForMember,
     Leave,
     Left,
     MemberRaised,
@@ -45,6 +46,9 @@ from fluid.elastic.trainable import ElasticTrainable
 from fluid.elastic.tune import require_elastic_class
 from fluid.errors import FluidError
 from fluid.processes.frames import FramedConnection, FrameError
+from fluid.wire import decoder, encode
+
+_decode = decoder(ForMember)
 
 
 class Worker:
@@ -77,7 +81,7 @@ class Worker:
         """Reads ahead of the main thread, which may be in an iteration, or waiting for a lost peer."""
         while True:
             try:
-                message = pickle.loads(self._connection.recv_bytes())
+                (message,) = _decode(self._connection.recv_bytes())
             except BaseException as error:
                 # The controller is gone, or another thread has taken part of what it sent.
                 if not isinstance(error, (EOFError, OSError, FrameError)):
@@ -109,7 +113,7 @@ class Worker:
 
     def _send(self, message: Any) -> None:
         with self._sending:  # Threads of a process group send, too.
-            self._connection.send_bytes(pickle.dumps(message))
+            self._connection.send_bytes(encode([message]))
 
     def _fail(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -127,7 +131,7 @@ class Worker:
     def _prepare(self, message: Prepare) -> None:
         self._release_member()
         begun = self._clock.now()
-        spawn.prepare(dict(message.process))
+        spawn.prepare(pickle.loads(message.process))
         trainable: ElasticTrainable = require_elastic_class(pickle.loads(message.trainable))()
         trainable.setup(pickle.loads(message.config))
         if message.checkpoint is not None:

@@ -17,9 +17,9 @@ from fluid.devices.occupancy import Occupancy
 from fluid.engine import tuning
 from fluid.engine.estimates.key_estimates import KeyEstimate
 from fluid.engine.records import TrialRecord
-from fluid.measure.runtime_model import TOLERANCE, FusedColumn, FusedRates, IntArray
+from fluid.measure.runtime_model import FusedColumn, FusedRates, IntArray
 from fluid.planners.arrangement import Running, idle_speeds
-from fluid.resources import Requires
+from fluid.resources import TOLERANCE, Requires
 
 _NO_LIMIT = 1 << 30
 

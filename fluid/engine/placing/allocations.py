@@ -14,9 +14,8 @@ from fluid.devices.occupancy import Occupancy
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.estimates.running import RunningTable, snapshots_by_devices
 from fluid.engine.records import Move, TrialRecord, Trials
-from fluid.measure.runtime_model import TOLERANCE
 from fluid.planners.arrangement import Running
-from fluid.resources import MemoryNeed
+from fluid.resources import TOLERANCE, MemoryNeed
 
 # -- remaining work ------------------------------------------------------------------------------
 #

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from fluid.devices.constraints import Constraint
 from fluid.devices.models import ByModel
 from fluid.engine import tuning
@@ -55,7 +57,7 @@ class MemoryLimits:
             if start is not None:  # Its lane knows of no limit yet.
                 command = commands[start]
                 assert isinstance(command, StartTrial)
-                commands[start] = replace(command, limit_bytes=limit)
+                commands[start] = structs.replace(command, limit_bytes=limit)
                 before = limit
             elif limit is None or before is None or not _is_close(before, limit):
                 if limit is not None or before is not None:

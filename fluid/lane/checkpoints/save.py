@@ -9,7 +9,10 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from msgspec import structs
+
 from fluid._clock import Clock
+from fluid.engine.events import Checkpoint, Restoring, TrialNotKept, TrialSaved, TrialSetBack
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
 from fluid.lane.checkpoints.restore import CheckpointLocator, restore_best
 from fluid.lane.checkpoints.seal import is_of_the_process, sealed_bytes
@@ -17,7 +20,7 @@ from fluid.lane.checkpoints.store import CheckpointStore, Stored, set_own_store
 from fluid.lane.device.device import MemoryMeter
 from fluid.lane.errors import causes, is_for_want_of_space, is_out_of_memory, one_line, print_exception
 from fluid.lane.output import LaneStreams
-from fluid.lane.protocol import KeepBar, LaneOptions, ResidentNotKept, ResidentSaved, ResidentSetBack, RestoredFrom
+from fluid.lane.protocol import KeepBar, LaneOptions
 from fluid.lane.resident import ResidentTrial
 from fluid.random_state import read_random_state, restore_random_state, write_random_state
 from fluid.trainables.resident import NotSavableError
@@ -64,7 +67,7 @@ class ResidentCheckpoints:
         #: By group.
         self._bars: dict[str, KeepBar] = {}
         #: Of each resident, the last save that another one may refer to.
-        self._newest: dict[str, ResidentSaved] = {}
+        self._newest: dict[str, TrialSaved] = {}
 
     def usual_cost(self, key: int) -> float:
         """Seconds that the last save of a trial of this trainable took; 0 before the first."""
@@ -96,19 +99,19 @@ class ResidentCheckpoints:
         is_idle = not resident.left and not resident.finished and resident.unsaved > 0.0
         return is_idle and pace is not None and pace >= max(options.idle_save_after, cost)
 
-    def save(self, resident: ResidentTrial, *, durable: bool = False) -> ResidentSaved:
+    def save(self, resident: ResidentTrial, *, durable: bool = False) -> TrialSaved:
         """Saves a trial, to disk at once if ``durable``; also raises the errors of writing to disk.
 
         A state that was just saved, as after an iteration, is not saved twice.
         """
-        newest, now = self._newest.get(resident.trial_id), self._clock.now()
-        is_current = newest is not None and resident.unsaved == 0.0 and newest.iteration == resident.iteration
-        if newest is not None and is_current and not (durable and newest.in_memory) and os.path.exists(newest.path):
-            return newest._replace(at=now, seconds=0.0)
+        newest = self._newest.get(resident.trial_id)
+        if newest is not None and resident.unsaved == 0.0:
+            there = newest.checkpoint
+            is_enough = there.iteration == resident.iteration and not (durable and there.in_memory)
+            if is_enough and os.path.exists(there.path):
+                return structs.replace(newest, at=self._clock.now(), seconds=0.0)
         (path, in_memory, _), seconds = self._save(resident, durable=durable)
-        now, trial_id = self._clock.now(), resident.trial_id
-        saved = ResidentSaved(now, trial_id, resident.saved, path, in_memory, dropped=False, seconds=seconds)
-        self._newest[trial_id] = saved
+        saved = self._newest[resident.trial_id] = self._saved(resident, resident.saved, path, in_memory, seconds)
         return saved
 
     def _save(self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"") -> tuple[Stored, float]:
@@ -173,7 +176,7 @@ class ResidentCheckpoints:
         saves = resident.autosaves and (resident.member is None or resident.member.is_rank_zero)
         return saves and (_state_at(resident) or 0) > max(0, resident.kept_at)
 
-    def keep(self, resident: ResidentTrial, value: float | None = None) -> ResidentSaved | ResidentNotKept:
+    def keep(self, resident: ResidentTrial, value: float | None = None) -> TrialSaved | TrialNotKept:
         """Saves a trial so that the checkpoint outlives the run; says why if it cannot be.
 
         Args:
@@ -193,15 +196,26 @@ class ResidentCheckpoints:
             print_exception()
             if not is_for_want_of_space(error):
                 resident.rule = None  # Its own code raises, and will again.
-                return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, one_line(error))
+                return TrialNotKept(self._clock.now(), resident.trial_id, iteration=iteration, reason=one_line(error))
             return self._not_kept(resident, iteration, one_line(error))
         resident.kept_at, self._sizes[resident.key] = iteration, size
-        now, kept = self._clock.now(), Kept(size, value)
-        return ResidentSaved(
-            now, resident.trial_id, iteration, path, in_memory, dropped=False, seconds=seconds, kept=kept
+        return self._saved(resident, iteration, path, in_memory, seconds, Kept(size, value))
+
+    def _saved(
+        self,
+        resident: ResidentTrial,
+        iteration: int,
+        path: str,
+        in_memory: bool,
+        seconds: float,
+        kept: Kept | None = None,
+    ) -> TrialSaved:
+        checkpoint = Checkpoint(iteration, path, in_memory=in_memory)
+        return TrialSaved(
+            self._clock.now(), resident.trial_id, resident.lane_id, checkpoint, seconds=seconds, kept=kept
         )
 
-    def _not_kept(self, resident: ResidentTrial, iteration: int, reason: str) -> ResidentNotKept:
+    def _not_kept(self, resident: ResidentTrial, iteration: int, reason: str) -> TrialNotKept:
         """Says why a trial is not saved for good; its last state, which may be its result, goes to host memory instead.
 
         From there it comes to the run folder once there is room.
@@ -210,7 +224,7 @@ class ResidentCheckpoints:
         with suppress(Exception):
             if reason != QUOTA_USED_UP and is_last and self._save(resident)[0].in_memory:
                 reason += "; it stays in host memory until there is room"
-        return ResidentNotKept(self._clock.now(), resident.trial_id, iteration, reason)
+        return TrialNotKept(self._clock.now(), resident.trial_id, iteration=iteration, reason=reason)
 
     def _why_no_room(self, resident: ResidentTrial) -> str:
         """Why there is no room for a further checkpoint like those of its trainable; empty if there is."""
@@ -230,7 +244,7 @@ class ResidentCheckpoints:
         wanted: int,
         source: tuple[str, int] | None,
         renew: Callable[[], None],
-    ) -> tuple[ResidentSetBack | None, RestoredFrom | None]:
+    ) -> tuple[TrialSetBack | None, Restoring | None]:
         """Restores a trial; says so in its log if that is not from the checkpoint named.
 
         Args:
@@ -274,21 +288,26 @@ class ResidentCheckpoints:
             restored = self._measured(path, seconds, fetched=located.fetched)
         if not reason:
             return None, restored
-        in_memory = path is not None and self._store.is_in_memory(path)
         begins = f"goes on from iteration {iteration}" if path is not None else "begins afresh"
         told = f"Fluid: this trial {begins} instead of going on from iteration {wanted}: {reason}\n"
         self._output.log.write(told)  # The driver's log has it, too.
-        now = self._clock.now()
-        back = ResidentSetBack(now, resident.trial_id, iteration, path, in_memory, reason, cannot_load)
+        back = TrialSetBack(
+            self._clock.now(),
+            resident.trial_id,
+            resident.lane_id,
+            checkpoint=None if path is None else Checkpoint(iteration, path, in_memory=self._store.is_in_memory(path)),
+            reason=reason,
+            cannot_load=cannot_load,
+        )
         return back, restored
 
-    def _measured(self, path: str, seconds: float, *, fetched: bool) -> RestoredFrom:
+    def _measured(self, path: str, seconds: float, *, fetched: bool) -> Restoring:
         """Returns from where a trial was restored, which its host is told, too."""
         size = sealed_bytes(path) or 0
         if fetched:
-            return RestoredFrom("host", seconds, size)
+            return Restoring("host", seconds, size)
         self._store.note_restore(path, size, seconds)
-        return RestoredFrom("memory" if self._store.is_in_memory(path) else "disk", seconds, size)
+        return Restoring("memory" if self._store.is_in_memory(path) else "disk", seconds, size)
 
     def _is_innocent(self, error: BaseException) -> bool:
         """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""

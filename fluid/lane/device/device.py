@@ -11,10 +11,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from fluid._clock import Clock
+from fluid.engine.events import StateMeasured
 from fluid.lane.errors import is_out_of_memory, one_line
 from fluid.lane.process.threads import set_threads
-from fluid.lane.protocol import HeldAtRest, LaneOptions
+from fluid.lane.protocol import LaneOptions
 from fluid.lane.resident import ResidentTrial
+from fluid.resources import MemoryNeed
 
 #: Written to a process's clear_refs, it resets the peak of resident memory (VmHWM).
 _RESET_PEAK = "5"
@@ -438,7 +440,7 @@ class ResidentMemory:
         """Starts a measurement."""
         self._meter.begin()
 
-    def measure(self, rows: Sequence[ResidentTrial], *, settle: bool = False) -> tuple[float, float] | None:
+    def measure(self, rows: Sequence[ResidentTrial], *, settle: bool = False) -> MemoryNeed | None:
         """Ends a measurement of trials that ran at once, each of which has an equal part of what was measured.
 
         So the parts of all residents add up to what the lane holds, and takes in a step. What a pack keeps beside its
@@ -449,7 +451,7 @@ class ResidentMemory:
             settle: whether to release cached memory first: what cannot be released is held, too.
 
         Returns:
-            The bytes that one holds, and what it took on top of that; ``None`` where that is not measured.
+            What one needs; ``None`` where that is not measured.
         """
         measured = self._meter.end(settle=settle)
         if measured is None:
@@ -458,7 +460,7 @@ class ResidentMemory:
         held = (sum(resident.held or 0.0 for resident in rows) + measured[0]) / len(rows)
         for resident in rows:
             resident.held = held
-        return max(0.0, held), max(0.0, measured[1]) / len(rows)
+        return MemoryNeed(max(0.0, held), max(0.0, measured[1]) / len(rows))
 
     def idle_timeout(self, current: ResidentTrial | None) -> float | None:
         """Returns the seconds to wait for messages before cached memory is released; ``None`` for no end.
@@ -479,7 +481,7 @@ class ResidentMemory:
         """Returns device memory that no trial uses, also what only reference cycles keep."""
         self._meter.release_cached(collect=True)
 
-    def settle(self, current: ResidentTrial | None, resident: ResidentTrial | None) -> HeldAtRest | None:
+    def settle(self, current: ResidentTrial | None, resident: ResidentTrial | None) -> StateMeasured | None:
         """Returns device memory that no trial uses, and measures what the trial that ran last still holds.
 
         Args:
@@ -499,7 +501,7 @@ class ResidentMemory:
         if told is not None and abs(held - told) < _NOTABLE:
             return None
         resident.told_held = held
-        return HeldAtRest(self._clock.now(), resident.trial_id, held)
+        return StateMeasured(self._clock.now(), resident.trial_id, resident.lane_id, held)
 
     @property
     def held_bytes(self) -> float:

@@ -17,7 +17,8 @@ from fluid.lane.channel import Connection
 from fluid.lane.device.device import DeviceUnusableError, torch_with_cuda, use_gpus
 from fluid.lane.device.own_memory import OwnMemory
 from fluid.lane.errors import one_line
-from fluid.lane.protocol import LaneOptions, LaneUnusable, LaneWarming, encode
+from fluid.lane.protocol import LaneOptions, LaneUnusable, LaneWarming
+from fluid.wire import encode
 
 # -- allocator -----------------------------------------------------------------------------------
 #
@@ -124,13 +125,13 @@ def warm_up_or_exit(options: LaneOptions, own: OwnMemory, connection: Connection
     It is not tried again here: CUDA may remember in this process that it could not be initialised.
     """
     if options.kind == "gpu":
-        connection.send_bytes(encode([LaneWarming(clock.now())]))
+        connection.send_bytes(encode([LaneWarming()]))
     try:
         return warm_up(options, own)
     except DeviceUnusableError as error:
         traceback.print_exc()  # Into the lane's log.
         passes = may_pass(options, str(error))
-        connection.send_bytes(encode([LaneUnusable(clock.now(), str(error), error.position, passes)]))
+        connection.send_bytes(encode([LaneUnusable(str(error), error.position, passes)]))
         os._exit(MPS_NOT_READY if passes else CANNOT_USE_DEVICE)
 
 

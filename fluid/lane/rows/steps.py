@@ -9,10 +9,11 @@ from typing import Any
 
 from fluid._clock import Clock
 from fluid._private_files import make_folder
+from fluid.engine.events import FusionLimited
 from fluid.lane.errors import is_out_of_memory, one_line
 from fluid.lane.failures import LaneFailures
 from fluid.lane.output import LaneStreams
-from fluid.lane.protocol import LaneOptions, RowsLimited
+from fluid.lane.protocol import LaneOptions
 from fluid.lane.resident import ResidentTrial
 from fluid.lane.residents import Residents
 from fluid.lane.rows.fused import fused_trial_of
@@ -201,4 +202,4 @@ class RowSteps:
         group.most = rows
         how = "are not fused" if rows == 1 else f"are fused {rows} at a time at most"
         self._output.log.write(f"Fluid: trials like this one {how} here: {reason}\n")
-        self._send(RowsLimited(self._clock.now(), resident.trial_id, rows, reason))
+        self._send(FusionLimited(self._clock.now(), resident.trial_id, resident.lane_id, rows=rows, reason=reason))

@@ -9,12 +9,14 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import lane_messages as to
 import pytest
 from waiting import eventually
 
 from fluid.backends.hosts.forkserver.host_end import Exited, ForkServerProcess
+from fluid.engine.events import LaneReady
 from fluid.errors import FluidError
-from fluid.lane.protocol import LaneOptions, LaneWarm, Shutdown
+from fluid.lane.protocol import LaneOptions
 
 PATIENCE_MS = 90_000
 
@@ -59,7 +61,7 @@ def ready(server: ForkServerProcess, lane: Any) -> None:
         events = poller.poll(PATIENCE_MS)
         assert events
         if any(descriptor == lane.wire.fileno() for descriptor, _ in events):
-            lane.receive(LaneWarm)
+            lane.receive(LaneReady)
             return
         assert server.poll() == []
 
@@ -72,7 +74,7 @@ def write_module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text:
 def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
     server = make_server()
     lane = fork(server, 3)
-    assert lane.receive(LaneWarm).pid not in (os.getpid(), server.pid)
+    assert lane.receive(LaneReady).pid not in (os.getpid(), server.pid)
     facts = lane.ask(
         main="sys.modules['__main__'].__name__, sys.modules['__main__'].__spec__.name",
         parent="os.getppid()",
@@ -204,7 +206,7 @@ def test_a_module_that_spoils_the_process_is_left_to_the_lanes(
         write_module(monkeypatch, tmp_path, name, "")
     server = make_server()
     before = fork(server, 0)
-    pid = before.receive(LaneWarm).pid
+    pid = before.receive(LaneReady).pid
     server.preload(["first_module", "bad_module", "last_module"], late=late)
     lanes: list[Any] = []
 
@@ -221,7 +223,7 @@ def test_a_module_that_spoils_the_process_is_left_to_the_lanes(
     assert before.ask(alive="1") == {"alive": 1}
     os.kill(pid, signal.SIGKILL)
     assert exits_of(server) == [Exited(0, "was killed by SIGKILL")]
-    lanes[-1].wire.send([Shutdown()])
+    lanes[-1].wire.send([to.shut_down()])
     assert exits_of(server) == [Exited(len(lanes), "exited with status 0")]
 
 
@@ -262,12 +264,12 @@ def test_a_server_ends_with_its_last_lane_once_another_has_taken_its_place(
     # A process that a lane of the last one leaves behind, whose parent's parent ends first.
     left = lanes[2].ask(pid="os.posix_spawn('/bin/sleep', ['sleep', '1000'], {}, setsid=True)")["pid"]
     processes.watch(parents[1])
-    lanes[1].wire.send([Shutdown()])
+    lanes[1].wire.send([to.shut_down()])
     assert exits_of(server) == [Exited(1, "exited with status 0")]
     assert processes.have_ended(within=30.0)
     assert lanes[0].ask(alive="1") == lanes[2].ask(alive="1") == {"alive": 1}
     processes.watch(left)
-    lanes[2].wire.send([Shutdown()])
+    lanes[2].wire.send([to.shut_down()])
     assert exits_of(server) == [Exited(2, "exited with status 0")]
     assert processes.have_ended(within=30.0)
     assert fork(server, 3).ask(there="'module_2' in sys.modules") == {"there": True}
@@ -283,7 +285,7 @@ def test_the_death_of_a_server_costs_its_lanes_and_no_others(
     write_module(monkeypatch, tmp_path, "some_module", "")
     server = make_server()
     first = fork(server, 0)
-    first.receive(LaneWarm)
+    first.receive(LaneReady)
     server.preload(["some_module"])
     second = fork(server, 1)
     ready(server, second)
@@ -300,7 +302,7 @@ def test_the_death_of_a_server_costs_its_lanes_and_no_others(
 def test_it_tells_how_lanes_end(make_server: Any, fork: Any) -> None:
     server = make_server()
     lane = fork(server, 5)
-    pid = lane.receive(LaneWarm).pid
+    pid = lane.receive(LaneReady).pid
     os.kill(pid, signal.SIGINT)  # Means nothing to a lane.
     assert lane.ask(alive="1") == {"alive": 1}
     server.kill(5)
@@ -327,7 +329,7 @@ def test_a_lane_that_prints_nothing_leaves_no_files(make_server: Any, fork: Any,
     assert len(silent.ask(opened=opened)["opened"]) == 3, "standard output and error, and stacks, once each"
     loud.ask(written="os.write(1, b'low level')")
     for number, lane in enumerate((silent, loud)):
-        lane.wire.send([Shutdown()])
+        lane.wire.send([to.shut_down()])
         assert exits_of(server) == [Exited(number, "exited with status 0")]
     assert [path.name for path in (tmp_path / "logs").glob("lane-*")] == ["lane-1.out"]
 

@@ -57,9 +57,9 @@ def here() -> Any:
 
 
 LEAVES: list[Callable[[str], Any]] = [
-    lambda name: m.ResidentReleased(0.0, name),
-    lambda name: m.ResidentSaved(0.0, name, 3, PATH, True, dropped=True, seconds=0.1),
-    lambda name: m.ResidentFailed(0.0, name, "error", "no", "", None),
+    lambda name: m.TrialReleased(0.0, name),
+    lambda name: m.TrialSaved(0.0, name, 3, PATH, True, dropped=True, seconds=0.1),
+    lambda name: m.TrialFailed(0.0, name, "error", "no", "", None),
     lambda name: m.FromMember(0.0, name, 1, Left()),
 ]
 
@@ -71,7 +71,7 @@ def test_what_lanes_may_still_save_of_a_forgotten_trial_is_deleted_after_that(
     for lane in (here.first, here.second):
         lane.trials |= {"a", "b"}
     here.places.forget("a", keep_newest=True)
-    here.places.hear_lane(here.first, m.ResidentSaved(0.0, "a", 3, PATH, True, dropped=False, seconds=0.1))
+    here.places.hear_lane(here.first, m.TrialSaved(0.0, "a", 3, PATH, True, dropped=False, seconds=0.1))
     here.places.hear_lane(here.first, leaves("a"))
     here.places.hear_lane(here.second, leaves("b"))
     assert here.stores.asked == [], "the second lane still has it"

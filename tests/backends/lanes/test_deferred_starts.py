@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import lane_messages as to
 import pytest
 
 from fluid._clock import VirtualClock
@@ -16,8 +17,9 @@ from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.backends.lanes.routing import TrialRouter
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import Checkpoint
-from fluid.lane.protocol import ReleaseResident, RunResident, StartResident
+from fluid.lane.protocol import SetUpTrial, ToLane
 from fluid.trainables.payload import payload_of
+from fluid.wire import decoder
 
 
 def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -35,7 +37,7 @@ class Lanes:
     def add(self, lane_id: int, host: str = "localhost") -> LaneConnection:
         connection = self.connections.add(lane_id)
         ours, theirs = socket.socketpair()
-        self._ends[lane_id] = FramedSocket(theirs)
+        self._ends[lane_id] = FramedSocket(theirs, decoder(ToLane))
         self.connections.connect(LaneConnected(lane_id, ours, host))
         return connection
 
@@ -64,7 +66,7 @@ def test_what_follows_a_message_that_is_not_known_yet_waits_for_it(lanes: Lanes)
         assert lane is first
         return known[0] if known else None
 
-    before, meant, after = RunResident("a", 1), RunResident("b", 2), ReleaseResident("b")
+    before, meant, after = to.run("a", 1), to.run("b", 2), to.release("b")
     for message in (before, Deferred(resolve), after):
         lanes.connections.put(first, message)
     lanes.connections.put(second, after)
@@ -91,7 +93,7 @@ def start(
     router.execute(StartTrial("a", (1,), iterations=1, checkpoint=checkpoint))
 
     def sent() -> Any:
-        messages = [message for message in lanes.received(1) if isinstance(message, StartResident)]
+        messages = [message for message in lanes.received(1) if isinstance(message, SetUpTrial)]
         return messages[0] if messages else None
 
     return sent

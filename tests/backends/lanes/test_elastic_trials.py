@@ -76,7 +76,7 @@ def test_a_command_waits_for_the_one_under_way(table: Table) -> None:
         table.say(lane, Prepared(0, "127.0.0.1", 0.1))
     started, paused, called = table.meet(1, 0, 1)
     assert isinstance(paused, TrialPaused) and paused.iteration == 0, "before its first iteration"
-    assert called == ToLane(0, m.CallResident("a", 1, "tell", b""))
+    assert called == ToLane(0, m.Call("a", 1, "tell", b""))
     assert getattr(started, "trial_id", None) == "a"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluid.backends.lanes.translate import not_before
+from fluid.backends.lanes.times import not_before
 from fluid.engine.events import IterationDone
 from fluid.trainables.encoded_metrics import NO_METRICS, IterationRun
 from tests.iteration_runs import one_by_one

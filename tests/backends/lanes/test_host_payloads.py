@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, cast
 
+import lane_messages as to
 import pytest
 
 from fluid.backends.base import Keeping, LaneConnected, Launcher
@@ -16,9 +17,11 @@ from fluid.backends.lanes.connections import Deferred, LaneConnections
 from fluid.backends.lanes.registry import HostPayloads
 from fluid.elastic.messages import Prepared
 from fluid.lane import protocol as m
+from fluid.lane.protocol import ToLane
+from fluid.wire import decoder
 
 TRAINABLE = m.ShipTrainable(0, b"trainable", ())
-START = m.StartResident("a", 0, b"config", 1)
+START = to.set_up("a", 0, b"config", 1)
 
 
 class Keeper:
@@ -48,7 +51,7 @@ class Driver:
         ours, theirs = socket.socketpair()
         self.lane = self.lanes.add(0)
         self.lanes.connect(LaneConnected(0, ours))
-        self.wire = FramedSocket(theirs)
+        self.wire = FramedSocket(theirs, decoder(ToLane))
 
     def put(self, *messages: Any) -> None:
         for message in messages:
@@ -73,17 +76,17 @@ def driver() -> Iterator[Driver]:
 
 
 def test_a_lane_is_told_of_a_payload_once_its_host_has_it_and_of_nothing_after_it_before(driver: Driver) -> None:
-    driver.put(m.RunResident("b", 1), driver.large("t", TRAINABLE), driver.large("c", START), m.RunResident("a", 1))
-    assert driver.sent() == [m.RunResident("b", 1)]
+    driver.put(to.run("b", 1), driver.large("t", TRAINABLE), driver.large("c", START), to.run("a", 1))
+    assert driver.sent() == [to.run("b", 1)]
     assert driver.keeper.kept == {"t": b"trainable"}
     driver.keeper.keeping["t"] = Keeping.DONE
     assert driver.sent() == [TRAINABLE._replace(payload=m.KeptPayload("t"))]
     assert driver.sent() == []
     assert driver.keeper.kept["c"] == b"config"
     driver.keeper.keeping["c"] = Keeping.DONE
-    assert driver.sent() == [START._replace(config=m.KeptPayload("c")), m.RunResident("a", 1)]
-    driver.put(m.RunResident("a", 2))
-    assert driver.sent() == [m.RunResident("a", 2)]
+    assert driver.sent() == [START._replace(config=m.KeptPayload("c")), to.run("a", 1)]
+    driver.put(to.run("a", 2))
+    assert driver.sent() == [to.run("a", 2)]
 
 
 def test_a_payload_that_a_host_refuses_is_sent_whole(driver: Driver) -> None:
@@ -103,15 +106,15 @@ def test_a_payload_that_is_dropped_before_it_left_is_sent_whole(driver: Driver) 
 def test_a_lane_that_is_to_end_does_not_wait_for_payloads(driver: Driver) -> None:
     driver.put(driver.large("c", START))
     driver.lane.leaving = True
-    driver.put(m.Shutdown())
-    assert driver.sent() == [m.ReleaseResident(""), m.Shutdown()]
+    driver.put(to.shut_down())
+    assert driver.sent() == [to.release(""), to.shut_down()]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        m.ResidentStarted(0.0, "a", 0, 0.0),
-        m.ResidentFailed(0.0, "a", "error", "", "", None),
+        m.TrialStarted(0.0, "a", 0, 0.0),
+        m.TrialFailed(0.0, "a", "error", "", "", None),
         m.FromMember(0.0, "a", 1, Prepared(0, 0.0, "")),
     ],
     ids=["started", "failed", "prepared"],
@@ -128,7 +131,7 @@ def test_a_config_is_needed_until_every_lane_has_answered(answer: Any) -> None:
     payloads.starting(0, "a", "c")
     payloads.starting(0, "a", "c")
     payloads.starting(1, "b", "c")
-    payloads.hear(0, m.ResidentPaused(0.0, "a", 0, False))
+    payloads.hear(0, m.TrialPaused(0.0, "a", 0, False))
     payloads.hear(1, answer)  # Of a trial that it was not told to start.
     payloads.lane_is_gone(1)
     payloads.hear(0, answer)
@@ -147,7 +150,7 @@ def test_the_config_of_a_forgotten_trial_is_dropped_once_no_lane_is_to_read_it()
         payloads.starting(lane_id, name, name)
         payloads.remove(name)
     assert keeper.kept.keys() == {"c", "d"}
-    payloads.hear(0, m.ResidentStarted(0.0, "c", 0, 0.0))
+    payloads.hear(0, m.TrialStarted(0.0, "c", 0, 0.0))
     assert keeper.kept.keys() == {"d"}
     payloads.lane_is_gone(1)
     assert not keeper.kept

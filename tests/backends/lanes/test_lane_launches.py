@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lane_messages as to
 import pytest
 
 from fluid._clock import VirtualClock
@@ -15,12 +16,12 @@ from fluid.backends.base import DeviceBinding, LaneConnected
 from fluid.backends.lanes import launches as lane_launches
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.launches import LaneLaunches
-from fluid.engine.commands import StartLane, StopLane
+from fluid.engine.commands import StartLane
 from fluid.engine.events import LaneLost, LaneReady
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
 from fluid.gpu.nvml import Gpu
-from fluid.lane.protocol import LaneUnusable, LaneWarm, LaneWarming
+from fluid.lane.protocol import LaneUnusable, LaneWarming
 from fluid.trialgroup import Trial, TrialGroup
 
 FULL = LaneUnusable(0.0, "CUDA error: out of memory")
@@ -97,7 +98,7 @@ def test_a_lane_that_was_refused_can_become_ready(made: Starts) -> None:
     made.end(lane, NOT_READY)
     made.wait(0.5)
     assert (lane.killed_because, lane.failed_position) == ("", None)
-    assert not made.starts.hear(lane, LaneWarm(0.0, 1))
+    assert not made.starts.hear(lane, LaneReady(0.0, 1))
     made.wait(1e6)
     assert made.launched == [7, 7] and not made.killed
 
@@ -121,7 +122,7 @@ def test_a_device_that_works_again_has_no_wait(made: Starts) -> None:
     made.end(made.begin(0), FULL)
     ready = made.begin(1)
     made.wait(2.0)
-    made.starts.hear(ready, LaneWarm(0.0, 1))
+    made.starts.hear(ready, LaneReady(0.0, 1))
     made.begin(2)
     assert made.launched == [0, 1, 2]
 
@@ -264,6 +265,6 @@ def test_a_lane_that_waits_for_its_device_can_be_stopped(make_gpu: Callable[...,
     drive = make_gpu("CUDA error: out of memory", refused=1)
     drive.do(StartLane(0, 0))
     drive.until(LaneLost)
-    drive.do(StartLane(1, 0), StopLane(1), StartLane(2, 0))
+    drive.do(StartLane(1, 0), to.shut_down(1), StartLane(2, 0))
     drive.until(LaneReady, lambda event: event.lane_id == 2)
     assert processes_of(tmp_path) == 2

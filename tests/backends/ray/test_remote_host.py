@@ -20,8 +20,10 @@ from fluid.backends.ray.remote_host import (
     PersistCheckpoint,
     RemoteHost,
     StorePayload,
+    ToHost,
 )
 from fluid.lane.protocol import CheckpointPersisted
+from fluid.wire import decoder
 
 
 class Pair:
@@ -33,7 +35,7 @@ class Pair:
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         self._sock = ours
-        self.wire = FramedSocket(theirs)
+        self.wire = FramedSocket(theirs, decoder(ToHost))
         self._come: list[Any] = []
 
     def connect(self) -> None:

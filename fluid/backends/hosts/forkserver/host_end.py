@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import selectors
 import signal
 import socket
@@ -36,6 +35,7 @@ from fluid.processes.children import children, describe_exit, is_stopped
 from fluid.processes.interpreters import start_program
 from fluid.processes.session_mark import SESSION_VARIABLE, kill_marked
 from fluid.processes.signals import blocked_for_driver
+from fluid.wire import decoder, encode
 
 _log = logger_of(__name__)
 
@@ -54,6 +54,7 @@ _END_S = 5.0
 #: Seconds that modules may take to load for which no lane waits.
 _LONGEST_LATE_S = 60.0
 _LOST = "lost the fork server it came from"
+_decode = decoder(Any)
 
 
 class Exited(NamedTuple):
@@ -439,7 +440,7 @@ class ForkServerProcess:
     def _request(
         self, server: _ForkingProcess, name: str, argument: Any, connection: socket.socket | None = None
     ) -> None:
-        server.requests.append((pickle.dumps((name, argument)), connection))
+        server.requests.append((encode((name, argument)), connection))
         self._flush(server)
 
     def _flush(self, server: _ForkingProcess) -> None:
@@ -470,11 +471,11 @@ class ForkServerProcess:
                 except OSError:
                     answer = b""
                 if answer:
-                    self._read(server, pickle.loads(answer))
+                    self._read(server, _decode(answer))
                 else:
                     self._lose(server)
 
-    def _read(self, server: _ForkingProcess, answer: tuple[Any, ...]) -> None:
+    def _read(self, server: _ForkingProcess, answer: Sequence[Any]) -> None:
         if answer[0] == "exited":
             server.lanes.discard(answer[1])
             self._ended.append(Exited(*answer[1:]))

@@ -20,7 +20,6 @@ import gc
 import importlib
 import io
 import os
-import pickle
 import select
 import selectors
 import signal
@@ -31,6 +30,8 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
+
+from msgspec import convert
 
 import fluid.shared_data.loading  # noqa: F401  # For trials: to load it takes as long as to map what it has shared.
 from fluid._clock import MonotonicClock
@@ -61,6 +62,7 @@ from fluid.processes.children import (
 )
 from fluid.processes.frames import FramedConnection
 from fluid.processes.signals import leave_to_driver, restore_in_forks
+from fluid.wire import decoder, encode
 
 #: Seconds that a lane may be stopped (SIGSTOP) before it is killed. If the look at it comes so many seconds late, this
 #: process was stopped, too, and it has as long again.
@@ -71,6 +73,7 @@ _ORPHAN_GRACE_S = 0.5
 #: Sent by the kernel when the guardian dies; no module that is loaded is likely to use it.
 _GUARDIAN_DIED = signal.SIGRTMAX
 _LARGEST_REQUEST = 1 << 20
+_decode = decoder(Any)
 #: Lanes after which a server makes forks cheaper, which takes it as long as that has taken with PyTorch.
 _FORKS_BEFORE_JOINING = 32
 #: Name of the processes that fork lanes.
@@ -160,9 +163,9 @@ class ForkServer:
                 data = b""  # The host died before it had read everything.
             if not data:
                 self.end()
-            name, argument = pickle.loads(data)
+            name, argument = _decode(data)
             if name == "fork":
-                self._fork(LaneOptions(*argument), descriptors)
+                self._fork(convert(argument, LaneOptions), descriptors)
             elif name == "heir" and descriptors:  # Else the host sees that the connection has ended.
                 modules, late = argument
                 self._fork_heir(modules, late, descriptors[0])
@@ -184,7 +187,7 @@ class ForkServer:
 
     def _tell(self, *report: Any) -> None:
         try:
-            self._control.send(pickle.dumps(report))
+            self._control.send(encode(report))
         except OSError:
             self.end()
 
