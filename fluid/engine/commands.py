@@ -13,6 +13,7 @@ from fluid.engine.events import (
     PausePurpose,
 )
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun
+from fluid.trainables.usage import NO_USAGE, Usage
 from fluid.trialgroup import TrialState
 from fluid.wire import Frame
 
@@ -304,6 +305,7 @@ class Report(TrialNotice, frozen=True, kw_only=True):
     Attributes:
         rows: fused trials that did it in one step of so many seconds, this one included.
         run: all iterations of the run, this one included; ``None`` for one alone.
+        usage: what else it used, of a run nothing.
     """
 
     iteration: int
@@ -314,6 +316,7 @@ class Report(TrialNotice, frozen=True, kw_only=True):
     at: float
     rows: int = 1
     run: IterationRun | None = None
+    usage: Usage = NO_USAGE
 
     @property
     def iterations(self) -> Iterator[tuple[int, float, float, EncodedMetrics]]:

@@ -13,6 +13,7 @@ from fluid.keeping import Kept
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.search_shape import Rung
 from fluid.trainables.encoded_metrics import NO_METRICS, EncodedMetrics, IterationRun
+from fluid.trainables.usage import NO_USAGE, Usage
 from fluid.trial_fields import IterationTimeout
 from fluid.trialgroup import TrialState
 from fluid.wire import Frame
@@ -504,6 +505,7 @@ class IterationDone(TrialLaneEvent, frozen=True, kw_only=True):
         busy: share of the iteration in which it kept its device busy, if measured.
         rows: fused trials, this one included, that did it in one step; ``settled`` if it prepared nothing.
         run: all iterations of the run, this one included; ``None`` for one alone.
+        usage: what else it used, of a run nothing; the engine only passes it on.
     """
 
     iteration: int
@@ -515,6 +517,7 @@ class IterationDone(TrialLaneEvent, frozen=True, kw_only=True):
     rows: int = 1
     settled: bool = True
     run: IterationRun | None = None
+    usage: Usage = NO_USAGE
 
     @property
     def count(self) -> int:

@@ -9,6 +9,7 @@ from fluid._clock import Clock
 from fluid.elastic.messages import MemberIterated, Prepared
 from fluid.lane.protocol import FromMember, Membership
 from fluid.resources import MemoryNeed
+from fluid.trainables.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from fluid.elastic.members.member import Iteration
@@ -48,7 +49,7 @@ class LaneMember:
         self._send_to_driver = send_to_driver
         self._clock = clock
         self._trainable = trainable
-        self._memory: MemoryNeed | None = None
+        self._took: tuple[MemoryNeed | None, Usage] = (None, NO_USAGE)
         self._protocol = MemberProtocol(
             ElasticMember(trainable, make_group(membership.process_group, trainable.device)), self.send, clock
         )
@@ -76,21 +77,21 @@ class LaneMember:
 
     def send(self, message: Any) -> None:
         """Sends the controller a message."""
-        memory = self._memory if isinstance(message, MemberIterated) else None
-        self._send_to_driver(FromMember(self._clock.now(), self._trial_id, self._epoch, message, memory))
+        memory, usage = self._took if isinstance(message, MemberIterated) else (None, NO_USAGE)
+        self._send_to_driver(FromMember(self._clock.now(), self._trial_id, self._epoch, message, memory, usage))
 
     def send_prepared(self, seconds: float) -> None:
         """Reports that it could train now, after a set-up of so many seconds."""
         self.send(Prepared(self.iteration, self._address, seconds))
 
-    def iterate(self, at_end: Callable[[Iteration], MemoryNeed | None]) -> Iteration | None:
+    def iterate(self, at_end: Callable[[Iteration], tuple[MemoryNeed | None, Usage]]) -> Iteration | None:
         """Runs an iteration together with the other members; returns ``None`` if one of them failed.
 
         Args:
-            at_end: called at its end, before it is reported; returns the memory that it took.
+            at_end: called at its end, before it is reported; returns what it took.
         """
 
-        def record_memory(done: Iteration) -> None:
-            self._memory = at_end(done)
+        def record(done: Iteration) -> None:
+            self._took = at_end(done)
 
-        return self._protocol.iterate(record_memory)
+        return self._protocol.iterate(record)

@@ -46,6 +46,7 @@ from fluid.engine.events import (
 from fluid.keeping import KeepRule, WorstKept
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.resources import MemoryNeed
+from fluid.trainables.usage import NO_USAGE, Usage
 from fluid.trial_fields import ANY_PROCESS, TrialProcess
 from fluid.wire import Frame
 
@@ -269,13 +270,14 @@ class CleanUpBegun(Frame, frozen=True):
 
 
 class FromMember(Frame, frozen=True):
-    """One of a member's messages of :mod:`fluid.elastic.messages`; ``memory`` as in IterationDone."""
+    """One of a member's messages of :mod:`fluid.elastic.messages`; ``memory`` and ``usage`` as in IterationDone."""
 
     at: float
     trial_id: str
     epoch: int
     message: OfMember
     memory: MemoryNeed | None = None
+    usage: Usage = NO_USAGE
 
 
 class LaneLogged(Frame, frozen=True):

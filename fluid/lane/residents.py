@@ -36,6 +36,7 @@ from fluid.lane.protocol import DropTrainable, KeptPayload, LaneOptions, SetUpTr
 from fluid.lane.requests import DriverRequests
 from fluid.lane.resident import ResidentTrial, WorkQueue
 from fluid.lane.rows.fused import FusedRows
+from fluid.lane.usage import UsageMeter
 from fluid.processes.interpreters import merged_path
 from fluid.resources import MemoryNeed
 from fluid.trainables.encoded_metrics import NO_METRICS, encode_metrics
@@ -43,6 +44,7 @@ from fluid.trainables.pickling import dump_result
 from fluid.trainables.resident import Step
 from fluid.trainables.trainable import can_save, make_resident, set_up
 from fluid.trainables.trial_code import TrialCode, bind
+from fluid.trainables.usage import Usage
 
 if TYPE_CHECKING:
     from fluid.elastic.members.member import Iteration
@@ -85,12 +87,13 @@ def _dynamo(name: str) -> Any:
 
 
 class StepTook(NamedTuple):
-    """What a step took: when it ended, its seconds, and for each trial its bytes, and its share of the device."""
+    """What a step took: when it ended, its seconds, and for each trial its memory, share of the device, and usage."""
 
     at: float
     seconds: float
     memory: MemoryNeed | None
     busy: float | None
+    usage: Usage
 
 
 class Residents:
@@ -149,6 +152,7 @@ class Residents:
         self.is_spent = False
         self.threads = LaneThreads(options.threads)
         self._busy = make_busy_meter(options, clock)
+        self._usage = UsageMeter()
         #: Where its trials begin; "" where that folder, the driver's, was deleted: then they stay there.
         self._home = ""
         with suppress(OSError):
@@ -395,6 +399,7 @@ class Residents:
         self.memory.limit(rows)
         self.memory.begin()
         self._busy.begin()
+        self._usage.begin(rows[0].pace)
         self._begun = self._clock.now() if begun is None else begun, self._requests.waited_s
 
     def end_step(self, rows: Sequence[ResidentTrial], *, settle: bool) -> StepTook:
@@ -402,7 +407,7 @@ class Residents:
         memory = self.memory.measure(rows, settle=settle)
         now, (begun, waited) = self._clock.now(), self._begun
         seconds = max(0.0, now - begun - (self._requests.waited_s - waited))
-        return StepTook(now, seconds, memory, self._busy.end(seconds))
+        return StepTook(now, seconds, memory, self._busy.end(seconds), self._usage.end(now - begun, len(rows)))
 
     def book(
         self, resident: ResidentTrial, step: Step, took: StepTook, *, rows: int = 1, settled: bool = True
@@ -435,6 +440,7 @@ class Residents:
             busy=took.busy,
             rows=rows,
             settled=settled,
+            usage=took.usage,
         )
 
     def iterate_together(self, resident: ResidentTrial, member: LaneMember) -> bool:
@@ -442,15 +448,17 @@ class Residents:
         self.enter(resident)
         self.memory.limit([resident])
         self.memory.begin()
+        self._usage.begin(None)
         begun = self._clock.now()
 
-        def at_end(done: Iteration) -> MemoryNeed | None:
+        def at_end(done: Iteration) -> tuple[MemoryNeed | None, Usage]:
             memory = self.memory.measure([resident])
+            usage = self._usage.end(self._clock.now() - begun)
             resident.iteration, resident.finished = done.iteration, done.finished
             resident.unsaved += self._clock.now() - begun
             if resident.rule is not None and member.is_rank_zero:
                 self.checkpoints.keep_if_better(resident, encode_metrics(done.metrics).numbers)
-            return memory
+            return memory, usage
 
         done = member.iterate(at_end)
         self.set_iterations(resident, member.left)

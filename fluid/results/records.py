@@ -23,6 +23,7 @@ from fluid.results.checkpoints import (
 )
 from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.json_form import json_form
+from fluid.trainables.usage import NO_USAGE, Usage
 from fluid.trial_fields import own_config
 from fluid.trialgroup import Trial
 
@@ -60,6 +61,7 @@ class Result:
         device_ids: devices on which it ran.
         config: the trial's hyperparameters.
         rows: trials that took this iteration together in one fused step, itself included; 1 if it was not fused.
+        usage: what else the iteration used, such as the bytes that it read.
     """
 
     trial_id: str
@@ -70,6 +72,7 @@ class Result:
     device_ids: tuple[int, ...]
     config: Mapping[str, Any]
     rows: int = 1
+    usage: Usage = NO_USAGE
 
     def number(self, name: str) -> float | None:
         """The number that a metric has, NaN and infinities included; ``None`` if it was not reported or is no number.

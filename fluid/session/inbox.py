@@ -35,6 +35,7 @@ from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.exception_pickle import with_lane_cause
 from fluid.trainables.json_form import message_of
 from fluid.trainables.payload import TrialPayload
+from fluid.trainables.usage import Usage
 from fluid.trialgroup import Trial, TrialGroup, TrialState
 
 _log = logger_of(__name__)
@@ -360,13 +361,14 @@ class GroupInbox(ChangeWaits):
             self.notify(_RESULTS)
             return
         for iteration, _, seconds, metrics in report.iterations:
-            self._call_listener("on_result", _result(report.trial_id, trial, iteration, seconds, metrics, report))
+            result = _result(report.trial_id, trial, iteration, seconds, metrics, report, report.usage)
+            self._call_listener("on_result", result)
 
     def _keep(self, report: Report, trial: Trial | None) -> None:
         place = _ran_at(report.width, report.device_ids, report.rows)
         whose = report.trial_id if trial is None else trial
         self._reports += [
-            _KeptResult(whose, iteration, seconds, metrics.text, metrics.payload, place)
+            _KeptResult(whose, iteration, seconds, metrics.text, metrics.payload, place, report.usage)
             for iteration, _, seconds, metrics in report.iterations
         ]
 
@@ -455,7 +457,7 @@ class _KeptResult(NamedTuple):
 
     Attributes:
         whose: the trial, or the id of one that was forgotten.
-        iteration, seconds, place: of the iteration.
+        iteration, seconds, place, usage: of the iteration.
         text, payload: its metrics, of which the numbers can be read again.
     """
 
@@ -465,19 +467,26 @@ class _KeptResult(NamedTuple):
     text: str
     payload: bytes | None
     place: _RanAt
+    usage: Usage
 
 
 def _result_of(kept: _KeptResult) -> Result:
     """Makes a reader's own result."""
-    whose, iteration, seconds, text, payload, place = kept
+    whose, iteration, seconds, text, payload, place, usage = kept
     metrics = EncodedMetrics(text, numbers_in(json.loads(text)), payload)
     if isinstance(whose, Trial):
-        return _result(whose.id, whose, iteration, seconds, metrics, place)
-    return _result(whose, None, iteration, seconds, metrics, place)
+        return _result(whose.id, whose, iteration, seconds, metrics, place, usage)
+    return _result(whose, None, iteration, seconds, metrics, place, usage)
 
 
 def _result(
-    trial_id: str, trial: Trial | None, iteration: int, seconds: float, metrics: EncodedMetrics, place: Report | _RanAt
+    trial_id: str,
+    trial: Trial | None,
+    iteration: int,
+    seconds: float,
+    metrics: EncodedMetrics,
+    place: Report | _RanAt,
+    usage: Usage,
 ) -> Result:
     return Result(
         trial_id=trial_id,
@@ -487,6 +496,7 @@ def _result(
         width=place.width,
         device_ids=place.device_ids,
         rows=place.rows,
+        usage=usage,
         config={} if trial is None else cast(Any, trial),
     )
 

@@ -32,6 +32,7 @@ from fluid.engine.events import (
 )
 from fluid.lane.protocol import AdoptResident, FromMember, Membership, ToMember
 from fluid.resources import MemoryNeed
+from fluid.trainables.usage import NO_USAGE
 
 # -- migration -----------------------------------------------------------------------------------
 #
@@ -153,7 +154,7 @@ class Outbox:
         leaving: (trial, lane, epoch) of members whose answer to StopTrial is still to come; shared by all trials.
 
     Attributes:
-        memory: device memory that rank 0 measured in the last iteration.
+        memory, usage: what rank 0 measured in the last iteration.
         latest: time of the latest event about the trial, seconds, which no later event may precede.
     """
 
@@ -161,6 +162,7 @@ class Outbox:
         self, trial_id: str, epoch: int, process_group: str, clock: Clock, leaving: set[tuple[str, int, int]]
     ) -> None:
         self.memory: MemoryNeed | None = None
+        self.usage = NO_USAGE
         self.latest = 0.0
         self._trial_id = trial_id
         self._epoch = epoch
@@ -235,6 +237,7 @@ class Outbox:
             seconds=reported.seconds or 0.0,
             metrics=reported.metrics,
             memory=self.memory,
+            usage=self.usage,
             finished=finished,
         )
         self.report(event)
@@ -325,7 +328,7 @@ class ElasticTrial:
     def hear(self, lane_id: int, message: FromMember, at: float) -> list[PoolAction]:
         """Takes what a member says; ``at`` is when, seconds on the driver's clock."""
         if isinstance(message.message, MemberIterated):
-            self._outbox.memory = message.memory
+            self._outbox.memory, self._outbox.usage = message.memory, message.usage
         self._act(self._controller.receive(lane_id, message.message), at)
         self._advance()
         return self._outbox.take()

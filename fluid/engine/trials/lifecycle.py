@@ -297,6 +297,7 @@ class Lifecycle:
                 at=event.at,
                 rows=event.rows,
                 run=None if event.run is None else event.run.last(unreported),
+                usage=event.usage,
             )
         )
 

@@ -39,6 +39,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import to_builtins
+
 from fluid._clock import ClockReading, MonotonicClock, timestamp
 from fluid._logs import logger_of
 from fluid._private_files import FILE_MODE, FOLDER_MODE, make_folder, open_descriptor
@@ -72,6 +74,7 @@ from fluid.results.submitted import GroupLine
 from fluid.session.folder.files import AppendedFile, FolderWatch
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
+from fluid.trainables.usage import NO_USAGE
 from fluid.trialgroup import Trial
 
 # -- folder lock ---------------------------------------------------------------------------------
@@ -533,7 +536,8 @@ def _result_lines(report: Report, shift: float) -> list[str]:
     """
     whose = f'{{"group": {json.dumps(report.group_id)}, "trial": {json.dumps(report.trial_id)}, "iteration": '
     where = f', "width": {report.width!r}, "devices": {list(report.device_ids)}, "at": '
-    end = f', "rows": {report.rows}}}' if report.rows > 1 else "}"
+    end = f', "rows": {report.rows}' if report.rows > 1 else ""
+    end += "}" if report.usage is NO_USAGE else f', "usage": {json.dumps(to_builtins(report.usage))}}}'
     return [
         f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at + shift!r}{end}'
         for iteration, at, seconds, metrics in report.iterations
