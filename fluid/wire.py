@@ -27,6 +27,8 @@ class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="what", omit_defaul
 
 
 _encode = msgspec.msgpack.Encoder().encode
+#: Begins a batch with text that data cannot hold, such as the name of a file that is no UTF-8. No other one begins so.
+_ODD_TEXT = b"\xc1"
 
 
 def encode(frames: Sequence[Any]) -> bytes:
@@ -37,16 +39,9 @@ def encode(frames: Sequence[Any]) -> bytes:
     """
     try:
         return _encode(frames)
-    except UnicodeEncodeError:  # Text of the user's, such as a file's name, may have half a character.
-        return _encode(_whole_text(msgspec.to_builtins(frames, builtin_types=(bytes,))))
-
-
-def _whole_text(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_whole_text(name): _whole_text(part) for name, part in value.items()}
-    return [_whole_text(part) for part in value] if isinstance(value, (list, tuple)) else value
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(frames, builtin_types=(bytes,))
+        return _ODD_TEXT + _encode(_each_text(plain, _as_bytes_are))
 
 
 def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]:
@@ -58,7 +53,32 @@ def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]
     Args:
         kinds: the classes of the frames, a union of them.
     """
-    return msgspec.msgpack.Decoder(list[kinds]).decode
+    expected = list[kinds]
+    usual = msgspec.msgpack.Decoder(expected).decode
+
+    def decode(data: bytes | bytearray | memoryview) -> list[Any]:
+        if data[:1] != _ODD_TEXT:
+            return usual(data)
+        plain = _each_text(msgspec.msgpack.decode(data[1:]), _as_text_was)
+        return msgspec.convert(plain, expected)
+
+    return decode
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_each_text(name, change): _each_text(part, change) for name, part in value.items()}
+    return [_each_text(part, change) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _as_bytes_are(text: str) -> str:
+    return text.encode(errors="surrogatepass").decode("latin-1")
+
+
+def _as_text_was(text: str) -> str:
+    return text.encode("latin-1").decode(errors="surrogatepass")
 
 
 def version_problem(theirs: str, whose: str) -> str:
