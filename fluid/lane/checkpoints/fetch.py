@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -19,6 +18,7 @@ from fluid._private_files import make_folder
 from fluid.lane.checkpoints.files import iteration_of
 from fluid.lane.checkpoints.seal import damage_by_sums
 from fluid.processes.handshake import Address, connect_all, derive_key
+from fluid.wire import Frame, decoder, encode
 
 # -- checkpoint wire -----------------------------------------------------------------------------
 #
@@ -28,8 +28,9 @@ from fluid.processes.handshake import Address, connect_all, derive_key
 # :class:`Refusal`, or a :class:`Manifest`, the contents of its files one after the other, and a :class:`SendReport`.
 # If the checkpoint turns out to be damaged, the lane sends another request.
 #
-# A message is JSON, preceded by its length. The contents are as they are in the files, or, if they are compressed, a
-# stream of zlib in pieces, each preceded by its length, and a length of 0 at the end.
+# A message is a batch of one frame (:mod:`fluid.wire`), preceded by its length. The contents are as they are in the
+# files, or, if they are compressed, a stream of zlib in pieces, each preceded by its length, and a length of 0 at the
+# end.
 
 
 #: The length of a message or of a piece.
@@ -42,7 +43,7 @@ STALL_S = 60.0
 _LONGEST = 1 << 28
 
 
-class CheckpointRequest(NamedTuple):
+class CheckpointRequest(Frame, frozen=True):
     """From the lane: send a checkpoint, or the best one that can replace it.
 
     Attributes:
@@ -56,7 +57,7 @@ class CheckpointRequest(NamedTuple):
     rate: float | None
 
 
-class Manifest(NamedTuple):
+class Manifest(Frame, frozen=True):
     """From the server: which checkpoint follows.
 
     Attributes:
@@ -79,20 +80,20 @@ class Manifest(NamedTuple):
         return sum(size for _, _, size in self.files)
 
 
-class SendReport(NamedTuple):
+class SendReport(Frame, frozen=True):
     """From the server, after the contents: the seconds in which it was not busy compressing."""
 
     seconds: float
 
 
-class Refusal(NamedTuple):
+class Refusal(Frame, frozen=True):
     """From the server: why no checkpoint follows."""
 
     reason: str
 
 
-_KINDS = {kind.__name__: kind for kind in (CheckpointRequest, Manifest, SendReport, Refusal)}
 Message = CheckpointRequest | Manifest | SendReport | Refusal
+_decode = decoder(Message)
 
 
 def checkpoint_key(key: bytes) -> bytes:
@@ -106,7 +107,7 @@ def checkpoint_key(key: bytes) -> bytes:
 
 def send_message(sock: socket.socket, message: Message) -> None:
     """Sends a message."""
-    data = json.dumps([type(message).__name__, *message]).encode()
+    data = encode([message])
     sock.sendall(LENGTH.pack(len(data)) + data)
 
 
@@ -120,10 +121,11 @@ def receive_message(sock: socket.socket) -> Message:
     if length > _LONGEST:
         raise ConnectionError(f"a message of {length} bytes is too long")
     try:
-        kind, *values = json.loads(receive_exactly(sock, length))
-        return _KINDS[kind](*values)
-    except (ValueError, TypeError, KeyError) as error:
+        (message,) = _decode(receive_exactly(sock, length))
+    except ValueError as error:
         raise ConnectionError(f"what was received is no message: {error!r}") from error
+    assert isinstance(message, Message)
+    return message
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytearray:

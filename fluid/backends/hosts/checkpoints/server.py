@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 
+from msgspec import structs
+
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import logger_of
 from fluid.backends.hosts.sockets import LaneListener, WakeableSelector
@@ -82,7 +84,7 @@ def send_checkpoint(sock: socket.socket, manifest: Manifest, rate: float | None,
     Raises:
         OSError: the connection broke or stalls, or a file cannot be read; the connection must then be closed.
     """
-    manifest = manifest._replace(compressed=_should_compress(manifest, rate, clock))
+    manifest = structs.replace(manifest, compressed=_should_compress(manifest, rate, clock))
     send_message(sock, manifest)
     begun = clock.now()
     waited = _send_compressed(sock, manifest, clock) if manifest.compressed else _send_plain(sock, manifest, clock)
