@@ -200,7 +200,7 @@ class Sharing(GivenFields):
         InvalidFieldError: a value cannot be used, or not with another one.
     """
 
-    packing: str = AUTO.name
+    packing: str = "auto"
     _: KW_ONLY
     max_packing: int | None = None
     isolation: str | None = None

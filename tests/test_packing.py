@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fluid import InvalidFieldError
+from fluid import FluidExecutor, InvalidFieldError, Sharing, Trial, TrialGroup
 from fluid.packing import DEFAULT_GPU_WAY, GPU_WAYS, PACKINGS, TIMESLICE, Packing, gpu_way_of
+from fluid.results.run_files import read_facts
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Where a word that is a value is something else: the entry of a report on NVIDIA MPS.
@@ -57,3 +60,20 @@ def test_backends_take_the_ways_of_several_processes() -> None:
     assert sorted(GPU_WAYS) == ["auto", "mps", "timeslice"] and GPU_WAYS[DEFAULT_GPU_WAY] is TIMESLICE
     with pytest.raises(InvalidFieldError, match=r"sharing='lane': must be one of auto, mps, timeslice"):
         gpu_way_of("lane")
+
+
+def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"loss": 1.0}
+
+
+def test_a_further_value_is_one_declaration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shy = Packing(name="shy", needs="-", admits="-", measures="-", bounds="most shy ones", has_processes=True)
+    monkeypatch.setitem(PACKINGS, shy.name, shy)
+    monkeypatch.setitem(GPU_WAYS, shy.name, shy)
+    with FluidExecutor("local", 1, packing="shy", max_packing=2, run_dir=tmp_path / "run", verbose=0) as executor:
+        assert executor.submit_trialgroup(TrialGroup([Trial(train)])).wait(60.0)
+    assert read_facts(tmp_path / "run")["packing"] == "shy"
+    with pytest.raises(InvalidFieldError, match=r"with packing='shy' it is the most shy ones"):
+        Sharing("shy", max_packing=0)
+    with pytest.raises(InvalidFieldError, match=r"packing='mute': must be one of .*shy, timeslice"):
+        Sharing("mute")

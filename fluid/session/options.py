@@ -24,7 +24,7 @@ from fluid.keeping import Keep
 from fluid.lane.policy import DEFAULT_POLICY, ROUNDS
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
-from fluid.packing import PACKINGS, Packing, Sharing
+from fluid.packing import Packing, Sharing, gpu_way_of
 from fluid.planners.planner import Planner
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
@@ -173,7 +173,7 @@ def process_limit(backend: Backend) -> ProcessLimit:
     hosts = {device.host for device in backend.devices() if device.kind == "gpu"}
     if not hosts:
         return ProcessLimit()
-    if PACKINGS[backend.sharing.way].needs_mps or foreign_daemon(os.environ) is not None:
+    if gpu_way_of(backend.sharing.way).needs_mps or foreign_daemon(os.environ) is not None:
         return ProcessLimit(MOST_CLIENTS, "an MPS server takes no more clients on a GPU")
     if hosts == {"localhost"}:
         modes = {gpu.compute_mode or "" for gpu in describe_gpus()}

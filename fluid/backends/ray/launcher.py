@@ -34,7 +34,7 @@ from fluid.backends.ray.host_actor import Checked, HostActors, HostStart
 from fluid.backends.ray.remote_host import OutputInbox, RemoteHost, await_sharing, end_hosts
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
-from fluid.packing import DEFAULT_GPU_WAY, PACKINGS
+from fluid.packing import DEFAULT_GPU_WAY, gpu_way_of
 
 #: Seconds to wait for Ray to say how a host ended whose connection was lost.
 _POST_MORTEM_S = 3.0
@@ -263,7 +263,7 @@ class RayLauncher:
         """How lanes share a GPU: by MPS if they do so on every node."""
         known = [host.sharing for host in self._remote.values() if host.sharing is not None]
         known += [] if self._own is None else [self._own.sharing]
-        others = [sharing for sharing in known if not PACKINGS[sharing.way].needs_mps]
+        others = [sharing for sharing in known if not gpu_way_of(sharing.way).needs_mps]
         return next(iter(others or known), Sharing(DEFAULT_GPU_WAY))
 
     def start_host(self, node: str) -> Host | RemoteHost:
