@@ -11,10 +11,9 @@ from dataclasses import KW_ONLY, dataclass
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.given_fields import GivenFields
 from fluid.lane.policy import DEFAULT_POLICY, POLICIES, ROUNDS
-from fluid.measure.runtime_model import DEFAULT_MAX_PACKING
+from fluid.measure.runtime_model import DEFAULT_MAX_FUSED, DEFAULT_MAX_PACKING
 from fluid.trialgroup import ISOLATION
 
-DEFAULT_MAX_FUSED = 64
 #: Most trials that take turns in the lanes of one device, unless the user says how many.
 DEFAULT_MAX_TURNS = 64
 #: Lane policies that users may choose: rounds are more than a policy of lanes.

@@ -412,16 +412,6 @@ class ExecutorOptions:
         return Isolating(plain, fusible, shares_by, is_asked=asked is not None)
 
     @property
-    def most_packed(self) -> int:
-        """Most processes with a trial on one device, as far as the user decides it."""
-        return self.sharing.way.most_processes(self.sharing.max_packing)
-
-    def turns(self, backend: Backend) -> int:
-        """Most trials on one device that take turns in its lanes; 1 if each is to have a lane of its own."""
-        policy = self.sharing.policy or getattr(backend, "lane_policy", None) or DEFAULT_POLICY
-        return self.sharing.way.most_turns(self.sharing.max_packing, policy)
-
-    @property
     def most_fused(self) -> int:
         """Most trials in one fused pack; 1 if none are to be fused."""
         return self.sharing.way.most_fused(self.sharing.max_fused)
@@ -450,9 +440,11 @@ class ExecutorOptions:
             profile: measurements of earlier sessions; ``None`` for none.
             backend: whose GPUs may take fewer processes than the user wants to pack.
         """
-        limit, packed, way = process_limit(backend), self.most_packed, self.sharing.way
+        limit, way, most = process_limit(backend), self.sharing.way, self.sharing.max_packing
+        packed = way.most_processes(most)
         if way.is_measured and isinstance(backend, ReplayingBackend) and not backend.pays_to_pack:
             packed = 1  # Nothing tells what it costs: on real devices, this is measured.
+        policy = self.sharing.policy or getattr(backend, "lane_policy", None) or DEFAULT_POLICY
         state = EngineState(
             self.plans,
             profile,
@@ -461,7 +453,7 @@ class ExecutorOptions:
             group_policy=self.group_policy,
             fairness=self.fairness,
             insists_on_fusing=way.insists_on_fusing,
-            turns=self.turns(backend),
+            turns=way.most_turns(most, policy),
             in_rounds=self.sharing.rounds,
             max_failures=int(self.max_failures),
             spare_lanes=int(self.spare_lanes),
