@@ -230,14 +230,13 @@ class FluidExecutor(SessionDoor):
             run_dir: folder of the session; the new one appends to its files.
             options: as for :class:`FluidExecutor`; ``keep``, ``checkpoint_bytes``, the group policy and fairness, the
                 price, and what is left of the deadline and the budget are the session's by default, also those that
-                an object leaves out. Also
-                ``listeners``, by name of a group: they get what its trials report from now on. ``trainables``, by
-                name of a group: the trainable as it is now, or a :class:`Trial` without config and budget, whose other
-                fields count, too, for all trials that have not ended. ``code``: ``"begun"``, the default, for trials
-                that have reported nothing to take that trainable, where it has changed, and others to keep the one
-                that they began with; ``"new"`` for all that have not ended to take it. ``retry_failed``: whether
-                trials that have failed are tried again, from their last checkpoint if they have one; ``False`` by
-                default.
+                an object leaves out. Also ``listeners``, by name of a group: they get what its trials report from now
+                on. ``trainables``, by name of a group: the trainable as it is now, or a :class:`Trial` without config
+                and budget, whose other fields count, too, for all trials that have not ended. ``code``: ``"begun"``,
+                the default, for trials that have reported nothing to take that trainable, where it has changed, and
+                others to keep the one that they began with; ``"new"`` for all that have not ended to take it.
+                ``retry_failed``: whether trials that have failed are tried again, from their last checkpoint if they
+                have one; ``False`` by default.
 
         Raises:
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
