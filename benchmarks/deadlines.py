@@ -80,7 +80,7 @@ def fixed(shape: str, seed: int, devices: int) -> Run:
 
 def sized(shape: str, seed: int, deadline_s: float) -> Run:
     """A sweep on as many devices as the sizer decides."""
-    result = simulate_sized(scenario(shape, seed), planner(), Goals(deadline_s=deadline_s), TERMS)
+    result = simulate_sized(scenario(shape, seed), planner(), Goals(deadline=deadline_s), TERMS)
     return _run_of(result)
 
 

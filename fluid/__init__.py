@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fluid.dynamic_fluid import DynamicFluid
     from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
     from fluid.executor import FluidExecutor, submit_trialgroup
+    from fluid.keeping import Keep
     from fluid.measure.profile import Profile
+    from fluid.packing import Sharing
     from fluid.planners.instance import Instance
     from fluid.planners.portfolio import Fifo, Portfolio
     from fluid.resources import Cluster, Device, MemoryNeed, Placement, Requires
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
         TrialFailedError,
         TrialListener,
     )
+    from fluid.session.output import Output
     from fluid.shared_data.loading import shared
+    from fluid.sizing.goals import Goals
     from fluid.static_fluid import StaticFluid
     from fluid.sweep import run
     from fluid.sweeping.plan import SweepFailedError
@@ -53,12 +57,15 @@ _HOME = {
     "FluidError": "fluid.errors",
     "FluidExecutor": "fluid.executor",
     "Forecast": "fluid.session.facts",
+    "Goals": "fluid.sizing.goals",
     "Instance": "fluid.planners.instance",
     "InvalidFieldError": "fluid.errors",
+    "Keep": "fluid.keeping",
     "KeptCheckpoint": "fluid.results.checkpoints",
     "LimitReachedError": "fluid.session.listeners",
     "MemoryNeed": "fluid.resources",
     "MissingDependencyError": "fluid.errors",
+    "Output": "fluid.session.output",
     "Placement": "fluid.resources",
     "Portfolio": "fluid.planners.portfolio",
     "Profile": "fluid.measure.profile",
@@ -66,6 +73,7 @@ _HOME = {
     "Result": "fluid.results.records",
     "Search": "fluid.trialgroup",
     "SearchShape": "fluid.search_shape",
+    "Sharing": "fluid.packing",
     "Shown": "fluid.trialgroup",
     "StaticFluid": "fluid.static_fluid",
     "SweepFailedError": "fluid.sweeping.plan",
@@ -97,12 +105,15 @@ __all__ = [
     "FluidError",
     "FluidExecutor",
     "Forecast",
+    "Goals",
     "Instance",
     "InvalidFieldError",
+    "Keep",
     "KeptCheckpoint",
     "LimitReachedError",
     "MemoryNeed",
     "MissingDependencyError",
+    "Output",
     "Placement",
     "Portfolio",
     "Profile",
@@ -110,6 +121,7 @@ __all__ = [
     "Result",
     "Search",
     "SearchShape",
+    "Sharing",
     "Shown",
     "StaticFluid",
     "SweepFailedError",

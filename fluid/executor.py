@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,11 @@ from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
 from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.keeping import Keep
 from fluid.loggers.hub import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.measure.profile import Profile
+from fluid.packing import Sharing
 from fluid.processes.collector import collector_held
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
@@ -30,14 +32,18 @@ from fluid.session.inbox import GroupInbox
 from fluid.session.listeners import TrialListener, require_listener
 from fluid.session.live_trials import LiveTrials
 from fluid.session.notice import NOTICE, InForce
-from fluid.session.options import DEFAULT_MAX_FUSED, DEFAULT_SPARE_LANES, ExecutorOptions, goals_left
+from fluid.session.options import DEFAULT_SPARE_LANES, ExecutorOptions, FlatOptions, flattened, goals_left
+from fluid.session.output import Output
 from fluid.session.session import Session, SessionDoor, save_all
 from fluid.session.specs import terms_of
 from fluid.session.status import Status
 from fluid.session.waits import in_a_sessions_thread
+from fluid.sizing.goals import Goals
 from fluid.trialgroup import TrialGroup
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from fluid.results.tables import DataFrame
 
 
@@ -64,36 +70,21 @@ class FluidExecutor(SessionDoor):
         devices: how many devices to use: GPUs if there are any, else CPU cores; or which of them: ``[0, 1]``,
             ``"cuda:1"``, ``"cpu"`` or a list of :class:`Device`; ``None``, the default, or ``"all"`` for all.
         planner: ``"portfolio"``, the default, ``"dynamic"``, ``"static"`` or ``"fifo"``.
-        packing: how trials share a device. ``"fused"``: those of one shape train as one batched model.
-            ``"lane"``: in one process, where they run an iteration each in turn (``docs/lanes.md``). ``"timeslice"``:
-            in processes that take turns on a GPU; ``"mps"``: side by side, by NVIDIA MPS. ``"auto"``, the default: what
-            is measured to pay. ``"off"``: they do not (``docs/gpu_sharing.md``, ``docs/fused.md``).
-        max_packing: most trials with a process of their own on one device; ``None``, the default, for 4. With
-            ``packing="lane"``, most trials that take turns on one, by default 64.
+        sharing: how trials share devices and processes: a :class:`fluid.Sharing`; ``None``, the default, for what is
+            measured to pay.
+        goals: when all is to have ended, and for how much money: a :class:`fluid.Goals`; ``None``, the default, for no
+            deadline and no budget.
+        keep: which checkpoints outlive the session: a :class:`fluid.Keep`, or its first field: ``"none"``, ``"last"``
+            or ``"best:k"``. ``None``, the default: the best trial's of each sweep of :func:`fluid.run`, and none of
+            other groups.
+        output: what is told of the session, where: a :class:`fluid.Output`; ``None``, the default, for progress on a
+            terminal and a new run folder.
         max_width: most devices for one trial; ``None``, the default, for 8. Trials that are not elastic take one.
-        max_fused: most trials in one fused pack; 64 by default. 1 switches fusing off.
         max_failures: times that a failed trial is tried again; 2 by default, 0 for never.
         profile: measurements of earlier sessions, which this one adds to; ``None``, the default, for none.
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
             CPUs of one machine, else gloo) or ``"horovod"``; ``None``, the default, for the backend's own, which is
             ``"torch"`` unless you pass a backend object.
-        run_dir: folder for this session's journal, results and logs, in which no session has written yet; ``None``,
-            the default, for a new one in ``$FLUID_RUNS``, or in ``~/fluid_runs`` if that is not set.
-        verbose: 1, the default, for live progress on a terminal and what trials print; 0 for neither.
-        lane_policy: which of several trials in it a lane runs next: ``"longest_first"``, the default, the one with the
-            longest work left; ``"srtf"``, the shortest; ``"fair"``, the one that has run least. With the last two,
-            many trials of a device take turns in its lanes with ``packing="auto"``, too (``docs/lanes.md``).
-        rounds: whether all trials advance together, an iteration each in turn; ``False`` by default.
-        keep: which checkpoints outlive the session: ``None``, the default, the best trial's of each sweep of
-            :func:`fluid.run`, and none of other groups; ``"none"``; ``"last"``, the newest of each trial; ``"best:k"``,
-            those of the k best trials of each group by the metric of its search (``docs/results.md``).
-        checkpoint_bytes: most bytes of these, such as ``"10GB"``; ``None``, the default, for no limit.
-        deadline: when all is to have ended: seconds from now, or text such as ``"2h"`` or ``"1h 30m"``. The session
-            holds as few devices as meet it with 90 %, and says so at once if none do. What cannot end by then is saved
-            in time, and the session ends (``docs/deadlines.md``). ``None``, the default, for no deadline.
-        budget_usd: most US dollars to spend on devices; the session ends like at its deadline when they are spent.
-            It needs ``price_per_device_hour``. ``None``, the default, for no limit.
-        price_per_device_hour: US dollars for an hour of one device; reports then show costs. ``None`` if unknown.
         group_policy: which of several groups gets devices first (``docs/groups.md``). ``"irs"``, the default: scarce
             devices go to those that can use no others, then the group with the least work left is first; ``"srsf"``:
             that group is first; ``"fifo"``: the one that came first.
@@ -101,14 +92,10 @@ class FluidExecutor(SessionDoor):
             their share of the devices come earlier.
         spare_lanes: warm processes per device that no trial has used, for the next trial to start there, or one whose
             process dies (``docs/reliability.md``); 1 by default, 0 for none.
-        isolation: ``"trial"``: each trial runs in a process that has run no other one, and that ends with it
-            (``docs/running.md``); ``"lane"``: trials run one after another in the processes that there are, as is
-            faster for tiny ones whose author knows that they leave nothing behind. ``None``, the default, for
-            ``"trial"``, but ``"lane"`` where trials share a process by their nature: with ``packing="fused"`` or
-            ``"lane"``, ``rounds=True``, another lane policy, and for trials that can be fused.
-        loggers: get all results, in a thread of their own: :class:`fluid.loggers.TensorBoard` and so on, or any
-            :class:`TrialListener`; none by default (``docs/logging.md``).
-        metrics_port: loopback port with metrics for Prometheus, 0 for any, or ``"address:port"``; ``None`` for none.
+        flat: the fields of these objects by themselves: ``packing="off"`` means ``sharing=Sharing("off")``, and so on
+            for ``max_packing``, ``isolation``, ``lane_policy``, ``rounds``, ``max_fused``; ``deadline``,
+            ``budget_usd``, ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``,
+            ``metrics_port``, ``run_dir``. What is given both ways must be the same.
 
     Attributes:
         run_dir: the run folder.
@@ -124,62 +111,43 @@ class FluidExecutor(SessionDoor):
         backend: str | Backend = "auto",
         devices: DeviceChoice = None,
         planner: str = "portfolio",
-        packing: str = "auto",
-        max_packing: int | None = None,
-        max_width: int | None = None,
         *,
-        max_fused: int = DEFAULT_MAX_FUSED,
+        sharing: Sharing | None = None,
+        goals: Goals | None = None,
+        keep: Keep | str | None = None,
+        output: Output | None = None,
+        max_width: int | None = None,
         max_failures: int = DEFAULT_MAX_FAILURES,
         profile: Profile | None = None,
         process_group: str | None = None,
-        run_dir: str | Path | None = None,
-        verbose: int = 1,
-        lane_policy: str | None = None,
-        rounds: bool = False,
-        keep: str | None = None,
-        checkpoint_bytes: int | str | None = None,
-        deadline: float | str | None = None,
-        budget_usd: float | None = None,
-        price_per_device_hour: float | None = None,
         group_policy: str = "irs",
         fairness: float = 0.0,
         spare_lanes: int = DEFAULT_SPARE_LANES,
-        isolation: str | None = None,
-        loggers: Sequence[TrialListener] = (),
-        metrics_port: int | str | None = None,
         _folder: RunFolder | None = None,
+        **flat: Unpack[FlatOptions],
     ) -> None:
         rehearsed = plan_in_force()
-        if rehearsed is not None:
-            run_dir, loggers, metrics_port = rehearsed.folder_for(run_dir), (), None
         options = ExecutorOptions.in_force(
             backend=backend,
             devices=devices,
             planner=planner,
-            packing=packing,
-            max_packing=max_packing,
+            sharing=sharing,
+            goals=goals,
+            keep=keep,
+            output=output,
             max_width=max_width,
-            max_fused=max_fused,
             max_failures=max_failures,
             process_group=process_group,
-            verbose=verbose,
-            lane_policy=lane_policy,
-            rounds=rounds,
-            keep=keep,
-            checkpoint_bytes=checkpoint_bytes,
-            deadline=deadline,
-            budget_usd=budget_usd,
-            price_per_device_hour=price_per_device_hour,
             group_policy=group_policy,
             fairness=fairness,
             spare_lanes=spare_lanes,
-            isolation=isolation,
+            **flat,
         )
-        self._folder = _folder or RunFolder.create(run_dir)
+        self._folder = _folder or RunFolder.create(options.output.run_dir)
         self.run_dir = self._folder.path
         with contextlib.ExitStack() as undo:
             undo.callback(self._folder.close)
-            self._attached = Attached(loggers, metrics_port, self._folder, self.status)
+            self._attached = Attached(options.output, self._folder, self.status)
             undo.callback(self._attached.close)
             chosen = options.make_backend(self.run_dir)
             undo.pop_all()
@@ -196,13 +164,13 @@ class FluidExecutor(SessionDoor):
             self._folder,
             options.plans.d,
             options.facts,
-            options.retention,
+            options.keep,
             options.goals,
             options.isolating,
         )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session))
-        self._terminal = Terminal(self.status, chosen, is_shown=bool(options.verbose))
+        self._terminal = Terminal(self.status, chosen, is_shown=bool(options.output.verbose))
         if rehearsed is not None and rehearsed.began is not None:
             rehearsed.began(self.run_dir)
 
@@ -261,14 +229,14 @@ class FluidExecutor(SessionDoor):
         Args:
             run_dir: folder of the session; the new one appends to its files.
             options: as for :class:`FluidExecutor`; ``keep``, ``checkpoint_bytes``, the group policy and fairness, the
-                price, and what is left of the deadline and the budget are the session's by default. Also
-                ``listeners``, by name of a group: they get what its trials report from now on. ``trainables``, by
-                name of a group: the trainable as it is now, or a :class:`Trial` without config and budget, whose other
-                fields count, too, for all trials that have not ended. ``code``: ``"begun"``, the default, for trials
-                that have reported nothing to take that trainable, where it has changed, and others to keep the one
-                that they began with; ``"new"`` for all that have not ended to take it. ``retry_failed``: whether
-                trials that have failed are tried again, from their last checkpoint if they have one; ``False`` by
-                default.
+                price, and what is left of the deadline and the budget are the session's by default, also those that
+                an object leaves out. Also ``listeners``, by name of a group: they get what its trials report from now
+                on. ``trainables``, by name of a group: the trainable as it is now, or a :class:`Trial` without config
+                and budget, whose other fields count, too, for all trials that have not ended. ``code``: ``"begun"``,
+                the default, for trials that have reported nothing to take that trainable, where it has changed, and
+                others to keep the one that they began with; ``"new"`` for all that have not ended to take it.
+                ``retry_failed``: whether trials that have failed are tried again, from their last checkpoint if they
+                have one; ``False`` by default.
 
         Raises:
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
@@ -282,6 +250,7 @@ class FluidExecutor(SessionDoor):
             raise InvalidFieldError("retry_failed", retry_failed, "must be True or False")
         if plan_in_force() is not None or options.get("backend") == "simulated":
             raise InvalidFieldError("run_dir", str(run_dir), "cannot be resumed in a rehearsal, which begins anew")
+        asked = flattened({"run_dir": run_dir, **options})
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)
@@ -289,7 +258,7 @@ class FluidExecutor(SessionDoor):
             if retry_failed:
                 left.retry_failed()
             changes = given.apply(left)
-            executor = cls(_folder=folder, **{**left.options, **goals_left(folder.path, options), **options})
+            executor = cls(_folder=folder, **{**left.options, **goals_left(folder.path, asked), **asked})
         except BaseException:
             folder.close()
             raise

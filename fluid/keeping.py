@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from fluid.errors import InvalidFieldError, require_integer
+from fluid.given_fields import GivenFields
 
 #: Why a checkpoint is not kept for which the session's quota has no room.
 QUOTA_USED_UP = "checkpoint_bytes is used up"
@@ -20,57 +22,63 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", re.IGNORECASE)
 _BEST = re.compile(r"best:([1-9]\d{0,8})")
 
 
-class Retention(NamedTuple):
-    """Which checkpoints of a session outlive it.
+@dataclass(frozen=True)
+class Keep(GivenFields):
+    """Which checkpoints outlive a session: an argument of :class:`fluid.FluidExecutor` and :func:`fluid.run`.
 
-    Attributes:
-        how: ``"none"``; ``"last"``, the newest of each trial; ``"best"``, those of the best trials of each group; or
-            ``"auto"``, that of the best trial of each group whose search keeps its best.
-        k: for ``"best"``, the number of trials.
-        quota: most bytes of all of them; ``None`` for no limit.
+    Example:
+        >>> from fluid import FluidExecutor, Keep, Search, Trial, TrialGroup
+        >>> def train(config, state):
+        ...     yield {"loss": config["lr"]}, {"weights": config["lr"]}
+        >>> group = TrialGroup([Trial(train, {"lr": lr}) for lr in (0.1, 0.2)], search=Search("loss", "min"))
+        >>> with FluidExecutor("local", 1, keep=Keep("best:1", checkpoint_bytes="10GB"), verbose=0) as executor:
+        ...     best = executor.submit_trialgroup(group).best()
+        >>> best.value
+        0.1
+
+    Args:
+        keep: ``"none"``; ``"last"``, the newest of each trial; ``"best:k"``, those of the k best trials of each group
+            by the metric of its search (``docs/results.md``). ``None``, the default: the best trial's of each sweep of
+            :func:`fluid.run`, and none of other groups.
+        checkpoint_bytes: most bytes of all of them, such as ``"10GB"``; ``None``, the default, for no limit.
+
+    Raises:
+        InvalidFieldError: a value cannot be used.
     """
 
-    how: str = "none"
-    k: int = 0
-    quota: int | None = None
+    keep: str | None = None
+    _: KW_ONLY
+    checkpoint_bytes: int | str | None = None
 
-    def __str__(self) -> str:
-        return f"best:{self.k}" if self.how == "best" else self.how
+    def __post_init__(self) -> None:
+        is_best = isinstance(self.keep, str) and _BEST.fullmatch(self.keep)
+        if not is_best and self.keep not in (None, "none", "last"):
+            reason = "must be 'none', 'last' or 'best:k', such as 'best:1', a Keep with one of these, or None"
+            raise InvalidFieldError("keep", self.keep, reason)
+        _ = self.quota
 
-    def in_group(self, *, keeps_best: bool) -> Retention:
+    @property
+    def how(self) -> str:
+        """``"none"``, ``"last"``, ``"best"``; or ``"auto"``: the best of each group whose search keeps its best."""
+        return "auto" if self.keep is None else self.keep.partition(":")[0]
+
+    @property
+    def k(self) -> int:
+        """With ``"best"``, of how many trials of a group."""
+        return int((self.keep or "").partition(":")[2] or 0)
+
+    @cached_property
+    def quota(self) -> int | None:
+        """Most bytes of all of them; ``None`` for no limit."""
+        return parse_bytes("checkpoint_bytes", self.checkpoint_bytes)
+
+    def in_group(self, *, keeps_best: bool) -> Keep:
         """What it comes to in a group.
 
         Args:
             keeps_best: whether the group's search keeps its best: see :class:`fluid.trialgroup.Search`.
         """
-        if self.how != "auto":
-            return self
-        return self._replace(how="best", k=1) if keeps_best else self._replace(how="none")
-
-    @classmethod
-    def parse(cls, keep: object) -> Retention:
-        """Reads ``"none"``, ``"last"`` or ``"best:3"``; ``None``, for what each group's search says.
-
-        Example:
-            >>> from fluid.keeping import Retention
-            >>> Retention.parse("best:3")
-            Retention(how='best', k=3, quota=None)
-
-        Raises:
-            InvalidFieldError: it is something else.
-        """
-        if keep is None:
-            return cls("auto")
-        if keep in ("none", "last"):
-            return cls(str(keep))
-        found = _BEST.fullmatch(keep) if isinstance(keep, str) else None
-        if found is None:
-            raise InvalidFieldError("keep", keep, "must be 'none', 'last' or 'best:k', such as 'best:1', or None")
-        return cls("best", int(found[1]))
-
-
-#: No checkpoint outlives the session.
-NOTHING = Retention()
+        return self if self.keep is not None else replace(self, keep="best:1" if keeps_best else "none")
 
 
 def parse_bytes(name: str, value: object) -> int | None:
@@ -92,6 +100,10 @@ def parse_bytes(name: str, value: object) -> int | None:
     if found is None:
         raise InvalidFieldError(name, value, "must be a number of bytes, or a text such as '10GB' or '512MiB'")
     return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+
+
+#: No checkpoint outlives the session.
+NOTHING = Keep("none")
 
 
 class KeepRule(NamedTuple):

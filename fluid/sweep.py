@@ -16,7 +16,9 @@ from fluid._clock import MonotonicClock
 from fluid._given_executor import closes_executor
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
+from fluid.keeping import Keep
 from fluid.loggers.logger import refuse_logger
+from fluid.packing import Sharing
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import Requires
 from fluid.results.code_changes import code_notes
@@ -31,7 +33,9 @@ from fluid.search.stop_rules import StopArgument, StopRules
 from fluid.session.folder.given_code import CODES
 from fluid.session.listeners import SweepInterrupted, TrialListener, require_listener
 from fluid.session.notice import NOTICE
-from fluid.sizing.goals import parse_duration
+from fluid.session.options import flattened
+from fluid.session.output import Output
+from fluid.sizing.goals import Goals, parse_duration
 from fluid.sweeping.algorithms import ALGORITHMS, HALVING, WITH_SEARCHER, require_concurrency, samples_of
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.names import SweepNames
@@ -69,6 +73,10 @@ def run(
     searcher: Searcher | None = None,
     name: str | None = None,
     executor: FluidExecutor | None = None,
+    sharing: Sharing | None = None,
+    goals: Goals | None = None,
+    keep: Keep | str | None = None,
+    output: Output | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
     code: str = "begun",
@@ -133,8 +141,13 @@ def run(
         executor: runs the trials; ``None``, the default, for the one in force (:func:`fluid.submit_trialgroup`), or
             else a new one. It is closed at the end, also of a call that raises, unless it is in force, as in a ``with``
             block.
-        run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``. It is refused
-            where there is an executor, which has its own; and so are ``loggers`` and ``metrics_port``.
+        sharing: how the new executor's trials share devices and processes: see :class:`fluid.FluidExecutor`, as for
+            ``goals``, ``keep`` and ``output``. They are refused where there is an executor, which has its own, and so
+            are ``run_dir``, ``loggers`` and ``metrics_port``; but for a deadline, which is the sweep's.
+        goals: when all is to have ended, and for how much money; the deadline counts from the call.
+        keep: which checkpoints outlive the session.
+        output: what is told of the session, where.
+        run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
         resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
             ``False`` by default. The time budget, the deadline, stop rules, callbacks, loggers, ``on_oom``,
             ``max_concurrent`` and ``trial_options`` may be others; so may the code of the trainable: see ``code``.
@@ -171,9 +184,14 @@ def run(
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
     """
-    called, limit_s = _CLOCK.now(), None if deadline is None else parse_duration("deadline", deadline)
+    called = _CLOCK.now()
+    own = {"deadline": deadline, "run_dir": run_dir, "loggers": loggers or None, "metrics_port": metrics_port}
+    objects = {"sharing": sharing, "goals": goals, "keep": keep, "output": output}
+    asked = flattened({name: value for name, value in {**own, **objects}.items() if value is not None})
+    run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)
+    limit_s = None if limit is None else parse_duration("deadline", limit)
     require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
-    goals = _checked_goals(metric, mode, algorithm, searcher)
+    compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
     earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed)
     is_given = searcher is not None
@@ -191,11 +209,11 @@ def run(
         sampler_seed = seed_in_force(seed)
         if algorithm == "tpe" and points and earlier is not None and sampler_seed is not None:
             sampler_seed = _seed_behind(sampler_seed, len(points))
-        searcher = _make_searcher(algorithm, space, goals, sampler_seed, points)
+        searcher = _make_searcher(algorithm, space, compared, sampler_seed, points)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
-    rules = StopRules(stop, {goal.metric: goal.less for goal in goals})
+    rules = StopRules(stop, {goal.metric: goal.less for goal in compared})
     seconds = None if time_budget_s is None else require_number("time_budget_s", time_budget_s, at_least=0.0)
     is_limited = seconds is not None or rules.end_sweep
     number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
@@ -211,7 +229,7 @@ def run(
         scheduler=make_scheduler(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given),
         shape=shape_for(algorithm, rungs=rungs, eta=eta, samples=number, is_told_once=is_given),
         rules=rules,
-        goals=goals,
+        goals=compared,
         samples=number,
         budget=iterations,
         under_way=require_concurrency(algorithm, max_concurrent),
@@ -224,42 +242,40 @@ def run(
         goes_on=not is_given,
     )
     if earlier is not None:
-        earlier.require_goals(goals)
+        earlier.require_goals(compared)
         earlier.require_group(plan.group)
         if plan.shape is not None:
             earlier.require_shape(plan.shape)
-    given = _checked_executor(executor, run_dir, loggers, metrics_port, goes_on=earlier is not None)
-    monitors: dict[str, Any] = {"loggers": loggers, "metrics_port": metrics_port}
+    given = _checked_executor(executor, asked, goes_on=earlier is not None)
     if limit_s is not None:
         used = given or executor_in_force()
         rehearsed = plan_in_force() is not None if used is None else used.session.hold.is_virtual
         left_s = max(_LEAST_S, limit_s - (0.0 if rehearsed else _CLOCK.now() - called))
         if used is None:
-            monitors["deadline"] = left_s
+            asked["deadline"] = left_s
         else:
             plan = replace(plan, deadline_s=left_s)
-    searcher.begin([goal.metric for goal in goals], [goal.mode for goal in goals])
+    searcher.begin([goal.metric for goal in compared], [goal.mode for goal in compared])
     farewell: list[str] = []
     failed_before = [] if earlier is None else earlier.failed
     chosen: FluidExecutor | None = None
     try:
         try:
             if earlier is not None:
-                assert run_dir is not None
                 loop = SweepLoop(plan)
                 given_now = {plan.name: Trial(trainable, **plan.trial_options)}
                 resumed = FluidExecutor.resume(
-                    run_dir,
+                    asked.pop("run_dir"),
                     listeners={plan.name: loop},
                     trainables=given_now,
                     code=code,
                     retry_failed=retry_failed,
-                    **monitors,
+                    **asked,
                 )
                 with executor_scope(resumed) as chosen:
                     heard = _run(loop, chosen, earlier)
             else:
-                with executor_scope(given, run_dir=run_dir, **monitors) as chosen:
+                with executor_scope(given, **asked) as chosen:
                     loop = SweepLoop(replace(plan, name=_NAMES.new(plan.name, chosen.session)))
                     heard = _run(loop, chosen, None)
             # Also of what lanes finished while it was closed.
@@ -392,9 +408,7 @@ def _checked_constants(searcher: Any, space: Any, points: Any) -> Mapping[str, A
     return constants.config({})
 
 
-def _checked_executor(
-    executor: Any, run_dir: Any, loggers: Any, metrics_port: Any, *, goes_on: bool
-) -> FluidExecutor | None:
+def _checked_executor(executor: Any, asked: Mapping[str, Any], *, goes_on: bool) -> FluidExecutor | None:
     if executor is not None and not isinstance(executor, FluidExecutor):
         raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
     given: FluidExecutor | None = executor
@@ -403,11 +417,9 @@ def _checked_executor(
         if goes_on:
             reason = f"goes on in an executor made from the folder, and not in {which}: leave that out"
             raise InvalidFieldError("resume", True, reason)
-        own = {"run_dir": None if run_dir is None else str(run_dir), "loggers": loggers or None}
-        for name, value in {**own, "metrics_port": metrics_port}.items():
-            if value is not None:
-                reason = f"is of an executor, and this sweep runs on {which}: give it there, FluidExecutor({name}=...)"
-                raise InvalidFieldError(name, value, reason)
+        for name, value in ((name, value) for name, value in asked.items() if value is not None):
+            reason = f"is of an executor, and this sweep runs on {which}: give it there, FluidExecutor({name}=...)"
+            raise InvalidFieldError(name, str(value) if isinstance(value, Path) else value, reason)
     return given
 
 

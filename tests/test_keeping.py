@@ -9,40 +9,35 @@ import numpy
 import pytest
 
 from fluid.errors import InvalidFieldError
-from fluid.keeping import KeepRule, Retention, parse_bytes
+from fluid.keeping import Keep, KeepRule, parse_bytes
 from fluid.trainables.encoded_metrics import encode_metrics
 
 
 @pytest.mark.parametrize(
-    ("keep", "expected"),
-    [
-        ("none", Retention()),
-        ("last", Retention("last")),
-        ("best:1", Retention("best", 1)),
-        ("best:25", Retention("best", 25)),
-    ],
+    ("keep", "how", "k"),
+    [(None, "auto", 0), ("none", "none", 0), ("last", "last", 0), ("best:1", "best", 1), ("best:25", "best", 25)],
 )
-def test_what_to_keep_is_read_and_written_alike(keep: str, expected: Retention) -> None:
-    assert Retention.parse(keep) == expected
-    assert str(expected) == keep
+def test_what_to_keep_is_read(keep: str | None, how: str, k: int) -> None:
+    assert (Keep(keep).how, Keep(keep).k, Keep(keep).quota) == (how, k, None)
 
 
 def test_by_default_the_best_of_each_search_that_keeps_its_best_stays() -> None:
-    kept = Retention.parse(None)._replace(quota=7)
-    assert kept.in_group(keeps_best=True) == Retention("best", 1, 7)
-    assert kept.in_group(keeps_best=False) == Retention("none", 0, 7)
+    kept = Keep(checkpoint_bytes="7KB")
+    assert kept.in_group(keeps_best=True) == Keep("best:1", checkpoint_bytes="7KB")
+    assert kept.in_group(keeps_best=False) == Keep("none", checkpoint_bytes="7KB")
+    assert kept.in_group(keeps_best=True).quota == 7000
 
 
 @pytest.mark.parametrize("keep", ["none", "last", "best:3"])
 def test_what_the_user_asks_for_holds_for_each_group(keep: str) -> None:
-    kept = Retention.parse(keep)
+    kept = Keep(keep)
     assert kept.in_group(keeps_best=True) == kept.in_group(keeps_best=False) == kept
 
 
 @pytest.mark.parametrize("keep", ["best", "best:0", "best:-1", "best:1.5", "all", "", 3, ["last"], "best:1 "])
 def test_other_words_are_refused(keep: Any) -> None:
     with pytest.raises(InvalidFieldError, match=r"^keep=.*must be 'none', 'last' or 'best:k'"):
-        Retention.parse(keep)
+        Keep(keep)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 # The package fluid itself has no level: see check_facade.
 LAYERS = (
     layer(0, "errors checksums few_items _version _experimental _logs _private_files _late_imports _given_executor"),
-    layer(0, "random_state user_values"),
+    layer(0, "random_state user_values given_fields"),
     layer(1, "_clock _imports directions keeping resources search_shape trial_fields"),
     layer(2, "waiting trialgroup"),
     layer(2, "trainables", "cloudpickle ray"),
@@ -56,6 +56,7 @@ LAYERS = (
     layer(4, "devices", "numpy"),
     layer(5, "lane", "numpy torch"),
     layer(5, "planners static_fluid dynamic_fluid", "numpy"),
+    layer(6, "packing"),
     layer(6, "sizing", "numpy"),
     layer(6, "shared_data", "cloudpickle torch"),
     layer(7, "engine", "numpy"),
@@ -102,16 +103,17 @@ OF_PACKAGE = {"fluid.static_fluid": "fluid.planners", "fluid.dynamic_fluid": "fl
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
 LOOSE = {
     *("__init__", "_version", "_clock", "_imports", "_logs", "_private_files", "_late_imports"),
-    *("_given_executor", "_experimental", "checksums", "directions", "errors", "few_items", "keeping"),
-    *("random_state", "resources", "search_shape", "trial_fields", "trialgroup", "user_values", "static_fluid"),
-    *("dynamic_fluid", "mps", "executor", "sweep", "tune", "cli"),
+    *("_given_executor", "_experimental", "checksums", "directions", "errors", "few_items", "given_fields", "keeping"),
+    *("packing", "random_state", "resources", "search_shape", "trial_fields", "trialgroup", "user_values"),
+    *("static_fluid", "dynamic_fluid", "mps", "executor", "sweep", "tune", "cli"),
 }
 #: Modules that may import less than their package: they are loaded where nothing heavy must be.
 LIGHT = (
     layer(0, "elastic.members.controller elastic.messages elastic.groups.make lane.protocol lane.policy"),
     layer(0, "elastic.run trainables.trainable trainables.pickling", "cloudpickle"),
     layer(0, "trainables.resident display.format display.palette"),
-    layer(0, "backends.simulated executor tune"),
+    layer(0, "backends.simulated tune"),
+    layer(0, "executor", "typing_extensions"),
 )
 
 

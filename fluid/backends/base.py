@@ -23,7 +23,7 @@ class Sharing(NamedTuple):
     """How lanes share a GPU.
 
     Attributes:
-        way: ``"mps"`` (at the same time) or ``"timeslice"`` (in turns).
+        way: the name of :data:`fluid.packing.MPS` (at the same time) or :data:`fluid.packing.TIMESLICE` (in turns).
         why: why it is not MPS, though that was asked for; empty otherwise.
     """
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from fluid._logs import logger_of
 from fluid.backends.base import DeviceBinding, HostRoom, ScalingLimits, Sharing
 from fluid.backends.hosts.folders import new_session
-from fluid.backends.hosts.gpu.sharing import WAYS
 from fluid.backends.hosts.host import Host, HostSettings, device_variables, explicit_threads, threads_per_gpu
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LaneBackend, LanePool, modules_to_load, require_lane_options
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.events import DeviceAdded, Event
-from fluid.errors import InvalidFieldError, require_integer, require_one_of
+from fluid.errors import InvalidFieldError, require_integer
 from fluid.gpu.nvml import Gpu, find_gpus
 from fluid.keeping import parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY
+from fluid.packing import DEFAULT_GPU_WAY, gpu_way_of
 from fluid.resources import MOST_DEVICES, Cluster, Device, DeviceChoice, DeviceKind, available_cores
 
 # -- chosen devices ------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ class LocalBackend(LaneBackend):
         run_dir: folder for the trials' output, logs and checkpoints; kept. ``None`` for a temporary one.
         pin_cores: whether a CPU device's lanes run on one core only.
         grace: seconds a lane has to end by itself before it is killed.
-        sharing: how lanes share a GPU: ``"timeslice"`` in turns, ``"mps"`` by NVIDIA MPS, whose daemons end with the
-            backend, ``"auto"`` by MPS where it can be used, or else in turns.
+        sharing: how lanes share a GPU, as ``packing`` of :class:`fluid.Sharing`; in turns by default. Daemons of NVIDIA
+            MPS end with the backend.
         lane_policy: which trial a lane runs next if several have iterations left there; see
             :mod:`fluid.lane.policy`.
         process_group: what the devices of one trial communicate through: see :class:`fluid.executor.FluidExecutor`.
@@ -183,7 +183,7 @@ class LocalBackend(LaneBackend):
         run_dir: str | os.PathLike[str] | None = None,
         pin_cores: bool = False,
         grace: float = DEFAULT_GRACE_S,
-        sharing: str = "timeslice",
+        sharing: str = DEFAULT_GPU_WAY,
         lane_policy: str = DEFAULT_POLICY,
         process_group: str = DEFAULT_PROCESS_GROUP,
         checkpoint_memory_bytes: int | str | None = None,
@@ -191,7 +191,7 @@ class LocalBackend(LaneBackend):
     ) -> None:
         require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
         self.lane_policy = lane_policy
-        require_one_of("sharing", sharing, WAYS)
+        gpu_way_of(sharing)
         self._gpus = find_gpus()
         chosen = choose_devices(devices, self._gpus)
         self._bindings = bindings = _LocalBindings(

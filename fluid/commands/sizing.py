@@ -74,11 +74,7 @@ def simulate_goals(
     if planners is not None and len(planners) > 1:
         raise InvalidFieldError("planner", ", ".join(planners), "must be one planner with a deadline or a budget")
     planner = planners[0] if planners else "portfolio"
-    goals = Goals(
-        deadline_s=None if arguments.deadline is None else parse_duration("deadline", arguments.deadline),
-        budget_usd=arguments.budget,
-        price_per_device_hour=arguments.price,
-    )
+    goals = Goals(arguments.deadline, budget_usd=arguments.budget, price_per_device_hour=arguments.price)
     if arguments.spot is not None and not 0.0 < require_number("spot", arguments.spot, at_least=0.0) <= 1.0:
         raise InvalidFieldError("spot", arguments.spot, "must be above 0 and at most 1, a share of the price")
     if arguments.spot is not None and arguments.price is None:

@@ -12,13 +12,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import brief_traceback, logger_of
 from fluid.engine.commands import Command, Report, ReportEnd, ReportStart
 from fluid.engine.events import Event, Failure, StopRequested, TrialForgotten
-from fluid.errors import FluidError, InvalidFieldError
+from fluid.errors import FluidError
 from fluid.loggers.logger import LoggedSession, TrialLogger
 from fluid.loggers.prometheus import MetricsServer
 from fluid.loggers.run_reader import SessionReader
@@ -27,7 +26,8 @@ from fluid.results.run_files import RESULTS
 from fluid.results.submitted import shown_state
 from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.resume import LeftSession
-from fluid.session.listeners import TrialListener, require_listener
+from fluid.session.listeners import TrialListener
+from fluid.session.output import Output
 from fluid.session.status import Status
 from fluid.trialgroup import TrialState
 from fluid.waiting.waits import AwaitedThread
@@ -69,7 +69,7 @@ class LoggerHub:
         folder: the session's run folder.
 
     Raises:
-        InvalidFieldError: one is no TrialListener, or refuses the session.
+        InvalidFieldError: one refuses the session.
         FluidError: as a logger raises it.
     """
 
@@ -243,12 +243,8 @@ class LoggerHub:
                 self._file.append(sink.key, sink.stored, sink.take_news())
 
 
-def _make_sinks(loggers: Any, folder: RunFolder) -> list[Sink]:
-    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
-        raise InvalidFieldError("loggers", loggers, "must be a list of loggers")
+def _make_sinks(loggers: Sequence[TrialListener], folder: RunFolder) -> list[Sink]:
     listed = list(loggers)
-    for position, listener in enumerate(listed):
-        require_listener(listener, f"loggers[{position}]")
     session = LoggedSession(session_id=folder.session_id, run_dir=folder.path)
     for listener in listed:
         if isinstance(listener, TrialLogger):
@@ -277,8 +273,7 @@ class Attached:
     """The loggers and the metrics of one executor.
 
     Args:
-        loggers: see :class:`fluid.FluidExecutor`.
-        metrics_port: the same.
+        output: which loggers, and where the metrics are served.
         folder: the session's run folder.
         status: gives its status.
 
@@ -291,8 +286,7 @@ class Attached:
 
     def __init__(
         self,
-        loggers: Sequence[TrialListener],
-        metrics_port: int | str | None,
+        output: Output,
         folder: RunFolder,
         status: Callable[[], Status],
     ) -> None:
@@ -300,10 +294,10 @@ class Attached:
         self._hub: LoggerHub | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            if metrics_port is not None:
-                self._server = MetricsServer(metrics_port, status, self._backlog)
-            if not isinstance(loggers, Sequence) or len(loggers):
-                self._hub = LoggerHub(loggers, folder)
+            if output.metrics_port is not None:
+                self._server = MetricsServer(output.metrics_port, status, self._backlog)
+            if len(output.loggers):
+                self._hub = LoggerHub(output.loggers, folder)
             undo.pop_all()
         self.metrics_address = None if self._server is None else self._server.address
 

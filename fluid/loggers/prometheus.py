@@ -11,13 +11,13 @@ from fluid._imports import try_import
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.loggers.values import writable
 from fluid.processes.http import HttpServer
+from fluid.session.output import parse_address
 from fluid.session.status import GroupStatus, Status
 
 with try_import("prometheus_client", extra="prometheus") as _imports:
     import prometheus_client
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-LOOPBACK = "127.0.0.1"
 #: Longest that a request may take to arrive, and its answer to be taken, seconds.
 _REQUEST_S = 10.0
 _QUEUED, _FAILED, _RUNNING = "QUEUED", "FAILED", "RUNNING"
@@ -201,27 +201,3 @@ def _metric(name: str, text: str, values: list[tuple[tuple[str, ...], float]], *
     for place, value in values:
         family.add_metric([writable(name) for name in place], value)
     return family
-
-
-def parse_address(port: object) -> tuple[str, int]:
-    """Reads a port of the loopback interface, or ``address:port``.
-
-    Example:
-        >>> from fluid.loggers.prometheus import parse_address
-        >>> parse_address(9400), parse_address("0.0.0.0:9400"), parse_address("[::]:9400")
-        (('127.0.0.1', 9400), ('0.0.0.0', 9400), ('::', 9400))
-
-    Raises:
-        InvalidFieldError: it is neither.
-    """
-    host, text = LOOPBACK, port
-    if isinstance(port, str):
-        address, colon, text = port.rpartition(":")
-        host = address.removeprefix("[").removesuffix("]") if colon else LOOPBACK
-    try:
-        number = -1 if isinstance(port, (bool, float)) else int(text)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        number = -1
-    if not (host and 0 <= number < 1 << 16):
-        raise InvalidFieldError("metrics_port", port, "must be a port, such as 9400, or '0.0.0.0:9400'")
-    return host, number

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from fluid._clock import wall_seconds
 from fluid._logs import logger_of
@@ -20,10 +20,11 @@ from fluid.engine.placing.lanes import MOST_IDLE, Lanes
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
 from fluid.gpu.nvml import describe_gpus
-from fluid.keeping import Retention, parse_bytes
-from fluid.lane.policy import DEFAULT_POLICY, POLICIES, ROUNDS
+from fluid.keeping import Keep
+from fluid.lane.policy import DEFAULT_POLICY, ROUNDS
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
+from fluid.packing import Packing, Sharing, gpu_way_of
 from fluid.planners.planner import Planner
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
@@ -32,9 +33,10 @@ from fluid.rehearsal.backend import RehearsalBackend
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
 from fluid.results.run_files import read_facts
+from fluid.session.listeners import TrialListener
+from fluid.session.output import Output
 from fluid.session.specs import Isolating
-from fluid.sizing.goals import Goals, parse_duration
-from fluid.trialgroup import ISOLATION
+from fluid.sizing.goals import Goals
 
 # -- backend choice ------------------------------------------------------------------------------
 #
@@ -45,7 +47,7 @@ def make_backend(
     backend: str | Backend,
     devices: DeviceChoice,
     run_dir: Path,
-    sharing: str,
+    sharing: Packing,
     lane_policy: str | None,
     process_group: str | None,
     *,
@@ -58,7 +60,7 @@ def make_backend(
         backend: ``"auto"``, ``"local"``, ``"ray"``, ``"simulated"``, or a backend, which is returned.
         devices: how many devices, or which; ``None`` for all.
         run_dir: folder of the session.
-        sharing: how lanes share a GPU, as :class:`fluid.backends.local.LocalBackend` takes it.
+        sharing: how lanes share a GPU.
         lane_policy: which trial a lane runs next; ``None`` for the default.
         process_group: how the devices of one trial communicate; ``None`` for the default.
         forwards: whether it is to forward what trials print.
@@ -77,7 +79,7 @@ def _make_backend(
     backend: str | Backend,
     devices: DeviceChoice,
     run_dir: Path,
-    sharing: str,
+    sharing: Packing,
     lane_policy: str | None,
     process_group: str | None,
     releasable: bool,
@@ -86,8 +88,9 @@ def _make_backend(
         virtual = devices if plan.devices is None else plan.devices
         return RehearsalBackend(virtual, source=plan.source, overheads=plan.overheads, lane_policy=lane_policy)
     if not isinstance(backend, str):
-        if sharing == "mps" and backend.sharing.way != "mps":
-            raise InvalidFieldError("packing", sharing, "pass it to the backend object instead: sharing='mps'")
+        if sharing.needs_mps and backend.sharing.way != sharing.name:
+            reason = f"pass it to the backend object instead: sharing={sharing.name!r}"
+            raise InvalidFieldError("packing", sharing.name, reason)
         if lane_policy == ROUNDS:
             if getattr(backend, "lane_policy", None) not in (None, ROUNDS):
                 raise InvalidFieldError("rounds", True, 'needs a backend object made with lane_policy="rounds"')
@@ -108,14 +111,14 @@ def _make_backend(
             return RayBackend(
                 devices,
                 run_dir=run_dir,
-                sharing=sharing,
+                sharing=sharing.name,
                 lane_policy=policy,
                 process_group=group,
                 releasable=releasable,
             )
         from fluid.backends.local import LocalBackend
 
-        return LocalBackend(devices, run_dir=run_dir, sharing=sharing, lane_policy=policy, process_group=group)
+        return LocalBackend(devices, run_dir=run_dir, sharing=sharing.name, lane_policy=policy, process_group=group)
     except InvalidFieldError as error:
         if error.field == "sharing":
             raise InvalidFieldError("packing", error.value, error.reason) from error
@@ -170,7 +173,7 @@ def process_limit(backend: Backend) -> ProcessLimit:
     hosts = {device.host for device in backend.devices() if device.kind == "gpu"}
     if not hosts:
         return ProcessLimit()
-    if backend.sharing.way == "mps" or foreign_daemon(os.environ) is not None:
+    if gpu_way_of(backend.sharing.way).needs_mps or foreign_daemon(os.environ) is not None:
         return ProcessLimit(MOST_CLIENTS, "an MPS server takes no more clients on a GPU")
     if hosts == {"localhost"}:
         modes = {gpu.compute_mode or "" for gpu in describe_gpus()}
@@ -246,13 +249,61 @@ def bounded_packing(packing: int, limit: ProcessLimit) -> int:
 
 
 BACKENDS = ("auto", "local", "ray", "simulated")
-PACKING = ("auto", "fused", "lane", "mps", "timeslice", "off")
-DEFAULT_MAX_FUSED = 64
-#: Most trials that take turns in the lanes of one device, unless the user says how many.
-DEFAULT_MAX_TURNS = 64
-#: Lane policies that users may choose: rounds are more than a policy of lanes.
-LANE_POLICIES = tuple(policy for policy in POLICIES if policy != ROUNDS)
 DEFAULT_SPARE_LANES = 1
+
+
+class FlatOptions(TypedDict, total=False):
+    """Options of an executor that are fields of an object, by names of their own, which mean the same.
+
+    See :class:`fluid.Sharing`, :class:`fluid.Goals`, :class:`fluid.Keep` and :class:`fluid.Output`.
+    """
+
+    packing: str
+    max_packing: int | None
+    isolation: str | None
+    lane_policy: str | None
+    rounds: bool
+    max_fused: int
+    deadline: float | str | None
+    budget_usd: float | None
+    price_per_device_hour: float | None
+    checkpoint_bytes: int | str | None
+    verbose: int
+    loggers: Sequence[TrialListener]
+    metrics_port: int | str | None
+    run_dir: str | Path | None
+
+
+#: The objects by which an executor takes options, each by the name of its argument.
+OBJECTS: dict[str, type[Any]] = {"sharing": Sharing, "goals": Goals, "keep": Keep, "output": Output}
+#: The fields of each.
+FIELDS = {name: tuple(field.name for field in fields(kind)) for name, kind in OBJECTS.items()}
+
+
+def flattened(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an executor by names of their own, without the objects by which some of them were given.
+
+    Raises:
+        InvalidFieldError: one is given both ways, with different values; or something else than an object is given.
+    """
+    flat = {name: value for name, value in asked.items() if name not in OBJECTS}
+    for name, kind in OBJECTS.items():
+        value = asked.get(name)
+        if isinstance(value, kind):
+            for own, said in value.given.items():
+                if own in flat and flat[own] != said:
+                    reason = f"{name}={kind.__name__}(...) says {own}={said!r}: give it once"
+                    raise InvalidFieldError(own, flat[own], reason)
+                flat[own] = said
+        elif name in FIELDS[name]:  # keep: a text stands for the object.
+            if name in asked:
+                flat[name] = value
+        elif value is not None:
+            reason = f"must be a fluid.{kind.__name__}"
+            if isinstance(value, (str, int, float)):
+                reason += f": {kind.__name__}({value!r}), or {FIELDS[name][0]}={value!r}"
+            raise InvalidFieldError(name, value, reason)
+    return flat
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -261,8 +312,6 @@ class ExecutorOptions:
 
     Attributes:
         plans: the planner, made for the most trials per device and the most devices per trial.
-        retention: which checkpoints outlive the session.
-        goals: the deadline, the budget and the price.
 
     Raises:
         InvalidFieldError: one cannot be used.
@@ -271,80 +320,63 @@ class ExecutorOptions:
     backend: str | Backend = "auto"
     devices: DeviceChoice = None
     planner: str = "portfolio"
-    packing: str = "auto"
-    max_packing: int | None = None
+    sharing: Sharing = field(default_factory=Sharing)
+    goals: Goals = field(default_factory=Goals)
+    keep: Keep = field(default_factory=Keep)
+    output: Output = field(default_factory=Output)
     max_width: int | None = None
-    max_fused: int = DEFAULT_MAX_FUSED
     max_failures: int = DEFAULT_MAX_FAILURES
     process_group: str | None = None
-    verbose: int = 1
-    lane_policy: str | None = None
-    rounds: bool = False
-    keep: str | None = None
-    checkpoint_bytes: int | str | None = None
-    deadline: float | str | None = None
-    budget_usd: float | None = None
-    price_per_device_hour: float | None = None
     group_policy: str = DEFAULT_GROUP_POLICY
     fairness: float = 0.0
     spare_lanes: int = DEFAULT_SPARE_LANES
-    isolation: str | None = None
     plans: Planner = field(init=False)
-    retention: Retention = field(init=False)
-    goals: Goals = field(init=False)
 
     @classmethod
     def in_force(cls, **asked: Any) -> ExecutorOptions:
         """The options that a user asked for, but for those that the rehearsal in force sets.
 
+        Args:
+            asked: by name; what is a field of an object may be given there or by itself.
+
         Raises:
             InvalidFieldError: one cannot be used.
+            TypeError: there is none of this name.
         """
-        plan = plan_in_force()
-        nothing = {"keep": "none", "process_group": None}  # To trials that are replayed.
-        return cls(**{**asked, **({} if plan is None else nothing | dict(plan.options))})
+        flat, plan = flattened(asked), plan_in_force()
+        if plan is not None:
+            # What trials that are replayed have no use for; what is rehearsed has not happened.
+            nothing = {"keep": "none", "process_group": None, "loggers": (), "metrics_port": None}
+            flat |= {**nothing, "run_dir": plan.folder_for(flat.get("run_dir")), **dict(plan.options)}
+        made: dict[str, Any] = {}
+        for name, kind in OBJECTS.items():
+            own = {each: flat.pop(each) for each in FIELDS[name] if each in flat}
+            given = asked.get(name)
+            # One that says it all is taken as it is: it has checked itself.
+            made[name] = given if isinstance(given, kind) and given.given == own else kind(**own)
+        if unknown := next(iter(set(flat) - {each.name for each in fields(cls)}), None):
+            raise TypeError(f"FluidExecutor() got an unexpected keyword argument {unknown!r}")
+        return cls(**flat, **made)
 
     def __post_init__(self) -> None:
-        quota = parse_bytes("checkpoint_bytes", self.checkpoint_bytes)
         is_replayed = self.backend == "simulated" or isinstance(self.backend, ReplayingBackend)
-        keep = "none" if self.keep is None and is_replayed else self.keep
-        object.__setattr__(self, "retention", Retention.parse(keep)._replace(quota=quota))
-        seconds = None if self.deadline is None else parse_duration("deadline", self.deadline)
-        price = self.price_per_device_hour
-        goals = Goals(deadline_s=seconds, budget_usd=self.budget_usd, price_per_device_hour=price)
-        object.__setattr__(self, "goals", goals)
-        require_one_of("packing", self.packing, PACKING)
+        if is_replayed and self.keep.how == "auto":
+            object.__setattr__(self, "keep", replace(self.keep, keep="none"))
         require_one_of("group_policy", self.group_policy, GROUP_POLICIES)
         require_number("fairness", self.fairness, at_least=0.0)
         require_integer("spare_lanes", self.spare_lanes, at_least=0)
-        if self.lane_policy is not None:
-            require_one_of("lane_policy", self.lane_policy, LANE_POLICIES)
-            if self.rounds:
-                raise InvalidFieldError("lane_policy", self.lane_policy, "has no meaning with rounds=True")
-        if self.isolation is not None:
-            require_one_of("isolation", self.isolation, ISOLATION)
-            if self.isolation == "trial" and (shares := self._shares_by):
-                raise InvalidFieldError(
-                    "isolation", self.isolation, f'trials share a process with {shares}: pass "lane"'
-                )
-        if not isinstance(self.rounds, bool):
-            raise InvalidFieldError("rounds", self.rounds, "must be True or False")
-        if require_integer("max_fused", self.max_fused, at_least=1) == 1 and self.packing == "fused":
-            raise InvalidFieldError("max_fused", self.max_fused, 'must be at least 2 with packing="fused"')
-        packed, widest = DEFAULT_MAX_PACKING, DEFAULT_MAX_WIDTH
-        if self.max_packing is not None:
-            packed = require_integer("max_packing", self.max_packing, at_least=1)
+        self.sharing.require_isolation(getattr(self.backend, "lane_policy", None))
+        widest = DEFAULT_MAX_WIDTH
         if self.max_width is not None:
             widest = require_integer("max_width", self.max_width, at_least=1)
+        packed = DEFAULT_MAX_PACKING if self.sharing.max_packing is None else self.sharing.max_packing
         object.__setattr__(self, "plans", make_planner(self.planner, c=packed, d=widest))
         if isinstance(self.devices, int):
             require_integer("devices", self.devices, at_least=1)
         if isinstance(self.backend, str):
             require_one_of("backend", self.backend, BACKENDS)
-        if not isinstance(self.verbose, int) or self.verbose not in (0, 1):
-            raise InvalidFieldError("verbose", self.verbose, "must be 0 or 1")
-        if is_replayed and self.retention.how != "none":
-            raise InvalidFieldError("keep", self.keep, "trials that are replayed have no checkpoints")
+        if is_replayed and self.keep.how != "none":
+            raise InvalidFieldError("keep", self.keep.keep, "trials that are replayed have no checkpoints")
         require_integer("max_failures", self.max_failures, at_least=0)
         if self.process_group is not None:
             require_process_group(self.process_group)
@@ -356,12 +388,12 @@ class ExecutorOptions:
         """What ``session.json`` says of them."""
         return {
             "planner": self.planner,
-            "packing": self.packing,
+            "packing": self.sharing.packing,
             "max_fused": self.most_fused,
-            "lane_policy": self.policy or DEFAULT_POLICY,
-            "rounds": self.rounds,
-            "keep": None if self.retention.how == "auto" else str(self.retention),
-            "checkpoint_bytes": self.retention.quota,
+            "lane_policy": self.sharing.policy or DEFAULT_POLICY,
+            "rounds": self.sharing.rounds,
+            "keep": self.keep.keep,
+            "checkpoint_bytes": self.keep.quota,
             "price_per_device_hour": self.goals.price_per_device_hour,
             "deadline_s": self.goals.deadline_s,
             "budget_usd": self.goals.budget_usd,
@@ -371,48 +403,18 @@ class ExecutorOptions:
         }
 
     @property
-    def _shares_by(self) -> str:
-        """The option by which trials share a process, in words; empty if there is none."""
-        if self.packing in ("fused", "lane"):
-            return f"packing={self.packing!r}"
-        if self.rounds:
-            return "rounds=True"
-        policy = self.lane_policy or getattr(self.backend, "lane_policy", None) or DEFAULT_POLICY
-        return "" if policy == DEFAULT_POLICY else f"lane_policy={policy!r}"
-
-    @property
     def isolating(self) -> Isolating:
         """Which trials run in a process that has run no other one, of those that do not say so themselves."""
-        shares_by = self._shares_by
-        plain = self.isolation != "lane" and (not shares_by or self.packing == "fused")
-        fusible = plain and (self.isolation == "trial" or self.most_fused == 1)
-        return Isolating(plain, fusible, shares_by, is_asked=self.isolation is not None)
-
-    @property
-    def most_packed(self) -> int:
-        """Most processes with a trial on one device, as far as the user decides it."""
-        return 1 if self.packing in ("off", "fused", "lane") else self.plans.c
-
-    @property
-    def policy(self) -> str | None:
-        """Which of several trials a lane runs next; ``None`` if the user did not say."""
-        return ROUNDS if self.rounds else self.lane_policy
-
-    def turns(self, backend: Backend) -> int:
-        """Most trials on one device that take turns in its lanes; 1 if each is to have a lane of its own.
-
-        Trials end no earlier on the whole by taking turns: unless the user insists on it, they do where they are to
-        advance together, or the shortest ones first.
-        """
-        if self.packing == "lane":
-            return DEFAULT_MAX_TURNS if self.max_packing is None else self.plans.c
-        policy = self.policy or getattr(backend, "lane_policy", None) or DEFAULT_POLICY
-        return DEFAULT_MAX_TURNS if policy != DEFAULT_POLICY and self.packing not in ("off", "fused") else 1
+        asked, way = self.sharing.isolation, self.sharing.way
+        shares_by = self.sharing.shares_by(getattr(self.backend, "lane_policy", None))
+        plain = asked != "lane" and (not shares_by or way.insists_on_fusing)
+        fusible = plain and (asked == "trial" or self.most_fused == 1)
+        return Isolating(plain, fusible, shares_by, is_asked=asked is not None)
 
     @property
     def most_fused(self) -> int:
         """Most trials in one fused pack; 1 if none are to be fused."""
-        return int(self.max_fused) if self.packing in ("auto", "fused") else 1
+        return self.sharing.way.most_fused(self.sharing.max_fused)
 
     def make_backend(self, run_dir: Path) -> Backend:
         """Makes the backend, or returns the one given.
@@ -420,17 +422,15 @@ class ExecutorOptions:
         Raises:
             InvalidFieldError: it does not support an option.
         """
-        is_alone = self.most_packed == 1 and self.packing != "mps"  # Then MPS would be started for nothing.
-        sharing = "timeslice" if is_alone else self.packing
         return make_backend(
             self.backend,
             self.devices,
             run_dir,
-            sharing,
-            self.policy,
+            self.sharing.way.gpu_way(self.sharing.max_packing),
+            self.sharing.policy,
             self.process_group,
-            forwards=bool(self.verbose),
-            releasable=self.goals.deadline_s is not None or self.goals.budget_usd is not None,
+            forwards=bool(self.output.verbose),
+            releasable=self.goals.deadline is not None or self.goals.budget_usd is not None,
         )
 
     def make_engine(self, profile: Profile | None, backend: Backend) -> EngineState:
@@ -440,9 +440,11 @@ class ExecutorOptions:
             profile: measurements of earlier sessions; ``None`` for none.
             backend: whose GPUs may take fewer processes than the user wants to pack.
         """
-        limit, packed = process_limit(backend), self.most_packed
-        if self.packing == "auto" and isinstance(backend, ReplayingBackend) and not backend.pays_to_pack:
+        limit, way, most = process_limit(backend), self.sharing.way, self.sharing.max_packing
+        packed = way.most_processes(most)
+        if way.is_measured and isinstance(backend, ReplayingBackend) and not backend.pays_to_pack:
             packed = 1  # Nothing tells what it costs: on real devices, this is measured.
+        policy = self.sharing.policy or getattr(backend, "lane_policy", None) or DEFAULT_POLICY
         state = EngineState(
             self.plans,
             profile,
@@ -450,9 +452,9 @@ class ExecutorOptions:
             max_fused=self.most_fused,
             group_policy=self.group_policy,
             fairness=self.fairness,
-            insists_on_fusing=self.packing == "fused",
-            turns=self.turns(backend),
-            in_rounds=self.rounds,
+            insists_on_fusing=way.insists_on_fusing,
+            turns=way.most_turns(most, policy),
+            in_rounds=self.sharing.rounds,
             max_failures=int(self.max_failures),
             spare_lanes=int(self.spare_lanes),
         )

@@ -39,7 +39,7 @@ from fluid.engine.events import (
     TrialStarted,
 )
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.keeping import NOTHING, Retention
+from fluid.keeping import NOTHING, Keep
 from fluid.policies.engine import EngineState
 from fluid.results.run_files import PROFILE, SESSION
 from fluid.session.alerts import Alerts
@@ -388,7 +388,7 @@ class Pump:
         backend: Backend,
         folder: RunFolder,
         facts: Mapping[str, Any],
-        keep: Retention = NOTHING,
+        keep: Keep = NOTHING,
         goals: Goals = NO_GOALS,
     ) -> None:
         self.inboxes: dict[str, GroupInbox] = {}

@@ -33,8 +33,9 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.keeping import NOTHING, Retention
+from fluid.keeping import NOTHING, Keep
 from fluid.measure.profile import Profile
+from fluid.packing import PACKINGS
 from fluid.policies.engine import EngineState
 from fluid.random_state import Seeds
 from fluid.resources import Device
@@ -233,7 +234,7 @@ class Session:
         folder: RunFolder,
         max_width: int,
         facts: Mapping[str, Any],
-        keep: Retention = NOTHING,
+        keep: Keep = NOTHING,
         goals: Goals = NO_GOALS,
         isolating: Isolating = ISOLATING,
     ) -> None:
@@ -242,7 +243,7 @@ class Session:
         self._folder = folder
         self._max_width = max_width
         self.isolating = isolating
-        self._insists_on_fusing = facts.get("packing") == "fused"
+        self._insists_on_fusing = PACKINGS[facts["packing"]].insists_on_fusing
         self.in_rounds = bool(facts.get("rounds"))
         self._pickler = SessionPickler(backend)
         self._records = TrialRecords()
@@ -564,12 +565,12 @@ class Session:
         return self._pickler.payloads_of(trials, submission, process_of)
 
     def _spec(self, trial: Trial, search: Search | None) -> TrialSpec:
-        keep_last = self._keeper.retention.how == "last"
+        keep_last = self._keeper.keep.how == "last"
         return spec_of(trial, self._max_width, keep_last=keep_last, isolating=self.isolating, search=search)
 
     def _adapted(self, spec: TrialSpec, trial: Trial | None) -> TrialSpec:
         """What an earlier session's engine knew of a trial, as this session's user wants it."""
-        keep_last = self._keeper.retention.how == "last"
+        keep_last = self._keeper.keep.how == "last"
         isolated = trial is None or self.isolating.isolates(trial, fusible=spec.fusible)
         return changed(spec, keep_last=keep_last, isolated=isolated)
 

@@ -61,7 +61,7 @@ class Sizer:
         >>> from fluid.planners.instance import EndDistribution
         >>> from fluid.sizing.goals import Goals
         >>> from fluid.sizing.sizer import Sizer
-        >>> sizer = Sizer(Goals(deadline_s=1000.0, price_per_device_hour=3.6), most=16, provision_s=0.0)
+        >>> sizer = Sizer(Goals(deadline=1000.0, price_per_device_hour=3.6), most=16, provision_s=0.0)
         >>> sizing = sizer.decide(0.0, 0, lambda devices: EndDistribution.certain(3600.0 / devices), useful=16)
         >>> sizing.devices, sizing.meets, round(sizing.cost_usd, 2)
         (4, True, 3.6)

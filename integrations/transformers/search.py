@@ -18,6 +18,7 @@ from fluid.integrations.transformers.direction import direction_said
 from fluid.integrations.transformers.trial import Objective, PackedTrainer, set_hyperparameters, train_trial
 from fluid.results.sweep import SweepResult
 from fluid.search import loguniform, make_sampler, make_space, randint
+from fluid.session.options import OBJECTS
 from fluid.sweep import run
 from fluid.trainables.import_scan import can_be_imported, imports_of
 
@@ -135,7 +136,7 @@ def hyperparameter_search(
 
 
 #: Arguments of :func:`fluid.run` that a new executor takes.
-_OF_EXECUTORS = ("run_dir", "loggers", "metrics_port", "deadline")
+_OF_EXECUTORS = (*OBJECTS, "run_dir", "loggers", "metrics_port", "deadline")
 
 
 def _run(

@@ -18,8 +18,8 @@ from waiting import eventually
 import fluid
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
-from fluid.loggers.prometheus import parse_address
 from fluid.session.listeners import TrialListener
+from fluid.session.output import parse_address
 from fluid.trialgroup import Search, Trial, TrialGroup
 
 pytestmark = pytest.mark.frameworks("prometheus_client")

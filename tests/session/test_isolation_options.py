@@ -56,7 +56,7 @@ def test_a_trial_that_is_not_to_share_is_refused_where_trials_share(
     options: dict[str, Any], name: str, fusible: Any
 ) -> None:
     trainable = fusible if options.get("packing") == "fused" else train
-    made = ExecutorOptions(**options)
+    made = ExecutorOptions.in_force(**options)
     assert not isolated(made, trainable=trainable) and not isolated(made, trainable=trainable, isolation="lane")
     with pytest.raises(InvalidFieldError, match=r"isolation='trial'.*leave isolation out") as refused:
         isolated(made, trainable=trainable, isolation="trial")
@@ -66,22 +66,22 @@ def test_a_trial_that_is_not_to_share_is_refused_where_trials_share(
 def test_a_backend_object_whose_lanes_have_a_policy_of_their_own_shares_by_it() -> None:
     backend = SimulatedBackend(lambda *_: Truth(1.0), [Device(0)], lane_policy="srtf")
     with pytest.raises(InvalidFieldError, match=r"isolation='trial'.*lane_policy='srtf'"):
-        ExecutorOptions(backend=backend, isolation="trial")
-    assert not isolated(ExecutorOptions(backend=backend))
+        ExecutorOptions.in_force(backend=backend, isolation="trial")
+    assert not isolated(ExecutorOptions.in_force(backend=backend))
 
 
 def test_only_trials_that_can_be_fused_share_by_fusing(fusible: Any) -> None:
-    for options in (ExecutorOptions(packing="fused"), ExecutorOptions()):
+    for options in (ExecutorOptions.in_force(packing="fused"), ExecutorOptions.in_force()):
         assert isolated(options) and isolated(options, isolation="trial")
         assert not isolated(options, trainable=fusible)
-    assert isolated(ExecutorOptions(), trainable=fusible, isolation="trial"), "it is not fused then"
-    assert isolated(ExecutorOptions(max_fused=1), trainable=fusible)
-    assert isolated(ExecutorOptions(isolation="trial"), trainable=fusible)
+    assert isolated(ExecutorOptions.in_force(), trainable=fusible, isolation="trial"), "it is not fused then"
+    assert isolated(ExecutorOptions.in_force(max_fused=1), trainable=fusible)
+    assert isolated(ExecutorOptions.in_force(isolation="trial"), trainable=fusible)
 
 
 @pytest.mark.parametrize("executor", [None, "trial", "lane"])
 def test_a_trials_own_word_is_stronger_than_the_executors(executor: str | None) -> None:
-    options = ExecutorOptions(isolation=executor)
+    options = ExecutorOptions.in_force(isolation=executor)
     assert isolated(options) is (executor != "lane")
     assert isolated(options, isolation="trial") and not isolated(options, isolation="lane")
 

@@ -43,14 +43,14 @@ def bounds_of(options: ExecutorOptions, monkeypatch: pytest.MonkeyPatch) -> dict
 def test_the_engine_is_told_how_trials_share_a_device(
     monkeypatch: pytest.MonkeyPatch, packing: str, max_packing: int, max_fused: int, insists: bool
 ) -> None:
-    told = bounds_of(ExecutorOptions(packing=packing), monkeypatch)
+    told = bounds_of(ExecutorOptions.in_force(packing=packing), monkeypatch)
     assert told == {"max_packing": max_packing, "max_fused": max_fused, "insists_on_fusing": insists}
 
 
 def test_each_bound_holds_for_its_own_mechanism(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = bounds_of(ExecutorOptions(max_packing=1, max_fused=48), monkeypatch)
+    told = bounds_of(ExecutorOptions.in_force(max_packing=1, max_fused=48), monkeypatch)
     assert told == {"max_packing": 1, "max_fused": 48, "insists_on_fusing": False}
-    told = bounds_of(ExecutorOptions(max_packing=2, max_fused=1), monkeypatch)
+    told = bounds_of(ExecutorOptions.in_force(max_packing=2, max_fused=1), monkeypatch)
     assert told == {"max_packing": 2, "max_fused": 1, "insists_on_fusing": False}
 
 
@@ -94,5 +94,5 @@ def test_no_mps_is_started_for_one_process_per_device(
 ) -> None:
     made: list[Any] = []
     monkeypatch.setattr(module, "make_backend", lambda *args, **more: made.append(args))
-    ExecutorOptions(packing=packing, max_packing=max_packing).make_backend(tmp_path)
-    assert made[0][3] == sharing
+    ExecutorOptions.in_force(packing=packing, max_packing=max_packing).make_backend(tmp_path)
+    assert made[0][3].name == sharing

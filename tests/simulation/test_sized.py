@@ -63,7 +63,7 @@ def test_a_fixed_number_is_as_without_holder(algorithm: str, devices: int) -> No
 def test_a_generous_deadline_is_met_at_little_more_than_the_cost_of_the_work(algorithm: str) -> None:
     scenario = sweep(algorithm)
     alone = simulate_fixed(scenario, planner(), 1, TERMS)
-    result = simulate_sized(scenario, planner(), Goals(deadline_s=alone.simulation.makespan / 2.0), TERMS)
+    result = simulate_sized(scenario, planner(), Goals(deadline=alone.simulation.makespan / 2.0), TERMS)
     check_account(result)
     assert result.simulation.makespan <= alone.simulation.makespan / 2.0
     # Asynchronous algorithms run other trials further on more devices.
@@ -73,7 +73,7 @@ def test_a_generous_deadline_is_met_at_little_more_than_the_cost_of_the_work(alg
 def test_devices_that_a_rung_does_not_use_are_given_back() -> None:
     scenario = sweep()
     quickest = simulate_fixed(scenario, planner(), 16, TERMS)
-    goals = Goals(deadline_s=1.3 * quickest.simulation.makespan)
+    goals = Goals(deadline=1.3 * quickest.simulation.makespan)
     result = simulate_sized(scenario, planner(), goals, TERMS)
     assert result.simulation.makespan <= goals.deadline_s
     assert result.device_s < 0.5 * quickest.device_s
@@ -82,7 +82,7 @@ def test_devices_that_a_rung_does_not_use_are_given_back() -> None:
 
 def test_devices_that_were_asked_for_come_after_a_while() -> None:
     terms = Terms(most=16, provision_s=77.0, profiled=False, draws=30)
-    result = simulate_sized(sweep(), planner(), Goals(deadline_s=1200.0), terms)
+    result = simulate_sized(sweep(), planner(), Goals(deadline=1200.0), terms)
     counts = [count for _, count in result.held]
     first_growth = next(i for i in range(1, len(counts)) if counts[i] > counts[i - 1])
     assert result.held[first_growth][0] >= 77.0
@@ -91,20 +91,20 @@ def test_devices_that_were_asked_for_come_after_a_while() -> None:
 
 def test_a_deadline_that_cannot_be_met_is_said_at_once() -> None:
     terms = Terms(most=4)
-    sizing = first_sizing(sweep(), Goals(deadline_s=60.0), terms)
+    sizing = first_sizing(sweep(), Goals(deadline=60.0), terms)
     assert sizing.meets is False and sizing.devices == 4 and sizing.earliest_s > 60.0
-    later = first_sizing(sweep(), Goals(deadline_s=2.0 * sizing.earliest_s), terms)
+    later = first_sizing(sweep(), Goals(deadline=2.0 * sizing.earliest_s), terms)
     assert later.meets and later.earliest_s is None
 
 
 def test_a_missed_deadline_is_missed_by_little() -> None:
     quickest = simulate_fixed(sweep("random"), planner(), 16, TERMS)
-    result = simulate_sized(sweep("random"), planner(), Goals(deadline_s=300.0), TERMS)
+    result = simulate_sized(sweep("random"), planner(), Goals(deadline=300.0), TERMS)
     assert result.simulation.makespan <= quickest.simulation.makespan + 3.0 * TERMS.provision_s
 
 
 def test_nothing_is_known_before_the_first_iteration() -> None:
-    goals = Goals(deadline_s=1200.0)
+    goals = Goals(deadline=1200.0)
     firsts = []
     for seed in (0, 1):
         result = simulate_sized(sweep(seed=seed), planner(), goals, TERMS)
@@ -117,7 +117,7 @@ def test_nothing_is_known_before_the_first_iteration() -> None:
 @pytest.mark.parametrize("fixed", [True, False])
 def test_devices_that_are_taken_back_are_replaced(fixed: bool) -> None:
     terms = Terms(most=16, preempt_every_s=900.0, profiled=False, draws=30)
-    scenario, goals = sweep(), Goals(deadline_s=3600.0)
+    scenario, goals = sweep(), Goals(deadline=3600.0)
     held = simulate_fixed(scenario, planner(), 4, terms) if fixed else simulate_sized(scenario, planner(), goals, terms)
     check_account(held)
     assert held.preempted > 0
@@ -128,7 +128,7 @@ def test_devices_that_are_taken_back_are_replaced(fixed: bool) -> None:
 
 
 def test_trials_that_stop_early_leave_devices_to_give_back() -> None:
-    result = simulate_sized(sweep("random", early_stop=0.5), planner(), Goals(deadline_s=1800.0), TERMS)
+    result = simulate_sized(sweep("random", early_stop=0.5), planner(), Goals(deadline=1800.0), TERMS)
     check_account(result)
     assert result.simulation.stopped > 0
     assert result.simulation.makespan <= 1800.0

@@ -49,6 +49,7 @@ from fluid.lane.output import has_text, lane_output, lane_stacks, trial_log
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.lane.process.state import read_running_trial
 from fluid.lane.protocol import LaneOptions
+from fluid.packing import DEFAULT_GPU_WAY
 from fluid.resources import available_cores
 
 # -- numa ----------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class HostSettings(NamedTuple):
         preload: modules to load before the first lane is forked.
         preload_late: modules to load for later lanes.
         policy: which trial a lane runs next if several have iterations left; see :mod:`fluid.lane.policy`.
-        sharing: how lanes are to share a GPU: one of :data:`fluid.backends.hosts.gpu.sharing.WAYS`.
+        sharing: how lanes are to share a GPU: one of :data:`fluid.packing.GPU_WAYS`, by name.
         tokens: UUIDs of the GPUs to share.
         mps_program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
         driver: where the driver listens, if it is another process than the host's.
@@ -196,7 +197,7 @@ class HostSettings(NamedTuple):
     preload: tuple[str, ...] = ()
     preload_late: tuple[str, ...] = ()
     policy: str = DEFAULT_POLICY
-    sharing: str = "timeslice"
+    sharing: str = DEFAULT_GPU_WAY
     tokens: tuple[str, ...] = ()
     mps_program: str | None = None
     driver: tuple[str, int] | None = None

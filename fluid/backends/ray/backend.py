@@ -12,7 +12,6 @@ from msgspec import structs
 
 from fluid.backends.base import DeviceBinding, ScalingLimits, Sharing
 from fluid.backends.hosts.folders import HERE, new_session
-from fluid.backends.hosts.gpu.sharing import WAYS
 from fluid.backends.hosts.host import HostSettings, device_variables
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LaneBackend, LanePool, modules_to_load, require_lane_options
 from fluid.backends.lanes.times import not_before
@@ -23,10 +22,11 @@ from fluid.backends.ray.nodes import NodeChanges, variables_of
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import CheckpointPlaced, DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
 from fluid.keeping import parse_bytes
 from fluid.lane.checkpoints.paths import host_of
 from fluid.lane.policy import DEFAULT_POLICY
+from fluid.packing import DEFAULT_GPU_WAY, gpu_way_of
 from fluid.resources import Device, DeviceChoice
 
 #: Loaded for lanes from the start, if the driver has loaded them; the rest is read from the trainables.
@@ -101,7 +101,7 @@ class RayBackend(LaneBackend):
         run_dir: str | os.PathLike[str] | None = None,
         grace: float = DEFAULT_GRACE_S,
         timeout: float | None = None,
-        sharing: str = "timeslice",
+        sharing: str = DEFAULT_GPU_WAY,
         lane_policy: str = DEFAULT_POLICY,
         process_group: str = DEFAULT_PROCESS_GROUP,
         autoscale: int | None = None,
@@ -114,7 +114,7 @@ class RayBackend(LaneBackend):
         self.lane_policy = lane_policy
         if timeout is not None:
             require_number("timeout", timeout, at_least=0.0)
-        require_one_of("sharing", sharing, WAYS)
+        way = gpu_way_of(sharing)
         checkpoint_memory = parse_bytes("checkpoint_memory_bytes", checkpoint_memory_bytes)
         # Ray's autoscaler starts nodes in minutes; without it, there are nodes.
         self.scaling_limits = ScalingLimits.of(autoscale, idle_timeout_s, _NODE_S if autoscale else _DEVICE_S)
@@ -139,7 +139,7 @@ class RayBackend(LaneBackend):
         try:
             for device in self._devices.devices:  # They load modules while the caller goes on.
                 self._launcher.start_host(self._devices.node_of(device.index))
-            if sharing == "mps":
+            if way.needs_mps:
                 self._launcher.await_sharing()
         except BaseException:
             self._launcher.close()

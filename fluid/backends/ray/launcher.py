@@ -34,6 +34,7 @@ from fluid.backends.ray.host_actor import Checked, HostActors, HostStart
 from fluid.backends.ray.remote_host import OutputInbox, RemoteHost, await_sharing, end_hosts
 from fluid.elastic.messages import LOOPBACK
 from fluid.errors import FluidError
+from fluid.packing import DEFAULT_GPU_WAY, gpu_way_of
 from fluid.wire import version_problem
 
 #: Seconds to wait for Ray to say how a host ended whose connection was lost.
@@ -263,8 +264,8 @@ class RayLauncher:
         """How lanes share a GPU: by MPS if they do so on every node."""
         known = [host.sharing for host in self._remote.values() if host.sharing is not None]
         known += [] if self._own is None else [self._own.sharing]
-        others = [sharing for sharing in known if sharing.way != "mps"]
-        return next(iter(others or known), Sharing("timeslice"))
+        others = [sharing for sharing in known if not gpu_way_of(sharing.way).needs_mps]
+        return next(iter(others or known), Sharing(DEFAULT_GPU_WAY))
 
     def start_host(self, node: str) -> Host | RemoteHost:
         """Returns the host of a node, which is started if there is none.
@@ -316,7 +317,7 @@ class RayLauncher:
             name=next(device.host for device in devices if self._devices.node_of(device.index) == node),
             preload=tuple(name for name, late in self._modules.items() if not late),
             preload_late=tuple(name for name, late in self._modules.items() if late),
-            sharing="timeslice" if is_idle else self._settings.sharing,
+            sharing=DEFAULT_GPU_WAY if is_idle else self._settings.sharing,
             tokens=tokens,
             address=ray_node.ip,
             reserved_bytes=ray_node.object_store_bytes,

@@ -54,6 +54,7 @@ from fluid.engine.events import (
 from fluid.errors import FluidError, require_number, require_one_of
 from fluid.keeping import Kept
 from fluid.lane.policy import POLICIES
+from fluid.packing import DEFAULT_GPU_WAY
 from fluid.planners.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
@@ -304,7 +305,7 @@ class SimulatedBackend(VirtualMachines):
         [2.0]
     """
 
-    sharing = Sharing("timeslice")
+    sharing = Sharing(DEFAULT_GPU_WAY)
 
     def __init__(
         self,

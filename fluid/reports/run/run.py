@@ -17,6 +17,7 @@ from typing import Any
 from fluid.directions import known_mode
 from fluid.display.format import count, duration
 from fluid.engine.events import PLAIN_TERMS, GroupTerms
+from fluid.packing import PACKINGS
 from fluid.random_state import Seeds
 from fluid.reports.analysis.cohorts import KeyCohorts
 from fluid.reports.analysis.costs import Costs, Paid, goals_in
@@ -318,9 +319,7 @@ class RecordedRun:
         way, why = self.session.get("sharing"), self.session.get("sharing_why")
         if not isinstance(way, str) or all(device.kind != "gpu" for device in self.timeline.devices):
             return ""
-        if way == "mps":
-            return "NVIDIA MPS"
-        return "time slices" + (f" (no MPS: {why})" if why else "")
+        return (PACKINGS[way].shown if way in PACKINGS else way) + (f" (no MPS: {why})" if why else "")
 
     @cached_property
     def trials(self) -> tuple[TrialRun, ...]:

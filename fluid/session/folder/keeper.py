@@ -22,7 +22,7 @@ from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
 from fluid.engine.events import Event, LaneLost, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
 from fluid.errors import InvalidFieldError
-from fluid.keeping import FACTS, QUOTA_USED_UP, KeepRule, Retention, WorstKept
+from fluid.keeping import FACTS, QUOTA_USED_UP, Keep, KeepRule, WorstKept
 from fluid.lane.checkpoints.files import copy_atomically, discard_kept, entries_of, iteration_of
 from fluid.lane.checkpoints.paths import folder_name, kept_folder
 from fluid.lane.checkpoints.seal import sealed_bytes
@@ -311,7 +311,7 @@ class Keeper:
     """Follows which checkpoints are kept. Used in the session's thread only, except where a method says otherwise.
 
     Args:
-        retention: what the user asked for; groups may say more (:meth:`fluid.keeping.Retention.in_group`).
+        keep: what the user asked for; groups may say more (:meth:`fluid.keeping.Keep.in_group`).
         state: the engine.
         backend: executes its commands.
         folder: the run folder.
@@ -321,7 +321,7 @@ class Keeper:
 
     def __init__(
         self,
-        retention: Retention,
+        keep: Keep,
         state: EngineState,
         backend: Backend,
         folder: Path,
@@ -329,12 +329,12 @@ class Keeper:
         handle: Callable[[Event], None],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
-        self.retention = retention
+        self.keep = keep
         self._state = state
         self._backend = backend
         self._folder = folder
         self._handle = handle
-        self._registry = KeptRegistry(retention.quota)
+        self._registry = KeptRegistry(keep.quota)
         self._files = KeptFiles(folder, backend, post)
         #: How many trials were admitted, by group.
         self._admitted = Counter[str]()
@@ -356,8 +356,8 @@ class Keeper:
         """
         if search is not None and search.metric:
             require_mode(search.metric, search.mode)
-        if self.retention.how == "best" and (search is None or not search.metric):
-            reason = f"keep={str(self.retention)!r} needs a metric and its mode, as in search=Search('loss', 'min')"
+        if self.keep.how == "best" and (search is None or not search.metric):
+            reason = f"keep={self.keep.keep!r} needs a metric and its mode, as in search=Search('loss', 'min')"
             raise InvalidFieldError("search", search, reason)
 
     def admit(self, group_id: str, search: Search | None, trial: Trial, *, recover: bool = False) -> KeepRule | None:
@@ -369,14 +369,14 @@ class Keeper:
             trial: the trial.
             recover: whether an earlier session may have kept checkpoints of it.
         """
-        retention = self.retention.in_group(keeps_best=search is not None and search.keeps_best)
-        if retention.how == "none":
+        keep = self.keep.in_group(keeps_best=search is not None and search.keeps_best)
+        if keep.how == "none":
             return None
         if not _may_be_saved(trial.trainable):
             name, how = profile_name(trial.trainable), _how_to_save(trial.trainable)
             self._warn(name, "no checkpoint of %s is kept: it cannot be saved; to keep its model, %s", name, how)
             return None
-        rule = KeepRule(retention.how, group_id, place=self._admitted[group_id], k=retention.k)
+        rule = KeepRule(keep.how, group_id, place=self._admitted[group_id], k=keep.k)
         self._admitted[group_id] += 1
         mode = known_mode(search.metric, search.mode) if search is not None and search.metric else None
         if rule.how == "best" and search is not None and search.metric and mode is not None:
@@ -497,7 +497,7 @@ class Keeper:
             self._files.discard(entry, demote=goes_on and in_use, done=self._check)
 
     def _not_kept(self, event: TrialNotKept) -> None:
-        most = self.retention.quota
+        most = self.keep.quota
         quota = f", {most:,} bytes" if event.reason == QUOTA_USED_UP and most is not None else ""
         self._warn(
             event.reason.partition(":")[0],

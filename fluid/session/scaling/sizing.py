@@ -234,7 +234,7 @@ class DeviceSizing:
         """Decides how many devices to hold, and applies it."""
         due, held = self._due, len(self._state.occupancy)
         self._decided_at, self._is_stale = now, False
-        goals = replace(self._goals, deadline_s=None if due is None else due.at - self._began)
+        goals = replace(self._goals, deadline=None if due is None else due.at - self._began)
         sizer = Sizer(goals, self.held.most, provision_s=self.held.provision_s)
         spent = self._time.device_seconds(now)
 

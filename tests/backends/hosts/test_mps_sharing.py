@@ -273,7 +273,7 @@ def test_a_gpu_where_it_did_not_start_is_left_alone_until_mps_is_asked_for(fake:
 @pytest.mark.usefixtures("gpus")
 def test_a_start_that_takes_too_long_is_tried_again_soon(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may only have been busy."""
-    monkeypatch.setitem(gpu_sharing._START_S, "auto", 0.5)
+    monkeypatch.setattr(gpu_sharing, "_TRIED_S", 0.5)
     fake.tell("never_answers")
     with closing(LaneSharing("auto", ["GPU-a"])) as made:
         assert "within 0.5 s" in made.watchdogs[0].await_start()

@@ -21,22 +21,21 @@ from fluid.gpu.mps_refusals import forget_refusal, recall_refusal, remember_refu
 from fluid.gpu.mps_support import foreign_daemon, unsupported_reason_here
 from fluid.gpu.nvml import GpuState, describe_gpus
 from fluid.mps import MpsDaemon
+from fluid.packing import MPS, TIMESLICE, Packing, gpu_way_of
 
 _log = logger_of(__name__)
 
-#: Ways to share, as they may be asked for.
-WAYS = ("auto", "mps", "timeslice")
-#: Longest that a daemon and its first server may take to start, seconds: as the user asked for MPS, or did not.
-_START_S = {"mps": 30.0, "auto": 10.0}
+#: Longest that a daemon and its first server may take to start, seconds: where there must be MPS, and elsewhere.
+_NEEDED_S, _TRIED_S = 30.0, 10.0
 
 
 class LaneSharing:
     """Decides how lanes share their devices, and starts MPS daemons if need be.
 
-    With ``"auto"`` the daemons start in the background: see :attr:`MpsWatchdog.is_ready`.
+    Where MPS is not needed, the daemons start in the background: see :attr:`MpsWatchdog.is_ready`.
 
     Args:
-        wanted: one of :data:`WAYS`.
+        wanted: one of :data:`fluid.packing.GPU_WAYS`, by name.
         tokens: UUIDs of the GPUs in use; CPU cores have none. :meth:`add` takes further ones.
         wake: called in another thread whenever a watchdog has news.
         program: control program that is used without asking whether MPS can be; ``None`` for the installed one.
@@ -57,7 +56,7 @@ class LaneSharing:
         program: str | None = None,
     ) -> None:
         self.watchdogs: tuple[MpsWatchdog, ...] = ()
-        self._wanted = wanted
+        self._wanted = gpu_way_of(wanted)
         self._wake = wake
         self._program = program
         self._tokens: set[str] = set()
@@ -65,10 +64,10 @@ class LaneSharing:
         self._whys: list[str] = []
         #: Pipe folder of a daemon that Fluid did not start, of which every lane on a GPU is a client.
         self._foreign = foreign_daemon(os.environ) if program is None else None
-        if wanted == "mps" and not tokens:
+        if self._wanted.needs_mps and not tokens:
             raise self._refusal("the devices are CPU cores, and it is for GPUs")
         self.add(tokens)
-        if wanted == "mps":
+        if self._wanted.needs_mps:
             self._await_start()
 
     def add(self, tokens: Iterable[str]) -> tuple[MpsWatchdog, ...]:
@@ -87,9 +86,9 @@ class LaneSharing:
         if not new:
             return ()
         groups: list[tuple[str, ...]] = []
-        if self._wanted != "timeslice":
+        if self._wanted.tries_mps:
             groups, why = _groups(new, self._wanted, self._program)
-            if why and self._wanted == "mps":
+            if why and self._wanted.needs_mps:
                 raise self._refusal(why)
             if why:
                 _log.warning("trials share GPUs by time slices, without MPS: %s", why)
@@ -107,7 +106,7 @@ class LaneSharing:
         own = [watchdog for watchdog in self.watchdogs if not watchdog.foreign]
         given_up = [f"{', '.join(watchdog.devices)}: {watchdog.given_up}" for watchdog in own if watchdog.given_up]
         why = "; ".join(dict.fromkeys([*self._whys, *given_up]))
-        return Sharing("timeslice", why) if why or not own else Sharing("mps")
+        return Sharing(TIMESLICE.name, why) if why or not own else Sharing(MPS.name)
 
     def lane_environment(self, token: str) -> tuple[tuple[str, str], ...]:
         """What is added to the environment of a lane on a GPU, for it to be a client of MPS; nothing without.
@@ -141,13 +140,14 @@ class LaneSharing:
             raise self._refusal(why)
 
     def _refusal(self, why: str) -> InvalidFieldError:
-        return InvalidFieldError("sharing", self._wanted, f"MPS cannot be used: {why}")
+        return InvalidFieldError("sharing", self._wanted.name, f"MPS cannot be used: {why}")
 
 
-def _starter(devices: Sequence[str], wanted: str, program: str | None) -> Callable[[Callable[[], bool]], MpsDaemon]:
+def _starter(devices: Sequence[str], wanted: Packing, program: str | None) -> Callable[[Callable[[], bool]], MpsDaemon]:
     def start(is_cancelled: Callable[[], bool]) -> MpsDaemon:
+        timeout = _NEEDED_S if wanted.needs_mps else _TRIED_S
         try:
-            daemon = MpsDaemon(devices, program=program, start_timeout=_START_S[wanted], is_cancelled=is_cancelled)
+            daemon = MpsDaemon(devices, program=program, start_timeout=timeout, is_cancelled=is_cancelled)
         except MpsError as error:
             if program is None and not is_cancelled():
                 remember_refusal(devices, error)
@@ -167,7 +167,7 @@ def _foreign_watchdogs(tokens: Sequence[str], folder: str, wake: Callable[[], No
     return [MpsWatchdog(tokens, lambda is_cancelled: ForeignDaemon(program, folder), wake, foreign=True)]
 
 
-def _groups(tokens: Sequence[str], wanted: str, program: str | None) -> tuple[list[tuple[str, ...]], str]:
+def _groups(tokens: Sequence[str], wanted: Packing, program: str | None) -> tuple[list[tuple[str, ...]], str]:
     """Returns the GPUs that can use MPS, in groups that have one daemon, and why the others cannot."""
     if program is not None:
         return [(token,) for token in tokens], ""
@@ -180,10 +180,10 @@ def _groups(tokens: Sequence[str], wanted: str, program: str | None) -> tuple[li
     return alone + ([exclusive] if exclusive else []), why
 
 
-def _reason(token: str, state: GpuState | None, wanted: str) -> str:
+def _reason(token: str, state: GpuState | None, wanted: Packing) -> str:
     if state is None:
         return f"{token} does not answer"
-    return unsupported_reason_here([state]) or (recall_refusal(token) if wanted == "auto" else "")
+    return unsupported_reason_here([state]) or ("" if wanted.needs_mps else recall_refusal(token))
 
 
 # -- device faults -------------------------------------------------------------------------------
