@@ -12,6 +12,7 @@ cores, Python 3.11, msgspec 0.22, 2026-11-28: written in 0.4 us in place of 3.5 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -20,33 +21,49 @@ from fluid._version import __version__
 
 #: What both ends of a connection must have in common. Frames have no version of their own: a session is of one.
 VERSION = __version__
+#: No number of data is above it, and no count comes there.
+_MOST = (1 << 63) - 1
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="what", omit_defaults=True):
     """Something that goes over a connection, or into a journal; ``what`` there is the name of its class."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
+def _plain(value: Any) -> Any:
+    """What a value of a user's class is, as of NumPy's: a text, or a number."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"{type(value).__qualname__} is no data")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 def encode(frames: Sequence[Any]) -> bytes:
     """Returns a batch of frames as data; or what is plain data itself.
 
     Raises:
-        TypeError, OverflowError: a field holds what no data can.
+        TypeError: a field holds what no data can.
     """
     try:
         return _encode(frames)
-    except UnicodeEncodeError:  # Text of the user's, such as a file's name, may have half a character.
-        return _encode(_whole_text(msgspec.to_builtins(frames, builtin_types=(bytes,))))
+    except (UnicodeEncodeError, OverflowError):
+        # Text of the user's, such as a file's name, may have half a character; and a budget may be above all numbers.
+        return _encode(_within_bounds(msgspec.to_builtins(frames, builtin_types=(bytes,), enc_hook=_plain)))
 
 
-def _whole_text(value: Any) -> Any:
+def _within_bounds(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, int):
+        return max(-_MOST, min(value, _MOST))
     if isinstance(value, dict):
-        return {_whole_text(name): _whole_text(part) for name, part in value.items()}
-    return [_whole_text(part) for part in value] if isinstance(value, (list, tuple)) else value
+        return {_within_bounds(name): _within_bounds(part) for name, part in value.items()}
+    return [_within_bounds(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]:
