@@ -23,6 +23,8 @@ from fluid._version import __version__
 VERSION = __version__
 #: No number of data is above it, and no count comes there.
 _MOST = (1 << 63) - 1
+#: Begins a batch whose texts are escaped, which have half a character somewhere; no data begins so by itself.
+_ESCAPED = b"\xc1"
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="what", omit_defaults=True):
@@ -52,30 +54,41 @@ def encode(frames: Sequence[Any]) -> bytes:
     try:
         return _encode(frames)
     except (UnicodeEncodeError, OverflowError):
-        # Text of the user's, such as a file's name, may have half a character; and a budget may be above all numbers.
-        return _encode(_within_bounds(msgspec.to_builtins(frames, builtin_types=(bytes,), enc_hook=_plain)))
+        # A text of the user's, such as a folder's name, may have half a character, and a budget be above all numbers.
+        plain = msgspec.to_builtins(frames, builtin_types=(bytes,), enc_hook=_plain)
+        return _ESCAPED + _encode(_mapped(plain, lambda text: text.encode("unicode_escape").decode()))
 
 
-def _within_bounds(value: Any) -> Any:
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Plain data with its texts changed, and its numbers within bounds."""
     if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
+        return change(value)
     if isinstance(value, int):
         return max(-_MOST, min(value, _MOST))
     if isinstance(value, dict):
-        return {_within_bounds(name): _within_bounds(part) for name, part in value.items()}
-    return [_within_bounds(part) for part in value] if isinstance(value, (list, tuple)) else value
+        return {_mapped(name, change): _mapped(part, change) for name, part in value.items()}
+    return [_mapped(part, change) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]:
     """Returns the function that reads batches of frames.
 
-    It raises :class:`msgspec.MsgspecError` for what is no such batch: bytes that are no data, a frame of another class,
-    a field that is missing or of a wrong type.
+    It raises :class:`msgspec.MsgspecError` or another ValueError for what is no such batch: bytes that are no data, a
+    frame of another class, a field that is missing or of a wrong type.
 
     Args:
         kinds: the classes of the frames, a union of them.
     """
-    return msgspec.msgpack.Decoder(list[kinds]).decode
+    wanted = list[kinds]
+    read = msgspec.msgpack.Decoder(wanted).decode
+
+    def decode(data: bytes | bytearray | memoryview) -> list[Any]:
+        if not data or data[0] != _ESCAPED[0]:
+            return read(data)
+        escaped = msgspec.msgpack.decode(data[1:])
+        return msgspec.convert(_mapped(escaped, lambda text: text.encode().decode("unicode_escape")), wanted)
+
+    return decode
 
 
 def version_problem(theirs: str, whose: str) -> str:
