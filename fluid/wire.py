@@ -11,6 +11,7 @@ cores, Python 3.11, msgspec 0.22, 2026-11-28: written in 0.4 us in place of 3.5 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -32,13 +33,15 @@ class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="what", omit_defaul
 
 
 def _plain(value: Any) -> Any:
-    """What a value of a user's class is, as of NumPy's: a text, or a number."""
+    """What a value of a user's class is, as of NumPy's: a text, a number, or a path."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     raise TypeError(f"{type(value).__qualname__} is no data")
 
 

@@ -7,6 +7,7 @@ import math
 import types
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import lane_messages as to
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluid.backends.ray.remote_host import FromHost, ToHost
-from fluid.elastic.messages import ForMember, OfMember
+from fluid.elastic.messages import ForMember, OfMember, WriteCheckpoint
 from fluid.engine.events import (
     Checkpoint,
     Failure,
@@ -160,6 +161,7 @@ class Name(str):
 def test_values_of_other_classes_become_plain_ones() -> None:
     assert decoder(ToLane)(encode([to.run(Name("a"), np.int64(3))])) == [to.run("a", 3)]
     assert decoder(ToLane)(encode([to.limit(np.str_("a"), np.float32(0.5))])) == [to.limit("a", 0.5)]
+    assert decoder(ForMember)(encode([WriteCheckpoint(Path("/x"))])) == [WriteCheckpoint("/x")]  # type: ignore[arg-type]
     (name,) = there_and_back(done(metrics=EncodedMetrics("{}", {Name("x"): np.float64(2.0)}))).metrics.numbers
     assert (name, type(name)) == ("x", str)
     (back,) = decoder(ToLane)(encode([to.run(Name("\ud800"), 3)]))
