@@ -158,18 +158,25 @@ class Message:
     """An object that is sent as the lane sends its messages.
 
     Args:
-        content: the object.
+        content: the object; bytes are sent as they are, in place of the data of an object.
     """
 
     def __init__(self, content: Any) -> None:
         self.content = content
 
+    @property
+    def body(self) -> bytes:
+        """What is sent."""
+        from fluid.wire import encode
+
+        return self.content if isinstance(self.content, bytes) else encode(self.content)
+
 
 def _of_strange_types() -> list[Any]:
     """A message that a lane sends, with values of other types."""
-    from fluid.lane.protocol import ResidentPaused
+    from fluid.engine.events import TrialPaused
 
-    return [ResidentPaused("x", 7, "y", "z")]  # type: ignore[arg-type]
+    return [TrialPaused("x", 7, "y", iteration="z", purpose=0)]  # type: ignore[arg-type]
 
 
 #: What a trial's process may write on its connection by mistake: by a stale descriptor, or a library that prints to the
@@ -186,9 +193,11 @@ GARBAGE: dict[str, Callable[[random.Random], bytes | Message]] = {
     "numbers": lambda draws: Message([1, 2, 3]),
     "texts": lambda draws: Message(["a", "b"]),
     "nothing": lambda draws: Message(None),
-    "exit": lambda draws: Message([Executing("raise SystemExit(3)")]),
-    "interrupt": lambda draws: Message([Executing("raise KeyboardInterrupt")]),
-    "memory": lambda draws: Message([Executing("raise MemoryError")]),
+    "unknown_class": lambda draws: Message([{"what": "TrialVanished", "trial_id": "x"}]),
+    "lists": lambda draws: Message(b"\x91" * draws.randint(1, 100_000)),
+    "exit": lambda draws: Message(pickle.dumps([Executing("raise SystemExit(3)")])),
+    "interrupt": lambda draws: Message(pickle.dumps([Executing("raise KeyboardInterrupt")])),
+    "memory": lambda draws: Message(pickle.dumps([Executing("raise MemoryError")])),
     "strange_types": lambda draws: Message(_of_strange_types()),
 }
 
@@ -198,7 +207,7 @@ def _garbage(config: Any) -> None:
     draws = random.Random(f"{config['seed']}/{sorted(config['nasty'])}")
     made = GARBAGE[draws.choice(sorted(GARBAGE))](draws)
     if isinstance(made, Message):
-        _channel()._connection.send_bytes(pickle.dumps(made.content))
+        _channel()._connection.send_bytes(made.body)
         return
     for descriptor in range(256):
         with suppress(OSError):

@@ -11,7 +11,9 @@ cores, Python 3.11, msgspec 0.22, 2026-11-28: written in 0.4 us in place of 3.5 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -20,65 +22,76 @@ from fluid._version import __version__
 
 #: What both ends of a connection must have in common. Frames have no version of their own: a session is of one.
 VERSION = __version__
+#: No number of data is above it, and no count comes there.
+_MOST = (1 << 63) - 1
+#: Begins a batch whose texts are escaped, which have half a character somewhere; no data begins so by itself.
+_ESCAPED = b"\xc1"
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="what", omit_defaults=True):
     """Something that goes over a connection, or into a journal; ``what`` there is the name of its class."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
-#: Begins a batch with text that data cannot hold, such as the name of a file that is no UTF-8. No other one begins so.
-_ODD_TEXT = b"\xc1"
+def _plain(value: Any) -> Any:
+    """What a value of a user's class is, as of NumPy's: a text, a number, or a path."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__qualname__} is no data")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 def encode(frames: Sequence[Any]) -> bytes:
     """Returns a batch of frames as data; or what is plain data itself.
 
     Raises:
-        TypeError, OverflowError: a field holds what no data can.
+        TypeError: a field holds what no data can.
     """
     try:
         return _encode(frames)
-    except UnicodeEncodeError:
-        plain = msgspec.to_builtins(frames, builtin_types=(bytes,))
-        return _ODD_TEXT + _encode(_each_text(plain, _as_bytes_are))
+    except (UnicodeEncodeError, OverflowError):
+        # A text of the user's, such as a folder's name, may have half a character, and a budget be above all numbers.
+        plain = msgspec.to_builtins(frames, builtin_types=(bytes,), enc_hook=_plain)
+        return _ESCAPED + _encode(_mapped(plain, lambda text: text.encode("unicode_escape").decode()))
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Plain data with its texts changed, and its numbers within bounds."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, int):
+        return max(-_MOST, min(value, _MOST))
+    if isinstance(value, dict):
+        return {_mapped(name, change): _mapped(part, change) for name, part in value.items()}
+    return [_mapped(part, change) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]:
     """Returns the function that reads batches of frames.
 
-    It raises :class:`msgspec.MsgspecError` for what is no such batch: bytes that are no data, a frame of another class,
-    a field that is missing or of a wrong type.
+    It raises :class:`msgspec.MsgspecError` or another ValueError for what is no such batch: bytes that are no data, a
+    frame of another class, a field that is missing or of a wrong type.
 
     Args:
         kinds: the classes of the frames, a union of them.
     """
-    expected = list[kinds]
-    usual = msgspec.msgpack.Decoder(expected).decode
+    wanted = list[kinds]
+    read = msgspec.msgpack.Decoder(wanted).decode
 
     def decode(data: bytes | bytearray | memoryview) -> list[Any]:
-        if data[:1] != _ODD_TEXT:
-            return usual(data)
-        plain = _each_text(msgspec.msgpack.decode(data[1:]), _as_text_was)
-        return msgspec.convert(plain, expected)
+        if not data or data[0] != _ESCAPED[0]:
+            return read(data)
+        escaped = msgspec.msgpack.decode(data[1:])
+        return msgspec.convert(_mapped(escaped, lambda text: text.encode().decode("unicode_escape")), wanted)
 
     return decode
-
-
-def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {_each_text(name, change): _each_text(part, change) for name, part in value.items()}
-    return [_each_text(part, change) for part in value] if isinstance(value, (list, tuple)) else value
-
-
-def _as_bytes_are(text: str) -> str:
-    return text.encode(errors="surrogatepass").decode("latin-1")
-
-
-def _as_text_was(text: str) -> str:
-    return text.encode("latin-1").decode(errors="surrogatepass")
 
 
 def version_problem(theirs: str, whose: str) -> str:

@@ -75,13 +75,13 @@ class Lane:
     def send(self, *messages: Any) -> None:
         self.wire.send(messages)
 
-    def start(self, trial_id: str, trainable: Any, config: Any, iterations: int, *checkpoint: Any) -> None:
-        """Starts a trial; ``checkpoint`` is a path and the iteration."""
+    def start(self, trial_id: str, trainable: Any, config: Any, iterations: int, *how: Any, **facts: Any) -> None:
+        """Starts a trial; for what else there is to say, see :func:`lane_messages.set_up`."""
         if trainable not in self._trainables:
             self._trainables.append(trainable)
             self.send(ShipTrainable(len(self._trainables) - 1, dump_trainable(trainable), ()))
         key = self._trainables.index(trainable)
-        self.send(to.set_up(trial_id, key, dump_config(config), iterations, *checkpoint))
+        self.send(to.set_up(trial_id, key, dump_config(config), iterations, *how, **facts))
 
     def receive(self, kind: type, trial_id: str | None = None) -> Any:
         """The first message of a kind, and about a trial, that was not returned before."""

@@ -15,13 +15,11 @@ def set_up(
     key: int,
     config: Any,
     iterations: int,
-    checkpoint: str | None = None,
-    iteration: int = 0,
+    checkpoint: Checkpoint | None = None,
     limit_bytes: float | None = None,
     **facts: Any,
 ) -> SetUpTrial:
-    found = None if checkpoint is None else Checkpoint(iteration, checkpoint)
-    start = StartTrial(trial_id, HERE, iterations=iterations, checkpoint=found, limit_bytes=limit_bytes)
+    start = StartTrial(trial_id, HERE, iterations=iterations, checkpoint=checkpoint, limit_bytes=limit_bytes)
     return SetUpTrial(start, key, config, **facts)
 
 

@@ -22,9 +22,9 @@ from fluid.engine.commands import CheckpointValue
 from fluid.lane import channel
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.checkpoints.store import CheckpointStore
-from fluid.lane.protocol import decode
 from fluid.waiting import waits as _waiting
 from fluid.waiting.waits import BackgroundThread
+from fluid.wire import decoder
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Modules that start threads of other kinds: they make a single call, or serve a single connection.
@@ -190,7 +190,7 @@ def test_a_lane_sends_what_is_pending_after_an_error(
     made.send("first", at_once=False)
     assert failing.has_raised.wait(PATIENCE)
     made.send("second", at_once=False)
-    assert driver.poll(PATIENCE) and decode(driver.recv_bytes())[-1] == "second"
+    assert driver.poll(PATIENCE) and decoder(Any)(driver.recv_bytes())[-1] == "second"
     driver.close()
     assert gone.wait(PATIENCE)
     require_told(caplog)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pickle
 import random
 import socket
 import subprocess
@@ -516,7 +515,7 @@ def test_garbage_is_drawn_and_is_bytes_or_a_message(kind: str) -> None:
     for seed in range(20):
         made, again = (GARBAGE[kind](random.Random(seed)) for _ in range(2))
         if isinstance(made, Message):
-            pickle.dumps(made.content)
+            assert made.body == again.body != b""
         else:
             assert made == again != b""
 
@@ -528,7 +527,7 @@ import socket, sys
 sys.path.insert(0, {_BENCHMARKS!r})
 from torture_nasty import NASTY
 here, there = socket.socketpair()
-NASTY["garbage"]({{"seed": "s/t2", "nasty": {{"3": "garbage"}}}})
+NASTY["garbage"]({{"seed": "s/t4", "nasty": {{"3": "garbage"}}}})
 print(there.recv(100_000).hex())
 """
     written = [

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from msgspec import NODEFAULT, Struct, structs
+
 from fluid._imports import try_import
 from fluid._private_files import replacing
 from fluid.checksums import checked_object, split_object
@@ -207,6 +209,17 @@ def _converter() -> Converter:
 
         return read
 
+    def frame_reader(kind: Any, converter: Converter) -> Any:
+        """cattrs knows no structs: their fields are read as those of a dataclass."""
+        hints, nothing = get_type_hints(kind, include_extras=True), dataclasses.MISSING
+        fields = [
+            (name, hints[name], dataclasses.field(default=nothing if default is NODEFAULT else default))
+            for name, default in ((field.name, field.default) for field in structs.fields(kind))
+        ]
+        twin = dataclasses.make_dataclass(kind.__name__, fields, kw_only=True, frozen=True)
+        return lambda value, _: kind(**vars(converter.structure(value, twin)))
+
+    converter.register_structure_hook_factory(lambda kind: isinstance(kind, type(Struct)), frame_reader)
     # By default cattrs reads any iterable as a list, and any container as a record.
     readers: list[tuple[Callable[[Any], bool], Any, _Accepted, str]] = [
         (is_sequence, list_structure_factory, list, "must be a list"),

@@ -27,7 +27,7 @@ from fluid.wire import VERSION
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 #: Bytes of a version, with zeros after it.
-_VERSION_BYTES = 32
+_VERSION_BYTES = 64
 #: Number of the client, its version, and a challenge for the server.
 _HELLO = struct.Struct(f"!q{_VERSION_BYTES}s{_NONCE_BYTES}s")
 #: Bytes that a client sends: its hello and its proof.

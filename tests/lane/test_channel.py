@@ -11,11 +11,14 @@ import pytest
 
 from fluid._clock import MonotonicClock
 from fluid.lane.channel import Channel
-from fluid.lane.protocol import encode
+from fluid.lane.protocol import SetThreads
 from fluid.processes.frames import FramedConnection
+from fluid.wire import encode
 
 #: Seconds after which a test gives up. Far more than anything takes, as the machine may be busy.
 PATIENCE = 90.0
+#: Messages of the driver.
+A, B, C = map(SetThreads, (1, 2, 3))
 
 
 class Ends:
@@ -45,16 +48,16 @@ def ends() -> Iterator[Ends]:
 
 
 def test_messages_are_overheard_while_the_main_thread_is_busy(ends: Ends) -> None:
-    ends.send("before")
-    assert ends.channel.receive(timeout=None) == ["before"]
+    ends.send(C)
+    assert ends.channel.receive(timeout=None) == [C]
     ends.channel.read_ahead(ends.preview)
-    ends.send("a", "b")
+    ends.send(A, B)
     assert ends.heard.wait(PATIENCE)
-    ends.send("c")
+    ends.send(C)
     received: list[Any] = []
     while len(received) < 3:
         received += ends.channel.receive(timeout=None)
-    assert received == ends.overheard == ["a", "b", "c"]
+    assert received == ends.overheard == [A, B, C]
     assert ends.channel.receive(timeout=0.0) == []
     assert ends.channel.receive(timeout=0.001) == []
 
@@ -64,16 +67,16 @@ def test_a_lane_ends_if_a_message_cannot_be_previewed(ends: Ends, capsys: pytest
         raise RuntimeError("can't start new thread")
 
     ends.channel.read_ahead(preview)
-    ends.send("a")
+    ends.send(A)
     assert ends.hung_up.wait(5.0), "else it waits for messages for ever"
     assert "RuntimeError: can't start new thread" in capsys.readouterr().err
 
 
 def test_what_came_before_it_reads_ahead_is_not_lost(ends: Ends) -> None:
-    ends.send("a")
+    ends.send(A)
     ends.channel.read_ahead(ends.preview)
     ends.channel.read_ahead(print)  # A second time changes nothing.
-    assert ends.channel.receive(timeout=None) == ["a"] == ends.overheard
+    assert ends.channel.receive(timeout=None) == [A] == ends.overheard
 
 
 @pytest.mark.parametrize("reads_ahead", [False, True])
@@ -83,8 +86,8 @@ def test_a_lane_waits_for_messages_only_so_long(ends: Ends, reads_ahead: bool) -
     ends.channel.send("report", at_once=False)
     assert ends.channel.receive(timeout=0.001) == []
     assert ends.driver.recv_bytes() == encode(["report"]), "the driver must have it to answer"
-    ends.send("a")
-    assert ends.channel.receive(timeout=PATIENCE) == ["a"]
+    ends.send(A)
+    assert ends.channel.receive(timeout=PATIENCE) == [A]
 
 
 def test_the_driver_is_missed_while_it_reads_ahead(ends: Ends) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import lane_messages as to
 import pytest
+from msgspec import structs
 
 from fluid.engine.events import IterationDone, LaneReady, TrialAsked, TrialFailed
 from fluid.errors import FluidError
@@ -62,7 +63,7 @@ def test_an_exception_in_place_of_an_answer_is_raised(lane: Any) -> None:
     lane.send(to.answer("a", asked.request_id, dump_exception(KeyError("why")), True))
     assert lane.receive(IterationDone).metrics == {"raised": "KeyError('why')"}
     asked = lane.receive(TrialAsked)
-    answer(lane, asked._replace(request_id=99), "to another request")
+    answer(lane, structs.replace(asked, request_id=99), "to another request")
     answer(lane, asked, "right")
     assert lane.receive(IterationDone).metrics == {"got": "right"}
 
@@ -87,7 +88,7 @@ def test_a_trial_that_is_to_leave_is_refused_at_once(lane: Any, message: Any, tm
     lane.start("a", tell_of_refusals, {"path": str(path)}, 1)
     lane.receive(TrialAsked)
     lane.send(message)
-    assert lane.receive(TrialFailed).message == "RequestRefusedError: trial 'a' has ended"
+    assert lane.receive(TrialFailed).failure.message == "RequestRefusedError: trial 'a' has ended"
     assert path.read_text() == "trial 'a' has ended"
 
 

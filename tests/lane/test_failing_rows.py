@@ -121,7 +121,8 @@ def test_of_a_pack_that_raises_only_the_culprit_fails(make_lane: Callable[..., A
     trials["t3"]["fails_at"] = 3  # In the middle of its second iteration, when all have trained for an epoch.
     start(lane, trials, 4)
     failed = lane.receive(TrialFailed)
-    assert (failed.trial_id, failed.kind, failed.message) == ("t3", "error", "ValueError: so it was told to")
+    told_of = (failed.trial_id, failed.failure.kind, failed.failure.message)
+    assert told_of == ("t3", "error", "ValueError: so it was told to")
     culprit = trials.pop("t3")
     assert lane.receive(IterationDone, "t3").metrics["loss"] == pytest.approx(losses_alone(Faulty, culprit, 1)[0])
     rows = check(lane, trials, 4)

@@ -120,7 +120,7 @@ def test_trials_of_one_key_train_together_as_each_would_alone(lane: Any, count: 
     for name, values in trials.items():
         lane.send(to.save(name, True))
         saved = lane.receive(TrialSaved, name)
-        lane.send(to.set_up(f"{name} on", 0, dump_config(values), 1, saved.path, saved.iteration))
+        lane.send(to.set_up(f"{name} on", 0, dump_config(values), 1, saved.checkpoint))
         on = lane.receive(IterationDone, f"{name} on")
         assert is_near(on.metrics, alone(Net, values, 5)[-1]) and on.rows == 1
 
@@ -184,11 +184,11 @@ def test_a_row_is_saved_and_called_without_harm_to_the_others(make_lane: Callabl
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     trials = {"a": config(0), "b": config(1), "c": config(2)}
     start(lane, trials, 2)
-    assert {lane.receive(TrialSaved, name).iteration for name in trials for _ in range(2)} == {1, 2}
+    assert {lane.receive(TrialSaved, name).checkpoint.iteration for name in trials for _ in range(2)} == {1, 2}
     first = iterated(lane, trials, 2)
     lane.send(to.save("a", False), *(to.run(name, 1) for name in trials))
     saved = lane.receive(TrialSaved, "a")
-    assert saved.iteration == 2
+    assert saved.checkpoint.iteration == 2
     after = iterated(lane, trials, 1)
     assert all(each[0].settled and each[0].rows == 3 for each in after.values()), "to be saved, none has left the pack"
     lane.send(
@@ -196,7 +196,7 @@ def test_a_row_is_saved_and_called_without_harm_to_the_others(make_lane: Callabl
         to.call("b", 2, "weight", dump_arguments((), {})),
         *(to.run(name, 1) for name in trials),
     )
-    assert [lane.receive(TrialCalled).raised for _ in range(2)] == [None, None]
+    assert [lane.receive(TrialCalled).failure for _ in range(2)] == [None, None]
     called = iterated(lane, trials, 1)
     changed = Net()
     changed.setup(config(1))

@@ -11,6 +11,7 @@ import lane_messages as to
 import pytest
 
 from fluid.engine.events import IterationDone, LaneReady, StateMeasured, TrialPaused, TrialReleased
+from fluid.resources import MemoryNeed
 from fluid.trainables.pickling import dump_config
 
 MB = 1e6
@@ -104,7 +105,7 @@ def test_a_pause_tells_what_stays_reserved_once_the_cache_is_empty(make_lane: Ca
     lane = make_lane(kind="gpu")
     lane.start("a", Training, {"grows": 30 * MB}, 3)
     done = [lane.receive(IterationDone) for _ in range(3)]
-    assert done[0].memory == (120 * MB, 180 * MB)
+    assert done[0].memory == MemoryNeed(120 * MB, 180 * MB)
     assert pause(lane, "a") == {"a": 180.0}, "each of the later iterations has left 30 MB more"
 
 

@@ -67,7 +67,8 @@ def pair(make_server: Any, fork: Any, addresses: tuple[str, str]) -> list[Any]:
         lane.send(ShipTrainable(0, dump_trainable(Regression), ()))
         lane.send(to.set_up("a", 0, dump_config({}), 0, membership=MEMBERSHIP))
     for lane, address in zip(lanes, addresses, strict=True):
-        assert receive_from_member(lane, Prepared)[:2] == (0, address)
+        prepared = receive_from_member(lane, Prepared)
+        assert (prepared.iteration, prepared.address) == (0, address)
     return lanes
 
 
@@ -147,7 +148,7 @@ def test_what_is_no_elastic_trainable_cannot_become_a_member(make_server: Any, f
         to.set_up("a", 0, dump_config({}), 0),
         AdoptResident("a", MEMBERSHIP),
     )
-    assert "ElasticTrainable" in lane.receive(TrialFailed, "a").message
+    assert "ElasticTrainable" in lane.receive(TrialFailed, "a").failure.message
 
 
 class Plain:

@@ -43,7 +43,14 @@ def resident(rule: KeepRule | None = RULE, name: str = "a") -> ResidentTrial:
     nothing: Any = None
     body: Any = Body()
     return ResidentTrial(
-        trial_id=name, link=nothing, code=nothing, process_state=nothing, body=body, rule=rule, autosaves=True
+        trial_id=name,
+        lane_id=0,
+        link=nothing,
+        code=nothing,
+        process_state=nothing,
+        body=body,
+        rule=rule,
+        autosaves=True,
     )
 
 
@@ -55,7 +62,7 @@ def told(checkpoints: ResidentCheckpoints, trial: ResidentTrial, losses: list[fl
         checkpoints.keep_if_better(trial, {} if loss is None else {"loss": loss})
         if trial.unsent is not None:
             assert isinstance(trial.unsent, TrialSaved) and trial.unsent.kept is not None
-            assert trial.unsent.iteration == trial.iteration and trial.unsent.kept.value == loss
+            assert trial.unsent.checkpoint.iteration == trial.iteration and trial.unsent.kept.value == loss
             kept.append(trial.iteration)
             trial.unsent = None
     return kept

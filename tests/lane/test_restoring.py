@@ -16,7 +16,15 @@ import lane_messages as to
 import pytest
 
 from fluid.backends.hosts.checkpoints.server import CheckpointServer, ServedFolders
-from fluid.engine.events import IterationDone, LaneReady, TrialFailed, TrialSaved, TrialSetBack, TrialStarted
+from fluid.engine.events import (
+    Checkpoint,
+    IterationDone,
+    LaneReady,
+    TrialFailed,
+    TrialSaved,
+    TrialSetBack,
+    TrialStarted,
+)
 from fluid.lane.checkpoints.ledger import StoreLedger
 
 
@@ -61,7 +69,7 @@ def make_lane(make_server: Callable[..., Any], fork: Callable[..., Any]) -> Call
     return make
 
 
-def saved_at(lane: Any, *iterations: int, **config: Any) -> list[TrialSaved]:
+def saved_at(lane: Any, *iterations: int, **config: Any) -> list[Checkpoint]:
     """Runs a trial, and saves it after these iterations."""
     lane.start("a", Walk, config, 0)
     saved = []
@@ -70,18 +78,24 @@ def saved_at(lane: Any, *iterations: int, **config: Any) -> list[TrialSaved]:
         for _ in range(after - before):
             lane.receive(IterationDone)
         lane.send(to.save("a", False))
-        saved.append(lane.receive(TrialSaved))
+        saved.append(lane.receive(TrialSaved).checkpoint)
     return saved
 
 
+def place(back: TrialSetBack | None) -> tuple[int, str | None]:
+    """From where a trial goes on that was set back: the iteration, and the checkpoint's folder."""
+    assert back is not None
+    return (0, None) if back.checkpoint is None else (back.checkpoint.iteration, back.checkpoint.path)
+
+
 def go_on(
-    lane: Any, wanted: TrialSaved, until: int, source: tuple[str, int] | None = None, **config: Any
+    lane: Any, wanted: Checkpoint, until: int, source: tuple[str, int] | None = None, **config: Any
 ) -> TrialSetBack | None:
     """Starts the trial from a checkpoint, in a fresh lane; it must go on as if nothing had happened."""
-    lane.start("a", Walk, config, 1, wanted.path, wanted.iteration, None, source)
+    lane.start("a", Walk, config, 1, wanted, source=source)
     begun = lane.receive(TrialStarted).iteration
     set_back = next((message for message in lane.messages if isinstance(message, TrialSetBack)), None)
-    assert begun == (wanted.iteration if set_back is None else set_back.iteration)
+    assert begun == (wanted.iteration if set_back is None else place(set_back)[0])
     if until > begun + 1:
         lane.send(to.run("a", until - begun - 1))
     done = [lane.receive(IterationDone) for _ in range(until - begun)]
@@ -108,13 +122,13 @@ def test_the_one_before_is_used_where_the_newest_is_damaged(
     DAMAGE[damage](Path(second.path))
     lane = make_lane(2)
     back = go_on(lane, second, 8)
-    assert back is not None and (back.iteration, back.path, back.cannot_load) == (2, first.path, False)
+    assert back is not None and (*place(back), back.cannot_load) == (2, first.path, False)
     what = "gone" if damage == "deleted" else "damaged: "
     assert f"the checkpoint of iteration 5 is {what}" in back.reason
     log = (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
     assert log == f"Fluid: this trial goes on from iteration 2 instead of going on from iteration 5: {back.reason}\n"
     lane.send(to.save("a", False))
-    assert go_on(make_lane(3), lane.receive(TrialSaved), 10) is None
+    assert go_on(make_lane(3), lane.receive(TrialSaved).checkpoint, 10) is None
 
 
 def test_without_any_the_trial_begins_afresh(make_lane: Callable[..., Any]) -> None:
@@ -122,7 +136,7 @@ def test_without_any_the_trial_begins_afresh(make_lane: Callable[..., Any]) -> N
     shutil.rmtree(first.path)
     DAMAGE["truncated"](Path(second.path))
     back = go_on(make_lane(1), second, 6)
-    assert back is not None and (back.iteration, back.path, back.cannot_load) == (0, None, False)
+    assert back is not None and (*place(back), back.cannot_load) == (0, None, False)
 
 
 def test_host_memory_that_was_emptied_costs_no_more_than_what_was_only_there(
@@ -138,10 +152,11 @@ def test_host_memory_that_was_emptied_costs_no_more_than_what_was_only_there(
     shutil.move(first.path, spilled)
     shutil.rmtree(memory)
     back = go_on(make_lane(1, memory_folder=str(memory)), second, 6)
-    assert back is not None and (back.iteration, back.in_memory) == (2, False)
+    assert back is not None and back.checkpoint is not None
+    assert (back.checkpoint.iteration, back.checkpoint.in_memory) == (2, False)
     shutil.rmtree(spilled)
     back = go_on(make_lane(2, memory_folder=str(memory)), second, 6)
-    assert back is not None and back.iteration == 0
+    assert place(back) == (0, None)
 
 
 class OtherMachine:
@@ -179,7 +194,7 @@ def test_a_checkpoint_is_fetched_from_the_machine_that_has_it(
     other.server.close()
     assert go_on(make_lane(2, **options), other.second, 8, other.server.address) is None, "it was fetched before"
     lane.send(to.save("a", False), to.save("a", False))
-    first, again = (lane.receive(TrialSaved) for _ in range(2))
+    first, again = (lane.receive(TrialSaved).checkpoint for _ in range(2))
     assert first.path == again.path, "the state is the same"
     assert sorted(path.name.split("-")[0] for path in (memory / "a").iterdir()) == ["00000005", "00000008"]
 
@@ -189,8 +204,8 @@ def test_the_one_before_is_fetched_where_the_newest_is_damaged(
 ) -> None:
     DAMAGE["flipped"](other.memory_folder / "a" / Path(other.second.path).name)
     back = go_on(make_lane(1, session_key=b"key"), other.second, 8, other.server.address)
-    assert back is not None and (back.iteration, back.cannot_load) == (2, False)
-    assert back.path is not None and Path(back.path).name == Path(other.first.path).name
+    assert back is not None and back.checkpoint is not None and not back.cannot_load
+    assert (back.checkpoint.iteration, Path(back.checkpoint.path).name) == (2, Path(other.first.path).name)
     assert back.reason == "the checkpoint of iteration 5 is damaged: state/steps has changed since it was written"
 
 
@@ -202,12 +217,12 @@ def test_where_none_can_be_fetched_the_best_here_is_used(
     shutil.copytree(other.memory_folder / "a" / Path(other.first.path).name, here / Path(other.first.path).name)
     other.server.close()
     back = go_on(make_lane(1, session_key=b"key"), other.second, 8, other.server.address)
-    assert back is not None and (back.iteration, back.path) == (2, str(here / Path(other.first.path).name))
+    assert back is not None and place(back) == (2, str(here / Path(other.first.path).name))
     wanted = "the checkpoint of iteration 5 could not be fetched from 127.0.0.1: ConnectionRefusedError"
     assert back.reason.startswith(wanted)
     shutil.rmtree(here)
     back = go_on(make_lane(2, session_key=b"key"), other.second, 8, other.server.address)
-    assert back is not None and (back.iteration, back.path) == (0, None)
+    assert back is not None and place(back) == (0, None)
     assert back.reason.startswith(wanted)
 
 
@@ -215,7 +230,7 @@ def test_one_that_cannot_be_loaded_is_passed_over_and_leaves_no_trace(make_lane:
     first, second = saved_at(make_lane(0), 2, 5)
     for how, name in (("value", "ValueError"), ("stop", "RuntimeError: load_checkpoint() raised StopIteration")):
         back = go_on(make_lane(len(how)), second, 7, fails_at=[5], how=how)
-        assert back is not None and (back.iteration, back.path, back.cannot_load) == (2, first.path, False)
+        assert back is not None and (*place(back), back.cannot_load) == (2, first.path, False)
         assert f"loading the checkpoint of iteration 5 raised {name}" in back.reason
 
 
@@ -224,7 +239,7 @@ def test_a_trial_whose_code_cannot_load_anything_begins_afresh_and_says_so(
 ) -> None:
     _, second = saved_at(make_lane(0), 2, 5)
     back = go_on(make_lane(1), second, 6, fails_at=[2, 5], how="value")
-    assert back is not None and (back.iteration, back.path, back.cannot_load) == (0, None, True)
+    assert back is not None and (*place(back), back.cannot_load) == (0, None, True)
     assert "iteration 5 raised ValueError; loading the checkpoint of iteration 2 raised ValueError" in back.reason
     log = (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
     assert log.count("Traceback") == 2 and "in load_checkpoint" in log and "this trial begins afresh" in log
@@ -233,15 +248,15 @@ def test_a_trial_whose_code_cannot_load_anything_begins_afresh_and_says_so(
 def test_a_lack_of_memory_says_nothing_about_a_checkpoint(make_lane: Callable[..., Any]) -> None:
     _, second = saved_at(make_lane(0), 2, 5)
     lane = make_lane(1)
-    lane.start("a", Walk, {"fails_at": [5], "how": "memory"}, 1, second.path, second.iteration)
-    assert lane.receive(TrialFailed).kind == "out_of_memory"
+    lane.start("a", Walk, {"fails_at": [5], "how": "memory"}, 1, second)
+    assert lane.receive(TrialFailed).failure.kind == "out_of_memory"
     assert go_on(lane, second, 6) is None
 
 
 def test_a_trial_that_was_done_is_not_done_in_an_earlier_state(make_lane: Callable[..., Any]) -> None:
     _, second = saved_at(make_lane(0), 2, 4, last=4)
     lane = make_lane(1)
-    lane.start("a", Walk, {"last": 4}, 1, second.path, 4)
+    lane.start("a", Walk, {"last": 4}, 1, second)
     assert lane.receive(IterationDone).finished, "it is done and runs no further"
     DAMAGE["truncated"](Path(second.path))
     assert go_on(make_lane(2), second, 4, last=4) is not None
@@ -281,7 +296,7 @@ def test_a_trial_that_cannot_be_saved_for_a_while_is_saved_again_later(
     lane.start("a", Strained, {"lacks": lacks, "bad": [2, 3]}, 5)
     done = [lane.receive(IterationDone) for _ in range(5)]
     assert [one.metrics["at"] for one in done] == walk(5)
-    saved = [lane.receive(TrialSaved) for _ in range(3)]
+    saved = [lane.receive(TrialSaved).checkpoint for _ in range(3)]
     assert [one.iteration for one in saved] == [1, 4, 5]
     assert [Path(one.path).exists() for one in saved] == [False, True, True]
     assert not any(path.name.startswith(".0") for path in tmp_path.rglob("*")), "no draft is left"
@@ -294,7 +309,7 @@ def test_one_that_is_to_leave_and_cannot_be_saved_for_want_of_space_is_told_apar
     lane.start("a", Strained, {"lacks": "space", "bad": [1]}, 1)
     lane.receive(IterationDone)
     lane.send(to.save("a", True))
-    assert lane.receive(TrialFailed).kind == "not_saved"
+    assert lane.receive(TrialFailed).failure.kind == "not_saved"
 
 
 def test_a_lane_starts_without_a_note_where_there_is_no_room_for_one(make_lane: Callable[..., Any]) -> None:

@@ -31,7 +31,7 @@ class Driven:
     def add(self, names: str, iterations: int = 0, key: str | None = "key") -> None:
         for name in names:
             nothing: Any = None
-            resident = ResidentTrial(trial_id=name, link=nothing, code=nothing, process_state=nothing)
+            resident = ResidentTrial(trial_id=name, lane_id=0, link=nothing, code=nothing, process_state=nothing)
             self.residents[name] = resident
             if key is not None:
                 self.groups.add(resident, key, object)

@@ -71,10 +71,10 @@ def test_a_function_with_a_state_goes_on_in_another_lane(make_lane: Callable[...
     assert counts(first, 3) == [1, 2, 3]
     first.send(to.save("a", True))
     saved = first.receive(TrialSaved)
-    assert saved.dropped and saved.iteration == 3
-    with open(Path(saved.path, "state", "state.pkl"), "rb") as file:
+    assert saved.dropped and saved.checkpoint.iteration == 3
+    with open(Path(saved.checkpoint.path, "state", "state.pkl"), "rb") as file:
         assert pickle.load(file) == {"count": 3}
-    second.start("a", train, {}, 2, saved.path, 3)
+    second.start("a", train, {}, 2, saved.checkpoint)
     assert second.receive(TrialStarted).iteration == 3
     assert counts(second, 2) == [4, 5]
 
@@ -93,7 +93,7 @@ def test_a_state_that_cannot_be_pickled_keeps_its_trial_in_the_lane(make_lane: C
 def test_an_automatic_save_tells_once_that_a_state_cannot_be_pickled(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", train, {"lock_at": 2}, 9)
-    assert lane.receive(TrialSaved).iteration == 1
+    assert lane.receive(TrialSaved).checkpoint.iteration == 1
     told = lane.receive(SavabilityChanged)
     assert not told.can_save and not told.refuses and "lock" in told.reason
     assert counts(lane, 9) == list(range(1, 10))
@@ -106,11 +106,11 @@ def test_a_trial_is_saved_in_the_newest_state_that_it_reported(make_lane: Callab
     first, second = make_lane(0, save_after=0.0, save_ratio=0.0), make_lane(1)
     first.start("a", Reports, {"every": 2}, 5)
     assert [first.receive(SavabilityChanged).can_save for _ in range(2)] == [False, True]
-    assert [first.receive(TrialSaved).iteration for _ in range(2)] == [2, 4], "each state once"
+    assert [first.receive(TrialSaved).checkpoint.iteration for _ in range(2)] == [2, 4], "each state once"
     first.send(to.save("a", True))
     saved = first.receive(TrialSaved)
-    assert saved.dropped and saved.iteration == 4
-    second.start("a", Reports, {"every": 2}, 2, saved.path, 4)
+    assert saved.dropped and saved.checkpoint.iteration == 4
+    second.start("a", Reports, {"every": 2}, 2, saved.checkpoint)
     assert second.receive(SavabilityChanged).can_save
     assert second.receive(TrialStarted).iteration == 4
     assert counts(second, 2) == [5, 6]

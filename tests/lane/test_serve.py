@@ -16,9 +16,11 @@ from typing import Any
 
 import lane_messages as to
 import pytest
+from msgspec import structs
 
 from fluid.engine.commands import Call
 from fluid.engine.events import (
+    Checkpoint,
     IterationDone,
     LaneReady,
     TrialCalled,
@@ -30,6 +32,7 @@ from fluid.engine.events import (
 from fluid.lane.checkpoints.ledger import StoreLedger
 from fluid.lane.process.state import read_running_trial
 from fluid.lane.protocol import KeepBar, KeptPayload, PayloadMissing, ShipTrainable
+from fluid.resources import MemoryNeed
 from fluid.trainables.exception_pickle import load_exception
 from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
 
@@ -140,11 +143,11 @@ def test_a_trial_that_says_done_runs_no_further(lane: Any) -> None:
     assert [lane.receive(IterationDone).finished for _ in range(2)] == [False, True]
     lane.send(to.run("a", 3))
     nothing = lane.receive(IterationDone)
-    assert (nothing.iteration, nothing.metrics, nothing.finished) == (2, None, True)
+    assert (nothing.iteration, nothing.metrics, nothing.finished) == (2, {}, True)
     lane.send(to.save("a", True))
-    saved = lane.receive(TrialSaved)
-    lane.start("a", Counter, {"done_at": 2}, 3, saved.path, saved.iteration)
-    assert lane.receive(IterationDone) == nothing._replace(at=pytest.approx(nothing.at, abs=1e9))
+    lane.start("a", Counter, {"done_at": 2}, 3, lane.receive(TrialSaved).checkpoint)
+    again = lane.receive(IterationDone)
+    assert structs.replace(again, at=nothing.at) == nothing
 
 
 def test_one_trial_may_fail_in_the_middle_of_another(lane: Any) -> None:
@@ -225,7 +228,7 @@ def test_a_method_is_called_between_two_iterations(lane: Any) -> None:
     lane.receive(IterationDone)
     lane.send(call("a", 1, 1000), to.pause("a"))
     called = lane.receive(TrialCalled)
-    assert (called.trial_id, called.call_id, called.raised) == ("a", 1, None)
+    assert (called.trial_id, called.call_id, called.failure) == ("a", 1, None)
     count, _ = pickle.loads(called.result)
     at = lane.receive(TrialPaused).iteration
     assert count == at + 1000, "nothing ran between the call and the pause"
@@ -235,11 +238,11 @@ def test_what_a_method_raises_is_brought_along_and_the_trial_goes_on(lane: Any) 
     lane.start("a", Counter, {}, 1)
     assert lane.receive(IterationDone).metrics["count"] == 1
     lane.send(call("a", 1, 5, then_raise=KeyError("why")), call("a", 2, method="nothing"), to.run("a", 1))
-    raised = lane.receive(TrialCalled).raised
+    raised = lane.receive(TrialCalled).failure
     assert (raised.kind, raised.message) == ("error", "KeyError: 'why'")
     assert "in add" in raised.traceback
     assert repr(load_exception(raised.exception)) == "KeyError('why')"
-    assert "has no attribute 'nothing'" in lane.receive(TrialCalled).raised.message
+    assert "has no attribute 'nothing'" in lane.receive(TrialCalled).failure.message
     assert lane.receive(IterationDone).metrics["count"] == 7
 
 
@@ -247,7 +250,7 @@ def test_what_a_method_raises_is_brought_along_and_the_trial_goes_on(lane: Any) 
 def test_a_method_that_wants_to_end_the_process_does_not(lane: Any, ends: BaseException) -> None:
     lane.start("a", Counter, {}, 1)
     lane.send(call("a", 1, then_raise=ends), to.run("a", 1))
-    assert lane.receive(TrialCalled).raised.kind == ("error" if isinstance(ends, SystemExit) else "out_of_memory")
+    assert lane.receive(TrialCalled).failure.kind == ("error" if isinstance(ends, SystemExit) else "out_of_memory")
     assert [lane.receive(IterationDone).iteration for _ in range(2)] == [1, 2]
 
 
@@ -258,7 +261,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error(lane: Any) -> None:
 
     lane.start("a", Strange, {}, 0)
     lane.send(call("a", 1, method="give"))
-    assert "what the method returned cannot be pickled" in lane.receive(TrialCalled).raised.message
+    assert "what the method returned cannot be pickled" in lane.receive(TrialCalled).failure.message
 
 
 def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> None:
@@ -268,7 +271,7 @@ def test_generators_and_trials_that_are_not_there_are_not_called(lane: Any) -> N
     lane.start("a", train, {}, 1)
     lane.send(call("b", 1), call("a", 2))
     called = lane.receive(TrialCalled)
-    assert called.call_id == 2 and "a function has no methods" in called.raised.message
+    assert called.call_id == 2 and "a function has no methods" in called.failure.message
 
 
 def test_a_call_sees_the_state_of_its_own_trial(lane: Any) -> None:
@@ -318,8 +321,8 @@ def test_what_a_trial_raised_is_brought_along(
 
     lane.start("a", Raises, {}, 1)
     failed = lane.receive(TrialFailed)
-    assert kind.__name__ in failed.message
-    raised = load_exception(failed.exception)
+    assert kind.__name__ in failed.failure.message
+    raised = load_exception(failed.failure.exception)
     assert type(raised) is kind and raised.args == kept
     log = (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
     assert log.startswith("Traceback") and "raise kind(*args)\n" in log and kind.__name__ in log
@@ -331,9 +334,10 @@ def test_what_a_trial_raised_is_brought_along(
 def test_a_trial_is_saved_once_enough_work_would_be_lost(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=0.0, save_ratio=0.0)
     lane.start("a", Counter, {}, 4)
-    saved = [lane.receive(TrialSaved) for _ in range(4)]
+    told = [lane.receive(TrialSaved) for _ in range(4)]
+    saved = [one.checkpoint for one in told]
     assert [one.iteration for one in saved] == [1, 2, 3, 4]
-    assert not any(one.dropped or one.in_memory for one in saved)
+    assert not any(one.dropped or one.checkpoint.in_memory for one in told)
     # The last two are kept.
     assert [Path(one.path).is_dir() for one in saved] == [False, False, True, True]
 
@@ -351,9 +355,9 @@ def test_a_trial_is_not_saved_for_little(make_lane: Callable[..., Any]) -> None:
 def test_a_trial_that_comes_to_rest_is_saved_as_it_is(make_lane: Callable[..., Any]) -> None:
     lane = make_lane(save_after=1e9, save_ratio=0.0, idle_save_after=0.0)
     lane.start("a", Counter, {}, 3)
-    assert [lane.receive(TrialSaved).iteration, lane.receive(IterationDone).iteration] == [3, 1]
+    assert [lane.receive(TrialSaved).checkpoint.iteration, lane.receive(IterationDone).iteration] == [3, 1]
     lane.send(call("a", 1))  # It may have changed it.
-    assert lane.receive(TrialSaved).iteration == 3
+    assert lane.receive(TrialSaved).checkpoint.iteration == 3
     lane.start("b", Counter, {"done_at": 2}, 3)  # A trial that has no more to do is not continued.
     assert [lane.receive(IterationDone, "b").iteration for _ in range(2)] == [1, 2]
     lane.ask(after="1")
@@ -368,7 +372,7 @@ def test_a_trial_that_makes_way_is_saved_as_it_is_unless_it_goes_on_at_once(make
         lane.send(to.pause(name, may_move))
         paused = lane.receive(TrialPaused)
         if may_move:
-            assert lane.receive(TrialSaved).iteration == paused.iteration
+            assert lane.receive(TrialSaved).checkpoint.iteration == paused.iteration
     assert not any(isinstance(message, TrialSaved) for message in lane.messages)
 
 
@@ -391,7 +395,7 @@ def test_a_trial_that_cannot_be_saved_runs_on(make_lane: Callable[..., Any], tmp
     assert [lane.receive(IterationDone).iteration for _ in range(3)] == [1, 2, 3]
     assert "cannot be saved" in (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
     lane.send(to.save("a", False))  # Asked for it, it fails.
-    assert lane.receive(TrialFailed).message == "OSError: cannot be saved"
+    assert lane.receive(TrialFailed).failure.message == "OSError: cannot be saved"
 
 
 def test_an_automatic_save_that_exits_does_not_end_the_lane(make_lane: Callable[..., Any]) -> None:
@@ -419,9 +423,9 @@ def test_saving_does_not_change_what_comes_after(make_lane: Callable[..., Any]) 
             lane.start("a", Noisy, {}, 1)
             lane.receive(IterationDone)
             lane.send(to.save("a", False))
-            saved = lane.receive(TrialSaved)
+            saved = lane.receive(TrialSaved).checkpoint
             os.rename(saved.path, f"{saved.path}.kept")
-        lane.start("a", Noisy, {}, 3, f"{saved.path}.kept", 1)
+        lane.start("a", Noisy, {}, 3, Checkpoint(1, f"{saved.path}.kept"))
         draws.append([lane.receive(IterationDone).metrics["draw"] for _ in range(3)])
     assert draws[0] == draws[1]
 
@@ -439,7 +443,7 @@ def test_host_memory_is_used_first_and_disk_when_it_is_full(make_lane: Callable[
         lane.start("a", Counter, {}, 1)
         lane.receive(IterationDone)
         lane.send(to.save("a", False))
-        saved = lane.receive(TrialSaved)
+        saved = lane.receive(TrialSaved).checkpoint
         assert saved.in_memory is in_memory
         assert Path(saved.path).is_relative_to(memory) is in_memory
         assert Path(saved.path, "state/count").read_text(encoding="utf-8") == "1"
@@ -456,14 +460,14 @@ def test_a_lane_killed_while_it_saves_leaves_the_older_checkpoint(make_lane: Cal
     lane.start("a", Dies, {}, 1)
     lane.receive(IterationDone)
     lane.send(to.save("a", False))
-    saved = lane.receive(TrialSaved)
+    saved = lane.receive(TrialSaved).checkpoint
     other = make_lane(1)
     lane.send(to.run("a", 1))
     lane.receive(IterationDone)
     lane.send(to.save("a", False))
     with pytest.raises(AssertionError, match="the lane ended"):
         lane.receive(TrialSaved)
-    other.start("a", Counter, {}, 1, saved.path, saved.iteration)
+    other.start("a", Counter, {}, 1, saved)
     assert other.receive(IterationDone).metrics["count"] == 2
 
 
@@ -616,7 +620,7 @@ def test_a_metric_whose_pickling_exits_fails_its_trial_only(lane: Any) -> None:
     lane.start("b", Counter, {}, 0)
     lane.start("a", BadMetrics, {}, 1)
     failed = lane.receive(TrialFailed, "a")
-    assert failed.message.startswith("TypeError: these metrics cannot be pickled: bad")
+    assert failed.failure.message.startswith("TypeError: these metrics cannot be pickled: bad")
     lane.send(to.run("b", 1))
     assert lane.receive(IterationDone, "b").iteration == 1
 
@@ -655,7 +659,7 @@ def test_under_mps_a_lane_whose_device_failed_names_no_trial(
     lane.start("a", Faults, {"fatal": fatal}, 1)
     if told:
         failed = lane.receive(TrialFailed)
-        assert (failed.trial_id, failed.kind) == ("a", "device" if fatal else "out_of_memory")
+        assert (failed.trial_id, failed.failure.kind) == ("a", "device" if fatal else "out_of_memory")
         assert read_running_trial(note) is None
         return
     with pytest.raises(AssertionError, match="the lane ended"):
@@ -683,7 +687,7 @@ def test_a_lane_reads_payloads_that_its_host_keeps(make_lane: Callable[..., Any]
     lane.send(to.set_up("b", 0, KeptPayload("none"), 1), to.set_up("c", 0, dump_config({}), 1))
     assert lane.receive(PayloadMissing).name == "none"
     failed = lane.receive(TrialFailed, "b")
-    assert "FileNotFoundError: none is in none of" in failed.message
+    assert "FileNotFoundError: none is in none of" in failed.failure.message
     lane.receive(IterationDone, "c")
 
 
@@ -728,7 +732,7 @@ def test_what_a_trial_holds_is_what_stays_reserved(make_lane: Callable[..., Any]
     lane = make_lane(kind="gpu")
     lane.start("a", Fragmenting, {}, 3)
     done = [lane.receive(IterationDone) for _ in range(3)]
-    assert [one.memory for one in done] == [(90e6, 210e6)] * 3
+    assert [one.memory for one in done] == [MemoryNeed(90e6, 210e6)] * 3
     assert [one.metrics["emptied"] for one in done] == [0, 1, 1], "later iterations find their memory cached"
 
 

@@ -15,12 +15,25 @@ from typing import Any
 
 import lane_messages as to
 import pytest
+from msgspec import structs
 
 from fluid import FluidExecutor, Trial, TrialGroup
-from fluid.lane import protocol as m
-from fluid.lane.protocol import LaneLogged
+from fluid.engine.events import (
+    Checkpoint,
+    DeviceLost,
+    IterationDone,
+    LaneReady,
+    PausePurpose,
+    StopRequested,
+    TrialPaused,
+    TrialReleased,
+    TrialSaved,
+    TrialStarted,
+)
+from fluid.lane.protocol import CheckpointMoved, CleanUpBegun, LaneLogged
 from fluid.processes.frames import framed
 from fluid.trainables.encoded_metrics import encode_metrics
+from fluid.wire import encode
 
 pytestmark = pytest.mark.slow
 
@@ -28,18 +41,30 @@ pytestmark = pytest.mark.slow
 _SOON_S = 20.0
 
 
-class Raises:
-    """Raises when it is unpickled."""
+#: Stands for the number of the lane that writes, of which as many bytes are written for any.
+LANE = 0x7F0F1F2F
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+
+class Runs:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
 
     def __reduce__(self) -> Any:
-        return exec, (f"raise {self.what}",)
+        return exec, (self.code,)
 
 
 def frame(body: Any) -> bytes:
-    return b"".join(framed(pickle.dumps(body)))
+    return raw(encode(body))
+
+
+def raw(body: bytes) -> bytes:
+    return b"".join(framed(body))
+
+
+def pickled(*body: Any) -> bytes:
+    return raw(pickle.dumps(list(body)))
 
 
 def older(body: bytes) -> bytes:
@@ -48,8 +73,20 @@ def older(body: bytes) -> bytes:
 
 
 def iterated(bad: str, number: int, **fields: Any) -> bytes:
-    done = m.IterationDone(time.monotonic(), bad, number, 0.1, encode_metrics({"i": number}), None, False)
-    return frame([done._replace(**fields)])
+    done = IterationDone(
+        time.monotonic(), bad, LANE, iteration=number, seconds=0.1, metrics=encode_metrics({"i": number})
+    )
+    return frame([structs.replace(done, **fields)])
+
+
+def paused(at: float, trial_id: str, lane_id: int = LANE) -> bytes:
+    return frame([TrialPaused(at, trial_id, lane_id, iteration=3, purpose=PausePurpose.PREEMPT)])
+
+
+def deep() -> bytes:
+    """A message with a field that no class has, of lists within lists."""
+    names = encode(["what", "CleanUpBegun", "trial_id", "x", "more"])[1:]
+    return raw(b"\x91\x83" + names + b"\x91" * (1 << 14))
 
 
 #: What is written, made as it is written: times are of that moment.
@@ -67,20 +104,33 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
     "half a frame": lambda bad: frame(["x" * 1000])[:500],
     "the head of a frame of 1 GiB": lambda bad: _head(1 << 30) + b"x" * 100,
     "text within a frame": lambda bad: frame(["x" * 1000])[:500] + b"hello" + frame(["x" * 1000])[500:],
-    "an empty frame": lambda bad: b"".join(framed(b"")),
-    "no pickle": lambda bad: b"".join(framed(b"hello")),
+    "an empty frame": lambda bad: raw(b""),
+    "no data": lambda bad: raw(b"hello"),
+    "half of the data": lambda bad: raw(encode(["x" * 1000])[:500]),
+    "text that is none": lambda bad: raw(encode([CleanUpBegun("xxxx")]).replace(b"xxxx", b"\xff\xfe\xfd\xfc")),
+    "lists within lists": lambda bad: deep(),
     "ints": lambda bad: frame([1, 2, 3]),
     "texts": lambda bad: frame(["a"]),
     "none": lambda bad: frame(None),
     "no list": lambda bad: frame(5),
-    "SystemExit": lambda bad: frame([Raises("SystemExit(3)")]),
-    "KeyboardInterrupt": lambda bad: frame([Raises("KeyboardInterrupt")]),
-    "MemoryError": lambda bad: frame([Raises("MemoryError")]),
+    "a pickle": lambda bad: pickled(("TrialReleased", time.monotonic(), bad)),
+    "SystemExit": lambda bad: pickled(Runs("raise SystemExit(3)")),
+    "KeyboardInterrupt": lambda bad: pickled(Runs("raise KeyboardInterrupt")),
+    "MemoryError": lambda bad: pickled(Runs("raise MemoryError")),
     "a message to lanes": lambda bad: frame([to.shut_down()]),
-    "wrong types": lambda bad: frame([m.TrialPaused("x", 7, "y", False)]),  # type: ignore[arg-type]
+    "a report of hosts": lambda bad: frame([CheckpointMoved("/x", True, "localhost")]),
+    "what lanes may not tell": lambda bad: frame([DeviceLost(time.monotonic(), 0)]),
+    "what the submitter says": lambda bad: frame([StopRequested(time.monotonic(), bad)]),
+    "of an unknown class": lambda bad: frame([{"what": "TrialVanished", "trial_id": bad}]),
+    "of no class": lambda bad: frame([{"at": time.monotonic(), "trial_id": bad, "lane_id": LANE}]),
+    "a missing field": lambda bad: frame([{"what": "TrialReleased", "at": time.monotonic(), "trial_id": bad}]),
+    "of another lane": lambda bad: frame([TrialReleased(time.monotonic(), bad, 1 << 20)]),
+    "of no lane": lambda bad: frame([TrialSaved(time.monotonic(), bad, None, Checkpoint(2, "/x"))]),
+    "a pause of another lane": lambda bad: paused(time.monotonic(), bad, 1 << 20),
+    "wrong types": lambda bad: frame([TrialPaused("x", 7, LANE, iteration="y", purpose=False)]),  # type: ignore[arg-type]
     "a wrong type within": lambda bad: frame([LaneLogged((5,), "many")]),  # type: ignore[arg-type]
-    "NaN": lambda bad: frame([m.TrialPaused(math.nan, bad, 3, False)]),
-    "infinity": lambda bad: frame([m.TrialPaused(math.inf, bad, 3, False)]),
+    "NaN": lambda bad: paused(math.nan, bad),
+    "infinity": lambda bad: paused(math.inf, bad),
     "a skipped iteration": lambda bad: iterated(bad, 9),
     "an earlier iteration": lambda bad: iterated(bad, 1),
     "an iteration at no time": lambda bad: iterated(bad, 3, at=math.nan),
@@ -88,11 +138,11 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
 }
 #: What is a message, and does no harm.
 HARMLESS: dict[str, Callable[[str], bytes]] = {
-    "an unknown trial": lambda bad: frame([m.TrialPaused(time.monotonic(), "nobody", 3, False)]),
-    "another lane's trial": lambda bad: frame([m.TrialReleased(time.monotonic(), f"good{bad[3:]}a")]),
-    "the future": lambda bad: frame([m.TrialPaused(time.monotonic() + 1e6, bad, 3, False)]),
-    "warm again": lambda bad: frame([m.LaneReady(time.monotonic(), 1, 0.0, 0.0)]),
-    "started again": lambda bad: frame([m.TrialStarted(time.monotonic(), bad, 0, 0.0, None)]),
+    "an unknown trial": lambda bad: paused(time.monotonic(), "nobody"),
+    "another lane's trial": lambda bad: frame([TrialReleased(time.monotonic(), f"good{bad[3:]}a", LANE)]),
+    "the future": lambda bad: paused(time.monotonic() + 1e6, bad),
+    "warm again": lambda bad: frame([LaneReady(time.monotonic(), LANE, 0.0, 0.0)]),
+    "started again": lambda bad: frame([TrialStarted(time.monotonic(), bad, LANE, iteration=0, seconds=0.0)]),
 }
 
 
@@ -122,7 +172,8 @@ class Bad(Good):
     def step(self) -> dict[str, Any]:
         if self.iteration == 2 and not Path(self.config["flag"]).exists():
             Path(self.config["flag"]).touch()
-            data = Path(self.config["data"]).read_bytes()
+            lane = int(Path("/proc/self/comm").read_text().removeprefix("fluid-lane-"))
+            data = Path(self.config["data"]).read_bytes().replace(struct.pack("!I", LANE), struct.pack("!I", lane))
             for name in os.listdir("/proc/self/fd"):
                 try:
                     if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -194,6 +245,12 @@ def test_a_message_that_says_nothing_of_use_ends_nothing(
 ) -> None:
     session.run(HARMLESS[kind](session.bad))
     assert not failures(caplog)
+
+
+def test_what_is_pickled_is_not_unpickled(session: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session.run(pickled(Runs(f"import os; os.mkdir({str(tmp_path / 'created')!r})")))
+    assert len(failures(caplog)) == 1
+    assert not (tmp_path / "created").exists()
 
 
 def test_the_head_of_a_frame_is_noticed_while_its_lane_says_nothing(

@@ -515,3 +515,12 @@ def test_the_wall_time_is_that_from_opening_to_closing(tmp_path: Path) -> None:
     closed = json.loads((tmp_path / "session.json").read_text())["closed"]
     assert open_yet is not None and 3.0 <= open_yet <= closed - began
     assert load_run(tmp_path).wall == closed - began
+
+
+def test_the_name_of_a_run_folder_may_be_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    with FluidExecutor(backend="local", devices=1, run_dir=folder, verbose=0) as executor:
+        group = TrialGroup([Trial(Slow, {"seconds": 0.0}, budget=2, trial_id="a")])
+        handle = executor.submit_trialgroup(group)
+        assert handle.wait(PATIENCE) and handle.states == {"a": "DONE"}
+    assert os.listdir(tmp_path) == [folder.name]

@@ -74,7 +74,7 @@ def write_module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text:
 def test_a_lane_is_a_process_of_its_own(make_server: Any, fork: Any) -> None:
     server = make_server()
     lane = fork(server, 3)
-    assert lane.receive(LaneReady).pid not in (os.getpid(), server.pid)
+    assert lane.ask(pid="os.getpid()")["pid"] not in (os.getpid(), server.pid)
     facts = lane.ask(
         main="sys.modules['__main__'].__name__, sys.modules['__main__'].__spec__.name",
         parent="os.getppid()",
@@ -206,7 +206,7 @@ def test_a_module_that_spoils_the_process_is_left_to_the_lanes(
         write_module(monkeypatch, tmp_path, name, "")
     server = make_server()
     before = fork(server, 0)
-    pid = before.receive(LaneReady).pid
+    pid = before.ask(pid="os.getpid()")["pid"]
     server.preload(["first_module", "bad_module", "last_module"], late=late)
     lanes: list[Any] = []
 
@@ -302,7 +302,7 @@ def test_the_death_of_a_server_costs_its_lanes_and_no_others(
 def test_it_tells_how_lanes_end(make_server: Any, fork: Any) -> None:
     server = make_server()
     lane = fork(server, 5)
-    pid = lane.receive(LaneReady).pid
+    pid = lane.ask(pid="os.getpid()")["pid"]
     os.kill(pid, signal.SIGINT)  # Means nothing to a lane.
     assert lane.ask(alive="1") == {"alive": 1}
     server.kill(5)

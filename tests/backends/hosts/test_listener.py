@@ -16,6 +16,7 @@ from stranger_processes import KINDS, strangers_at
 from fluid.backends.hosts.sockets import AuthenticatedConnection, LaneListener, is_reachable
 from fluid.processes.handshake import Address, connect_all, derive_key
 from fluid.processes.strangers import Strangers
+from fluid.wire import VERSION
 
 
 class Listening:
@@ -62,7 +63,7 @@ def close(authenticated: Sequence[AuthenticatedConnection], opened: Sequence[soc
 def test_a_client_that_knows_the_key_is_accepted(listening: Listening) -> None:
     authenticated, opened, errors = listening.serve(b"right", [7])
     (hello,) = [connection.hello for connection in authenticated]
-    assert hello.number == 7
+    assert (hello.number, hello.version) == (7, VERSION)
     assert errors == []
     close(authenticated, opened)
 

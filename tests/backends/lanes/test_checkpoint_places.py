@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from fluid.backends.base import CheckpointSource, Launcher
 from fluid.backends.lanes.checkpoints import CheckpointPlaces
@@ -14,10 +15,9 @@ from fluid.backends.lanes.connections import LaneConnections
 from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.elastic.messages import Left
 from fluid.engine.commands import Persist
-from fluid.engine.events import Checkpoint, TrialNotKept, TrialSaved
+from fluid.engine.events import Checkpoint, Failure, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
 from fluid.keeping import Kept
-from fluid.lane import protocol as m
-from fluid.lane.protocol import CheckpointPersisted
+from fluid.lane.protocol import CheckpointPersisted, FromMember
 
 PATH = "/dev/shm/fluid-0123456789abcdef-localhost/a/00000003-0-1"
 
@@ -57,10 +57,10 @@ def here() -> Any:
 
 
 LEAVES: list[Callable[[str], Any]] = [
-    lambda name: m.TrialReleased(0.0, name),
-    lambda name: m.TrialSaved(0.0, name, 3, PATH, True, dropped=True, seconds=0.1),
-    lambda name: m.TrialFailed(0.0, name, "error", "no", "", None),
-    lambda name: m.FromMember(0.0, name, 1, Left()),
+    lambda name: TrialReleased(0.0, name, 0),
+    lambda name: TrialSaved(0.0, name, 0, Checkpoint(3, PATH, in_memory=True), dropped=True, seconds=0.1),
+    lambda name: TrialFailed(0.0, name, 0, Failure("error", "no")),
+    lambda name: FromMember(0.0, name, 1, Left()),
 ]
 
 
@@ -71,7 +71,7 @@ def test_what_lanes_may_still_save_of_a_forgotten_trial_is_deleted_after_that(
     for lane in (here.first, here.second):
         lane.trials |= {"a", "b"}
     here.places.forget("a", keep_newest=True)
-    here.places.hear_lane(here.first, m.TrialSaved(0.0, "a", 3, PATH, True, dropped=False, seconds=0.1))
+    here.places.hear_lane(here.first, TrialSaved(0.0, "a", 0, Checkpoint(3, PATH, in_memory=True), seconds=0.1))
     here.places.hear_lane(here.first, leaves("a"))
     here.places.hear_lane(here.second, leaves("b"))
     assert here.stores.asked == [], "the second lane still has it"
@@ -112,11 +112,11 @@ def test_the_engine_hears_of_copies_as_of_those_of_lanes(here: Places) -> None:
     copied = CheckpointPersisted("a", "/run/trials/a/checkpoints/00000003-0-1", "localhost", False, seconds=0.5)
     checkpoint = Checkpoint(3, copied.path)
     assert here.places.hear(copied, 7.0) == [TrialSaved(7.0, "a", None, checkpoint, seconds=0.5, copied=True)]
-    kept = copied._replace(keep=True, bytes=9)
+    kept = structs.replace(copied, keep=True, bytes=9)
     saved = TrialSaved(7.0, "a", None, checkpoint, seconds=0.5, copied=True, kept=Kept(9))
     assert here.places.hear(kept, 7.0) == [saved]
     failed = CheckpointPersisted("a", PATH, "localhost", False, problem="the disk is full")
     stays = Checkpoint(3, PATH, in_memory=True)
     assert here.places.hear(failed, 7.0) == [TrialSaved(7.0, "a", None, stays, copied=True)]
     told = TrialNotKept(7.0, "a", iteration=3, reason="the disk is full")
-    assert here.places.hear(failed._replace(keep=True), 7.0) == [told]
+    assert here.places.hear(structs.replace(failed, keep=True), 7.0) == [told]

@@ -102,7 +102,8 @@ def start(
 def test_a_lane_is_told_where_a_checkpoint_of_another_machine_is_served(lanes: Lanes) -> None:
     checkpoint = Checkpoint(3, "/x", host="10.0.0.7")
     sent = start(lanes, VirtualClock(), checkpoint, {"10.0.0.7": CheckpointSource(SOURCE)})
-    assert sent()[4:8] == ("/x", 3, None, SOURCE)
+    start_there = sent()
+    assert (start_there.command.checkpoint, start_there.source) == (checkpoint, SOURCE)
 
 
 @pytest.mark.parametrize("checkpoint", [None, Checkpoint(3, "/x", host="10.0.0.8")])
@@ -122,7 +123,9 @@ def test_a_trial_waits_for_the_host_of_the_machine_that_has_its_checkpoint(lanes
 def test_it_does_not_wait_for_ever(lanes: Lanes) -> None:
     clock = VirtualClock()
     sources = {"10.0.0.7": CheckpointSource(is_coming=True)}
-    sent = start(lanes, clock, Checkpoint(3, "/x", host="10.0.0.7"), sources)
+    checkpoint = Checkpoint(3, "/x", host="10.0.0.7")
+    sent = start(lanes, clock, checkpoint, sources)
     assert sent() is None
     clock.advance_to(1e3)
-    assert sent()[4:8] == ("/x", 3, None, None)
+    start_anyway = sent()
+    assert (start_anyway.command.checkpoint, start_anyway.source) == (checkpoint, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lane_messages as to
 import pytest
 
 from fluid._clock import VirtualClock
@@ -19,7 +20,7 @@ from fluid.engine.events import (
     TrialPaused,
     TrialReleased,
 )
-from fluid.lane import protocol as m
+from fluid.lane.protocol import FromMember, Membership, ToMember
 from fluid.trainables.encoded_metrics import encode_metrics
 
 
@@ -34,7 +35,7 @@ class Table:
     def start(self, *lanes: int, iterations: int = 5) -> list[PoolAction]:
         """Starts trial a in these lanes; all of them answer as they should."""
         actions = self.trials.execute(StartTrial("a", lanes, iterations=iterations))
-        assert actions == [SetUpMember(lane, actions[0].command, m.Membership(1, "torch")) for lane in lanes]  # type: ignore[union-attr]
+        assert actions == [SetUpMember(lane, actions[0].command, Membership(1, "torch")) for lane in lanes]  # type: ignore[union-attr]
         for lane in lanes:
             self.say(lane, Prepared(0, "127.0.0.1", 0.1))
         return self.meet(1, *lanes)
@@ -43,13 +44,13 @@ class Table:
         return [action for lane in lanes for action in self.say(lane, Joined(generation, iteration, None, 0.1))]
 
     def say(self, lane: int, message: Any) -> list[PoolAction]:
-        return self.trials.hear(lane, m.FromMember(0.0, "a", 1, message), self.clock.now())
+        return self.trials.hear(lane, FromMember(0.0, "a", 1, message), self.clock.now())
 
 
 def kinds(actions: list[PoolAction]) -> list[tuple[int, type]]:
     """Lane and type of each message."""
     return [
-        (action.lane_id, type(action.message.message if isinstance(action.message, m.ToMember) else action.message))
+        (action.lane_id, type(action.message.message if isinstance(action.message, ToMember) else action.message))
         for action in actions
         if isinstance(action, ToLane)
     ]
@@ -76,7 +77,7 @@ def test_a_command_waits_for_the_one_under_way(table: Table) -> None:
         table.say(lane, Prepared(0, "127.0.0.1", 0.1))
     started, paused, called = table.meet(1, 0, 1)
     assert isinstance(paused, TrialPaused) and paused.iteration == 0, "before its first iteration"
-    assert called == ToLane(0, m.Call("a", 1, "tell", b""))
+    assert called == ToLane(0, to.call("a", 1, "tell", b""))
     assert getattr(started, "trial_id", None) == "a"
 
 
@@ -147,7 +148,7 @@ def test_commands_for_lanes_that_are_gone_do_not_hold_a_start_elsewhere_up(table
     assert table.trials.execute(Resize("a", (1, 2), (1, 2), iterations=5, done=0)) == []
     assert table.trials.execute(Pause("a", (2,), purpose=PausePurpose.RESIZE, next_lane_ids=(2, 3))) == []
     start = StartTrial("a", (3, 4), iterations=5)
-    assert table.trials.execute(start) == [SetUpMember(lane, start, m.Membership(2, "torch")) for lane in (3, 4)]
+    assert table.trials.execute(start) == [SetUpMember(lane, start, Membership(2, "torch")) for lane in (3, 4)]
 
 
 def test_a_trial_that_is_started_in_a_lane_that_is_gone_can_be_stopped_in_the_others(table: Table) -> None:

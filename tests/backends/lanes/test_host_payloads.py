@@ -10,17 +10,19 @@ from typing import Any, cast
 
 import lane_messages as to
 import pytest
+from msgspec import structs
 
 from fluid.backends.base import Keeping, LaneConnected, Launcher
 from fluid.backends.hosts.sockets import FramedSocket
 from fluid.backends.lanes.connections import Deferred, LaneConnections
 from fluid.backends.lanes.registry import HostPayloads
 from fluid.elastic.messages import Prepared
-from fluid.lane import protocol as m
-from fluid.lane.protocol import ToLane
+from fluid.engine.commands import StopTrial
+from fluid.engine.events import Failure, PausePurpose, TrialFailed, TrialPaused, TrialStarted
+from fluid.lane.protocol import FromMember, KeptPayload, ShipTrainable, ToLane
 from fluid.wire import decoder
 
-TRAINABLE = m.ShipTrainable(0, b"trainable", ())
+TRAINABLE = ShipTrainable(0, b"trainable", ())
 START = to.set_up("a", 0, b"config", 1)
 
 
@@ -80,11 +82,11 @@ def test_a_lane_is_told_of_a_payload_once_its_host_has_it_and_of_nothing_after_i
     assert driver.sent() == [to.run("b", 1)]
     assert driver.keeper.kept == {"t": b"trainable"}
     driver.keeper.keeping["t"] = Keeping.DONE
-    assert driver.sent() == [TRAINABLE._replace(payload=m.KeptPayload("t"))]
+    assert driver.sent() == [structs.replace(TRAINABLE, payload=KeptPayload("t"))]
     assert driver.sent() == []
     assert driver.keeper.kept["c"] == b"config"
     driver.keeper.keeping["c"] = Keeping.DONE
-    assert driver.sent() == [START._replace(config=m.KeptPayload("c")), to.run("a", 1)]
+    assert driver.sent() == [structs.replace(START, config=KeptPayload("c")), to.run("a", 1)]
     driver.put(to.run("a", 2))
     assert driver.sent() == [to.run("a", 2)]
 
@@ -107,15 +109,15 @@ def test_a_lane_that_is_to_end_does_not_wait_for_payloads(driver: Driver) -> Non
     driver.put(driver.large("c", START))
     driver.lane.leaving = True
     driver.put(to.shut_down())
-    assert driver.sent() == [to.release(""), to.shut_down()]
+    assert driver.sent() == [StopTrial("", ()), to.shut_down()]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        m.TrialStarted(0.0, "a", 0, 0.0),
-        m.TrialFailed(0.0, "a", "error", "", "", None),
-        m.FromMember(0.0, "a", 1, Prepared(0, 0.0, "")),
+        TrialStarted(0.0, "a", 0, iteration=0, seconds=0.0),
+        TrialFailed(0.0, "a", 0, Failure("error", "")),
+        FromMember(0.0, "a", 1, Prepared(0, "", 0.0)),
     ],
     ids=["started", "failed", "prepared"],
 )
@@ -131,7 +133,7 @@ def test_a_config_is_needed_until_every_lane_has_answered(answer: Any) -> None:
     payloads.starting(0, "a", "c")
     payloads.starting(0, "a", "c")
     payloads.starting(1, "b", "c")
-    payloads.hear(0, m.TrialPaused(0.0, "a", 0, False))
+    payloads.hear(0, TrialPaused(0.0, "a", 0, iteration=0, purpose=PausePurpose.RESIZE))
     payloads.hear(1, answer)  # Of a trial that it was not told to start.
     payloads.lane_is_gone(1)
     payloads.hear(0, answer)
@@ -150,7 +152,7 @@ def test_the_config_of_a_forgotten_trial_is_dropped_once_no_lane_is_to_read_it()
         payloads.starting(lane_id, name, name)
         payloads.remove(name)
     assert keeper.kept.keys() == {"c", "d"}
-    payloads.hear(0, m.TrialStarted(0.0, "c", 0, 0.0))
+    payloads.hear(0, TrialStarted(0.0, "c", 0, iteration=0, seconds=0.0))
     assert keeper.kept.keys() == {"d"}
     payloads.lane_is_gone(1)
     assert not keeper.kept

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import lane_messages as to
 import pytest
+from msgspec import structs
 
 from fluid._clock import VirtualClock
 from fluid.backends.base import DeviceBinding, LaneConnected
 from fluid.backends.lanes import launches as lane_launches
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.launches import LaneLaunches
-from fluid.engine.commands import StartLane
+from fluid.engine.commands import StartLane, StopLane
 from fluid.engine.events import LaneLost, LaneReady
 from fluid.errors import FluidError
 from fluid.executor import FluidExecutor
@@ -24,8 +24,8 @@ from fluid.gpu.nvml import Gpu
 from fluid.lane.protocol import LaneUnusable, LaneWarming
 from fluid.trialgroup import Trial, TrialGroup
 
-FULL = LaneUnusable(0.0, "CUDA error: out of memory")
-NOT_READY = LaneUnusable(0.0, "CUDA error: the MPS server is not ready", may_pass=True)
+FULL = LaneUnusable("CUDA error: out of memory")
+NOT_READY = LaneUnusable("CUDA error: the MPS server is not ready", may_pass=True)
 
 
 class Starts:
@@ -56,7 +56,7 @@ class Starts:
 
     def end(self, lane: LaneConnection, message: LaneUnusable, *, blameless: bool = False) -> bool:
         """The lane says why it ends, and does; returns whether it is lost."""
-        self.starts.hear(lane, LaneWarming(0.0))
+        self.starts.hear(lane, LaneWarming())
         assert self.starts.hear(lane, message)
         if not blameless and self.starts.again(lane):
             return False
@@ -128,7 +128,7 @@ def test_a_device_that_works_again_has_no_wait(made: Starts) -> None:
 
 
 def test_of_several_devices_the_one_that_failed_has_to_wait(made: Starts) -> None:
-    made.end(made.begin(0, 4, 5), FULL._replace(position=1))
+    made.end(made.begin(0, 4, 5), structs.replace(FULL, position=1))
     made.begin(1, 4)
     made.begin(2, 5)
     assert made.launched == [0, 1]
@@ -142,7 +142,7 @@ def test_what_a_fault_of_mps_has_ended_does_not_make_others_wait(made: Starts) -
 
 def test_a_lane_that_hangs_while_it_warms_up_is_killed(made: Starts) -> None:
     waiting, hanging = made.begin(0), made.begin(1)
-    made.starts.hear(hanging, LaneWarming(0.0))
+    made.starts.hear(hanging, LaneWarming())
     made.wait(299.0)
     assert made.killed == []
     made.wait(2.0)
@@ -265,6 +265,6 @@ def test_a_lane_that_waits_for_its_device_can_be_stopped(make_gpu: Callable[...,
     drive = make_gpu("CUDA error: out of memory", refused=1)
     drive.do(StartLane(0, 0))
     drive.until(LaneLost)
-    drive.do(StartLane(1, 0), to.shut_down(1), StartLane(2, 0))
+    drive.do(StartLane(1, 0), StopLane(1), StartLane(2, 0))
     drive.until(LaneReady, lambda event: event.lane_id == 2)
     assert processes_of(tmp_path) == 2

@@ -15,8 +15,8 @@ from fluid.backends.hosts.sockets import FramedSocket
 from fluid.backends.lanes import registry
 from fluid.engine.commands import StartTrial, StopTrial
 from fluid.engine.events import IterationDone, TrialFailed, TrialReleased
-from fluid.lane.protocol import encode
 from fluid.trainables.payload import payload_of
+from fluid.wire import encode
 
 LANES = 8
 SIZE = 1 << 20

@@ -14,8 +14,8 @@ from ray_drive import Drive, parent_of
 from fluid.backends.hosts.sockets import FramedSocket
 from fluid.engine.commands import StartTrial
 from fluid.engine.events import IterationDone, LaneLost
-from fluid.lane.protocol import encode
 from fluid.trainables.payload import payload_of
+from fluid.wire import encode
 
 pytest.importorskip("ray")
 
