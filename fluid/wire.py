@@ -22,10 +22,8 @@ from fluid._version import __version__
 
 #: What both ends of a connection must have in common. Frames have no version of their own: a session is of one.
 VERSION = __version__
-#: No number of data is above it, and no count comes there.
+#: No number of data is above it. A trial's budget may be, and no trial comes there.
 _MOST = (1 << 63) - 1
-#: Begins a batch whose texts are escaped, which have half a character somewhere; no data begins so by itself.
-_ESCAPED = b"\xc1"
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="what", omit_defaults=True):
@@ -46,6 +44,8 @@ def _plain(value: Any) -> Any:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+#: Begins a batch with text that data cannot hold, such as the name of a file that is no UTF-8. No other one begins so.
+_ODD_TEXT = b"\xc1"
 
 
 def encode(frames: Sequence[Any]) -> bytes:
@@ -56,21 +56,9 @@ def encode(frames: Sequence[Any]) -> bytes:
     """
     try:
         return _encode(frames)
-    except (UnicodeEncodeError, OverflowError):
-        # A text of the user's, such as a folder's name, may have half a character, and a budget be above all numbers.
+    except (UnicodeEncodeError, OverflowError):  # For the latter, see _MOST.
         plain = msgspec.to_builtins(frames, builtin_types=(bytes,), enc_hook=_plain)
-        return _ESCAPED + _encode(_mapped(plain, lambda text: text.encode("unicode_escape").decode()))
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Plain data with its texts changed, and its numbers within bounds."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, int):
-        return max(-_MOST, min(value, _MOST))
-    if isinstance(value, dict):
-        return {_mapped(name, change): _mapped(part, change) for name, part in value.items()}
-    return [_mapped(part, change) for part in value] if isinstance(value, (list, tuple)) else value
+        return _ODD_TEXT + _encode(_each_text(plain, _as_bytes_are))
 
 
 def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]:
@@ -82,16 +70,34 @@ def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]
     Args:
         kinds: the classes of the frames, a union of them.
     """
-    wanted = list[kinds]
-    read = msgspec.msgpack.Decoder(wanted).decode
+    expected = list[kinds]
+    usual = msgspec.msgpack.Decoder(expected).decode
 
     def decode(data: bytes | bytearray | memoryview) -> list[Any]:
-        if not data or data[0] != _ESCAPED[0]:
-            return read(data)
-        escaped = msgspec.msgpack.decode(data[1:])
-        return msgspec.convert(_mapped(escaped, lambda text: text.encode().decode("unicode_escape")), wanted)
+        if not data or data[0] != _ODD_TEXT[0]:
+            return usual(data)
+        plain = _each_text(msgspec.msgpack.decode(data[1:]), _as_text_was)
+        return msgspec.convert(plain, expected)
 
     return decode
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, int):
+        return max(-_MOST, min(value, _MOST))
+    if isinstance(value, dict):
+        return {_each_text(name, change): _each_text(part, change) for name, part in value.items()}
+    return [_each_text(part, change) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _as_bytes_are(text: str) -> str:
+    return text.encode(errors="surrogatepass").decode("latin-1")
+
+
+def _as_text_was(text: str) -> str:
+    return text.encode("latin-1").decode(errors="surrogatepass")
 
 
 def version_problem(theirs: str, whose: str) -> str:

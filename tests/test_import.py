@@ -24,6 +24,11 @@ def test_import_loads_nothing_heavy(statement: str) -> None:
     assert loaded_by(statement).isdisjoint(HEAVY)
 
 
+def test_a_lane_loads_nothing_heavy_by_itself() -> None:
+    """What it knows of the engine are words: events and commands."""
+    assert loaded_by("import fluid.backends.hosts.forkserver.main, fluid.lane.serve").isdisjoint(HEAVY)
+
+
 def test_an_executor_loads_no_client_of_a_logger() -> None:
     clients = ["torch", "ray", "mlflow", "wandb", "pandas", "pyarrow", "tensorboard", "matplotlib"]
     assert loaded_by("from fluid import FluidExecutor; from fluid.loggers import TrialLogger").isdisjoint(clients)

@@ -145,8 +145,8 @@ def test_half_a_character_comes_back_as_it_was() -> None:
     assert decoder(Any)(memoryview(encode(["\ud800", 1]))) == ["\ud800", 1]
     with pytest.raises(msgspec.ValidationError, match=r"Expected `float`, got `str` - at `\$\[0\]\.at`"):
         decoder(FromLane)(encode([{**PAUSED, "at": "x", "trial_id": "\ud800"}]))
-    with pytest.raises(ValueError, match="truncated"):
-        decoder(FromLane)(b"\xc1" + encode([{**PAUSED, "trial_id": "\\ud8"}]))
+    with pytest.raises(ValueError, match="latin-1"):
+        decoder(FromLane)(b"\xc1" + encode([{**PAUSED, "trial_id": "\u2603"}]))
 
 
 class Name(str):
