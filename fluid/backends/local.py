@@ -175,6 +175,9 @@ class LocalBackend(LaneBackend):
             cannot be used.
     """
 
+    #: There are no further devices, but those that are not needed can be parked.
+    scaling_limits = ScalingLimits()
+
     def __init__(
         self,
         devices: DeviceChoice = None,
@@ -219,11 +222,6 @@ class LocalBackend(LaneBackend):
         super().__init__(LanePool(chosen, self._host, bindings.bind, grace=grace, process_group=process_group))
 
     @property
-    def scaling_limits(self) -> ScalingLimits:
-        """How far the session may scale: there are no further devices, but those that are not needed can be parked."""
-        return ScalingLimits()
-
-    @property
     def run_folder(self) -> str:
         """Folder of the trials' output, logs and checkpoints."""
         return self._host.folders.run_folder
@@ -234,15 +232,15 @@ class LocalBackend(LaneBackend):
         return self._host.sharing
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules ahead: see :meth:`fluid.backends.base.ForkingBackend.preload`."""
+        """Loads modules ahead: see :meth:`fluid.backends.base.Backend.preload`."""
         self._host.preload(modules)
 
     def lane_room(self) -> HostRoom:
-        """Returns what lanes find on this machine: see :meth:`fluid.backends.base.MeasuredBackend.lane_room`."""
+        """Returns what lanes find on this machine: see :meth:`fluid.backends.base.Backend.lane_room`."""
         return self._host.lane_room()
 
     def start_program(self, program: str) -> socket.socket:
-        """Forks a process that is no lane: see :meth:`fluid.backends.base.ForkingBackend.start_program`."""
+        """Forks a process that is no lane: see :meth:`fluid.backends.base.Backend.start_program`."""
         return self._host.start_program(program)
 
     def can_give_back(self, device_id: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fluid._clock import wall_seconds
 from fluid._logs import logger_of
-from fluid.backends.base import Backend, HostRoom, MeasuredBackend, OutputForwarding, ReplayingBackend
+from fluid.backends.base import Backend, HostRoom
 from fluid.backends.hosts.lane_limits import idle_lane_limit, room_here
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP, require_process_group
 from fluid.engine.engine import DEFAULT_MAX_FAILURES
@@ -68,7 +68,7 @@ def make_backend(
         InvalidFieldError: the backend does not support an argument; the error names the executor's argument.
     """
     made = _make_backend(backend, devices, run_dir, sharing, lane_policy, process_group, releasable)
-    if forwards and isinstance(made, OutputForwarding):
+    if forwards:
         made.forward_output()
     return made
 
@@ -89,7 +89,7 @@ def _make_backend(
         if sharing == "mps" and backend.sharing.way != "mps":
             raise InvalidFieldError("packing", sharing, "pass it to the backend object instead: sharing='mps'")
         if lane_policy == ROUNDS:
-            if getattr(backend, "lane_policy", None) not in (None, ROUNDS):
+            if backend.lane_policy not in (None, ROUNDS):
                 raise InvalidFieldError("rounds", True, 'needs a backend object made with lane_policy="rounds"')
         elif lane_policy is not None:
             raise InvalidFieldError("lane_policy", lane_policy, "pass it to the backend object instead")
@@ -165,7 +165,7 @@ def process_limit(backend: Backend) -> ProcessLimit:
     Limits that are found only later, such as those of other nodes' GPUs, apply once a lane cannot start
     (:meth:`fluid.devices.occupancy.Occupancy.cap`).
     """
-    if isinstance(backend, ReplayingBackend):
+    if backend.is_virtual:
         return ProcessLimit()  # Its devices are none of this machine.
     hosts = {device.host for device in backend.devices() if device.kind == "gpu"}
     if not hosts:
@@ -217,10 +217,10 @@ def idle_limit(backend: Backend, *, busy: int, most: int = MOST_IDLE) -> int:
         busy: most lanes that run trials on a device at once.
         most: however much room there is.
     """
-    if isinstance(backend, ReplayingBackend):
+    if backend.is_virtual:
         return most
     devices = backend.devices()
-    room = backend.lane_room() if isinstance(backend, MeasuredBackend) else HostRoom(room_here().descriptors)
+    room = backend.lane_room() or HostRoom(room_here().descriptors)
     exclusive = process_limit(backend).most == 1
     return min(
         (
@@ -305,8 +305,9 @@ class ExecutorOptions:
         return cls(**{**asked, **({} if plan is None else nothing | dict(plan.options))})
 
     def __post_init__(self) -> None:
+        _require_backend(self.backend)
         quota = parse_bytes("checkpoint_bytes", self.checkpoint_bytes)
-        is_replayed = self.backend == "simulated" or isinstance(self.backend, ReplayingBackend)
+        is_replayed = self.backend == "simulated" if isinstance(self.backend, str) else self.backend.replays
         keep = "none" if self.keep is None and is_replayed else self.keep
         object.__setattr__(self, "retention", Retention.parse(keep)._replace(quota=quota))
         seconds = None if self.deadline is None else parse_duration("deadline", self.deadline)
@@ -339,8 +340,6 @@ class ExecutorOptions:
         object.__setattr__(self, "plans", make_planner(self.planner, c=packed, d=widest))
         if isinstance(self.devices, int):
             require_integer("devices", self.devices, at_least=1)
-        if isinstance(self.backend, str):
-            require_one_of("backend", self.backend, BACKENDS)
         if not isinstance(self.verbose, int) or self.verbose not in (0, 1):
             raise InvalidFieldError("verbose", self.verbose, "must be 0 or 1")
         if is_replayed and self.retention.how != "none":
@@ -377,7 +376,8 @@ class ExecutorOptions:
             return f"packing={self.packing!r}"
         if self.rounds:
             return "rounds=True"
-        policy = self.lane_policy or getattr(self.backend, "lane_policy", None) or DEFAULT_POLICY
+        own = None if isinstance(self.backend, str) else self.backend.lane_policy
+        policy = self.lane_policy or own or DEFAULT_POLICY
         return "" if policy == DEFAULT_POLICY else f"lane_policy={policy!r}"
 
     @property
@@ -406,7 +406,7 @@ class ExecutorOptions:
         """
         if self.packing == "lane":
             return DEFAULT_MAX_TURNS if self.max_packing is None else self.plans.c
-        policy = self.policy or getattr(backend, "lane_policy", None) or DEFAULT_POLICY
+        policy = self.policy or backend.lane_policy or DEFAULT_POLICY
         return DEFAULT_MAX_TURNS if policy != DEFAULT_POLICY and self.packing not in ("off", "fused") else 1
 
     @property
@@ -441,7 +441,7 @@ class ExecutorOptions:
             backend: whose GPUs may take fewer processes than the user wants to pack.
         """
         limit, packed = process_limit(backend), self.most_packed
-        if self.packing == "auto" and isinstance(backend, ReplayingBackend) and not backend.pays_to_pack:
+        if self.packing == "auto" and not backend.pays_to_pack:
             packed = 1  # Nothing tells what it costs: on real devices, this is measured.
         state = EngineState(
             self.plans,
@@ -458,6 +458,12 @@ class ExecutorOptions:
         )
         state.lanes.most_per_device = limit.most
         return state
+
+
+def _require_backend(backend: object) -> None:
+    if not isinstance(backend, Backend) and not (isinstance(backend, str) and backend in BACKENDS):
+        own = "an object of a class derived from fluid.backends.base.Backend"
+        raise InvalidFieldError("backend", backend, f"must be one of {', '.join(sorted(BACKENDS))}, or {own}")
 
 
 # -- goals left ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fluid._clock import Clock
-from fluid.backends.base import Backend, ForkingBackend, RecordSource
+from fluid.backends.base import Backend
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,
@@ -246,8 +246,7 @@ class Session:
         self.in_rounds = bool(facts.get("rounds"))
         self._pickler = SessionPickler(backend)
         self._records = TrialRecords()
-        if isinstance(backend, RecordSource):
-            backend.hear_records(self._records.take)
+        backend.hear_records(self._records.take)
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
         #: Numbers of the trials, in order of submission.
@@ -396,8 +395,7 @@ class Session:
 
     def preload(self, trainable: Any, modules: Iterable[str] = ()) -> None:
         """Loads what a trainable imports, and further modules, ahead of its first trial, where the backend can."""
-        if isinstance(self._backend, ForkingBackend):
-            self._backend.preload([*modules, *imports_of(trainable)])
+        self._backend.preload([*modules, *imports_of(trainable)])
 
     def start_program(self, program: str) -> socket.socket | None:
         """Forks a process that is no lane; ``None`` where the backend forks none on the driver's machine.
@@ -408,7 +406,7 @@ class Session:
         Returns:
             The caller's end of the connection.
         """
-        return self._backend.start_program(program) if isinstance(self._backend, ForkingBackend) else None
+        return self._backend.start_program(program)
 
     # -- the session itself --------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from fluid.backends.base import (
     LaneExited,
     LaneSuperseded,
     LaneText,
+    Launcher,
     LauncherReport,
     Sharing,
 )
@@ -215,8 +216,8 @@ class _Launch(NamedTuple):
     connection: socket.socket
 
 
-class Host:
-    """Runs lanes on this machine; implements :class:`fluid.backends.base.Launcher`.
+class Host(Launcher):
+    """Runs lanes on this machine.
 
     Args:
         settings: what it is told once.
@@ -275,7 +276,7 @@ class Host:
         self._selector.watch(_SERVER, self._server)
         kept = self.folders.memory_folder, self.folders.run_folder, settings.checkpoint_memory_bytes
         keeper = KeeperOptions(settings.name, *kept, settings.reserved_bytes, settings.key)
-        self.stores = CheckpointKeeper(keeper, self._selector.wake)
+        self.stores: CheckpointKeeper = CheckpointKeeper(keeper, self._selector.wake)
         #: Of lanes whose output is forwarded; ``None`` if it is not.
         self._output: OutputTail | None = None
 
@@ -283,11 +284,6 @@ class Host:
     def sharing(self) -> Sharing:
         """How lanes that are started now share a GPU."""
         return self._sharing.sharing
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Never: its own selector waits for that."""
-        return False
 
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`poll` has something to do."""
@@ -410,7 +406,7 @@ class Host:
         return room_here(self._server.lane_processes())
 
     def read_output(self) -> list[LaneText]:
-        """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`; bounded, and from any thread."""
+        """Returns what was printed: see :class:`fluid.backends.base.Launcher`; bounded, and from any thread."""
         return [] if self._output is None else self._output.read()
 
     def look(self) -> None:

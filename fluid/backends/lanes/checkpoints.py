@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fluid.backends.base import FetchingLauncher, Launcher
+from fluid.backends.base import Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.registry import Registry
 from fluid.elastic.messages import Left
@@ -50,7 +50,7 @@ class CheckpointPlaces:
             self._stores.persist(checkpoint.host, command.trial_id, checkpoint.path, keep=command.keep)
 
     def discard(self, host: str, path: str, *, demote: bool) -> None:
-        """Removes a checkpoint: see :meth:`fluid.backends.base.KeepingBackend.discard_kept`."""
+        """Removes a checkpoint: see :meth:`fluid.backends.base.Backend.discard_kept`."""
         self._stores.discard(host, path, demote=demote)
 
     # -- trials that are forgotten -----------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _persisted(report: CheckpointPersisted, now: float) -> TrialSaved | TrialNot
 
 
 class LaneRetention:
-    """What a backend of real lanes does of :class:`fluid.backends.base.KeepingBackend`.
+    """What a backend of real lanes does for checkpoints that outlive the run.
 
     Args:
         lanes: the connections.
@@ -164,6 +164,4 @@ class LaneRetention:
         Raises:
             OSError: it cannot be fetched.
         """
-        if not isinstance(self._launcher, FetchingLauncher):
-            raise FileNotFoundError(f"{path} is on {host}")
         self._launcher.fetch(host, path, target)

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Union, get_ar
 
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import logger_of
-from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
+from fluid.backends.base import Backend, DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
 from fluid.backends.hosts.sockets import may_be_own
 from fluid.backends.lanes.checkpoints import OF_HOSTS, CheckpointPlaces, LaneRetention, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
@@ -160,7 +160,7 @@ _ENDS_CLEAN_UP = (m.ResidentReleased, m.ResidentFailed, m.ResidentSaved, m.FromM
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
-class LanePool:
+class LanePool(Backend):
     """Lanes on a set of devices; implements :class:`fluid.backends.base.Backend` but for finding devices.
 
     Args:
@@ -273,11 +273,11 @@ class LanePool:
         self._launcher.forward_output()
 
     def read_output(self) -> list[LaneText]:
-        """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`."""
+        """Returns what was printed: see :meth:`fluid.backends.base.Backend.read_output`."""
         return self._launcher.read_output()
 
     def hear_records(self, take: Callable[[LaneLogged], None]) -> None:
-        """Hands log records on: see :class:`fluid.backends.base.RecordSource`."""
+        """Hands log records on: see :meth:`fluid.backends.base.Backend.hear_records`."""
         self._take_records = take
 
     def wake(self) -> None:
@@ -285,7 +285,7 @@ class LanePool:
         self._lanes.wake()
 
     def end(self) -> list[Event]:
-        """Ends every lane, and waits a while for that: see :class:`fluid.backends.base.EndingBackend`."""
+        """Ends every lane, and waits a while for that: see :meth:`fluid.backends.base.Backend.end`."""
         self._check_open()
         self._router.hears_all = True
         for lane in self._lanes:
@@ -574,7 +574,7 @@ def _of_pool(
     return call
 
 
-class LaneBackend:
+class LaneBackend(Backend):
     """Implements :class:`fluid.backends.base.Backend` by a pool of lanes. Use it as a context, or close it.
 
     It is an object of its own because the finalizer holds the pool: one that is not closed is closed when it is
@@ -583,6 +583,8 @@ class LaneBackend:
     Args:
         pool: the lanes; the backend owns it from now on.
     """
+
+    forwards_output = True
 
     def __init__(self, pool: LanePool) -> None:
         self._pool = pool
@@ -610,15 +612,15 @@ class LaneBackend:
     hear_records = _of_pool(LanePool.hear_records)
 
     def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
-        """Tells lanes what is worth keeping: see :class:`fluid.backends.base.KeepingBackend`."""
+        """Tells lanes what is worth keeping: see :meth:`fluid.backends.base.Backend.set_bar`."""
         self._pool.retention.set_bar(group, bar, room)
 
     def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
-        """Removes a checkpoint on another machine: see :class:`fluid.backends.base.KeepingBackend`."""
+        """Removes a checkpoint on another machine: see :meth:`fluid.backends.base.Backend.discard_kept`."""
         self._pool.places.discard(host, path, demote=demote)
 
     def fetch_kept(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine: see :class:`fluid.backends.base.KeepingBackend`."""
+        """Copies a checkpoint from another machine: see :meth:`fluid.backends.base.Backend.fetch_kept`."""
         self._pool.retention.fetch(host, path, target)
 
     def close(self) -> None:

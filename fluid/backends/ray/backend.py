@@ -91,6 +91,8 @@ class RayBackend(LaneBackend):
         [0.5, 0.25]
     """
 
+    can_lend = True
+
     def __init__(
         self,
         devices: DeviceChoice = None,
@@ -157,11 +159,6 @@ class RayBackend(LaneBackend):
         return self._launcher.run_folder
 
     @property
-    def can_lend(self) -> bool:
-        """Whether all devices can be given back."""
-        return True
-
-    @property
     def sharing(self) -> Sharing:
         """How lanes share a GPU."""
         return self._launcher.sharing
@@ -199,9 +196,9 @@ class RayBackend(LaneBackend):
         require_integer("devices", devices, at_least=0)
         self._launcher.actors.request(functools.partial(self._devices.ask, devices))
 
-    def can_give_back(self, index: int) -> bool:
+    def can_give_back(self, device_id: int) -> bool:
         """Whether a device was taken after the start, so that it can be given back alone."""
-        return self._devices.can_give_back(index)
+        return self._devices.can_give_back(device_id)
 
     def give_back(self, device_id: int) -> None:
         """Gives Ray a device back that the engine no longer uses, once its lanes have ended.
@@ -232,7 +229,7 @@ class RayBackend(LaneBackend):
         return not_before(rest, now) + device_events(changes, now) + [replace(event, at=now) for event in deaths]
 
     def end(self) -> list[Event]:
-        """Ends every lane: see :class:`fluid.backends.base.EndingBackend`."""
+        """Ends every lane: see :meth:`fluid.backends.base.Backend.end`."""
         return not_before(super().end(), self._floor)
 
     def close(self) -> None:
