@@ -128,20 +128,18 @@ def _persisted(report: CheckpointPersisted, now: float) -> TrialSaved | TrialNot
 
 # -- retention -----------------------------------------------------------------------------------
 #
-# Tells lanes which checkpoints are to outlive the run, and brings such checkpoints to the driver's machine.
+# Tells lanes which checkpoints are to outlive the run.
 
 
 class LaneRetention:
-    """What a backend of real lanes does for checkpoints that outlive the run.
+    """Tells lanes which checkpoints are worth keeping beyond the run.
 
     Args:
         lanes: the connections.
-        launcher: knows where the checkpoints of other machines are served.
     """
 
-    def __init__(self, lanes: LaneConnections, launcher: Launcher) -> None:
+    def __init__(self, lanes: LaneConnections) -> None:
         self._lanes = lanes
-        self._launcher = launcher
         #: By group.
         self._bars: dict[str, KeepBar] = {}
 
@@ -157,11 +155,3 @@ class LaneRetention:
         """Tells a lane that is being started what is worth keeping."""
         for bar in self._bars.values():
             self._lanes.put(lane, bar)
-
-    def fetch(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine.
-
-        Raises:
-            OSError: it cannot be fetched.
-        """
-        self._launcher.fetch(host, path, target)

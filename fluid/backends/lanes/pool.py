@@ -176,6 +176,8 @@ class LanePool(Backend):
         retention: tells lanes of checkpoints that outlive the run.
     """
 
+    forwards_output = True
+
     def __init__(
         self,
         devices: Sequence[Device],
@@ -195,7 +197,7 @@ class LanePool(Backend):
         self._registry = Registry(launcher.preload, payloads)
         self._lanes = LaneConnections(launcher)
         self.places = CheckpointPlaces(launcher, self._lanes, self._registry)
-        self.retention = LaneRetention(self._lanes, launcher)
+        self.retention = LaneRetention(self._lanes)
         self._starts = LaneLaunches(launcher, self._lanes, self.retention.tell, self._clock)
         self._router = TrialRouter(
             self._lanes, self._registry, payloads, self._clock, process_group, launcher.checkpoints_at
@@ -279,6 +281,18 @@ class LanePool(Backend):
     def hear_records(self, take: Callable[[LaneLogged], None]) -> None:
         """Hands log records on: see :meth:`fluid.backends.base.Backend.hear_records`."""
         self._take_records = take
+
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
+        """Tells lanes what is worth keeping: see :meth:`fluid.backends.base.Backend.set_bar`."""
+        self.retention.set_bar(group, bar, room)
+
+    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint on another machine: see :meth:`fluid.backends.base.Backend.discard_kept`."""
+        self.places.discard(host, path, demote=demote)
+
+    def fetch_kept(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine: see :meth:`fluid.backends.base.Backend.fetch_kept`."""
+        self._launcher.fetch(host, path, target)
 
     def wake(self) -> None:
         """Makes :meth:`poll` return; may be called from any thread, also once the pool is closed."""
@@ -610,18 +624,9 @@ class LaneBackend(Backend):
     forward_output = _of_pool(LanePool.forward_output)
     read_output = _of_pool(LanePool.read_output)
     hear_records = _of_pool(LanePool.hear_records)
-
-    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
-        """Tells lanes what is worth keeping: see :meth:`fluid.backends.base.Backend.set_bar`."""
-        self._pool.retention.set_bar(group, bar, room)
-
-    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
-        """Removes a checkpoint on another machine: see :meth:`fluid.backends.base.Backend.discard_kept`."""
-        self._pool.places.discard(host, path, demote=demote)
-
-    def fetch_kept(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine: see :meth:`fluid.backends.base.Backend.fetch_kept`."""
-        self._pool.retention.fetch(host, path, target)
+    set_bar = _of_pool(LanePool.set_bar)
+    discard_kept = _of_pool(LanePool.discard_kept)
+    fetch_kept = _of_pool(LanePool.fetch_kept)
 
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""
