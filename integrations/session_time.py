@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 from fluid._clock import wall_seconds
 from fluid.executor import FluidExecutor
-from fluid.rehearsal.backend import RehearsalBackend
 from fluid.session.session import Session
 
 _lock = threading.Lock()
@@ -41,9 +40,3 @@ class SessionTime:
     def now(self) -> float:
         """Returns seconds since 1970."""
         return wall_seconds() if self._epoch is None else self._epoch + self._clock.now()
-
-
-def rehearsal_of(executor: FluidExecutor) -> RehearsalBackend | None:
-    """Returns what replays the trials of an executor; ``None`` if they run."""
-    backend = executor.session.clock
-    return backend if isinstance(backend, RehearsalBackend) else None

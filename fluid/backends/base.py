@@ -1,25 +1,31 @@
 """The interface of a backend, which carries out and reports but never decides, and of what starts its processes."""
 
+# A method that does nothing is one that a backend may leave out.
+# ruff: noqa: B027
+
 from __future__ import annotations
 
 import json
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
+from fluid._clock import MonotonicClock
 from fluid.engine.commands import CheckpointValue, Command
 from fluid.engine.events import Event
-from fluid.errors import require_integer, require_number
+from fluid.errors import InvalidFieldError, require_integer, require_number
 from fluid.keeping import WorstKept
 from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, LaneLogged
+from fluid.packing import DEFAULT_GPU_WAY
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
-from fluid.waiting.clock_hold import ClockHold
+from fluid.waiting.clock_hold import NO_HOLD, ClockHold
 from fluid.wire import Frame
 
 
-class Sharing(NamedTuple):
+class GpuSharing(NamedTuple):
     """How lanes share a GPU.
 
     Attributes:
@@ -83,153 +89,6 @@ class ScalingLimits(NamedTuple):
         return cls(autoscale, idle_timeout_s, provision_s)
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """Carries the engine's commands out, and reports what happens as events.
-
-    The contract: one thread calls it, except for ``wake``, which any thread may call. :meth:`execute` never waits for
-    a lane; :meth:`poll` waits. The events that a command's class names (:mod:`fluid.engine.commands`) answer it. Times
-    of events never go back. No method is called after :meth:`close`. ``docs/backends.md`` has a backend in 60 lines.
-
-    Example:
-        >>> from fluid import Device
-        >>> from fluid.backends.base import Backend
-        >>> from fluid.backends.simulated import SimulatedBackend, Truth
-        >>> from fluid.engine.commands import StartLane, StartTrial
-        >>> backend: Backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
-        >>> backend.execute([StartLane(lane_id=0, device_id=0)])
-        >>> backend.poll(timeout=1.0)
-        [LaneReady(at=0.0, lane_id=0, own_bytes=0.0)]
-        >>> backend.execute([StartTrial("a", lane_ids=(0,), iterations=1)])
-        >>> [type(event).__name__ for event in (*backend.poll(), *backend.poll())]
-        ['TrialStarted', 'IterationDone']
-        >>> backend.close()
-    """
-
-    @property
-    def sharing(self) -> Sharing:
-        """How lanes that are started now share a GPU; without MPS they always do so in turns."""
-        ...
-
-    def devices(self) -> list[Device]:
-        """Returns the devices, in order of their index."""
-        ...
-
-    def add_devices(self, devices: Iterable[Device]) -> None:
-        """Adds devices, before a command names them.
-
-        Raises:
-            InvalidFieldError: the backend does not have such a device.
-        """
-        ...
-
-    def now(self) -> float:
-        """Returns the time, seconds, on the clock of the events."""
-        ...
-
-    def register(self, trial_id: str, payload: TrialPayload) -> None:
-        """Takes what a trial is, before a command names the trial."""
-        ...
-
-    def forget(self, trial_id: str) -> None:
-        """Drops a trial that no command will name again, and deletes its checkpoints."""
-        ...
-
-    def execute(self, commands: Sequence[Command]) -> None:
-        """Carries commands out, per lane in the order given. Never waits for a lane.
-
-        Raises:
-            FluidError: this backend cannot carry out one of the commands; then it has carried out none.
-        """
-        ...
-
-    def poll(self, timeout: float | None = None) -> list[Event]:
-        """Waits for an event, for :meth:`wake`, or for ``timeout`` seconds; ``None`` sets no limit.
-
-        Returns:
-            The events since the last call, in order of time; often empty.
-        """
-        ...
-
-    def wake(self) -> None:
-        """Makes :meth:`poll`, the one in progress or else the next, return; from any thread."""
-        ...
-
-    def close(self) -> None:
-        """Ends every lane; no process is left when it returns. Closing twice is harmless."""
-        ...
-
-
-@runtime_checkable
-class ScalableBackend(Backend, Protocol):
-    """A backend that can take further devices, and give devices back, while the session runs."""
-
-    @property
-    def scaling_limits(self) -> ScalingLimits:
-        """How far the session may scale."""
-        ...
-
-    def ask(self, devices: int) -> None:
-        """Asks, without waiting, for the devices missing to so many in all, in place of what was asked for before.
-
-        A ``DeviceAdded`` reports each that comes. If so many are held, what was asked for is withdrawn.
-        """
-        ...
-
-    def can_give_back(self, device_id: int) -> bool:
-        """Whether a device can be given back alone."""
-        ...
-
-    def give_back(self, device_id: int) -> None:
-        """Gives back, without waiting, a device that can be given back alone, once its lanes have ended.
-
-        No command will name it before it is added again.
-        """
-        ...
-
-
-@runtime_checkable
-class LendingBackend(ScalableBackend, Protocol):
-    """A scalable backend whose devices are those of a cluster, which others can use once all are given back."""
-
-    @property
-    def can_lend(self) -> bool:
-        """Whether :meth:`give_back` takes any device, so that all can be given back."""
-        ...
-
-
-@runtime_checkable
-class MeasuredBackend(Backend, Protocol):
-    """A backend whose lanes all run on the driver's machine."""
-
-    def lane_room(self) -> HostRoom:
-        """Returns what lanes find on that machine, and what those that there are take of it."""
-        ...
-
-
-@runtime_checkable
-class ForkingBackend(Backend, Protocol):
-    """A backend that forks its lanes from a process on the driver's machine. Both methods are for any thread."""
-
-    def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules before the next lane is forked; those that cannot be loaded are left out."""
-        ...
-
-    def start_program(self, program: str) -> socket.socket:
-        """Forks a process that is no lane; it ends with the backend at the latest.
-
-        Args:
-            program: ``module:function``, called with the process's end of a connection. The module is loaded ahead.
-
-        Returns:
-            The caller's end of the connection.
-
-        Raises:
-            FluidError, OSError: it cannot be started.
-        """
-        ...
-
-
 class LaneText(Frame, frozen=True):
     """What a lane has written to its own standard output or error since it was last read.
 
@@ -250,26 +109,229 @@ class LaneText(Frame, frozen=True):
     host: str = "localhost"
 
 
-@runtime_checkable
-class OutputForwarding(Protocol):
-    """What a backend can do, too, whose lanes are processes: hand over what trials print."""
+_CLOCK = MonotonicClock()
+
+
+class Backend(ABC):
+    """Carries the engine's commands out, and reports what happens as events.
+
+    The contract: one thread calls it, except for methods that say otherwise. :meth:`execute` never waits for a lane;
+    :meth:`poll` waits. The events that a command's class names (:mod:`fluid.engine.commands`) answer it. Times of
+    events never go back. No method is called after :meth:`close`. ``docs/backends.md`` has a backend in 60 lines.
+
+    A class of one's own has to have five methods: :meth:`devices`, :meth:`execute`, :meth:`poll`, :meth:`wake` and
+    :meth:`close`. All others are what a backend may be able to do; as they are here, it cannot.
+
+    Attributes:
+        lane_policy: which trial a lane runs next if several have iterations left there (:mod:`fluid.lane.policy`);
+            ``None`` where that is not known, or the session says so.
+        scaling_limits: how far the session may scale; ``None`` if devices neither come nor go by its wish.
+        can_lend: whether all devices can be given back, to a cluster whose other users can take them then.
+        forwards_output: whether lanes are processes whose output :meth:`read_output` returns.
+        is_virtual: whether its clock is virtual: see :class:`VirtualBackend`.
+        replays: whether trials are replayed: no code of theirs runs.
+        hold: who holds its clock, which then stands still; a real one never does.
+
+    Example:
+        >>> from fluid import Device
+        >>> from fluid.backends.base import Backend
+        >>> from fluid.backends.simulated import SimulatedBackend, Truth
+        >>> from fluid.engine.commands import StartLane, StartTrial
+        >>> backend: Backend = SimulatedBackend(lambda trial_id, config: Truth(seconds=2.0), [Device(0)])
+        >>> backend.execute([StartLane(lane_id=0, device_id=0)])
+        >>> backend.poll(timeout=1.0)
+        [LaneReady(at=0.0, lane_id=0, own_bytes=0.0)]
+        >>> backend.execute([StartTrial("a", lane_ids=(0,), iterations=1)])
+        >>> [type(event).__name__ for event in (*backend.poll(), *backend.poll())]
+        ['TrialStarted', 'IterationDone']
+        >>> backend.close()
+    """
+
+    lane_policy: str | None = None
+    scaling_limits: ScalingLimits | None = None
+    can_lend = False
+    forwards_output = False
+    is_virtual = False
+    replays = False
+    hold: ClockHold = NO_HOLD
+
+    # -- what each one does ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def devices(self) -> list[Device]:
+        """Returns the devices, in order of their index."""
+
+    @abstractmethod
+    def execute(self, commands: Sequence[Command]) -> None:
+        """Carries commands out, per lane in the order given. Never waits for a lane.
+
+        Raises:
+            FluidError: this backend cannot carry out one of the commands; then it has carried out none.
+        """
+
+    @abstractmethod
+    def poll(self, timeout: float | None = None) -> list[Event]:
+        """Waits for an event, for :meth:`wake`, or for ``timeout`` seconds; ``None`` sets no limit.
+
+        Returns:
+            The events since the last call, in order of time; often empty.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Makes :meth:`poll`, the one in progress or else the next, return; from any thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends every lane; no process is left when it returns. Closing twice is harmless."""
+
+    def now(self) -> float:
+        """Returns the time, seconds, on the clock of the events: the machine's monotonic one."""
+        return _CLOCK.now()
+
+    def register(self, trial_id: str, payload: TrialPayload) -> None:
+        """Takes what a trial is, before a command names the trial."""
+
+    def forget(self, trial_id: str) -> None:
+        """Drops a trial that no command will name again, and deletes its checkpoints."""
+
+    def end(self) -> list[Event]:
+        """Ends every lane, and waits a while for those that run an iteration; only :meth:`close` is called after it.
+
+        Returns:
+            The events since the last :meth:`poll`, in order of time: iterations that were finished count.
+        """
+        return []
+
+    # -- devices ---------------------------------------------------------------------------------------------
+
+    @property
+    def sharing(self) -> GpuSharing:
+        """How lanes that are started now share a GPU; without MPS they always do so in turns."""
+        return GpuSharing(DEFAULT_GPU_WAY)
+
+    def add_devices(self, devices: Iterable[Device]) -> None:
+        """Adds devices, before a command names them.
+
+        Raises:
+            InvalidFieldError: the backend does not have such a device.
+        """
+        raise InvalidFieldError("devices", list(devices), f"{type(self).__name__} has those only that it began with")
+
+    def ask(self, devices: int) -> None:
+        """Asks, without waiting, for the devices missing to so many in all, in place of what was asked for before.
+
+        A ``DeviceAdded`` reports each that comes. If so many are held, what was asked for is withdrawn.
+        """
+
+    def can_give_back(self, device_id: int) -> bool:
+        """Whether a device can be given back alone."""
+        return False
+
+    def give_back(self, device_id: int) -> None:
+        """Gives back, without waiting, a device that can be given back alone, once its lanes have ended.
+
+        No command will name it before it is added again.
+        """
+
+    # -- processes of lanes ----------------------------------------------------------------------------------
+
+    def lane_room(self) -> HostRoom | None:
+        """Returns what lanes find on the driver's machine, if all run there, and what they take of it."""
+        return None
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Loads modules before the next lane is forked; those that cannot be loaded are left out. From any thread."""
+
+    def start_program(self, program: str) -> socket.socket | None:
+        """Forks a process that is no lane; it ends with the backend at the latest. From any thread.
+
+        Args:
+            program: ``module:function``, called with the process's end of a connection. The module is loaded ahead.
+
+        Returns:
+            The caller's end of the connection; ``None`` if no lane is forked on the driver's machine.
+
+        Raises:
+            FluidError, OSError: it cannot be started.
+        """
+        return None
 
     def forward_output(self) -> None:
         """Makes lanes that are started from now on forward what their trials print."""
-        ...
 
     def read_output(self) -> list[LaneText]:
         """Returns what was printed since the last call, without waiting; for one thread; after ``close`` the rest."""
-        ...
-
-
-@runtime_checkable
-class RecordSource(Protocol):
-    """What a backend can do, too, whose lanes are processes: hand over the log records that they send."""
+        return []
 
     def hear_records(self, take: Callable[[LaneLogged], None]) -> None:
-        """Has a function called with log records as they come, by the thread that polls; it must not wait."""
-        ...
+        """Has a function called with lanes' log records as they come, by the thread that polls; it must not wait."""
+
+    # -- checkpoints that outlive the run --------------------------------------------------------------------
+
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
+        """Tells lanes what is worth keeping (:class:`fluid.keeping.KeepRule`); one that does not know it keeps more.
+
+        Args:
+            group: the group whose trials are compared.
+            bar: the value that an iteration must beat; ``None`` if any will do.
+            room: bytes that are left of the quota; ``None`` if there is no quota.
+        """
+
+    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint from those that outlive the run, on another machine.
+
+        Args:
+            host: the machine's name.
+            path: the checkpoint.
+            demote: whether the trial may still be restored from it.
+        """
+
+    def fetch_kept(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine; waits for that. From any thread.
+
+        Args:
+            host: the machine's name.
+            path: the checkpoint there.
+            target: its folder here, which appears as a whole.
+
+        Raises:
+            OSError: it cannot be fetched.
+        """
+        raise FileNotFoundError(f"{path} is on {host}")
+
+    # -- trials that are replayed ----------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What ``session.json`` says of the backend."""
+        return {}
+
+    def require_replayable(self, trainable: Any) -> None:
+        """Refuses a trainable whose trials cannot be replayed, where trials are; from any thread.
+
+        Raises:
+            InvalidFieldError: it is one.
+        """
+
+    @property
+    def pays_to_pack(self) -> bool:
+        """Whether two trials on one device may end sooner than one after the other: real ones are measured."""
+        return True
+
+
+class VirtualBackend(Backend):
+    """A backend on a virtual clock, whose devices are none of this machine.
+
+    Its ``now`` is no time of the machine's. Its clock stands still while a thread holds it, and nothing happens until
+    ``poll`` moves it (:mod:`fluid.waiting.clock_hold`).
+    """
+
+    is_virtual = True
+
+    @abstractmethod
+    def now(self) -> float:
+        """Returns the virtual time, seconds."""
 
 
 class LaneConnected(NamedTuple):
@@ -432,35 +494,34 @@ class CheckpointStores(Protocol):
         ...
 
 
-class Launcher(Protocol):
-    """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, except for ``close``."""
+class Launcher(ABC):
+    """Starts processes that run :func:`fluid.lane.serve.serve`. No method waits, except for ``close`` and ``fetch``.
 
-    @property
-    def stores(self) -> CheckpointStores:
-        """Those of the hosts' checkpoints."""
-        ...
+    Attributes:
+        stores: those of the hosts' checkpoints.
+        wants_to_write: whether to call :meth:`poll` also when :meth:`fileno` becomes writable: never.
+    """
 
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether to call :meth:`poll` also when :meth:`fileno` becomes writable."""
-        ...
+    stores: CheckpointStores
+    wants_to_write = False
 
+    @abstractmethod
     def launch(self, lane_id: int, binding: DeviceBinding) -> LaneConnected | None:
         """Starts a lane; ``None`` if it connects later, which :meth:`poll` reports.
 
         Raises:
             FluidError, OSError: it cannot be started.
         """
-        ...
 
+    @abstractmethod
     def kill(self, lane_id: int) -> None:
         """Kills a lane, if it is there; :meth:`poll` reports its end."""
-        ...
 
+    @abstractmethod
     def dump_stacks(self, lane_id: int, trial_id: str) -> None:
         """Has the stacks of a lane's threads written to the log of the trial that runs there, soon."""
-        ...
 
+    @abstractmethod
     def preload(self, modules: Sequence[str], *, late: bool = False) -> None:
         """Loads modules ahead, so that lanes launched later need not.
 
@@ -468,8 +529,8 @@ class Launcher(Protocol):
             modules: their names.
             late: whether no lane is to wait for it.
         """
-        ...
 
+    @abstractmethod
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
         """Keeps a payload where every lane on a lane's host can read it; may be called again, to see how that went.
 
@@ -482,151 +543,43 @@ class Launcher(Protocol):
             ``DONE`` if the lane can be sent :class:`fluid.lane.protocol.KeptPayload` in place of the payload;
             ``UNDER_WAY`` if not yet: :meth:`fileno` becomes readable then; ``REFUSED`` if it has to be sent whole.
         """
-        ...
 
+    @abstractmethod
     def drop(self, name: str) -> None:
         """Drops a payload on every host that keeps it, if any does."""
-        ...
 
+    @abstractmethod
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`poll` has something to report; -1 for none. It may change."""
-        ...
 
+    @abstractmethod
     def poll(self) -> list[LauncherReport]:
         """Returns the lanes that have connected or ended, and what hosts did with checkpoints, since the last call."""
-        ...
 
+    @abstractmethod
     def checkpoints_at(self, host: str) -> CheckpointSource:
         """Returns where the checkpoints of a machine, given its name, are served to lanes of other machines."""
-        ...
-
-    def forward_output(self) -> None:
-        """Makes lanes that are launched from now on forward what their trials print."""
-        ...
-
-    def read_output(self) -> list[LaneText]:
-        """Returns what was printed: see :class:`OutputForwarding`."""
-        ...
-
-    def look(self) -> None:
-        """Looks for processes that were stopped (SIGSTOP); to be called every few seconds."""
-        ...
-
-    def close(self) -> None:
-        """Ends every process; none is left when it returns."""
-        ...
-
-    def abandon(self) -> None:
-        """Closes descriptors in a process forked from the driver, which does not own them."""
-        ...
-
-
-# -- virtual -------------------------------------------------------------------------------------
-#
-# The interface of a backend on a virtual clock.
-
-
-@runtime_checkable
-class VirtualBackend(Backend, Protocol):
-    """A backend whose clock is virtual, and stands still while a thread holds it: :mod:`fluid.waiting.clock_hold`."""
-
-    @property
-    def hold(self) -> ClockHold:
-        """Who holds the clock."""
-        ...
-
-
-@runtime_checkable
-class ReplayingBackend(VirtualBackend, Protocol):
-    """One that replays trials: no code of theirs runs."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What ``session.json`` says of that."""
-        ...
-
-    def require_replayable(self, trainable: Any) -> None:
-        """Refuses a trainable whose trials cannot be replayed; from any thread.
-
-        Raises:
-            InvalidFieldError: it is one.
-        """
-        ...
-
-    @property
-    def pays_to_pack(self) -> bool:
-        """Whether it is known that two trials on one device end sooner than one after the other."""
-        ...
-
-
-# -- ending --------------------------------------------------------------------------------------
-#
-# What backends can do, too, whose lanes take a while to end.
-
-
-@runtime_checkable
-class EndingBackend(Backend, Protocol):
-    """A backend whose lanes may finish iterations, or have finished some, as the session ends."""
-
-    def end(self) -> list[Event]:
-        """Ends every lane, and waits a while for those that run an iteration; only :meth:`close` is called after it.
-
-        Returns:
-            The events since the last :meth:`poll`, in order of time: iterations that were finished count.
-        """
-        ...
-
-
-# -- retention -----------------------------------------------------------------------------------
-#
-# What backends and launchers can do, too, that keep checkpoints which outlive the run.
-
-
-@runtime_checkable
-class KeepingBackend(Protocol):
-    """A backend of lanes that save trials for good (:class:`fluid.keeping.KeepRule`).
-
-    ``fetch_kept`` is for any thread; the others are for the thread that calls the backend. None waits for a lane.
-    """
-
-    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
-        """Tells lanes what is worth keeping; a lane that does not know it yet keeps more.
-
-        Args:
-            group: the group whose trials are compared.
-            bar: the value that an iteration must beat; ``None`` if any will do.
-            room: bytes that are left of the quota; ``None`` if there is no quota.
-        """
-        ...
-
-    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
-        """Removes a checkpoint from those that outlive the run, on another machine.
-
-        Args:
-            host: the machine's name.
-            path: the checkpoint.
-            demote: whether the trial may still be restored from it.
-        """
-        ...
-
-    def fetch_kept(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine; waits for that.
-
-        Args:
-            host: the machine's name.
-            path: the checkpoint there.
-            target: its folder here, which appears as a whole.
-
-        Raises:
-            OSError: it cannot be fetched.
-        """
-        ...
-
-
-@runtime_checkable
-class FetchingLauncher(Protocol):
-    """A launcher of lanes on several machines."""
 
     def fetch(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine: see :meth:`KeepingBackend.fetch_kept`."""
-        ...
+        """Copies a checkpoint from another machine: see :meth:`Backend.fetch_kept`."""
+        raise FileNotFoundError(f"{path} is on {host}")
+
+    @abstractmethod
+    def forward_output(self) -> None:
+        """Makes lanes that are launched from now on forward what their trials print."""
+
+    @abstractmethod
+    def read_output(self) -> list[LaneText]:
+        """Returns what was printed: see :meth:`Backend.read_output`."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Looks for processes that were stopped (SIGSTOP); to be called every few seconds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends every process; none is left when it returns."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Closes descriptors in a process forked from the driver, which does not own them."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fluid._logs import logger_of
-from fluid.backends.base import DeviceBinding, HostRoom, ScalingLimits, Sharing
+from fluid.backends.base import DeviceBinding, GpuSharing, HostRoom, ScalingLimits
 from fluid.backends.hosts.folders import new_session
 from fluid.backends.hosts.host import Host, HostSettings, device_variables, explicit_threads, threads_per_gpu
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LaneBackend, LanePool, modules_to_load, require_lane_options
@@ -175,6 +175,9 @@ class LocalBackend(LaneBackend):
             cannot be used.
     """
 
+    #: There are no further devices, but those that are not needed can be parked.
+    scaling_limits = ScalingLimits()
+
     def __init__(
         self,
         devices: DeviceChoice = None,
@@ -219,30 +222,25 @@ class LocalBackend(LaneBackend):
         super().__init__(LanePool(chosen, self._host, bindings.bind, grace=grace, process_group=process_group))
 
     @property
-    def scaling_limits(self) -> ScalingLimits:
-        """How far the session may scale: there are no further devices, but those that are not needed can be parked."""
-        return ScalingLimits()
-
-    @property
     def run_folder(self) -> str:
         """Folder of the trials' output, logs and checkpoints."""
         return self._host.folders.run_folder
 
     @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> GpuSharing:
         """How lanes share a GPU: as was asked for, if that could be had."""
         return self._host.sharing
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Loads modules ahead: see :meth:`fluid.backends.base.ForkingBackend.preload`."""
+        """Loads modules ahead: see :meth:`fluid.backends.base.Backend.preload`."""
         self._host.preload(modules)
 
     def lane_room(self) -> HostRoom:
-        """Returns what lanes find on this machine: see :meth:`fluid.backends.base.MeasuredBackend.lane_room`."""
+        """Returns what lanes find on this machine: see :meth:`fluid.backends.base.Backend.lane_room`."""
         return self._host.lane_room()
 
     def start_program(self, program: str) -> socket.socket:
-        """Forks a process that is no lane: see :meth:`fluid.backends.base.ForkingBackend.start_program`."""
+        """Forks a process that is no lane: see :meth:`fluid.backends.base.Backend.start_program`."""
         return self._host.start_program(program)
 
     def can_give_back(self, device_id: int) -> bool:

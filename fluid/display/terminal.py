@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fluid.backends.base import Backend, OutputForwarding
+from fluid.backends.base import Backend
 from fluid.display.trial_output import TrialOutput
 from fluid.session.options import ray_hides_output
 from fluid.session.status import Status
@@ -28,7 +28,7 @@ class Terminal:
     def __init__(self, status: Callable[[], Status], backend: Backend, *, is_shown: bool) -> None:
         self._view = _view_of(status) if is_shown else None
         self._output: TrialOutput | None = None
-        if is_shown and isinstance(backend, OutputForwarding):
+        if is_shown and backend.forwards_output:
             self._output = TrialOutput(backend.read_output, self._view, is_hidden=ray_hides_output)
 
     @property

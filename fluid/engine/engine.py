@@ -59,7 +59,7 @@ from fluid.engine.trials.lifecycle import Lifecycle, Savability
 from fluid.engine.trials.residency import Residency
 from fluid.engine.trials.resizing import Resizing
 from fluid.engine.trials.submissions import Submissions, UserPauses
-from fluid.engine.view import EngineView, view_of
+from fluid.engine.view import DeviceStatus, device_statuses, places
 from fluid.resources import Device
 from fluid.trialgroup import TrialState
 
@@ -211,9 +211,20 @@ class Engine:
         """The devices in use, in order of their index."""
         return self.occupancy.devices
 
-    def view(self) -> EngineView:
-        """Returns how devices stand, and the order of groups, for displays."""
-        return view_of(self._core)
+    @property
+    def device_statuses(self) -> tuple[DeviceStatus, ...]:
+        """How the devices stand, by index."""
+        return device_statuses(self._core)
+
+    @property
+    def given_up(self) -> tuple[tuple[int, str], ...]:
+        """The devices that are used no more as they do not work, by index, and why."""
+        return tuple(sorted(self._core.given_up.items()))
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Where the trials of groups stand among those of all owners; empty where there is one owner."""
+        return places(self._core)
 
     def awaits_devices(self, trial_id: str) -> bool:
         """Whether a trial waits for devices that there are not."""

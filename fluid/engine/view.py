@@ -1,8 +1,8 @@
-"""What the engine shows of itself to the live view: copies, which later events do not change."""
+"""What the engine shows of itself in the status of a session: copies, which later events do not change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fluid.devices.occupancy import Occupancy
@@ -16,45 +16,46 @@ from fluid.trialgroup import TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView:
-    """A device.
+class DeviceStatus:
+    """One device.
 
     Attributes:
-        device: the device.
-        residents: id and width of each trial that holds it.
-        lanes: number of its lanes.
-        packs: ids of the trials that share a lane, in which they are fused as far as they can be, or take turns.
+        device_id, kind, host: the device.
+        residents: the trials that run there, each with its width; that of one that takes turns is for when it iterates.
+        lanes: the number of its lanes.
+        packs: trials that share a process, in which they are fused as far as they can be, or take turns.
         in_turns: whether they take turns.
     """
 
-    device: Device
+    device_id: int
+    kind: str
+    host: str
     residents: tuple[tuple[str, float], ...]
     lanes: int
     packs: tuple[tuple[str, ...], ...] = ()
     in_turns: bool = False
 
+    @property
+    def sharing(self) -> str:
+        """What the trials of a pack are, in words: ``"fused"`` or ``"in turns"``."""
+        return "in turns" if self.in_turns else "fused"
 
-@dataclass(frozen=True, slots=True)
-class EngineView:
-    """The engine's devices by index, why it has given others up, by index, and its groups' places.
+    @property
+    def parts(self) -> tuple[tuple[tuple[str, ...], float], ...]:
+        """The residents, those of a pack together: the trials and the width of each part, in order.
 
-    Attributes:
-        places: by group, where its trials stand among those of all owners, 1 for those that start first; only of groups
-            that have some to run, and where there are several owners.
-    """
+        The width of a trial in a pack says how many may be there. The device is all theirs, however many there are.
+        """
+        if not self.packs:
+            return tuple(((trial,), width) for trial, width in self.residents)
+        pack_of = {trial: pack for pack in self.packs for trial in pack}
+        parts = dict.fromkeys(pack_of.get(trial, (trial,)) for trial, _ in self.residents)
+        return tuple((part, 1.0 / len(parts)) for part in parts)
 
-    devices: tuple[DeviceView, ...]
-    given_up: tuple[tuple[int, str], ...]
-    places: Mapping[str, int]
 
-
-def view_of(core: SessionState) -> EngineView:
-    """Copies what displays show."""
-    return EngineView(
-        tuple(_device_view(device, core.trials, core.occupancy, core.lanes) for device in core.occupancy.devices),
-        tuple(sorted(core.given_up.items())),
-        _places(core),
-    )
+def device_statuses(core: SessionState) -> tuple[DeviceStatus, ...]:
+    """Copies how the devices stand, by index."""
+    return tuple(_status(device, core.trials, core.occupancy, core.lanes) for device in core.occupancy.devices)
 
 
 def seconds_left(trials: Iterable[TrialRecord], occupancy: Occupancy, estimates: Estimates) -> float | None:
@@ -82,8 +83,11 @@ def _devices_of(trial: TrialRecord, key: KeyEstimate, beside: int) -> float:
     return key.stretch(1.0 / rows) / rows
 
 
-def _places(core: SessionState) -> dict[str, int]:
-    """The places of groups with open trials in the starting order; empty where they are of one owner."""
+def places(core: SessionState) -> dict[str, int]:
+    """Where the trials of each group with open ones stand among those of all owners, 1 for those that start first.
+
+    Empty where there is one owner.
+    """
     ranks = core.queue.ranks
     if not ranks:
         return {}
@@ -98,7 +102,7 @@ def _places(core: SessionState) -> dict[str, int]:
     return {group_id: order[key] for group_id, key in keys.items()}
 
 
-def _device_view(device: Device, trials: Trials, occupancy: Occupancy, lanes: Lanes) -> DeviceView:
+def _status(device: Device, trials: Trials, occupancy: Occupancy, lanes: Lanes) -> DeviceStatus:
     # A row without a trial keeps the old devices of one that moves.
     held = [trials.by_row[row] for row in occupancy.residents[device.index] if row in trials.by_row]
     in_turns = bool(held) and held[0].takes_turns
@@ -107,8 +111,10 @@ def _device_view(device: Device, trials: Trials, occupancy: Occupancy, lanes: La
         packs = tuple(tuple(lane.holders) for lane in lanes.on(device.index) if lane.holders)
     elif held and held[0].row in occupancy.groups.of:
         packs = (tuple(trial.trial_id for trial in held),)
-    return DeviceView(
-        device=device,
+    return DeviceStatus(
+        device_id=device.index,
+        kind=device.kind,
+        host=device.host,
         residents=tuple((trial.trial_id, lanes.width_of(trial, trial.width, fused=not in_turns)) for trial in held),
         lanes=len(lanes.on(device.index)),
         packs=packs,

@@ -32,28 +32,16 @@ class LaneLoad(NamedTuple):
     """What a lane holds on a device.
 
     Attributes:
-        lane: the caller's number of the lane.
+        lane: the caller's number of the lane; ``None`` for a new one.
         persistent_bytes: persistent bytes of all its trials together.
         ephemeral_bytes: the lane's size: the largest ephemeral bytes of one of its trials.
         trials: number of its trials.
     """
 
-    lane: int
+    lane: int | None
     persistent_bytes: float = 0.0
     ephemeral_bytes: float = 0.0
     trials: int = 0
-
-
-class LaneChoice(NamedTuple):
-    """The lane of a new trial.
-
-    Attributes:
-        lane: number of the lane that it joins; ``None`` for a new lane.
-        ephemeral_bytes: the lane's size with it.
-    """
-
-    lane: int | None
-    ephemeral_bytes: float
 
 
 def find_lane(
@@ -64,7 +52,7 @@ def find_lane(
     new_lane_bytes: float = 0.0,
     most_lanes: int | None = None,
     most_per_lane: int | None = None,
-) -> LaneChoice | None:
+) -> LaneLoad | None:
     """Finds the lane of a device that a new trial joins, in one pass over the lanes.
 
     With P_i and E_i the persistent and ephemeral bytes of trial i, and C the usable bytes, this safety condition holds
@@ -88,11 +76,11 @@ def find_lane(
         >>> from fluid.policies.turns import LaneLoad, find_lane
         >>> lanes = [LaneLoad(0, persistent_bytes=2.0, ephemeral_bytes=6.0, trials=1)]
         >>> find_lane(MemoryNeed(1.0, 4.0), lanes, 13.0)
-        LaneChoice(lane=None, ephemeral_bytes=4.0)
+        LaneLoad(lane=None, persistent_bytes=1.0, ephemeral_bytes=4.0, trials=1)
         >>> find_lane(MemoryNeed(1.0, 4.0), lanes, 12.0)
-        LaneChoice(lane=0, ephemeral_bytes=6.0)
+        LaneLoad(lane=0, persistent_bytes=3.0, ephemeral_bytes=6.0, trials=2)
         >>> find_lane(MemoryNeed(1.0, 9.0), lanes, 12.0)
-        LaneChoice(lane=0, ephemeral_bytes=9.0)
+        LaneLoad(lane=0, persistent_bytes=3.0, ephemeral_bytes=9.0, trials=2)
         >>> find_lane(MemoryNeed(1.0, 9.5), lanes, 12.0) is None
         True
 
@@ -106,7 +94,7 @@ def find_lane(
         most_per_lane: most trials in a lane; ``None`` for any number.
 
     Returns:
-        The choice; ``None`` if the trial fits in no lane.
+        The lane as it is with the trial; ``None`` if that fits in no lane.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
@@ -120,7 +108,7 @@ def find_lane(
     for lane in candidates:
         taken += lane.persistent_bytes + lane.ephemeral_bytes
     if len(candidates) < limit_lanes and taken + ephemeral + new_lane_bytes <= usable:
-        return LaneChoice(None, ephemeral)
+        return LaneLoad(None, need.persistent_bytes, ephemeral, trials=1)
     best: LaneLoad | None = None
     best_rank: tuple[bool, float, int] | None = None
     for lane in candidates:
@@ -129,7 +117,10 @@ def find_lane(
         rank = grows, lane.ephemeral_bytes, lane.trials
         if fits and lane.trials < limit_trials and (best_rank is None or rank < best_rank):
             best, best_rank = lane, rank
-    return None if best is None else LaneChoice(best.lane, max(ephemeral, best.ephemeral_bytes))
+    if best is None:
+        return None
+    size = max(ephemeral, best.ephemeral_bytes)
+    return LaneLoad(best.lane, best.persistent_bytes + need.persistent_bytes, size, best.trials + 1)
 
 
 # -- turns ---------------------------------------------------------------------------------------

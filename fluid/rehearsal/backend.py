@@ -47,6 +47,8 @@ class RehearsalBackend(SimulatedBackend):
         InvalidFieldError: the devices are none.
     """
 
+    replays = True
+
     def __init__(
         self,
         devices: DeviceChoice = None,

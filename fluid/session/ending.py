@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fluid.backends.base import Backend, EndingBackend
+from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDeviceLost, NoteDrained, Report, ReportEnd, TrialNotice
 from fluid.engine.events import IterationDone, TrialSaved
 from fluid.errors import FluidError
@@ -25,9 +25,7 @@ def take_last(backend: Backend, state: EngineState, folder: RunFolder, keeper: K
     Returns:
         What the groups are to be told.
     """
-    events = (
-        [event for event in backend.end() if isinstance(event, _LAST)] if isinstance(backend, EndingBackend) else []
-    )
+    events = [event for event in backend.end() if isinstance(event, _LAST)]
     if not events:
         return []
     notices: list[TrialNotice] = [one for one in state.handle(*events) if isinstance(one, (Report, ReportEnd))]

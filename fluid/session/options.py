@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from fluid._clock import wall_seconds
 from fluid._logs import logger_of
-from fluid.backends.base import Backend, HostRoom, MeasuredBackend, OutputForwarding, ReplayingBackend
+from fluid.backends.base import Backend, HostRoom
 from fluid.backends.hosts.lane_limits import idle_lane_limit, room_here
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP, require_process_group
 from fluid.engine.engine import DEFAULT_MAX_FAILURES
@@ -70,7 +70,7 @@ def make_backend(
         InvalidFieldError: the backend does not support an argument; the error names the executor's argument.
     """
     made = _make_backend(backend, devices, run_dir, sharing, lane_policy, process_group, releasable)
-    if forwards and isinstance(made, OutputForwarding):
+    if forwards:
         made.forward_output()
     return made
 
@@ -92,7 +92,7 @@ def _make_backend(
             reason = f"pass it to the backend object instead: sharing={sharing.name!r}"
             raise InvalidFieldError("packing", sharing.name, reason)
         if lane_policy == ROUNDS:
-            if getattr(backend, "lane_policy", None) not in (None, ROUNDS):
+            if backend.lane_policy not in (None, ROUNDS):
                 raise InvalidFieldError("rounds", True, 'needs a backend object made with lane_policy="rounds"')
         elif lane_policy is not None:
             raise InvalidFieldError("lane_policy", lane_policy, "pass it to the backend object instead")
@@ -168,7 +168,7 @@ def process_limit(backend: Backend) -> ProcessLimit:
     Limits that are found only later, such as those of other nodes' GPUs, apply once a lane cannot start
     (:meth:`fluid.devices.occupancy.Occupancy.cap`).
     """
-    if isinstance(backend, ReplayingBackend):
+    if backend.is_virtual:
         return ProcessLimit()  # Its devices are none of this machine.
     hosts = {device.host for device in backend.devices() if device.kind == "gpu"}
     if not hosts:
@@ -220,10 +220,10 @@ def idle_limit(backend: Backend, *, busy: int, most: int = MOST_IDLE) -> int:
         busy: most lanes that run trials on a device at once.
         most: however much room there is.
     """
-    if isinstance(backend, ReplayingBackend):
+    if backend.is_virtual:
         return most
     devices = backend.devices()
-    room = backend.lane_room() if isinstance(backend, MeasuredBackend) else HostRoom(room_here().descriptors)
+    room = backend.lane_room() or HostRoom(room_here().descriptors)
     exclusive = process_limit(backend).most == 1
     return min(
         (
@@ -359,13 +359,14 @@ class ExecutorOptions:
         return cls(**flat, **made)
 
     def __post_init__(self) -> None:
-        is_replayed = self.backend == "simulated" or isinstance(self.backend, ReplayingBackend)
+        _require_backend(self.backend)
+        is_replayed = self.backend == "simulated" if isinstance(self.backend, str) else self.backend.replays
         if is_replayed and self.keep.how == "auto":
             object.__setattr__(self, "keep", replace(self.keep, keep="none"))
         require_one_of("group_policy", self.group_policy, GROUP_POLICIES)
         require_number("fairness", self.fairness, at_least=0.0)
         require_integer("spare_lanes", self.spare_lanes, at_least=0)
-        self.sharing.require_isolation(getattr(self.backend, "lane_policy", None))
+        self.sharing.require_isolation(self._own_policy)
         widest = DEFAULT_MAX_WIDTH
         if self.max_width is not None:
             widest = require_integer("max_width", self.max_width, at_least=1)
@@ -373,8 +374,6 @@ class ExecutorOptions:
         object.__setattr__(self, "plans", make_planner(self.planner, c=packed, d=widest))
         if isinstance(self.devices, int):
             require_integer("devices", self.devices, at_least=1)
-        if isinstance(self.backend, str):
-            require_one_of("backend", self.backend, BACKENDS)
         if is_replayed and self.keep.how != "none":
             raise InvalidFieldError("keep", self.keep.keep, "trials that are replayed have no checkpoints")
         require_integer("max_failures", self.max_failures, at_least=0)
@@ -403,10 +402,15 @@ class ExecutorOptions:
         }
 
     @property
+    def _own_policy(self) -> str | None:
+        """Which of several trials a lane of the user's backend runs next; ``None`` if that is not known."""
+        return None if isinstance(self.backend, str) else self.backend.lane_policy
+
+    @property
     def isolating(self) -> Isolating:
         """Which trials run in a process that has run no other one, of those that do not say so themselves."""
         asked, way = self.sharing.isolation, self.sharing.way
-        shares_by = self.sharing.shares_by(getattr(self.backend, "lane_policy", None))
+        shares_by = self.sharing.shares_by(self._own_policy)
         plain = asked != "lane" and (not shares_by or way.insists_on_fusing)
         fusible = plain and (asked == "trial" or self.most_fused == 1)
         return Isolating(plain, fusible, shares_by, is_asked=asked is not None)
@@ -442,9 +446,9 @@ class ExecutorOptions:
         """
         limit, way, most = process_limit(backend), self.sharing.way, self.sharing.max_packing
         packed = way.most_processes(most)
-        if way.is_measured and isinstance(backend, ReplayingBackend) and not backend.pays_to_pack:
+        if way.is_measured and not backend.pays_to_pack:
             packed = 1  # Nothing tells what it costs: on real devices, this is measured.
-        policy = self.sharing.policy or getattr(backend, "lane_policy", None) or DEFAULT_POLICY
+        policy = self.sharing.policy or backend.lane_policy or DEFAULT_POLICY
         state = EngineState(
             self.plans,
             profile,
@@ -460,6 +464,12 @@ class ExecutorOptions:
         )
         state.lanes.most_per_device = limit.most
         return state
+
+
+def _require_backend(backend: object) -> None:
+    if not isinstance(backend, Backend) and not (isinstance(backend, str) and backend in BACKENDS):
+        own = "an object of a class derived from fluid.backends.base.Backend"
+        raise InvalidFieldError("backend", backend, f"must be one of {', '.join(sorted(BACKENDS))}, or {own}")
 
 
 # -- goals left ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from fluid._clock import read_clock, wall_seconds
 from fluid._logs import logger_of
-from fluid.backends.base import Backend, ReplayingBackend, VirtualBackend
+from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDrained, Notice, ReportRequest, StopLane, StopTrial, TrialNotice
 from fluid.engine.events import (
     Alarm,
@@ -52,7 +52,6 @@ from fluid.session.options import IdleLanes
 from fluid.session.scaling.scaling import DeviceScaling, apart, earlier
 from fluid.session.waits import SessionFuture, SessionWaits
 from fluid.sizing.goals import NO_GOALS, Goals
-from fluid.waiting.clock_hold import NO_HOLD
 from fluid.waiting.waits import AwaitedThread
 
 #: The submitter has this long to answer what ended before the engine resizes trials.
@@ -396,13 +395,13 @@ class Pump:
         self._backend = backend
         self._folder = folder
         #: What ``session.json`` is to say, and what it says.
-        self._facts = {**facts, **(backend.facts if isinstance(backend, ReplayingBackend) else {})}
+        self._facts = {**facts, **backend.facts}
         self._written: dict[str, Any] = {}
         #: Calls of inboxes that are still to be made, in order.
         self._notifications: deque[Callable[[], None]] = deque()
         self._notifying = False
         self._ticks = Ticks(state)
-        self.hold = backend.hold if isinstance(backend, VirtualBackend) else NO_HOLD
+        self.hold = backend.hold
         self.hold.take()  # A deadline must not pass before the first trials are submitted.
         self.waits = SessionWaits(self.hold, self._closed_error, lambda: self.endings.over)
         self._idle_lanes = IdleLanes(state.lanes, backend, state.planner.c)
@@ -413,16 +412,15 @@ class Pump:
         self._alerts = Alerts(state, folder.path, self.inboxes, resumable=not self.hold.is_virtual)
         self.keeper = Keeper(keep, state, backend, folder.path, handle=self.handle, post=self._post)
         self.began = backend.now()
-        is_virtual = isinstance(backend, VirtualBackend)
         clock = read_clock()._replace(at=self.began)
-        self._facts["clock"] = folder.begin(clock._replace(name="") if is_virtual else clock)
+        self._facts["clock"] = folder.begin(clock._replace(name="") if backend.is_virtual else clock)
         if goals.deadline_s is not None:
             self._facts["deadline_at"] = wall_seconds() + goals.deadline_s
         self.scaling = DeviceScaling(state, backend, self.handle, goals, self.began, self._finish_early)
         #: Why the session ends by itself, once its deadline has come or its budget is spent.
         self._limit: LimitReachedError | None = None
         #: When to look at the run folder again; ``None`` for never.
-        self._look_at: float | None = None if is_virtual else self.began
+        self._look_at: float | None = None if backend.is_virtual else self.began
         self._closing = False
         self._broken: BaseException | None = None
         self._thread = AwaitedThread("fluid-pump", self._run)

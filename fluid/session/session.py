@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fluid._clock import Clock
-from fluid.backends.base import Backend, ForkingBackend, RecordSource
+from fluid.backends.base import Backend
 from fluid.engine.events import (
     OUTCOMES,
     BudgetExtended,
@@ -106,7 +106,7 @@ class GroupRequests:
         self._inbox = inbox
         self._pump = pump
         self._state = state
-        self._backend = backend
+        self.backend = backend
         self._folder = folder
         self._prepare = prepare
 
@@ -192,14 +192,14 @@ class GroupRequests:
         def forget() -> None:
             known = self._state.trials.get(trial_id)
             self._handle(partial(TrialForgotten, trial_id=trial_id))
-            self._pump.notify(partial(self._backend.forget, trial_id))
+            self._pump.notify(partial(self.backend.forget, trial_id))
             if known is not None:
                 self._pump.notify(partial(self._inbox.drop, trial_id, known.outcome))
 
         self._pump.act(forget)
 
     def _handle(self, event: Callable[..., Event], accepted: Callable[[], None] | None = None) -> None:
-        self._pump.handle(event(at=self._backend.now()), accepted=accepted)
+        self._pump.handle(event(at=self.backend.now()), accepted=accepted)
 
 
 # -- session -------------------------------------------------------------------------------------
@@ -225,6 +225,9 @@ class Session:
         keep: which checkpoints outlive the session.
         goals: when all is to have ended, and what that may cost.
         isolating: which trials run in a process that has run no other one.
+
+    Attributes:
+        backend: as given; methods of it that say so may be called from any thread.
     """
 
     def __init__(
@@ -239,7 +242,7 @@ class Session:
         isolating: Isolating = ISOLATING,
     ) -> None:
         self._state = state
-        self._backend = backend
+        self.backend = backend
         self._folder = folder
         self._max_width = max_width
         self.isolating = isolating
@@ -247,8 +250,7 @@ class Session:
         self.in_rounds = bool(facts.get("rounds"))
         self._pickler = SessionPickler(backend)
         self._records = TrialRecords()
-        if isinstance(backend, RecordSource):
-            backend.hear_records(self._records.take)
+        backend.hear_records(self._records.take)
         #: Number of the next group. Used in the session's thread only.
         self._next_group = 0
         #: Numbers of the trials, in order of submission.
@@ -290,7 +292,7 @@ class Session:
             self._pump.endings.require_devices()
             group_id = str(self._next_group)
             inbox = GroupInbox(group_id, group, listener, self.waits)
-            event = GroupSubmitted(at=self._backend.now(), group_id=group_id, trials=specs, terms=terms)
+            event = GroupSubmitted(at=self.backend.now(), group_id=group_id, trials=specs, terms=terms)
             self._pump.handle(event, accepted=lambda: self._open_group(inbox, payloads))
             say_what_is_awaited(self._state, group.name, specs)
             return inbox
@@ -304,7 +306,7 @@ class Session:
             payloads, specs = self._prepare(inbox.group, trials)
             return specs, lambda: self._take_in(inbox, payloads)
 
-        return GroupRequests(inbox, self._pump, self._state, self._backend, self._folder, prepare)
+        return GroupRequests(inbox, self._pump, self._state, self.backend, self._folder, prepare)
 
     def await_departures(self, group_id: str, timeout_s: float) -> tuple[str, ...]:
         """Waits until the stopped trials of a group were cleaned up; returns the ids of those that were not in time."""
@@ -343,8 +345,8 @@ class Session:
         """Puts a further device to use."""
 
         def add() -> None:
-            self._backend.add_devices([device])
-            self._pump.handle(DeviceAdded(at=self._backend.now(), device=device))
+            self.backend.add_devices([device])
+            self._pump.handle(DeviceAdded(at=self.backend.now(), device=device))
 
         self._pump.act(add)
 
@@ -354,7 +356,7 @@ class Session:
         def remove() -> None:
             if all(device.index != device_id for device in self._state.devices):
                 raise InvalidFieldError("device_id", device_id, "is not in use")
-            self._pump.handle(DeviceLost(at=self._backend.now(), device_id=device_id))
+            self._pump.handle(DeviceLost(at=self.backend.now(), device_id=device_id))
 
         self._pump.act(remove)
 
@@ -380,7 +382,7 @@ class Session:
     def add_deadline(self, seconds: float, sweep: SweepInTime) -> Callable[[], None]:
         """Tells a sweep what cannot end by so many seconds from now; returns what drops that deadline again."""
         sizing = self._pump.scaling.sizing
-        added = self._in_thread(lambda: sizing.add(seconds, self._backend.now(), sweep))
+        added = self._in_thread(lambda: sizing.add(seconds, self.backend.now(), sweep))
 
         def drop() -> None:
             with suppress(FluidError):  # The session has ended.
@@ -397,8 +399,7 @@ class Session:
 
     def preload(self, trainable: Any, modules: Iterable[str] = ()) -> None:
         """Loads what a trainable imports, and further modules, ahead of its first trial, where the backend can."""
-        if isinstance(self._backend, ForkingBackend):
-            self._backend.preload([*modules, *imports_of(trainable)])
+        self.backend.preload([*modules, *imports_of(trainable)])
 
     def start_program(self, program: str) -> socket.socket | None:
         """Forks a process that is no lane; ``None`` where the backend forks none on the driver's machine.
@@ -409,7 +410,7 @@ class Session:
         Returns:
             The caller's end of the connection.
         """
-        return self._backend.start_program(program) if isinstance(self._backend, ForkingBackend) else None
+        return self.backend.start_program(program)
 
     # -- the session itself --------------------------------------------------------------------------------
 
@@ -434,11 +435,11 @@ class Session:
         def register(group_id: str) -> None:
             for trial, payload in payloads[group_id].items():
                 rule = self._keeper.admit(group_id, left.groups[group_id].line.search, trial, recover=True)
-                self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
+                self.backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
             self._keeper.tell_lanes()
 
         def resume() -> None:
-            now = self._backend.now()
+            now = self.backend.now()
             left.complete(self._folder, payloads, changes, now)
             events = left.events(now, self._spec, self._adapted)
             self._folder.journal((), lost_checkpoints(left.recovered, events))
@@ -463,15 +464,15 @@ class Session:
     def group_status(self, group_id: str) -> GroupStatus:
         """How a group stands, also once the session has ended; trials that had not ended then are INTERRUPTED."""
         try:
-            return self._in_thread(lambda: self._statuses.group(group_id, self._backend.now()))
+            return self._in_thread(lambda: self._statuses.group(group_id, self.backend.now()))
         except FluidError:  # Its thread has ended, or is about to change nothing more.
-            group = self._statuses.group(group_id, self._backend.now())
+            group = self._statuses.group(group_id, self.backend.now())
         rest = {state: number for state, number in group.trials.items() if state in _RESTING}
         left = sum(group.trials.values()) - sum(rest.values())
         return replace(group, trials={**rest, "INTERRUPTED": left} if left else rest)
 
     def _status(self) -> Status:
-        now, began, scaling = self._backend.now(), self._pump.began, self._pump.scaling
+        now, began, scaling = self.backend.now(), self._pump.began, self._pump.scaling
         goal, shown = scaling.sizing.status(now), partial(self.forecasts.shown, lasts=self.forecasts.lasts())
         found = self._statuses.read(now - began, began=began, run_dir=self._folder.path, forecast=shown, goal=goal)
         return replace(found, asked=scaling.asked, rehearsed=self.hold.is_virtual)
@@ -525,7 +526,7 @@ class Session:
 
     def eta(self, group_id: str) -> float | None:
         """Predicted seconds until a group has ended; ``None`` where no trial of it was measured, or one hangs."""
-        return self._in_thread(lambda: self._state.seconds_left(group_id, self._backend.now()))
+        return self._in_thread(lambda: self._state.seconds_left(group_id, self.backend.now()))
 
     @property
     def is_in_thread(self) -> bool:
@@ -584,7 +585,7 @@ class Session:
         inbox.note_seeds(payloads)
         for trial, payload in payloads.items():
             rule = self._keeper.admit(inbox.group_id, inbox.group.search, trial)
-            self._backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
+            self.backend.register(trial.id, payload if rule is None else replace(payload, keep=rule))
         group, terms = inbox.group, self._state.groups[inbox.group_id].terms
         self._folder.write_trials(inbox.group_id, GroupLine(group.name, group.search, group.requires, terms), payloads)
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from fluid._logs import logger_of
-from fluid.backends.base import Backend, ReplayingBackend
+from fluid.backends.base import Backend
 from fluid.devices.constraints import describe
 from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
 from fluid.errors import InvalidFieldError, require_number
@@ -179,7 +179,7 @@ class SessionPickler:
     """Pickles the trials of a session that has this backend. Thread-safe."""
 
     def __init__(self, backend: Backend) -> None:
-        self._require = backend.require_replayable if isinstance(backend, ReplayingBackend) else None
+        self._require = backend.require_replayable if backend.replays else None
         #: By the digests of their pickles.
         self._codes: OrderedDict[bytes, TrainableCode | None] = OrderedDict()
 

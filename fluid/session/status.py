@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluid.engine.events import PLAIN_TERMS, GroupTerms
+from fluid.engine.view import DeviceStatus
 from fluid.results.best import BestSoFar
 from fluid.session.facts import Forecast, GoalStatus
 from fluid.trialgroup import Search
+
+__all__ = ["DeviceStatus", "GroupFacts", "GroupStatus", "Status"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,44 +88,6 @@ class GroupStatus:
         if not self.iterations:
             return None if self.is_search else 1.0
         return min(1.0, self.iterations_done / self.iterations)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceStatus:
-    """One device.
-
-    Attributes:
-        device_id, kind, host: the device.
-        residents: the trials that run there, each with its width; that of one that takes turns is for when it iterates.
-        lanes: the number of its lanes.
-        packs: trials that share a process, in which they are fused as far as they can be, or take turns.
-        in_turns: whether they take turns.
-    """
-
-    device_id: int
-    kind: str
-    host: str
-    residents: tuple[tuple[str, float], ...]
-    lanes: int
-    packs: tuple[tuple[str, ...], ...] = ()
-    in_turns: bool = False
-
-    @property
-    def sharing(self) -> str:
-        """What the trials of a pack are, in words: ``"fused"`` or ``"in turns"``."""
-        return "in turns" if self.in_turns else "fused"
-
-    @property
-    def parts(self) -> tuple[tuple[tuple[str, ...], float], ...]:
-        """The residents, those of a pack together: the trials and the width of each part, in order.
-
-        The width of a trial in a pack says how many may be there. The device is all theirs, however many there are.
-        """
-        if not self.packs:
-            return tuple(((trial,), width) for trial, width in self.residents)
-        pack_of = {trial: pack for pack in self.packs for trial in pack}
-        parts = dict.fromkeys(pack_of.get(trial, (trial,)) for trial, _ in self.residents)
-        return tuple((part, 1.0 / len(parts)) for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

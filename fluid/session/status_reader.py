@@ -15,7 +15,7 @@ from fluid.policies.engine import EngineState
 from fluid.session.facts import Forecast, GoalStatus
 from fluid.session.forecasting.progress import LiveLength
 from fluid.session.forecasting.progress import forecast as forecast_search
-from fluid.session.status import DeviceStatus, GroupFacts, GroupStatus, Status
+from fluid.session.status import GroupFacts, GroupStatus, Status
 from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
 
 _ENDED = frozenset(state.value for state in TrialState if state.ended)
@@ -71,27 +71,16 @@ class StatusReader:
             goal: how it stands to its deadline and its budget.
         """
         state, now = self._state, began + at
-        view, measured = state.view(), _measured_keys(state)
+        places, measured = state.places, _measured_keys(state)
         return Status(
             at=at,
-            groups=tuple([self.group(name, now, forecast, view.places.get(name)) for name in state.groups]),
-            devices=tuple(
-                DeviceStatus(
-                    device_id=seen.device.index,
-                    kind=seen.device.kind,
-                    host=seen.device.host,
-                    residents=seen.residents,
-                    lanes=seen.lanes,
-                    packs=seen.packs,
-                    in_turns=seen.in_turns,
-                )
-                for seen in view.devices
-            ),
+            groups=tuple([self.group(name, now, forecast, places.get(name)) for name in state.groups]),
+            devices=state.device_statuses,
             alpha={name: state.profile.alpha(key, model) for name, (key, model) in measured.items()},
             packing={name: state.profile.measured_packing(key, model) for name, (key, model) in measured.items()},
             fused={name: found for name, at_key in measured.items() if (found := _fused(state.profile, *at_key))},
             silent=tuple(sorted(state.silent(now), key=lambda trial: -trial[1])),
-            given_up=view.given_up,
+            given_up=state.given_up,
             run_dir=run_dir,
             goal=goal,
         )

@@ -7,6 +7,7 @@ pytest show the values of what fails.
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
-from fluid.backends.base import Backend, EndingBackend
+from fluid.backends.base import Backend
 from fluid.engine.commands import (
     CheckpointValue,
     DumpStacks,
@@ -197,7 +198,7 @@ class BackendConformance(Suite):
         """Returns a session with a new backend."""
         backend = self.make_backend(self.folder)
         self._backends.append(backend)
-        assert isinstance(backend, Backend), f"{backend!r} lacks a method of fluid.backends.base.Backend"
+        assert isinstance(backend, Backend), f"{backend!r} is not derived from fluid.backends.base.Backend"
         self.session = BackendSession(backend, self.trainable, isolated=self.isolated, patience_s=self.patience_s)
         return self.session
 
@@ -240,13 +241,44 @@ class BackendConformance(Suite):
         session = self.open()
         session.submit("g", a=(10**6, 0.01), b=(10**6, 0.01))
         session.run(lambda: len(session.iterations("a")) >= 2 <= len(session.iterations("b")))
-        if not isinstance(session.backend, EndingBackend):
-            raise SkipTest("this backend has no end()")
         finished = [event for event in session.backend.end() if isinstance(event, IterationDone)]
         session.commands += session.engine.handle(*finished)  # Nothing is carried out any more.
         for name in "ab":
             done = session.iterations(name)
             assert done == list(range(1, session.engine.trials[name].progress.done + 1))
+
+    def test_a_wait_for_events_ends_when_it_is_woken(self) -> None:
+        session = self.open()
+        session.warm_up()
+        backend = session.backend
+        while backend.poll(0.2):
+            pass
+        begun = backend.now()
+        backend.wake()
+        backend.poll(10.0)
+        assert backend.now() - begun < 10.0
+
+    def test_what_it_cannot_do_may_be_asked_of_it(self) -> None:
+        session = self.open()
+        backend, heard = session.backend, list[Any]()
+        backend.hear_records(heard.append)
+        backend.forward_output()
+        backend.preload([])
+        backend.set_bar("g", None, None)
+        session.submit("g", a=(2, 0.01))
+        session.run()
+        assert not backend.can_give_back(10**6), "it has no such device"
+        if backend.scaling_limits is None:
+            assert not any(backend.can_give_back(device.index) for device in backend.devices())
+        assert backend.forwards_output or not backend.read_output()
+        assert json.loads(json.dumps(dict(backend.facts))) == backend.facts
+        try:
+            backend.fetch_kept("nowhere", "/nowhere/checkpoint", str(self.folder / "fetched"))
+            raise AssertionError("a checkpoint that there is not was fetched")
+        except OSError:
+            assert not (self.folder / "fetched").exists()
+        backend.forget("a")
+        backend.end()
 
     def test_a_trial_in_an_endless_iteration_is_stopped_at_once(self) -> None:
         session = self.open()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from fluid.backends.base import Backend, VirtualBackend
+from fluid.backends.base import Backend
 from fluid.engine.commands import Command, Notice
 from fluid.engine.core import EngineError
 from fluid.engine.events import Alarm, DeviceAdded, Event, Tick
@@ -65,7 +65,7 @@ class Session:
         self.commands: list[Command] = []
         self.events: list[Event] = []
         self._checked, self._patience_s = checked, patience_s
-        self._is_virtual = isinstance(backend, VirtualBackend)
+        self._is_virtual = backend.is_virtual
         self.tell(*(DeviceAdded(backend.now(), device) for device in backend.devices()))
 
     def tell(self, *events: Event) -> list[Command]:

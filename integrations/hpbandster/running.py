@@ -13,7 +13,6 @@ from fluid.integrations.hpbandster.loop import OptimizerLoop
 from fluid.integrations.hpbandster.optimizers import SeededRandom, Worker, make, quiet
 from fluid.integrations.hpbandster.trials import TrainableTrials, TrialFactory, WorkerTrials
 from fluid.integrations.hpbandster.worker_course import RehearsedWorker
-from fluid.integrations.session_time import rehearsal_of
 from fluid.trainables.trainable import is_only_replayed, kind_of
 
 
@@ -116,8 +115,8 @@ def run(
             trials = WorkerTrials(state, trainable, dict(worker_options or {}), working_directory, isolation)
         else:
             trials = TrainableTrials(trainable, metric, mode, resume)
-        if (rehearsal := rehearsal_of(chosen)) is not None:
-            rehearsal.require_replayable(RehearsedWorker(trainable) if is_worker else trainable)
+        if (backend := chosen.session.backend).replays:
+            backend.require_replayable(RehearsedWorker(trainable) if is_worker else trainable)
         elif is_only_replayed(trainable):
             kind_of(trainable)  # Raises.
         loop = OptimizerLoop(state=state, trials=trials, executor=chosen, random=random, synchronous=synchronous)

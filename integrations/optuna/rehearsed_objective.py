@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fluid.backends.base import Backend
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.integrations.optuna.objective import VALUE, VALUES
 from fluid.integrations.optuna.work import ObjectiveWork, ReportedMetrics, TrainableWork, Work
-from fluid.rehearsal.backend import RehearsalBackend
 from fluid.results.records import Result
 
 if TYPE_CHECKING:
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 
-def rehearsed(work: Work, trainable: Any, study: Study, rehearsal: RehearsalBackend) -> Work:
+def rehearsed(work: Work, trainable: Any, study: Study, backend: Backend) -> Work:
     """Returns what the trials of a study do in a rehearsal.
 
     Args:
         work: what they run for real.
         trainable: what the user passed.
         study: the study.
-        rehearsal: replays the trials.
+        backend: replays the trials.
 
     Raises:
         InvalidFieldError: they cannot be replayed.
     """
     if not isinstance(work, ObjectiveWork):
-        rehearsal.require_replayable(work.trainable)
+        backend.require_replayable(work.trainable)
         return work
     suggest = getattr(trainable, "suggest", None)
     if not callable(suggest):
@@ -38,7 +38,7 @@ def rehearsed(work: Work, trainable: Any, study: Study, rehearsal: RehearsalBack
             " and replay(config, iterations), as attributes or methods, or pass a trainable with space="
         )
         raise InvalidFieldError("trainable", trainable, reason)
-    rehearsal.require_replayable(trainable)
+    backend.require_replayable(trainable)
     several = len(study.directions)
     return RehearsedObjective(
         trainable=trainable,

@@ -17,7 +17,6 @@ from fluid.integrations.optuna.moving import moving, shared_with_callbacks
 from fluid.integrations.optuna.objective import as_trainable
 from fluid.integrations.optuna.rehearsed_objective import rehearsed
 from fluid.integrations.optuna.work import ObjectiveWork, Space, TrainableWork, Work
-from fluid.integrations.session_time import rehearsal_of
 from fluid.trainables.pickling import dump_trainable
 from fluid.trainables.trainable import is_only_replayed, kind_of
 from fluid.trial_fields import IterationTimeout, require_timeout
@@ -149,8 +148,8 @@ def optimize(
             stacklevel=3,  # One is of the decorator.
         )
     with executor_scope(executor) as chosen:
-        if (rehearsal := rehearsal_of(chosen)) is not None:
-            arguments = replace(arguments, work=rehearsed(work, trainable, study, rehearsal))
+        if (backend := chosen.session.backend).replays:
+            arguments = replace(arguments, work=rehearsed(work, trainable, study, backend))
         elif is_only_replayed(work.trainable):
             kind_of(work.trainable)  # Raises.
         OptimizeLoop(study, arguments, chosen).run()

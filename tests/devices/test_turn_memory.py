@@ -133,7 +133,7 @@ def test_ten_thousand_arrivals_and_departures_never_overflow_a_device() -> None:
                     loads.append(LaneLoad(lane, persistent, max(e.ephemeral_bytes for e in there), len(there)))
                 choice = find_lane(need, loads, usable, most_per_lane=per_lane)
                 assert choice is not None
-                new = max((load.lane for load in loads), default=0) + 1
+                new = max((lanes[other] for other in needs if other != row), default=0) + 1
                 lanes[row] = new if choice.lane is None else choice.lane
             filled = exact(list(needs.values()), [occupancy.groups.lane_of[other] for other in needs])
             assert filled == occupancy.memory.placed_bytes(0) <= usable

@@ -108,8 +108,8 @@ def test_a_trial_whose_devices_are_taken_does_not_wait_for_others() -> None:
 def test_groups_of_several_owners_have_places_in_the_starting_order() -> None:
     hand = Hand(1, profile=Known(packing=1))
     hand.submit("a", "b", group="g", budget=50)
-    assert hand.state.view().places == {}, "there is one owner"
+    assert hand.state.places == {}, "there is one owner"
     hand.submit("c", group="h", budget=2)
-    assert hand.state.view().places == {"g": 2, "h": 1}, "the one with the least work left starts first"
+    assert hand.state.places == {"g": 2, "h": 1}, "the one with the least work left starts first"
     hand.stop("c")
-    assert hand.state.view().places == {}
+    assert hand.state.places == {}

@@ -189,9 +189,9 @@ def test_a_device_that_no_lane_can_use_is_given_up_and_says_why() -> None:
     lane = only(hand.lose(hand.trial("a").placement.lanes[0], failed_position=0), StartLane).lane_id
     lost = only(hand.lose(lane, failed_position=0), NoteDeviceLost)
     assert lost.reason == "2 lanes in a row could not be started there, the last because it killed"
-    assert hand.state.view().given_up == ((0, lost.reason),)
+    assert hand.state.given_up == ((0, lost.reason),)
     hand.add_device(0)
-    assert hand.state.view().given_up == ()
+    assert hand.state.given_up == ()
 
 
 def test_a_device_that_takes_no_further_process_is_shared_by_fewer_trials() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from fluid.errors import InvalidFieldError
-from fluid.policies.turns import LaneChoice, LaneLoad, find_lane
+from fluid.policies.turns import LaneLoad, find_lane
 from fluid.resources import MemoryNeed
 
 #: A lane as the brute force sees it: the needs of its trials.
@@ -93,9 +93,10 @@ def test_the_finder_equals_brute_force_in_ten_thousand_cases() -> None:
             continue
         place = preferred(need, lanes, places)
         before = 0.0 if place is None else max((trial.ephemeral_bytes for trial in lanes[place]), default=0.0)
-        assert choice == LaneChoice(None if place is None else 10 + place, max(before, need.ephemeral_bytes))
         after = [*map(list, lanes), []] if place is None else list(map(list, lanes))
         after[-1 if place is None else place].append(need)
+        expected = loads_of(after)[-1 if place is None else place]
+        assert choice == expected._replace(lane=None if place is None else 10 + place)
         assert bytes_of(after) + (new if place is None else 0.0) <= usable
         new_lanes += place is None
         joined += place is not None and before >= need.ephemeral_bytes
@@ -107,20 +108,20 @@ def test_a_lane_never_shrinks_below_the_trials_that_it_has() -> None:
     """The algorithm as it is printed would make this lane of 9 bytes one of 1, and let the device overflow."""
     lanes = [LaneLoad(0, persistent_bytes=1.0, ephemeral_bytes=9.0, trials=1)]
     assert find_lane(MemoryNeed(1.0, 1.0), lanes, 10.0) is None
-    assert find_lane(MemoryNeed(0.0, 1.0), lanes, 10.0) == LaneChoice(0, 9.0)
+    assert find_lane(MemoryNeed(0.0, 1.0), lanes, 10.0) == LaneLoad(0, 1.0, 9.0, trials=2)
 
 
 def test_a_new_lane_pays_for_its_context() -> None:
     lanes = [LaneLoad(0, 1.0, 2.0, trials=1)]
-    assert find_lane(MemoryNeed(1.0, 2.0), lanes, 9.0, new_lane_bytes=3.0) == LaneChoice(None, 2.0)
-    assert find_lane(MemoryNeed(1.0, 2.0), lanes, 8.0, new_lane_bytes=3.0) == LaneChoice(0, 2.0)
+    assert find_lane(MemoryNeed(1.0, 2.0), lanes, 9.0, new_lane_bytes=3.0) == LaneLoad(None, 1.0, 2.0, trials=1)
+    assert find_lane(MemoryNeed(1.0, 2.0), lanes, 8.0, new_lane_bytes=3.0) == LaneLoad(0, 2.0, 2.0, trials=2)
 
 
 def test_without_a_bound_on_memory_only_the_counts_bound() -> None:
     need = MemoryNeed(1e12, 1e12)
-    assert find_lane(need, [], None) == LaneChoice(None, 1e12)
+    assert find_lane(need, [], None) == LaneLoad(None, 1e12, 1e12, trials=1)
     lanes = [LaneLoad(4, trials=2), LaneLoad(5, trials=1)]
-    assert find_lane(need, lanes, None, most_lanes=2) == LaneChoice(5, 1e12)
+    assert find_lane(need, lanes, None, most_lanes=2) == LaneLoad(5, 1e12, 1e12, trials=2)
     assert find_lane(need, lanes, None, most_lanes=2, most_per_lane=1) is None
 
 

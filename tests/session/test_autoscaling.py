@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid import Device, FluidExecutor, Result, Trial, TrialGroup, TrialListener
-from fluid.backends.base import ScalableBackend, ScalingLimits
+from fluid.backends.base import ScalingLimits
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import InvalidFieldError
 from fluid.session.scaling.scaling import SETTLED_S, Scaling
@@ -172,7 +172,6 @@ def entries(folder: Path, *kinds: str) -> list[tuple[float, str, int]]:
 
 def test_devices_are_asked_for_used_and_given_back(tmp_path: Path) -> None:
     backend = Watched(autoscale=3, idle_timeout_s=25.0, boot_s=20.0)
-    assert isinstance(backend, ScalableBackend)
     with FluidExecutor(backend, packing="off", run_dir=tmp_path / "run", verbose=0) as executor:
         assert (len(executor.devices), executor.max_devices) == (1, 3)
         handle = executor.submit_trialgroup(group(6))

@@ -340,7 +340,7 @@ def test_a_forgotten_trial_is_gone_also_when_the_session_is_resumed(make: Callab
     for name in "ab":
         handle.forget(name)
     assert handle.states == {"c": "DONE"} and [trial.id for trial in group] == ["c"]
-    assert list(trials_of(executor)) == ["c"] and "a" not in executor._session._backend._pool._registry  # type: ignore[attr-defined]
+    assert list(trials_of(executor)) == ["c"] and "a" not in executor._session.backend._pool._registry  # type: ignore[attr-defined]
     with pytest.raises(InvalidFieldError, match="taken"):
         handle.add(Trial(Model, trial_id="a"))
     assert len(list(handle.results())) == 3

@@ -251,7 +251,7 @@ def test_a_stopped_member_of_an_elastic_trial_is_found_in_seconds(tmp_path: Path
 def test_a_stopped_fork_server_is_continued(
     executor: FluidExecutor, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend: Any = executor._session._backend
+    backend: Any = executor._session.backend
     server = backend._host._server
     pid = until(lambda: getattr(server, which))
     with caplog.at_level(logging.WARNING, logger="fluid"):

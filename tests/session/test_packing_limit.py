@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from fluid import Device
-from fluid.backends.base import Sharing
+from fluid.backends.base import GpuSharing
 from fluid.backends.local import LocalBackend
+from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import StartLane
 from fluid.engine.events import LaneReady
 from fluid.gpu.nvml import GpuState
 from fluid.session import options as packing_limit
 from fluid.session.options import bounded_packing, idle_limit, process_limit
+from tests.backends.test_base import Least
+
+
+class Given(Least):
+    """Has a device, and lanes that share it in a way."""
+
+    def __init__(self, device: Device, way: str) -> None:
+        self._device, self._way = device, way
+
+    def devices(self) -> list[Device]:
+        return [self._device]
+
+    @property
+    def sharing(self) -> GpuSharing:
+        return GpuSharing(self._way)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +55,13 @@ def test_packing_is_bounded_by_what_a_gpu_takes(
     states = [GpuState(f"GPU-{i}", "H200", 140e9, 0.0, None, False, mode, (9, 0), ()) for i, mode in enumerate(modes)]
     monkeypatch.setattr(packing_limit, "describe_gpus", lambda: states)
     monkeypatch.setattr(packing_limit, "foreign_daemon", lambda environment: foreign)
-    backend: Any = SimpleNamespace(devices=lambda: [Device(0, kind="gpu", host=host)], sharing=Sharing(way))
+    backend = Given(Device(0, kind="gpu", host=host), way)
     assert bounded_packing(packing, process_limit(backend)) == expected
     assert bool(caplog.messages) == (expected < packing)
 
 
 def test_cpus_take_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend: Any = SimpleNamespace(devices=lambda: [Device(0)], sharing=Sharing("mps"))
+    backend = Given(Device(0), "mps")
     assert bounded_packing(100, process_limit(backend)) == 100
 
 
@@ -57,8 +70,9 @@ def test_idle_lanes_are_none_where_a_gpu_takes_one_process(monkeypatch: pytest.M
     monkeypatch.setattr(packing_limit, "describe_gpus", lambda: states)
     monkeypatch.setattr(packing_limit, "foreign_daemon", lambda environment: None)
     for way, expected in (("timeslice", 0), ("mps", 32)):
-        backend: Any = SimpleNamespace(devices=lambda: [Device(0, kind="gpu")], sharing=Sharing(way))
-        assert idle_limit(backend, busy=4) == expected
+        assert idle_limit(Given(Device(0, kind="gpu"), way), busy=4) == expected
+    virtual = SimulatedBackend(lambda *_: Truth(seconds=1.0), [Device(0, kind="gpu")])
+    assert process_limit(virtual).most is None and idle_limit(virtual, busy=4) == 32, "it is no GPU of this machine"
 
 
 def test_idle_lanes_of_cores_are_bounded_by_what_lanes_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fluid.backends.base import Sharing
+from fluid.backends.base import Backend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.engine.commands import Command
 from fluid.engine.core import EngineError
@@ -46,10 +46,8 @@ from fluid.trialgroup import Trial, TrialGroup
 PATIENCE = 90.0
 
 
-class IdleBackend:
+class IdleBackend(Backend):
     """A backend of one device whose lanes never become ready, and that fails where it is told to."""
-
-    sharing = Sharing("timeslice")
 
     def __init__(self) -> None:
         self.registered: list[str] = []
@@ -62,17 +60,11 @@ class IdleBackend:
     def devices(self) -> list[Device]:
         return [Device(0)]
 
-    def add_devices(self, devices: Iterable[Device]) -> None:
-        pass
-
     def now(self) -> float:
         return 0.0
 
     def register(self, trial_id: str, payload: TrialPayload) -> None:
         self.registered.append(trial_id)
-
-    def forget(self, trial_id: str) -> None:
-        pass
 
     def execute(self, commands: Sequence[Command]) -> None:
         if self.execute_error is not None:

@@ -23,6 +23,7 @@ from fluid._private_files import make_folder, open_private
 from fluid.backends.base import (
     CheckpointSource,
     DeviceBinding,
+    GpuSharing,
     HostRoom,
     Keeping,
     LaneConnected,
@@ -30,8 +31,8 @@ from fluid.backends.base import (
     LaneExited,
     LaneSuperseded,
     LaneText,
+    Launcher,
     LauncherReport,
-    Sharing,
 )
 from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOptions
 from fluid.backends.hosts.folders import HERE, HostFolders, SessionFolders
@@ -216,8 +217,8 @@ class _Launch(NamedTuple):
     connection: socket.socket
 
 
-class Host:
-    """Runs lanes on this machine; implements :class:`fluid.backends.base.Launcher`.
+class Host(Launcher):
+    """Runs lanes on this machine.
 
     Args:
         settings: what it is told once.
@@ -276,19 +277,14 @@ class Host:
         self._selector.watch(_SERVER, self._server)
         kept = self.folders.memory_folder, self.folders.run_folder, settings.checkpoint_memory_bytes
         keeper = KeeperOptions(settings.name, *kept, settings.reserved_bytes, settings.key)
-        self.stores = CheckpointKeeper(keeper, self._selector.wake)
+        self.stores: CheckpointKeeper = CheckpointKeeper(keeper, self._selector.wake)
         #: Of lanes whose output is forwarded; ``None`` if it is not.
         self._output: OutputTail | None = None
 
     @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> GpuSharing:
         """How lanes that are started now share a GPU."""
         return self._sharing.sharing
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Never: its own selector waits for that."""
-        return False
 
     def fileno(self) -> int:
         """A descriptor that is readable when :meth:`poll` has something to do."""
@@ -411,7 +407,7 @@ class Host:
         return room_here(self._server.lane_processes())
 
     def read_output(self) -> list[LaneText]:
-        """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`; bounded, and from any thread."""
+        """Returns what was printed: see :class:`fluid.backends.base.Launcher`; bounded, and from any thread."""
         return [] if self._output is None else self._output.read()
 
     def look(self) -> None:

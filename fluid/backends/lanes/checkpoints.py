@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fluid.backends.base import FetchingLauncher, Launcher
+from fluid.backends.base import Launcher
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.registry import Registry
 from fluid.elastic.messages import Left
@@ -49,7 +49,7 @@ class CheckpointPlaces:
             self._stores.persist(checkpoint.host, command.trial_id, checkpoint.path, keep=command.keep)
 
     def discard(self, host: str, path: str, *, demote: bool) -> None:
-        """Removes a checkpoint: see :meth:`fluid.backends.base.KeepingBackend.discard_kept`."""
+        """Removes a checkpoint: see :meth:`fluid.backends.base.Backend.discard_kept`."""
         self._stores.discard(host, path, demote=demote)
 
     # -- trials that are forgotten -----------------------------------------------------------------------------
@@ -127,20 +127,18 @@ def _persisted(report: CheckpointPersisted, now: float) -> TrialSaved | TrialNot
 
 # -- retention -----------------------------------------------------------------------------------
 #
-# Tells lanes which checkpoints are to outlive the run, and brings such checkpoints to the driver's machine.
+# Tells lanes which checkpoints are to outlive the run.
 
 
 class LaneRetention:
-    """What a backend of real lanes does of :class:`fluid.backends.base.KeepingBackend`.
+    """Tells lanes which checkpoints are worth keeping beyond the run.
 
     Args:
         lanes: the connections.
-        launcher: knows where the checkpoints of other machines are served.
     """
 
-    def __init__(self, lanes: LaneConnections, launcher: Launcher) -> None:
+    def __init__(self, lanes: LaneConnections) -> None:
         self._lanes = lanes
-        self._launcher = launcher
         #: By group.
         self._bars: dict[str, KeepBar] = {}
 
@@ -156,13 +154,3 @@ class LaneRetention:
         """Tells a lane that is being started what is worth keeping."""
         for bar in self._bars.values():
             self._lanes.put(lane, bar)
-
-    def fetch(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine.
-
-        Raises:
-            OSError: it cannot be fetched.
-        """
-        if not isinstance(self._launcher, FetchingLauncher):
-            raise FileNotFoundError(f"{path} is on {host}")
-        self._launcher.fetch(host, path, target)

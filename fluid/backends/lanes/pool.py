@@ -15,7 +15,7 @@ from msgspec import structs
 
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import logger_of
-from fluid.backends.base import DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
+from fluid.backends.base import Backend, DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
 from fluid.backends.lanes.checkpoints import OF_HOSTS, CheckpointPlaces, LaneRetention, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
 from fluid.backends.lanes.launches import LaneLaunches
@@ -109,7 +109,7 @@ _ENDS_CLEAN_UP = (TrialReleased, TrialFailed, TrialSaved, FromMember)
 _OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
-class LanePool:
+class LanePool(Backend):
     """Lanes on a set of devices; implements :class:`fluid.backends.base.Backend` but for finding devices.
 
     Args:
@@ -124,6 +124,8 @@ class LanePool:
         places: tells hosts what to do with checkpoints.
         retention: tells lanes of checkpoints that outlive the run.
     """
+
+    forwards_output = True
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class LanePool:
         self._registry = Registry(launcher.preload, payloads)
         self._lanes = LaneConnections(launcher)
         self.places = CheckpointPlaces(launcher, self._lanes, self._registry)
-        self.retention = LaneRetention(self._lanes, launcher)
+        self.retention = LaneRetention(self._lanes)
         self._starts = LaneLaunches(launcher, self._lanes, self.retention.tell, self._clock)
         self._router = TrialRouter(
             self._lanes, self._registry, payloads, self._clock, process_group, launcher.checkpoints_at
@@ -222,19 +224,31 @@ class LanePool:
         self._launcher.forward_output()
 
     def read_output(self) -> list[LaneText]:
-        """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`."""
+        """Returns what was printed: see :meth:`fluid.backends.base.Backend.read_output`."""
         return self._launcher.read_output()
 
     def hear_records(self, take: Callable[[LaneLogged], None]) -> None:
-        """Hands log records on: see :class:`fluid.backends.base.RecordSource`."""
+        """Hands log records on: see :meth:`fluid.backends.base.Backend.hear_records`."""
         self._take_records = take
+
+    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
+        """Tells lanes what is worth keeping: see :meth:`fluid.backends.base.Backend.set_bar`."""
+        self.retention.set_bar(group, bar, room)
+
+    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
+        """Removes a checkpoint on another machine: see :meth:`fluid.backends.base.Backend.discard_kept`."""
+        self.places.discard(host, path, demote=demote)
+
+    def fetch_kept(self, host: str, path: str, target: str) -> None:
+        """Copies a checkpoint from another machine: see :meth:`fluid.backends.base.Backend.fetch_kept`."""
+        self._launcher.fetch(host, path, target)
 
     def wake(self) -> None:
         """Makes :meth:`poll` return; may be called from any thread, also once the pool is closed."""
         self._lanes.wake()
 
     def end(self) -> list[Event]:
-        """Ends every lane, and waits a while for that: see :class:`fluid.backends.base.EndingBackend`."""
+        """Ends every lane, and waits a while for that: see :meth:`fluid.backends.base.Backend.end`."""
         self._check_open()
         self._router.hears_all = True
         for lane in self._lanes:
@@ -521,7 +535,7 @@ def _of_pool(
     return call
 
 
-class LaneBackend:
+class LaneBackend(Backend):
     """Implements :class:`fluid.backends.base.Backend` by a pool of lanes. Use it as a context, or close it.
 
     It is an object of its own because the finalizer holds the pool: one that is not closed is closed when it is
@@ -530,6 +544,8 @@ class LaneBackend:
     Args:
         pool: the lanes; the backend owns it from now on.
     """
+
+    forwards_output = True
 
     def __init__(self, pool: LanePool) -> None:
         self._pool = pool
@@ -555,18 +571,9 @@ class LaneBackend:
     forward_output = _of_pool(LanePool.forward_output)
     read_output = _of_pool(LanePool.read_output)
     hear_records = _of_pool(LanePool.hear_records)
-
-    def set_bar(self, group: str, bar: WorstKept | None, room: int | None) -> None:
-        """Tells lanes what is worth keeping: see :class:`fluid.backends.base.KeepingBackend`."""
-        self._pool.retention.set_bar(group, bar, room)
-
-    def discard_kept(self, host: str, path: str, *, demote: bool) -> None:
-        """Removes a checkpoint on another machine: see :class:`fluid.backends.base.KeepingBackend`."""
-        self._pool.places.discard(host, path, demote=demote)
-
-    def fetch_kept(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine: see :class:`fluid.backends.base.KeepingBackend`."""
-        self._pool.retention.fetch(host, path, target)
+    set_bar = _of_pool(LanePool.set_bar)
+    discard_kept = _of_pool(LanePool.discard_kept)
+    fetch_kept = _of_pool(LanePool.fetch_kept)
 
     def close(self) -> None:
         """Ends every lane; no process is left when it returns. Closing twice is harmless."""

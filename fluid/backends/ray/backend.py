@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from fluid.backends.base import DeviceBinding, ScalingLimits, Sharing
+from fluid.backends.base import DeviceBinding, GpuSharing, ScalingLimits
 from fluid.backends.hosts.folders import HERE, new_session
 from fluid.backends.hosts.host import HostSettings, device_variables
 from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LaneBackend, LanePool, modules_to_load, require_lane_options
@@ -93,6 +93,8 @@ class RayBackend(LaneBackend):
         [0.5, 0.25]
     """
 
+    can_lend = True
+
     def __init__(
         self,
         devices: DeviceChoice = None,
@@ -159,12 +161,7 @@ class RayBackend(LaneBackend):
         return self._launcher.run_folder
 
     @property
-    def can_lend(self) -> bool:
-        """Whether all devices can be given back."""
-        return True
-
-    @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> GpuSharing:
         """How lanes share a GPU."""
         return self._launcher.sharing
 
@@ -201,9 +198,9 @@ class RayBackend(LaneBackend):
         require_integer("devices", devices, at_least=0)
         self._launcher.actors.request(functools.partial(self._devices.ask, devices))
 
-    def can_give_back(self, index: int) -> bool:
+    def can_give_back(self, device_id: int) -> bool:
         """Whether a device was taken after the start, so that it can be given back alone."""
-        return self._devices.can_give_back(index)
+        return self._devices.can_give_back(device_id)
 
     def give_back(self, device_id: int) -> None:
         """Gives Ray a device back that the engine no longer uses, once its lanes have ended.
@@ -236,7 +233,7 @@ class RayBackend(LaneBackend):
         )
 
     def end(self) -> list[Event]:
-        """Ends every lane: see :class:`fluid.backends.base.EndingBackend`."""
+        """Ends every lane: see :meth:`fluid.backends.base.Backend.end`."""
         return not_before(super().end(), self._floor)
 
     def close(self) -> None:

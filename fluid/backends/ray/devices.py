@@ -247,8 +247,8 @@ class RayDevices:
 
     def gpu_token(self, index: int) -> str | None:
         """Returns the UUID of a GPU, as its node's NVML names it; ``None`` for a CPU, or without NVML."""
-        view = self._slots[index].view
-        return None if view is None else view.token
+        gpu = self._slots[index].gpu
+        return None if gpu is None else gpu.token
 
     def visible_for(self, index: int) -> str | None:
         """Returns what ``CUDA_VISIBLE_DEVICES`` is to be for a device.
@@ -259,9 +259,7 @@ class RayDevices:
             The value; empty to hide every GPU, ``None`` to leave it.
         """
         slot = self._slots[index]
-        if slot.device.kind == "cpu":
-            return ""
-        return None if slot.view is None else slot.view.visible
+        return "" if slot.device.kind == "cpu" else slot.visible
 
     def threads_for(self, index: int) -> int:
         """Returns how many threads a lane of a device should use, where ``OMP_NUM_THREADS`` does not say."""
@@ -378,7 +376,8 @@ class RayDevices:
     def _has_moved(self, slot: DeviceSlot, node: Node) -> bool:
         """Whether a lost device can be used again; updates where it is."""
         if node.node_id != slot.node:
-            slot.node, slot.view, slot.drain_told = node.node_id, None, False
+            slot.node, slot.drain_told = node.node_id, False
+            slot.visible = slot.gpu = None
             slot.begin_look()
         if not slot.end_look(0.0):
             return False

@@ -17,12 +17,13 @@ from fluid._clock import MonotonicClock
 from fluid.backends.base import (
     CheckpointSource,
     DeviceBinding,
+    GpuSharing,
     Keeping,
     LaneConnected,
     LaneExited,
     LaneText,
+    Launcher,
     LauncherReport,
-    Sharing,
 )
 from fluid.backends.hosts.checkpoints.keeper import CheckpointKeeper, KeeperOptions
 from fluid.backends.hosts.folders import HERE, HostFolders
@@ -45,8 +46,8 @@ _SILENT_S = 1.0
 _LISTENER, _OWN = "listener", "own"
 
 
-class RayLauncher:
-    """Implements :class:`fluid.backends.base.Launcher` over the hosts of a Ray cluster's nodes.
+class RayLauncher(Launcher):
+    """Starts lanes by the hosts of a Ray cluster's nodes.
 
     Args:
         devices: what lanes can be started on; the launcher owns them from now on.
@@ -103,14 +104,9 @@ class RayLauncher:
         self.actors = HostActors(devices, settings.session, self._selector.wake)
         self.leaving = LeavingDevices(devices, self.actors.request, self._end_host)
         here = CheckpointKeeper(KeeperOptions(HERE, "", settings.session.run_folder), self._selector.wake)
-        self.stores = HostStores(self._all_hosts, self._host_on, self._flush_soon, here, self._lock)
+        self.stores: HostStores = HostStores(self._all_hosts, self._host_on, self._flush_soon, here, self._lock)
 
     # -- the interface of a launcher -----------------------------------------------------------------------
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Never: its own selector waits for that."""
-        return False
 
     def launch(self, lane_id: int, binding: DeviceBinding) -> LaneConnected | None:
         """Launches a lane by the host of the device's node, which is started if need be.
@@ -198,7 +194,7 @@ class RayLauncher:
             return self._checkpoints.find(host)
 
     def fetch(self, host: str, path: str, target: str) -> None:
-        """Copies a checkpoint from another machine: see :class:`fluid.backends.base.FetchingLauncher`."""
+        """Copies a checkpoint from another machine: see :meth:`fluid.backends.base.Backend.fetch_kept`."""
         self._checkpoints.fetch(self.checkpoints_at(host), path, target)
 
     def forward_output(self) -> None:
@@ -208,7 +204,7 @@ class RayLauncher:
             self._own.forward_output()
 
     def read_output(self) -> list[LaneText]:
-        """Returns what was printed: see :class:`fluid.backends.base.OutputForwarding`."""
+        """Returns what was printed: see :meth:`fluid.backends.base.Backend.read_output`."""
         return [*([] if self._own is None else self._own.read_output()), *self._printed.take()]
 
     def look(self) -> None:
@@ -260,12 +256,12 @@ class RayLauncher:
         return self._settings.session.run_folder
 
     @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> GpuSharing:
         """How lanes share a GPU: by MPS if they do so on every node."""
         known = [host.sharing for host in self._remote.values() if host.sharing is not None]
         known += [] if self._own is None else [self._own.sharing]
         others = [sharing for sharing in known if not gpu_way_of(sharing.way).needs_mps]
-        return next(iter(others or known), Sharing(DEFAULT_GPU_WAY))
+        return next(iter(others or known), GpuSharing(DEFAULT_GPU_WAY))
 
     def start_host(self, node: str) -> Host | RemoteHost:
         """Returns the host of a node, which is started if there is none.

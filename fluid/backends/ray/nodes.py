@@ -27,6 +27,7 @@ from fluid.backends.ray.api import free_resources
 from fluid.backends.ray.remote import call
 from fluid.errors import InvalidFieldError
 from fluid.gpu.assigned import CUDA_S, find_assigned
+from fluid.gpu.nvml import Gpu
 from fluid.resources import Device
 
 with try_import("Ray", extra="ray"):
@@ -234,24 +235,6 @@ _LOOK_S = 60.0 + CUDA_S
 PIN_SHARE = 0.001
 
 
-class GpuView(NamedTuple):
-    """What a process sees that Ray gives a GPU.
-
-    Attributes:
-        visible: what Ray calls the GPU, as in ``CUDA_VISIBLE_DEVICES``; ``None`` if it does not say.
-        token: UUID of the GPU; ``None`` if neither NVML nor CUDA tells.
-        memory_bytes: its memory that other processes have left; ``None`` if unknown.
-        model: its model; ``None`` if unknown.
-        doubt: why it may be another GPU; empty if it is certain.
-    """
-
-    visible: str | None
-    token: str | None
-    memory_bytes: float | None
-    model: str | None = None
-    doubt: str = ""
-
-
 @dataclass(slots=True)
 class DeviceSlot:
     """Where a device is: a bundle of a placement group, on a node.
@@ -259,7 +242,9 @@ class DeviceSlot:
     Attributes:
         alone: whether the group holds this device only, so that it can be given back alone.
         node: id of the node.
-        view: how processes see the GPU, once one has looked.
+        visible: what Ray calls the GPU, as in ``CUDA_VISIBLE_DEVICES``, once a process has looked; ``None`` if Ray does
+            not say.
+        gpu: the GPU, as that process has seen it; ``None`` if neither NVML nor CUDA tells.
         look: the task that looks at the GPU, until it has.
         lost: whether the device cannot be used: its node is gone, or Ray has not replaced it yet.
         drain_told: whether it was told that the node drains.
@@ -270,7 +255,8 @@ class DeviceSlot:
     bundle: int
     alone: bool
     node: str
-    view: GpuView | None = None
+    visible: str | None = None
+    gpu: Gpu | None = None
     look: Any = None
     lost: bool = False
     drain_told: bool = False
@@ -303,9 +289,9 @@ class DeviceSlot:
         if not ready:
             return False
         try:
-            self.view = GpuView(*ray.get(self.look, timeout=timeout))
-            if self.view.doubt:
-                _log.warning("node %s: %s", self.node, self.view.doubt)
+            self.visible, self.gpu, doubt = ray.get(self.look, timeout=timeout)
+            if doubt:
+                _log.warning("node %s: %s", self.node, doubt)
         except Exception as error:
             _log.warning("a GPU of node %s cannot be looked at: %s", self.node, error)
         self.look = None
@@ -321,13 +307,13 @@ class DeviceSlot:
 
         What the user gave holds. The rest is this node's: it may replace one of another model.
         """
-        view, asked = self.view or GpuView(None, None, None), self.asked
+        gpu, asked = self.gpu, self.asked
         self.device = replace(
             self.device,
             # By address: nodes of one machine share its memory and its disk.
             host=HERE if node.ip == driver_ip else node.ip,
-            memory_bytes=view.memory_bytes if asked.memory_bytes is None else asked.memory_bytes,
-            model=asked.model or view.model or node.model,
+            memory_bytes=asked.memory_bytes if asked.memory_bytes is not None or gpu is None else gpu.available_bytes,
+            model=asked.model or (gpu and gpu.name) or node.model,
             tags=(*node.tags, *asked.tags),
         )
 
@@ -383,15 +369,13 @@ def _bundle(device: Device) -> dict[str, float]:
     return bundle
 
 
-def _see_gpu() -> GpuView:
+def _see_gpu() -> tuple[str | None, Gpu | None, str]:
+    """What Ray calls the GPU that it gives this process, the GPU, and why it may be another one."""
     # Not the environment's variable: Ray may have been told to leave it (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES).
     given = next(iter(ray.get_gpu_ids()), None)
     if given is None:
-        return GpuView(None, None, None)
-    gpu, doubt = find_assigned(str(given))
-    if gpu is None:
-        return GpuView(str(given), None, None)
-    return GpuView(str(given), gpu.token, gpu.available_bytes, gpu.name, doubt)
+        return None, None, ""
+    return (str(given), *find_assigned(str(given)))
 
 
 # -- bundles -------------------------------------------------------------------------------------

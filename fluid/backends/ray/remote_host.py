@@ -15,13 +15,13 @@ from msgspec import structs
 from fluid._clock import Clock
 from fluid.backends.base import (
     DeviceBinding,
+    GpuSharing,
     Keeping,
     LaneDying,
     LaneExited,
     LaneSuperseded,
     LaneText,
     LauncherReport,
-    Sharing,
 )
 from fluid.backends.hosts.sockets import FramedSocket, WakeableSelector
 from fluid.engine.commands import CheckpointValue, ValueCheckpoints
@@ -152,7 +152,7 @@ class HostStarted(Frame, frozen=True):
 class SharingChanged(Frame, frozen=True):
     """How lanes that are started now share a GPU; sent in the beginning, and when it changes."""
 
-    sharing: Sharing
+    sharing: GpuSharing
 
 
 class PayloadStored(Frame, frozen=True):
@@ -313,7 +313,7 @@ class RemoteHost:
         self.node = node
         self.name = name
         self._printed = printed
-        self.sharing: Sharing | None = None
+        self.sharing: GpuSharing | None = None
         self.checkpoints_at: tuple[str, int] | None = None
         self.failed = ""
         self.checked = False

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from fluid._clock import VirtualClock
-from fluid.backends.base import ScalingLimits, Sharing
+from fluid.backends.base import ScalingLimits, VirtualBackend
 from fluid.backends.simulated.devices import VirtualDevices
 from fluid.backends.simulated.steps import NONE_LEFT, SimulatedTrial, Truth, VirtualStep, answer_to, placed_by
 from fluid.engine.commands import (
@@ -54,7 +54,6 @@ from fluid.engine.events import (
 from fluid.errors import FluidError, require_number, require_one_of
 from fluid.keeping import Kept
 from fluid.lane.policy import POLICIES
-from fluid.packing import DEFAULT_GPU_WAY
 from fluid.planners.rollout import Segment
 from fluid.resources import Device
 from fluid.trainables.payload import TrialPayload
@@ -107,7 +106,7 @@ class BootingDevices:
 # Virtual devices as a session holds them: those at the start, those that are added, and those that come as asked.
 
 
-class VirtualMachines:
+class VirtualMachines(VirtualBackend):
     """The devices of a virtual clock's backend.
 
     Args:
@@ -305,8 +304,6 @@ class SimulatedBackend(VirtualMachines):
         [2.0]
     """
 
-    sharing = Sharing(DEFAULT_GPU_WAY)
-
     def __init__(
         self,
         truth: Callable[[str, Mapping[str, Any]], Truth],
@@ -414,7 +411,7 @@ class SimulatedBackend(VirtualMachines):
         self._standstill.wake()
 
     def end(self) -> list[Event]:
-        """Returns what has happened by now: see :class:`fluid.backends.base.EndingBackend`."""
+        """Returns what has happened by now: see :meth:`fluid.backends.base.Backend.end`."""
         events, self._ready = self._ready, []
         return events
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid._logs import logger_of
-from fluid.backends.base import Backend, KeepingBackend
+from fluid.backends.base import Backend
 from fluid.directions import known_mode, require_mode
 from fluid.engine.commands import Command, Persist, ReportEnd, Save, StopLane, StopTrial
 from fluid.engine.events import Event, LaneLost, TrialFailed, TrialNotKept, TrialReleased, TrialSaved
@@ -245,7 +245,7 @@ class KeptFiles:
         try:
             if host == _HERE:
                 copy_atomically(source, folder)
-            elif isinstance(self._backend, KeepingBackend):
+            else:
                 self._backend.fetch_kept(host, source, target)
         except (OSError, shutil.Error) as error:
             if not self._warned:
@@ -265,8 +265,7 @@ class KeptFiles:
             discard_kept(entry.path, demote=demote)
 
     def _tell_to_discard(self, host: str, path: str, *, demote: bool) -> None:
-        if isinstance(self._backend, KeepingBackend):
-            self._backend.discard_kept(host, path, demote=demote)
+        self._backend.discard_kept(host, path, demote=demote)
 
 
 def kept_by_earlier_session(folder: Path, trial_id: str, rule: KeepRule) -> Iterator[KeptEntry]:
@@ -392,8 +391,6 @@ class Keeper:
 
     def tell_lanes(self) -> None:
         """Tells lanes what is worth keeping, where that has changed."""
-        if not isinstance(self._backend, KeepingBackend):
-            return
         for rule in {rule.group: rule for rule in self._rules.values()}.values():
             self._tell(rule)
 
@@ -484,7 +481,7 @@ class Keeper:
 
     def _tell(self, rule: KeepRule) -> None:
         told = self._registry.bar(rule), self._registry.room
-        if self._told.get(rule.group, (None, None)) != told and isinstance(self._backend, KeepingBackend):
+        if self._told.get(rule.group, (None, None)) != told:
             self._told[rule.group] = told
             self._backend.set_bar(rule.group, *told)
 

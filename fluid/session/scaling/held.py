@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from statistics import median_low
 
 from fluid._logs import logger_of
-from fluid.backends.base import Backend, LendingBackend, ScalableBackend
+from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDeviceLost
 from fluid.engine.events import DeviceAdded, DeviceDraining, DeviceRetained, DeviceRetiring, Event
 from fluid.engine.records import TrialRecord
@@ -38,7 +38,6 @@ class HeldDevices:
         self.are_lent = False
         self._state = state
         self._backend = backend
-        self._scales: ScalableBackend | None = backend if isinstance(backend, ScalableBackend) else None
         self._handle = handle
         #: How many devices the session began with.
         self._first = 0
@@ -56,12 +55,13 @@ class HeldDevices:
     @property
     def can_change(self) -> bool:
         """Whether the backend takes devices back, and gives them again."""
-        return self._scales is not None
+        return self._backend.scaling_limits is not None
 
     @property
     def most(self) -> int:
         """Most devices that can be had."""
-        autoscale = 0 if self._scales is None else self._scales.scaling_limits.autoscale or 0
+        limits = self._backend.scaling_limits
+        autoscale = 0 if limits is None else limits.autoscale or 0
         known = len(self._state.occupancy.devices) + self._given_back
         return max(1, autoscale, known or self._first)
 
@@ -75,7 +75,8 @@ class HeldDevices:
         """Seconds until a device comes that is asked for now."""
         if self._provisions:
             return median_low(self._provisions)
-        return 0.0 if self._scales is None else self._scales.scaling_limits.provision_s
+        limits = self._backend.scaling_limits
+        return 0.0 if limits is None else limits.provision_s
 
     def gives_back(self, device_id: int) -> bool:
         """Whether a device was told to retire here, so that it is given back here, too."""
@@ -97,8 +98,7 @@ class HeldDevices:
                 if command.device_id in self._retiring:
                     self._retiring.remove(command.device_id)
                     self._given_back += 1
-                    assert self._scales is not None  # Else none would have retired.
-                    self._scales.give_back(command.device_id)
+                    self._backend.give_back(command.device_id)
         return changed
 
     def hold(self, wanted: int, *, interrupts: bool = False) -> None:
@@ -132,7 +132,7 @@ class HeldDevices:
         Returns:
             Whether others can use what this backend gives back.
         """
-        if not (isinstance(self._backend, LendingBackend) and self._backend.can_lend):
+        if not self._backend.can_lend:
             return False
         if not self.are_lent:
             self._ask(0)
@@ -158,17 +158,15 @@ class HeldDevices:
 
     def _ask(self, missing: int) -> None:
         """Asks for so many devices beyond those that take trials."""
-        if self._scales is None or missing == self.asked:
+        if not self.can_change or missing == self.asked:
             return
         now = self._backend.now()
         self._asked_at = [*self._asked_at[:missing], *([now] * (missing - len(self._asked_at)))]
         self.asked = missing
-        self._scales.ask(len(self._state.occupancy.devices) + missing if missing else 0)
+        self._backend.ask(len(self._state.occupancy.devices) + missing if missing else 0)
 
     def _retire(self, count: int, *, busy: bool) -> None:
-        state, scales = self._state, self._scales
-        if scales is None:
-            return
+        state = self._state
         devices, idle = state.occupancy.open_devices, state.demand.idle_since
         on_host = Counter(device.host for device in devices)
         # Idle ones first; then machines with few devices, so that whole nodes fall idle; then what is free first.
@@ -178,7 +176,7 @@ class HeldDevices:
             if busy or device.index in idle
         )
         for *_, index in order:
-            if count and scales.can_give_back(-index) and state.retirements.may_retire(-index):
+            if count and self._backend.can_give_back(-index) and state.retirements.may_retire(-index):
                 count -= 1
                 self._retiring.add(-index)
                 state.set_most_devices(max(state.most_devices, self.most))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from fluid._logs import logger_of
-from fluid.backends.base import Backend, ScalableBackend, ScalingLimits
+from fluid.backends.base import Backend, ScalingLimits
 from fluid.engine.commands import Command, NoteDeviceLost
 from fluid.engine.events import DeviceAdded, DeviceDraining, Event
 from fluid.policies.drains import SAVING_S
@@ -120,17 +120,24 @@ class Autoscaler:
     Args:
         state: the engine.
         backend: what gives devices.
+        limits: how far the session may scale.
         first: the devices that the session began with, which stay.
         handle: gives the engine an event.
     """
 
     def __init__(
-        self, state: EngineState, backend: ScalableBackend, first: Iterable[Device], handle: Callable[[Event], None]
+        self,
+        state: EngineState,
+        backend: Backend,
+        limits: ScalingLimits,
+        first: Iterable[Device],
+        handle: Callable[[Event], None],
     ) -> None:
         self._state = state
         self._backend = backend
         self._handle = handle
-        self._scaling = Scaling(backend.scaling_limits)
+        self._limits = limits
+        self._scaling = Scaling(limits)
         self._first = {device.index for device in first}
         #: Devices taken later.
         self._later: set[int] = set()
@@ -140,7 +147,7 @@ class Autoscaler:
     @property
     def most(self) -> int:
         """Most devices that the session may come to hold."""
-        return max(len(self._state.occupancy), self._backend.scaling_limits.autoscale or 0)
+        return max(len(self._state.occupancy), self._limits.autoscale or 0)
 
     @property
     def asked(self) -> int:
@@ -191,10 +198,11 @@ def make_autoscaler(
     state: EngineState, backend: Backend, first: Iterable[Device], handle: Callable[[Event], None]
 ) -> Autoscaler | None:
     """Returns what scales a session, and tells the engine how far; ``None`` if its backend cannot, or is not to."""
-    if not isinstance(backend, ScalableBackend) or backend.scaling_limits.is_off:
+    limits = backend.scaling_limits
+    if limits is None or limits.is_off:
         return None
-    state.set_most_devices(backend.scaling_limits.autoscale or 0)
-    return Autoscaler(state, backend, first, handle)
+    state.set_most_devices(limits.autoscale or 0)
+    return Autoscaler(state, backend, limits, first, handle)
 
 
 # -- batches -------------------------------------------------------------------------------------

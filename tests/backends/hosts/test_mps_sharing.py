@@ -20,7 +20,7 @@ import pytest
 from mps_program import Fake
 from waiting import eventually
 
-from fluid.backends.base import Sharing
+from fluid.backends.base import GpuSharing
 from fluid.backends.hosts.gpu import sharing as gpu_sharing
 from fluid.backends.hosts.gpu.mps_watchdog import MpsWatchdog
 from fluid.backends.hosts.gpu.sharing import LaneSharing
@@ -96,7 +96,7 @@ def watch(processes: Any, *daemons: MpsDaemon) -> None:
 def test_lanes_and_nobody_else_become_clients(backend: LocalBackend, make_drive: Any) -> None:
     before = dict(os.environ)
     drive = type(make_drive())(backend)
-    assert backend.sharing == Sharing("mps")
+    assert backend.sharing == GpuSharing("mps")
     lanes = drive.lanes(0, 1)
     for index, lane in enumerate(lanes):
         backend.register(f"t{index}", payload_of(Probe, {}))
@@ -112,7 +112,7 @@ def test_lanes_and_nobody_else_become_clients(backend: LocalBackend, make_drive:
 
 def test_lanes_are_no_clients_unless_that_is_asked_for(make_drive: Callable[..., Any]) -> None:
     drive = make_drive(1)
-    assert drive.backend.sharing == Sharing("timeslice")
+    assert drive.backend.sharing == GpuSharing("timeslice")
     drive.backend.register("t", payload_of(Probe, {}))
     (lane,) = drive.lanes(0)
     drive.do(StartTrial("t", (lane,), iterations=1))
@@ -175,12 +175,12 @@ def test_a_backend_that_cannot_have_it_leaves_nothing(fake: Fake, tmp_path: Path
 
 def test_auto_takes_time_slices_where_there_is_no_gpu() -> None:
     made = LaneSharing("auto", [])
-    assert (made.sharing, made.watchdogs, made.lane_environment("GPU-0")) == (Sharing("timeslice"), (), ())
+    assert (made.sharing, made.watchdogs, made.lane_environment("GPU-0")) == (GpuSharing("timeslice"), (), ())
 
 
 def test_auto_says_why_it_takes_time_slices(caplog: pytest.LogCaptureFixture) -> None:
     made = LaneSharing("auto", ["GPU-of-nowhere"])
-    assert made.sharing == Sharing("timeslice", "GPU-of-nowhere does not answer")
+    assert made.sharing == GpuSharing("timeslice", "GPU-of-nowhere does not answer")
     assert made.lane_environment("GPU-0") == ()
 
 
@@ -204,7 +204,7 @@ def test_auto_decides_gpu_by_gpu(gpus: list[GpuState], caplog: pytest.LogCapture
     with closing(LaneSharing("auto", ["GPU-a", "GPU-b"])) as made:
         assert [watchdog.devices for watchdog in made.watchdogs] == [("GPU-b",)]
         assert made.watchdogs[0].await_start() == ""
-        assert made.sharing == Sharing("timeslice", "GPU-a is split by MIG")
+        assert made.sharing == GpuSharing("timeslice", "GPU-a is split by MIG")
         assert made.lane_environment("GPU-a") == () != made.lane_environment("GPU-b")
     assert "time slices, without MPS: GPU-a is split" in caplog.text
 
@@ -214,9 +214,9 @@ def test_gpus_that_come_later_are_decided_alike(gpus: list[GpuState]) -> None:
     gpus[1] = gpus[1]._replace(mig=True)
     with closing(LaneSharing("auto", ["GPU-a"])) as made:
         assert made.add(["GPU-a"]) == ()
-        assert made.watchdogs[0].await_start() == "" and made.sharing == Sharing("mps")
+        assert made.watchdogs[0].await_start() == "" and made.sharing == GpuSharing("mps")
         assert made.add(["GPU-b", "GPU-a"]) == ()
-        assert made.sharing == Sharing("timeslice", "GPU-b is split by MIG")
+        assert made.sharing == GpuSharing("timeslice", "GPU-b is split by MIG")
     with closing(LaneSharing("mps", ["GPU-a"])) as made:
         with pytest.raises(InvalidFieldError, match="GPU-b is split by MIG"):
             made.add(["GPU-b"])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from waiting import eventually
 
-from fluid.backends.base import ScalableBackend
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.trialgroup import Trial, TrialGroup
@@ -74,7 +73,6 @@ def test_devices_come_while_trials_wait_and_go_when_they_are_idle(
     cluster: Any, tmp_path: Path, devices: int | None
 ) -> None:
     backend = RayBackend(devices, run_dir=tmp_path / "lanes", preload=[], grace=1.0, autoscale=3, idle_timeout_s=2.0)
-    assert isinstance(backend, ScalableBackend)
     hurry, records = tmp_path / "hurry", [tmp_path / f"record-{number}" for number in range(5)]
     trials = [Trial(Recorder, {"record": str(path), "hurry": str(hurry)}, budget=STEPS) for path in records]
     with FluidExecutor(backend, verbose=0, run_dir=tmp_path / "run", packing="off") as executor:

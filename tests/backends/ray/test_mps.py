@@ -16,7 +16,7 @@ from mps_program import Fake
 from ray_drive import OTHER_MACHINE, THIS_MACHINE, Drive
 from waiting import eventually
 
-from fluid.backends.base import Sharing
+from fluid.backends.base import GpuSharing
 from fluid.engine.commands import RunIteration
 from fluid.engine.events import IterationDone, LaneLost
 from fluid.resources import Device
@@ -44,7 +44,7 @@ def test_memory_of_rays_object_store_is_left_to_it(make: Callable[..., Drive]) -
 def test_a_fault_ends_the_lanes_of_its_node_only(make: Callable[..., Drive], tmp_path: Path, processes: Any) -> None:
     devices = [Device(0, host=THIS_MACHINE), Device(1, host=OTHER_MACHINE)]
     drive = make(devices, sharing="mps", _mps_program=str(Fake(tmp_path).program))
-    assert drive.backend.sharing == Sharing("mps")
+    assert drive.backend.sharing == GpuSharing("mps")
     here, there, beside = drive.lanes(0, 1, 1)
     seen = [drive.evaluate(lane, **SEEN) for lane in (here, there, beside)]
     assert [each["gpu"] for each in seen] == ["GPU-0", "GPU-1", "GPU-1"]

@@ -14,12 +14,9 @@ ray = pytest.importorskip("ray")
 from ray_drive import Drive  # noqa: E402
 
 from fluid.backends.ray import RayBackend  # noqa: E402
-from fluid.backends.ray.nodes import (  # noqa: E402
-    DeviceSlot,
-    GpuView,
-    Node,
-)
+from fluid.backends.ray.nodes import DeviceSlot, Node  # noqa: E402
 from fluid.gpu.assigned import CUDA_S  # noqa: E402
+from fluid.gpu.nvml import Gpu  # noqa: E402
 
 # Ray leaves sockets and processes to the garbage collector, and warns of what will change in it.
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -66,11 +63,11 @@ def test_lanes_get_the_uuid_of_the_gpu_that_ray_means(cluster: Any) -> None:
 def test_a_device_whose_node_was_replaced_is_the_new_node_s() -> None:
     slot = DeviceSlot(Device(0, kind="gpu", tags=("mine",)), None, 0, False, "a")
     for name, model, memory in (("a", "NVIDIA A100", 40 * GIB), ("b", "NVIDIA H200", 140 * GIB)):
-        slot.view = GpuView("0", f"GPU-{name}", memory, model)
+        slot.gpu = Gpu(f"GPU-{name}", memory, model)
         slot.settle(Node(name, "10.0.0.2", 1, True, {"GPU": 1, f"on-{name}": 1}), "10.0.0.1")
         expected = Device(0, "10.0.0.2", "gpu", memory_bytes=memory, model=model, tags=("mine", f"on-{name}"))
         assert slot.device == expected
-    given = DeviceSlot(Device(0, kind="gpu", memory_bytes=GIB, model="Mine"), None, 0, False, "b", slot.view)
+    given = DeviceSlot(Device(0, kind="gpu", memory_bytes=GIB, model="Mine"), None, 0, False, "b", gpu=slot.gpu)
     given.settle(Node("b", "10.0.0.1", 1, True, {}), "10.0.0.1")
     assert (given.device.model, given.device.memory_bytes) == ("Mine", GIB)
 

@@ -440,7 +440,7 @@ class Killer(tune.Callback):  # type: ignore[misc]
 
 def sweep_with_killer(iterations: set[int], folder: Path) -> Any:
     with FluidExecutor(backend="local", devices=1, verbose=0) as executor:
-        backend = executor.session._backend
+        backend = executor.session.backend
         return tune.run(
             Climber,
             config={"x": 1.0, "ends_at": 50},

@@ -28,6 +28,7 @@ from fluid.backends.hosts import memory as host_memory
 from fluid.backends.hosts.checkpoints.jobs import CheckpointJobs
 from fluid.backends.hosts.checkpoints.memory import MemoryFolder
 from fluid.backends.hosts.checkpoints.values import (
+    LATEST,
     UNKNOWN,
     RestoreCosts,
     StoredCheckpoint,
@@ -138,8 +139,6 @@ _log = logger_of(__name__)
 _LOOK_S = 2.0
 #: Locked while checkpoints are chosen and moved; and by the host that makes room.
 _TURN, _LEADER = ".moving", ".keeper"
-#: When a checkpoint was written that is to come: after all others of its iteration.
-_LATEST = 1 << 62
 
 
 class KeeperOptions(NamedTuple):
@@ -372,7 +371,8 @@ class CheckpointKeeper:
         granted = 0
         for wish in wishes:
             with self._moving():
-                if self._make_room_for(wish.trial, wish.bytes, granted, self._ledger.read().limit):
+                coming = StoredCheckpoint("", wish.trial, LATEST, wish.bytes)
+                if self._make_room_for(coming, granted, self._ledger.read().limit):
                     granted += wish.bytes
         with self._moving():
             found, used = self._count()
@@ -382,21 +382,18 @@ class CheckpointKeeper:
                 if not self._move_out(leaving):
                     self._retry_at = self._clock.now() + _LOOK_S
 
-    def _make_room_for(self, trial: str, size: int, taken: int, most: int, iteration: int = _LATEST) -> bool:
+    def _make_room_for(self, coming: StoredCheckpoint, taken: int, most: int) -> bool:
         """Moves checkpoints to disk that are worth less than one to come; returns whether that has room then.
 
         Args:
-            trial: name of the folder of its trial.
-            size: its bytes.
+            coming: the one to come.
             taken: bytes of others to come.
             most: most bytes that all may take.
-            iteration: of its state, if it is not newer than any of its trial.
         """
         found, used = self._count()
-        need = used + taken + size - most
+        need = used + taken + coming.bytes - most
         if need <= 0:
             return True
-        coming = StoredCheckpoint("", trial, iteration, size, written=_LATEST)
         worth = self._worths([*found, coming])
         leaving = choose_evictions(found, need, worth, below=worth[coming.path])
         return bool(leaving) and self._move_out(leaving)
@@ -446,7 +443,7 @@ class CheckpointKeeper:
             try:
                 here = self._folder.on_disk(wanted.trial, wanted.path)
                 if here is not None:
-                    self._reserve(wanted.trial, name, here.bytes)
+                    self._reserve(here)
                     self._folder.from_disk(here.path, wanted.trial)
                 elif wanted.source is not None:
                     self._fetch(wanted, wanted.source)
@@ -468,13 +465,13 @@ class CheckpointKeeper:
         def place_for(found: str, size: int) -> str:
             if found != name:
                 raise FileNotFoundError(f"{wanted.path} is damaged or gone")
-            self._reserve(wanted.trial, name, size)
+            self._reserve(StoredCheckpoint("", wanted.trial, iteration_of(name), size))
             return self._folder.place(wanted.trial, name)
 
         rates = LinkRates(self._options.memory_folder)
         fetch_checkpoint(source, self._options.key, wanted.path, place_for, rates)
 
-    def _reserve(self, trial: str, name: str, size: int) -> None:
+    def _reserve(self, coming: StoredCheckpoint) -> None:
         """Reserves room in memory, for which checkpoints of less value go to disk.
 
         Raises:
@@ -482,9 +479,9 @@ class CheckpointKeeper:
         """
         with self._moving():
             full_at = self._ledger.read().full_at
-            if not self._make_room_for(trial, size, 0, full_at, iteration_of(name)) or not self._ledger.reserve(size):
+            if not self._make_room_for(coming, 0, full_at) or not self._ledger.reserve(coming.bytes):
                 raise NoRoomError
-            self._coming = size
+            self._coming = coming.bytes
 
     # -- both ------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from fluid.backends.hosts.checkpoints.values import StoredCheckpoint
 from fluid.lane.checkpoints.files import (
@@ -17,13 +16,6 @@ from fluid.lane.checkpoints.files import (
 )
 from fluid.lane.checkpoints.paths import checkpoints_folder
 from fluid.lane.checkpoints.seal import damage_of, sealed_bytes
-
-
-class FoundOnDisk(NamedTuple):
-    """A checkpoint on disk, and the bytes of its files."""
-
-    path: str
-    bytes: int
 
 
 class MemoryFolder:
@@ -98,13 +90,13 @@ class MemoryFolder:
         folder = checkpoints_folder(self._run_folder, one.trial)
         return os.path.join(folder, os.path.basename(one.path)) if move(one.path, folder) else None
 
-    def on_disk(self, trial: str, path: str) -> FoundOnDisk | None:
+    def on_disk(self, trial: str, path: str) -> StoredCheckpoint | None:
         """Finds a checkpoint on this machine's disk, given where it was written."""
         name = os.path.basename(path)
         for place in dict.fromkeys((os.path.join(checkpoints_folder(self._run_folder, trial), name), path)):
             size = sealed_bytes(place)
             if size is not None:
-                return FoundOnDisk(place, size)
+                return StoredCheckpoint(place, trial, iteration_of(name), size)
         return None
 
     def from_disk(self, path: str, trial: str) -> None:

@@ -25,24 +25,26 @@ _LEAST_SAVED = 0.01
 _NEWEST = 31
 #: The room that is kept free is at most one part in so many.
 _ROOM_PARTS = 8
+#: When a checkpoint was written that is to come, and which iteration's it is if that is unknown: the last of its trial.
+LATEST = 1 << 62
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint in host memory.
+    """A checkpoint in host memory, or one that may come there.
 
     Attributes:
-        path: its folder.
+        path: its folder; empty for one that is still to be written, or fetched.
         trial: name of its trial's folder.
         iteration: of its state.
         bytes: of its files.
-        written: when it was written, in any unit.
+        written: when it was written there, in any unit; one that is to come is the last.
     """
 
     path: str
     trial: str
     iteration: int
     bytes: int
-    written: int
+    written: int = LATEST
 
 
 class RestoreCosts:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fluid._logs import logger_of
-from fluid.backends.base import LaneExited, Sharing
+from fluid.backends.base import GpuSharing, LaneExited
 from fluid.backends.hosts.forkserver.guardian import MpsControl
 from fluid.backends.hosts.gpu.mps_watchdog import MpsWatchdog
 from fluid.errors import InvalidFieldError
@@ -101,12 +101,12 @@ class LaneSharing:
         return tuple(made)
 
     @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> GpuSharing:
         """How lanes that are started now share a GPU: by MPS if that is so on every GPU."""
         own = [watchdog for watchdog in self.watchdogs if not watchdog.foreign]
         given_up = [f"{', '.join(watchdog.devices)}: {watchdog.given_up}" for watchdog in own if watchdog.given_up]
         why = "; ".join(dict.fromkeys([*self._whys, *given_up]))
-        return Sharing(TIMESLICE.name, why) if why or not own else Sharing(MPS.name)
+        return GpuSharing(TIMESLICE.name, why) if why or not own else GpuSharing(MPS.name)
 
     def lane_environment(self, token: str) -> tuple[tuple[str, str], ...]:
         """What is added to the environment of a lane on a GPU, for it to be a client of MPS; nothing without.
