@@ -62,7 +62,7 @@ LAYERS = (
     layer(8, "policies", "numpy"),
     layer(9, "forecasting", "numpy"),
     layer(9, "backends.base"),
-    layer(9, "results", "pandas"),
+    layer(9, "results", "pandas msgspec"),
     layer(10, "backends.simulated backends.hosts"),
     layer(11, "simulation", "numpy"),
     layer(11, "testing", "numpy"),

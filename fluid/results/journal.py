@@ -165,11 +165,15 @@ class Recovered:
         ]
 
     @property
+    def histories(self) -> dict[str, TrialHistory]:
+        """How each trial stands, also forgotten ones, by trial id."""
+        known = {trial_id: history for trials in self.groups.values() for trial_id, history in trials.items()}
+        return {**{trial_id: one.history for trial_id, one in self.past.items()}, **known}
+
+    @property
     def reported(self) -> dict[str, int]:
         """Iterations that each trial has reported, also of forgotten ones, by trial id."""
-        known = {trial_id: history for trials in self.groups.values() for trial_id, history in trials.items()}
-        past = {trial_id: one.history for trial_id, one in self.past.items()}
-        return {trial_id: history.reported for trial_id, history in {**past, **known}.items()}
+        return {trial_id: history.reported for trial_id, history in self.histories.items()}
 
     @property
     def unfinished(self) -> bool:

@@ -154,6 +154,27 @@ def shown_state(state: TrialState, outcome: TrialState | None, search: Search | 
     return (TrialState.PAUSED if paused else state).value
 
 
+def read_trial(trial_id: str, entry: Mapping[str, Any], **facts: Any) -> SubmittedTrial:
+    """A trial as its line of ``trials.jsonl`` tells; what the line lacks, or cannot be used, is as it is by default.
+
+    Args:
+        trial_id: its id.
+        entry: the line; empty if there is none.
+        facts: other fields, and those that are known better.
+    """
+    before, inner, config = (entry.get(name) for name in ("iterations", "metrics", "config"))
+    known = {
+        "group_id": str(entry.get("group", "")),
+        "shown_id": str(entry.get("shown", trial_id)),
+        "before": before if isinstance(before, int) else 0,
+        "inner": inner if isinstance(inner, str) else None,
+        "key": str(entry.get("key", "")),
+        "config": config if isinstance(config, Mapping) else {},
+        "seeds": Seeds.read(entry.get("seeds")),
+    }
+    return SubmittedTrial(trial_id=trial_id, **{**known, **facts})
+
+
 def submitted_trial(
     trial: Trial, group_id: str, state: str, failure: Failure | None, place: int = 0, seeds: Seeds | None = None
 ) -> SubmittedTrial:
@@ -256,27 +277,18 @@ class SubmittedTrials:
         """
         entry, known = self._entries.get(trial_id, {}), self._journaled.get(trial_id)
         group_id = str(entry.get("group", self._reported.get(trial_id, "") if known is None else known.group_id))
-        before, inner = entry.get("iterations"), entry.get("metrics")
-        config = self._told_later.get(trial_id, entry.get("config"))
         state = self._state(trial_id, self._groups.get(group_id, GroupLine("")).search)
-        place = 0
+        facts: dict[str, Any] = {"group_id": group_id, "state": state}
+        if trial_id in self._told_later:
+            entry = {**entry, "config": self._told_later[trial_id]}
+        if known is not None:
+            facts["key"] = str(entry.get("key", known.history.trial.profile_key))
+            facts["budget"] = None if "shown" in entry else known.history.budget
+            facts["failure"] = known.failure if state == TrialState.FAILED else None
         if places is not None:
-            place = places[group_id]
+            facts["place"] = places[group_id]
             places[group_id] += 1
-        return SubmittedTrial(
-            trial_id=trial_id,
-            group_id=group_id,
-            shown_id=str(entry.get("shown", trial_id)),
-            before=before if isinstance(before, int) else 0,
-            inner=inner if isinstance(inner, str) else None,
-            key=str(entry.get("key", "" if known is None else known.history.trial.profile_key)),
-            config=config if isinstance(config, Mapping) else {},
-            state=state,
-            budget=None if known is None or "shown" in entry else known.history.budget,
-            failure=known.failure if known is not None and state == TrialState.FAILED else None,
-            place=place,
-            seeds=Seeds.read(entry.get("seeds")),
-        )
+        return read_trial(trial_id, entry, **facts)
 
     def _state(self, trial_id: str, search: Search | None) -> str:
         if trial_id not in self._journaled:

@@ -28,7 +28,7 @@ from fluid.reports.analysis.restores import Restores
 from fluid.reports.run.timeline import Timeline
 from fluid.reports.story.words import StoryLine
 from fluid.resources import Requires
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 from fluid.results.metrics import Goal, is_bookkeeping, is_number, known_goals
 from fluid.results.records import TrialFiles
 from fluid.results.submitted import UNFINISHED
@@ -65,7 +65,7 @@ class TrialRun:
     state: str
     budget: int | None
     failure: str
-    finished: tuple[FinishedIteration, ...]
+    finished: tuple[StoredIteration, ...]
     traceback: str = ""
     files: TrialFiles | None = None
     seeds: Seeds | None = None

@@ -13,7 +13,7 @@ from fluid.errors import InvalidFieldError, require_one_of
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.results import best
 from fluid.results.best import Merit
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 from fluid.results.metrics import Goal, is_bookkeeping
 from fluid.trialgroup import TrialState
 
@@ -31,7 +31,7 @@ class RankedTrial:
 
     row: int
     trial: TrialRun
-    iteration: FinishedIteration
+    iteration: StoredIteration
     value: float
 
 
