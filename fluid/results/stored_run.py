@@ -316,9 +316,6 @@ class JournalLines:
         checks = self.lines.checks
         if checks.is_checked and checks.first is not None and number >= checks.first:
             raise InvalidFieldError("journal", None, f"is damaged at line {checks.first}")
-        if value is BROKEN:
-            self._replay.take_broken(number)
-            return
         self._replay.take(value, number)
-        if self._keep:
+        if self._keep and value is not BROKEN:
             self.entries.append(value)
