@@ -15,6 +15,7 @@ from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import residents_at, stretch_of
 from fluid.policies.fusing.groups import text_of
 from fluid.rehearsal.overheads import Overheads, overheads_in
+from fluid.rehearsal.replayable import ReplayedIteration
 from fluid.resources import Device
 from fluid.results.iterations import StoredIteration, flat, result_of
 from fluid.results.loading import completed
@@ -35,19 +36,6 @@ _OF_TUNE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class RecordedIteration:
-    """An iteration as it was recorded.
-
-    Attributes:
-        metrics: what the trial reported.
-        seconds: alone on one device of speed 1.
-    """
-
-    metrics: Mapping[str, Any]
-    seconds: float
-
-
 @dataclass
 class RecordedTrial:
     """A trial as it was recorded.
@@ -55,7 +43,7 @@ class RecordedTrial:
     Attributes:
         trial_id: its id.
         config: its hyperparameters, as JSON has them.
-        iterations: those recorded, by number.
+        iterations: those recorded, by number; seconds are those alone on one device of speed 1.
         ended: whether it ended by itself with the last of them, before its budget was used up.
         failed: whether it failed.
         memory_bytes: its peak device memory; ``None`` if that was not measured.
@@ -63,7 +51,7 @@ class RecordedTrial:
 
     trial_id: str
     config: Mapping[str, Any]
-    iterations: dict[int, RecordedIteration]
+    iterations: dict[int, ReplayedIteration]
     ended: bool = False
     failed: bool = False
     memory_bytes: float | None = None
@@ -158,7 +146,7 @@ def _trials(
 ) -> Iterator[RecordedTrial]:
     for group in run.groups:
         for parts in group.trials.values():
-            iterations: dict[int, RecordedIteration] = {}
+            iterations: dict[int, ReplayedIteration] = {}
             for part in parts:
                 # What was repeated, after a loss, counts as it was last.
                 for one in run.of_trial.get(part.trial_id, ()):
@@ -166,7 +154,7 @@ def _trials(
                     metrics = result.metrics
                     if part.inner is not None:
                         metrics = {name: value for name, value in metrics.items() if name not in _OF_TUNE}
-                    iterations[result.iteration] = RecordedIteration(metrics, alone.of(one, part))
+                    iterations[result.iteration] = ReplayedIteration(metrics, alone.of(one, part))
             if iterations:
                 last = parts[-1]
                 known = [memory[part.trial_id] for part in parts if part.trial_id in memory]

@@ -90,21 +90,6 @@ def changed(record: T, **fields: Any) -> T:
     return record
 
 
-@dataclass(frozen=True)
-class PastTrial:
-    """A trial that was forgotten.
-
-    Attributes:
-        group_id: its group.
-        history: its state when it was forgotten.
-        failure: why it failed for good; ``None`` if it did not.
-    """
-
-    group_id: str
-    history: TrialHistory
-    failure: Failure | None = None
-
-
 @dataclass
 class Recovered:
     """A session as its journal tells it.
@@ -112,9 +97,9 @@ class Recovered:
     Attributes:
         groups: the trials by group id and trial id, in order of submission.
         durable: newest checkpoint on disk, by trial id.
-        failures: why trials failed for good, by trial id.
+        failures: why trials failed for good, by trial id; also those that were forgotten.
         forgotten: ids of forgotten trials, by group id.
-        past: the forgotten trials, by trial id.
+        past: how the trials stood that were forgotten, by trial id.
         outcomes: what the submitter said of trials that it stopped, by trial id.
         terms: on which groups were submitted, by group id.
         places: devices added and lost, and trials resized, in order.
@@ -128,7 +113,7 @@ class Recovered:
     durable: dict[str, Checkpoint] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     forgotten: dict[str, list[str]] = field(default_factory=dict)
-    past: dict[str, PastTrial] = field(default_factory=dict)
+    past: dict[str, TrialHistory] = field(default_factory=dict)
     outcomes: dict[str, TrialState] = field(default_factory=dict)
     terms: dict[str, GroupTerms] = field(default_factory=dict)
     places: list[DeviceAdded | NoteDeviceLost | NoteResize] = field(default_factory=list)
@@ -167,7 +152,7 @@ class Recovered:
     def histories(self) -> dict[str, TrialHistory]:
         """How each trial stands, also forgotten ones, by trial id."""
         known = {trial_id: history for trials in self.groups.values() for trial_id, history in trials.items()}
-        return {**{trial_id: one.history for trial_id, one in self.past.items()}, **known}
+        return {**self.past, **known}
 
     @property
     def reported(self) -> dict[str, int]:
@@ -452,7 +437,7 @@ class Replay:
             del self._told.groups[group_id][trial_id]
             self._told.forgotten.setdefault(group_id, []).append(trial_id)
             self._told.durable.pop(trial_id, None)
-            self._told.past[trial_id] = PastTrial(group_id, history, self._told.failures.pop(trial_id, None))
+            self._told.past[trial_id] = history
 
     def _saved(self, event: TrialSaved) -> None:
         history, checkpoint = self._history(event.trial_id), event.checkpoint

@@ -12,7 +12,7 @@ from fluid.engine.events import PLAIN_TERMS, Failure, GroupTerms
 from fluid.errors import InvalidFieldError, require_number, require_text
 from fluid.random_state import Seeds
 from fluid.resources import Requires
-from fluid.results.journal import PastTrial, Recovered
+from fluid.results.journal import Recovered
 from fluid.results.run_files import read_search
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialState
 
@@ -209,14 +209,9 @@ class SubmittedTrials:
         self._journal = journal
         self._reported = reported
         #: The trials that the journal mentions.
-        self._journaled: dict[str, PastTrial] = {
-            **{
-                trial: PastTrial(group, history, journal.failures.get(trial))
-                for group, trials in journal.groups.items()
-                for trial, history in trials.items()
-            },
-            **journal.past,
-        }
+        self._journaled = journal.histories
+        self._group_of = {trial: group for group, trials in journal.groups.items() for trial in trials}
+        self._group_of |= {trial: group for group, trials in journal.forgotten.items() for trial in trials}
         #: The entry of each trial in ``trials.jsonl``.
         self._entries: dict[str, Mapping[str, Any]] = {}
         #: Configs that were told after the trial was submitted, by trial id.
@@ -276,15 +271,16 @@ class SubmittedTrials:
             places: how many trials of each group came before; gets this one.
         """
         entry, known = self._entries.get(trial_id, {}), self._journaled.get(trial_id)
-        group_id = str(entry.get("group", self._reported.get(trial_id, "") if known is None else known.group_id))
+        told = self._reported.get(trial_id, "") if known is None else self._group_of[trial_id]
+        group_id = str(entry.get("group", told))
         state = self._state(trial_id, self._groups.get(group_id, GroupLine("")).search)
         facts: dict[str, Any] = {"group_id": group_id, "state": state}
         if trial_id in self._told_later:
             entry = {**entry, "config": self._told_later[trial_id]}
         if known is not None:
-            facts["key"] = str(entry.get("key", known.history.trial.profile_key))
-            facts["budget"] = None if "shown" in entry else known.history.budget
-            facts["failure"] = known.failure if state == TrialState.FAILED else None
+            facts["key"] = str(entry.get("key", known.trial.profile_key))
+            facts["budget"] = None if "shown" in entry else known.budget
+            facts["failure"] = self._journal.failures.get(trial_id) if state == TrialState.FAILED else None
         if places is not None:
             facts["place"] = places[group_id]
             places[group_id] += 1
@@ -293,11 +289,11 @@ class SubmittedTrials:
     def _state(self, trial_id: str, search: Search | None) -> str:
         if trial_id not in self._journaled:
             return UNKNOWN
-        outcome, ended = self._journal.outcomes.get(trial_id), self._journaled[trial_id].history.ended
+        outcome, ended = self._journal.outcomes.get(trial_id), self._journaled[trial_id].ended
         if ended is None:
             if outcome is not None:
                 return outcome.value
-            return PAUSED_BY_USER if self._journaled[trial_id].history.paused else UNFINISHED
+            return PAUSED_BY_USER if self._journaled[trial_id].paused else UNFINISHED
         return shown_state(ended, outcome, search)
 
 

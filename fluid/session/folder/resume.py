@@ -619,12 +619,7 @@ class _Trackers:
 
     def end(self, recovered: Recovered) -> None:
         """Takes it how the trials have ended, once all results were heard."""
-        failed = {
-            trial_id
-            for trials in (*recovered.groups.values(), {name: past.history for name, past in recovered.past.items()})
-            for trial_id, history in trials.items()
-            if history.ended is TrialState.FAILED
-        }
+        failed = {trial_id for trial_id, history in recovered.histories.items() if history.ended is TrialState.FAILED}
         differ = {*failed, *recovered.outcomes, *self._forgotten}
         for trial_id in [trial_id for trial_id in self._trials if trial_id in differ]:
             tracker, _ = self._trials[trial_id]
