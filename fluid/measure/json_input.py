@@ -213,6 +213,11 @@ class _Shape:
             number = require_number("", value, at_least=-math.inf if least is None else least)
             if most is not None and number > most:
                 raise InvalidFieldError("", value, f"must be at most {most:g}")
+        most_items = None if self.bounds is None else self.bounds.max_length
+        if most_items is not None and isinstance(value, list) and len(value) > most_items:
+            raise InvalidFieldError("", value, f"must be a list of at most {most_items}")
+        if self.base is tuple and isinstance(value, list):
+            raise InvalidFieldError("", value, f"must be a list of {len(self._args)}")
         found = self.checked("", value)
         if type(found) is not type(value):
             return found
