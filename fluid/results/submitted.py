@@ -119,23 +119,16 @@ class SubmittedTrial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedGroup:
-    """One TrialGroup.
+class SubmittedGroup(GroupLine):
+    """One TrialGroup, with what its line says.
 
     Attributes:
-        group_id, name: the group.
-        search: what its search algorithm said of it; ``None`` if none submitted the trials.
-        requires: what its trials require of devices, where they do not say otherwise; ``None`` for nothing.
-        terms: whose group it is, and how urgent.
+        group_id: the group.
         trials: the trials by the name under which they are shown, each as the submitted trials that it is made of, in
             order; the last determines its state.
     """
 
     group_id: str
-    name: str
-    search: Search | None = None
-    requires: Requires | None = None
-    terms: GroupTerms = PLAIN_TERMS
     trials: dict[str, list[SubmittedTrial]] = field(default_factory=dict)
 
     @property
@@ -248,12 +241,9 @@ class SubmittedTrials:
         for trial in self._trials(places):
             if trial.group_id not in found:
                 line = self._groups.get(trial.group_id, GroupLine(trial.group_id))
+                terms = self._journal.terms.get(trial.group_id, line.terms)
                 found[trial.group_id] = SubmittedGroup(
-                    group_id=trial.group_id,
-                    name=line.name,
-                    search=line.search,
-                    requires=line.requires,
-                    terms=self._journal.terms.get(trial.group_id, line.terms),
+                    line.name, line.search, line.requires, terms, group_id=trial.group_id
                 )
             found[trial.group_id].trials.setdefault(trial.shown_id, []).append(trial)
         return tuple(found.values())

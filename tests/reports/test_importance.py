@@ -23,7 +23,9 @@ def ran(name: str, config: Mapping[str, Any], loss: float, state: str = "DONE", 
     finished = tuple(
         StoredIteration("a", k, 1.0, float(k), 1.0, (0,), {"loss": loss}) for k in range(1, iterations + 1)
     )
-    return TrialRun(name, "0", "net", config, state, 1, "", finished)
+    return TrialRun(
+        trial_id=name, group_id="0", shown_id=name, key="net", config=config, state=state, budget=1, finished=finished
+    )
 
 
 def grid(count: int = 16) -> list[TrialRun]:

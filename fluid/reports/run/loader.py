@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -146,12 +146,12 @@ class _Content:
         )
         self._groups = tuple(
             GroupRun(
-                group.group_id,
                 group.name,
-                tuple(self._trial((group.group_id, name), parts) for name, parts in group.trials.items()),
                 group.search,
                 group.requires,
                 group.terms,
+                group_id=group.group_id,
+                trials=tuple(self._trial((group.group_id, name), parts) for name, parts in group.trials.items()),
             )
             for group in self._submitted
         )
@@ -275,20 +275,9 @@ class _Content:
 
 def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:
     """The submitted trials that are shown as one; the last determines its state."""
-    last = parts[-1]
-    return TrialRun(
-        name,
-        last.group_id,
-        last.key,
-        last.config,
-        last.state,
-        last.budget,
-        "" if last.failure is None else last.failure.message,
-        tuple(iteration for part in parts for iteration in shown_iterations(part, done)),
-        "" if last.failure is None else last.failure.traceback,
-        files_of(path, parts),
-        last.seeds,
-    )
+    shown = {item.name: getattr(parts[-1], item.name) for item in fields(SubmittedTrial)}
+    finished = tuple(iteration for part in parts for iteration in shown_iterations(part, done))
+    return TrialRun(**{**shown, "trial_id": name}, finished=finished, files=files_of(path, parts))
 
 
 def _stories(

@@ -193,7 +193,7 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "profile_key": trial.key,
         "config": _plain(trial.config),
         "state": trial.state,
-        "failure": trial.failure,
+        "failure": trial.failure_text,
         "traceback": trial.traceback,
         "log": None if log is None else str(log),
         "iterations": trial.iterations,

@@ -170,7 +170,7 @@ def failure_lines(run: RecordedRun) -> list[RenderableType]:
     kinds: dict[str, list[TrialRun]] = {}
     for trial in run.trials:
         if trial.state == TrialState.FAILED:
-            kinds.setdefault(trial.failure, []).append(trial)
+            kinds.setdefault(trial.failure_text, []).append(trial)
     lines: list[RenderableType] = []
     for message, trials in sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:_MOST_FAILURES]:
         names = ", ".join(printable(trial.trial_id) for trial in trials[:_MOST_NAMES])
