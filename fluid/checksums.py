@@ -8,15 +8,11 @@ and so is one that is at another place, is there twice, or is missing. An object
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 from zlib import crc32
 
 _KEY = b', "crc": "'
-_decoder: Any = json.JSONDecoder()
-_scan = _decoder.scan_once
 #: Bytes of a line behind its offset: the digits, and what ends the line.
 _TAIL_BYTES = len('01234567"}\n')
 #: Most bytes of a line from the key on: an offset has at most 20 digits.
@@ -103,15 +99,6 @@ def split_object(data: bytes) -> bytes | None:
         return data
     is_right = end[1] == b"crc" and end[2] == b"%08x" % crc32(data[: end.start(2)])
     return data[: end.start()] + b"\n}" if is_right else None
-
-
-def parse_text(text: str) -> Any:
-    """What ``json.loads`` returns or raises, in less time: few texts have spaces around them."""
-    try:
-        value, end = _scan(text, 0)
-    except StopIteration:
-        return json.loads(text)
-    return value if end == len(text) or text[end:] == "\n" else json.loads(text)
 
 
 class LineChecks:

@@ -23,7 +23,7 @@ from fluid.rehearsal.plan import plan_in_force, seed_in_force
 from fluid.resources import Requires
 from fluid.results.code_changes import code_notes
 from fluid.results.metrics import Goal, goals_of, modes_of
-from fluid.results.run_files import TRIALS, is_used, json_lines
+from fluid.results.run_files import TRIALS, JsonLines, is_used
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
@@ -351,7 +351,7 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
     plan = loop.plan
     metrics, modes = tuple(goal.metric for goal in plan.goals), tuple(goal.mode for goal in plan.goals)
     early = () if loop.reason is None else (f"The sweep ended early: {loop.reason}.",)
-    entries = (line.entry or {} for line in json_lines(run_dir / TRIALS)) if loop.was_resumed else ()
+    entries = (line.entry for line in JsonLines(run_dir / TRIALS).there()) if loop.was_resumed else ()
     changes = code_notes(entries)
     return SweepResult(
         trials=loop.trials.results,

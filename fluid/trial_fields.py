@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta
 
 from fluid.errors import InvalidFieldError, require_number, require_one_of, require_text
 from fluid.random_state import Seeds
 
 #: When an iteration counts as hung: seconds, ``"auto"`` for a limit measured on its like, or ``None`` for never.
-IterationTimeout = float | Literal["auto"] | None
+IterationTimeout = Annotated[float, Meta(gt=0.0)] | Literal["auto"] | None
 #: Mappings within mappings whose names are checked.
 _DEEPEST = 20
 #: Types whose values nothing can change.

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = ["torch", "ray", "matplotlib", "numpy", "rich", "horovod", "cattrs"]
+HEAVY = ["torch", "ray", "matplotlib", "numpy", "rich", "horovod"]
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -154,9 +154,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
         check_plot(arguments.png, "png")
     for run in arguments.runs or ():
-        from fluid.results.run_files import RunFiles
+        from fluid.results.stored_run import read_run
 
-        RunFiles(run, "from")
+        read_run(run, "from")
 
 
 def _counts(text: str) -> list[int]:

@@ -6,17 +6,18 @@ Texts are given with escapes for the characters that not all sinks can hold.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluid.errors import FluidError
 from fluid.loggers.logger import LoggedTrial
 from fluid.loggers.values import writable
-from fluid.results.iterations import read_reported, result_of
+from fluid.results.iterations import StoredIteration, read_iteration, result_of
 from fluid.results.records import Result
-from fluid.results.run_files import RESULTS, TRIALS, entry_of, read_search
-from fluid.results.submitted import SubmittedTrial
+from fluid.results.run_files import RESULTS, TRIALS, JsonLines, Line, ReplacedError, as_written
+from fluid.results.submitted import GroupLine, SubmittedTrial, read_trial
 from fluid.trialgroup import Search
 
 
@@ -34,30 +35,20 @@ class ReadResult(NamedTuple):
     result: Result | None = None
 
 
-@dataclass(slots=True)
-class _NamedGroup:
-    name: str
-    search: Search | None = None
-
-
 class SessionReader:
     """Reads a run folder; each call reads on where the last one ended.
 
     Args:
         run_dir: the run folder.
         session_id: its session's.
-
-    Attributes:
-        line: lines of ``results.jsonl`` read so far.
     """
 
     def __init__(self, run_dir: Path, session_id: str) -> None:
         self._run_dir = run_dir
         self._session_id = session_id
-        self.line = 0
-        #: Bytes read so far, by file.
-        self._positions = {RESULTS: 0, TRIALS: 0}
-        self._groups: dict[str, _NamedGroup] = {}
+        self._results = JsonLines(run_dir / RESULTS, read=partial(read_iteration, read=as_written))
+        self._lines = JsonLines(run_dir / TRIALS, read=as_written)
+        self._groups: dict[str, GroupLine] = {}
         #: By id of the submitted trial.
         self._parts: dict[str, SubmittedTrial] = {}
         #: By group and shown id: several submitted trials may be shown as one.
@@ -65,11 +56,16 @@ class SessionReader:
         #: The group and the shown id that have each id under which a trial is logged.
         self._owners: dict[str, tuple[str, str]] = {}
 
+    @property
+    def line(self) -> int:
+        """Lines of ``results.jsonl`` read so far."""
+        return self._results.count
+
     def read_trials(self) -> list[LoggedTrial]:
         """Reads new lines of ``trials.jsonl``; returns trials whose config was told after they were submitted."""
         changed = []
-        for text in self._new_lines(TRIALS):
-            entry = entry_of(text) or {}
+        for line in self._new(self._lines):
+            entry = line.entry
             if "trial" in entry:
                 self._enter(entry)
             elif "shown" in entry:
@@ -82,22 +78,21 @@ class SessionReader:
                     changed.append(self._trials[place])
             elif "group" in entry:
                 group_id = str(entry["group"])
-                self._groups.setdefault(group_id, _NamedGroup(str(entry.get("name") or group_id), read_search(entry)))
+                self._groups.setdefault(group_id, GroupLine.read(entry))
         return changed
 
     def results(self, until: int, after: int = 0) -> Iterator[ReadResult]:
-        """Yields the new lines of ``results.jsonl`` up to line ``until``; those up to line ``after`` are not parsed."""
-        lines = self._new_lines(RESULTS)
-        while self.line < until and (text := next(lines, None)) is not None:
-            self.line += 1
-            reported = read_reported(entry_of(text) or {}) if self.line > after else None
-            trial = None if reported is None else self.find(reported.trial_id)
+        """Yields the new lines of ``results.jsonl`` up to line ``until``; of those up to line ``after`` the number."""
+        lines = self._new(self._results)
+        while self.line < until and (line := next(lines, None)) is not None:
+            reported = line.value if line.number > after else None
+            trial = self.find(reported.trial_id) if isinstance(reported, StoredIteration) else None
             if reported is None or trial is None:
-                yield ReadResult(self.line)
+                yield ReadResult(line.number)
                 continue
             result = result_of(reported, self._parts[reported.trial_id])
             yield ReadResult(
-                self.line, trial, replace(result, trial_id=trial.trial_id, metrics=writable(result.metrics))
+                line.number, trial, replace(result, trial_id=trial.trial_id, metrics=writable(result.metrics))
             )
 
     def find(self, submitted_id: str) -> LoggedTrial | None:
@@ -123,41 +118,25 @@ class SessionReader:
 
     def _enter(self, entry: Mapping[str, Any]) -> None:
         trial_id, group_id = str(entry["trial"]), str(entry.get("group", ""))
-        shown_id, before, inner = str(entry.get("shown", trial_id)), entry.get("iterations"), entry.get("metrics")
-        part = SubmittedTrial(
-            trial_id=trial_id,
-            group_id=group_id,
-            shown_id=shown_id,
-            before=before if isinstance(before, int) else 0,
-            inner=inner if isinstance(inner, str) else None,
-            config=_mapping(entry.get("config")),
-            state="",
-        )
+        part = read_trial(trial_id, entry, config=_mapping(entry.get("config")), state="")
         self._parts[trial_id] = part
-        place, shown = (group_id, shown_id), writable(shown_id)
+        place, shown = (group_id, part.shown_id), writable(part.shown_id)
         self._trials[place] = LoggedTrial(
             trial_id=shown if self._owners.setdefault(shown, place) == place else f"{shown}-{group_id}",
             group=writable(self._group(group_id).name),
             config=part.config,
-            uid=writable(f"{self._session_id}-{group_id}-{shown_id}"),
+            uid=writable(f"{self._session_id}-{group_id}-{part.shown_id}"),
         )
 
-    def _group(self, group_id: str) -> _NamedGroup:
-        return self._groups.setdefault(group_id, _NamedGroup(group_id))
+    def _group(self, group_id: str) -> GroupLine:
+        return self._groups.setdefault(group_id, GroupLine(group_id))
 
-    def _new_lines(self, name: str) -> Iterator[bytes]:
-        """Yields the new whole lines of a file; those that are not taken are yielded by the next call."""
+    def _new(self, lines: JsonLines) -> Iterator[Line]:
+        """Yields the new lines of a file; those that are not taken are yielded by the next call."""
         try:
-            file = (self._run_dir / name).open("rb")
-        except FileNotFoundError:
+            yield from lines.new()
+        except (FileNotFoundError, ReplacedError):
             raise FluidError(f"the run folder {self._run_dir} was deleted") from None
-        with file:
-            file.seek(self._positions[name])
-            for text in file:
-                if not text.endswith(b"\n"):
-                    return  # It is being written.
-                self._positions[name] += len(text)
-                yield text
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

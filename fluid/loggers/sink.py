@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fluid._logs import brief, brief_traceback, logger_of, without_secrets
-from fluid.checksums import LineChecks, checked_lines
+from fluid.checksums import checked_lines
 from fluid.engine.events import Failure
 from fluid.loggers.left_out import LeftOut
 from fluid.loggers.logger import LoggedTrial, TrialLogger
 from fluid.loggers.values import writable_failure
 from fluid.results.damage import cut_torn_line, tell_damage
 from fluid.results.records import Result
-from fluid.results.run_files import json_lines
+from fluid.results.run_files import JsonLines
 from fluid.session.folder.files import AppendedFile
 from fluid.session.listeners import TrialListener
 
@@ -45,16 +45,16 @@ def read_progress(run_dir: Path) -> dict[str, LoggerProgress]:
     """What the loggers of earlier sessions have stored, by their keys. Cuts a torn last line off."""
     cut_torn_line(run_dir / LOGGERS)
     found: dict[str, LoggerProgress] = {}
-    checks = LineChecks()
-    for line in json_lines(run_dir / LOGGERS, checks=checks):
-        entry = line.entry or {}
+    lines = JsonLines(run_dir / LOGGERS)
+    for line in lines.there():
+        entry = line.entry
         results, ends = entry.get("results"), entry.get("ends")
         if isinstance(results, int) and isinstance(ends, dict):
             # An older Fluid wrote destinations as they were.
             stored = found.setdefault(without_secrets(str(entry.get("logger"))), LoggerProgress())
             stored.results = results
             stored.ends.update(ends)
-    tell_damage(run_dir / LOGGERS, checks)
+    tell_damage(run_dir / LOGGERS, lines.checks)
     return found
 
 

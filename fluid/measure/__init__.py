@@ -1,6 +1,6 @@
 """What was measured of trials: the profile, the runtime model, and cohorts of trials with paces of their own.
 
 Pure, but for reading and writing JSON files. It imports ``errors``, ``_imports``, ``resources``, ``trialgroup`` and
-numpy, and cattrs to read files. Start reading in :mod:`fluid.measure.runtime_model` (h(w)), then
+msgspec and numpy. Start reading in :mod:`fluid.measure.runtime_model` (h(w)), then
 :mod:`fluid.measure.profile`.
 """

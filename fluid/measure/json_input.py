@@ -1,10 +1,9 @@
 """Reads JSON into typed records: instances, scenarios, profiles and journals.
 
-A record is a dataclass. Its fields are read by their types (cattrs), strictly: a string is no number, and an unknown
-field is an error. What else a value must be, the record's ``__post_init__`` checks. Errors name the place in the data
-and the value there: ``trials[3].alpha=0.5: must be at least 1``.
-
-cattrs is imported when the first record is read, not before: files are written and trials are run without it.
+A record is a dataclass or a frame. Its fields are read by their types (msgspec), strictly: a string is no number, and
+an unknown field is an error. What else a value must be, the record's ``__post_init__`` checks. Errors name the place in
+the data and the value there: ``trials[3].alpha=0.5: must be at least 1``. msgspec itself tells only what is wrong;
+where, and what would be right, is found once there is an error.
 """
 
 from __future__ import annotations
@@ -14,24 +13,22 @@ import functools
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from msgspec import NODEFAULT, Struct, structs
+import msgspec
+from msgspec import Meta, Struct
 
-from fluid._imports import try_import
 from fluid._private_files import replacing
 from fluid.checksums import checked_object, split_object
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.measure.runtime_model import FusedRates
 from fluid.resources import MOST_DEVICES, Cluster, Device
 from fluid.trial_fields import IterationTimeout, require_timeout
-from fluid.trialgroup import TrialState
-
-if TYPE_CHECKING:
-    from cattrs import Converter
-
 
 # -- json file -----------------------------------------------------------------------------------
 #
@@ -67,24 +64,14 @@ def parse_json(data: bytes) -> Any:
 
 
 T = TypeVar("T")
-_Accepted = type | tuple[type, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """What a number in a file must be: ``Annotated[float, Range(0.0)]`` is one of at least 0."""
-
-    least: float = -math.inf
-    most: float = math.inf
-
-
-NonNegative = Annotated[float, Range(0.0)]
-AtLeastOne = Annotated[float, Range(1.0)]
-NonNegativeInteger = Annotated[int, Range(0)]
-Count = Annotated[int, Range(1)]
-#: No bound that a file meets; :class:`Range` and the records have the real ones.
-_LEAST_INTEGER = -(2**63)
-_STATES = tuple(state.value for state in TrialState)
+NonNegative = Annotated[float, Meta(ge=0.0)]
+AtLeastOne = Annotated[float, Meta(ge=1.0)]
+NonNegativeInteger = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+#: Where msgspec found an error: ``$.trials[3].alpha``; it does not name the keys of mappings.
+_WHERE = re.compile(r" - at `(?:key` in `)?\$([^`]*)`\Z")
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def read_json_object(path: str | Path) -> dict[str, Any]:
@@ -148,155 +135,207 @@ def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T
 
     Raises:
         InvalidFieldError: a field is missing, unknown or of the wrong type, or its value cannot be used.
-        MissingDependencyError: cattrs is not installed.
     """
-    converter = _converter()
     try:
-        return converter.structure(data, kind)
-    except Exception as error:
-        raise _field_error(error, what, place) from error
+        made = msgspec.convert(data, kind)
+        _check_rest(data, _shape(kind))
+        return made
+    except msgspec.ValidationError as error:
+        refused = error
+    except InvalidFieldError as error:
+        raise InvalidFieldError(_placed(error, place).field.lstrip(".") or what, error.value, error.reason) from error
+    return read_record(_amended(refused, data, kind, what, place), kind, what, place=place)
 
 
-@functools.cache
-def _converter() -> Converter:
-    with try_import("cattrs", install="pip install cattrs") as imports:
-        from cattrs import Converter
-        from cattrs.cols import homogenous_tuple_structure_factory, is_mapping, is_sequence, list_structure_factory
-        from cattrs.gen import make_dict_structure_fn, mapping_structure_factory
-    imports.check()
-    converter = Converter(detailed_validation=True)
-    converter.register_structure_hook(float, lambda value, _: _number(value, float))
-    converter.register_structure_hook(int, lambda value, _: _number(value, int))
-    converter.register_structure_hook(
-        str, lambda value, _: value if type(value) is str else _require(str, value, "must be a string")
-    )
-    converter.register_structure_hook(TrialState, lambda value, _: TrialState(require_one_of("", value, _STATES)))
-    converter.register_structure_hook(bool, lambda value, _: _require(bool, value, "must be true or false"))
-    converter.register_structure_hook_func(
-        lambda kind: kind == IterationTimeout, lambda value, _: require_timeout("", value)
-    )
-    converter.register_structure_hook_factory(
-        lambda kind: _is_made_of(kind, Annotated),
-        lambda kind: lambda value, _: _number(value, kind.__origin__, *kind.__metadata__),
-    )
-    converter.register_structure_hook_func(
-        lambda kind: _is_made_of(kind, Literal), lambda value, kind: require_one_of("", value, get_args(kind))
-    )
+class _Shape:
+    """What JSON data of a type are.
 
-    def record_reader(kind: Any, converter: Converter) -> Any:
-        # cattrs would drop Annotated where annotations are strings, and fail on KW_ONLY under Python 3.10.
-        hints = get_type_hints(kind, localns={"KW_ONLY": object}, include_extras=True)
-        for field in dataclasses.fields(kind):
-            field.type = hints[field.name]
-        optional = {name for name, hint in hints.items() if type(None) in get_args(hint)}
-        # Generated when it is first needed, which takes a while: it says where in the data an error is.
-        read_slowly = functools.cache(lambda: make_dict_structure_fn(kind, converter))
+    Args:
+        kind: the type.
 
-        def read(value: Any, _: Any) -> Any:
-            """Takes what is of the type wanted as it is: a submission may have a hundred thousand trials."""
-            made = {}
-            try:
-                for name, part in value.items():
-                    wanted = hints[name]
-                    if part is None:
-                        is_right = name in optional
-                    else:
-                        is_right = type(part) is wanted and (wanted is str or wanted is bool or _is_exact(part))
-                    made[name] = part if is_right else converter.structure(part, wanted)
-                return kind(**made)
-            except Exception:
-                return read_slowly()(value, kind)
+    Attributes:
+        base: ``float``, ``int`` and so on, ``dict`` of a record; ``None`` of several.
+        bounds: of a number; ``None`` for none.
+        choices: the strings that it may be; empty if it is none of some.
+        record: the class of a record; ``None`` if it is none.
+    """
 
-        return read
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self.bounds: Meta | None = None
+        self.choices: tuple[str, ...] = ()
+        self.record: Any = None
+        args = [each for each in get_args(kind) if each is not NoneType]
+        if kind != IterationTimeout and get_origin(kind) in (Union, UnionType) and len(args) == 1:
+            (kind,) = args  # It may be null, too.
+        if get_origin(kind) is Annotated:
+            kind, self.bounds = kind.__origin__, kind.__metadata__[0]
+        self._args, self.base = get_args(kind), get_origin(kind) or kind
+        if self.base is Literal:
+            self.base, self.choices = str, self._args
+        elif self.base in (Union, UnionType):
+            self.base = IterationTimeout if kind == IterationTimeout else None
+        elif self.base is Mapping:
+            self.base = dict
+        elif isinstance(self.base, type) and issubclass(self.base, Enum):
+            self.base, self.choices = str, tuple(each.value for each in self.base)
+        elif dataclasses.is_dataclass(self.base) or (isinstance(self.base, type) and issubclass(self.base, Struct)):
+            self.base, self.record = dict, self.base
 
-    def frame_reader(kind: Any, converter: Converter) -> Any:
-        """cattrs knows no structs: their fields are read as those of a dataclass."""
-        hints, nothing = get_type_hints(kind, include_extras=True), dataclasses.MISSING
-        fields = [
-            (name, hints[name], dataclasses.field(default=nothing if default is NODEFAULT else default))
-            for name, default in ((field.name, field.default) for field in structs.fields(kind))
-        ]
-        twin = dataclasses.make_dataclass(kind.__name__, fields, kw_only=True, frozen=True)
-        return lambda value, _: kind(**vars(converter.structure(value, twin)))
+    @functools.cached_property
+    def item(self) -> _Shape:
+        """What a list's items are, or an object's values."""
+        return _shape(self._args[-1 if self.base is dict else 0] if self._args else Any)
 
-    converter.register_structure_hook_factory(lambda kind: isinstance(kind, type(Struct)), frame_reader)
-    # By default cattrs reads any iterable as a list, and any container as a record.
-    readers: list[tuple[Callable[[Any], bool], Any, _Accepted, str]] = [
-        (is_sequence, list_structure_factory, list, "must be a list"),
-        (lambda kind: _is_made_of(kind, tuple), homogenous_tuple_structure_factory, list, "must be a list"),
-        (is_mapping, mapping_structure_factory, (dict, Mapping), "must be a JSON object"),
-        (dataclasses.is_dataclass, record_reader, (dict, Mapping), "must be a JSON object"),
-    ]
-    for applies, factory, accepted, reason in readers:
-        converter.register_structure_hook_factory(applies, _checked(factory, accepted, reason))
-    return converter
+    @functools.cached_property
+    def fields(self) -> Mapping[str, _Shape]:
+        """What a record's fields are, by name."""
+        hints = get_type_hints(self.record, localns={"KW_ONLY": object}, include_extras=True)
+        if issubclass(self.record, Struct):
+            return {name: _shape(hints[name]) for name in self.record.__struct_fields__}
+        return {each.name: _shape(hints[each.name]) for each in dataclasses.fields(self.record) if each.init}
 
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether nothing is left to check once msgspec has read it."""
+        if self.base in (list, tuple, dict):
+            return self.record is None and self.item.is_plain
+        return self.base not in (float, int, IterationTimeout)
 
-def _is_made_of(kind: Any, form: Any) -> bool:
-    return get_origin(kind) is form
+    def amended(self, value: object, otherwise: str) -> object:
+        """What to read in place of a value that msgspec refuses: ``2`` of ``2.0`` where a whole number is wanted.
 
+        Raises:
+            InvalidFieldError: it is none of this; says what it must be.
+        """
+        if self.choices:
+            require_one_of("", value, self.choices)
+        elif self.base in (float, int):
+            least, most = (None, None) if self.bounds is None else (self.bounds.ge, self.bounds.le)
+            number = require_number("", value, at_least=-math.inf if least is None else least)
+            if most is not None and number > most:
+                raise InvalidFieldError("", value, f"must be at most {most:g}")
+        most_items = None if self.bounds is None else self.bounds.max_length
+        if most_items is not None and isinstance(value, list) and len(value) > most_items:
+            raise InvalidFieldError("", value, f"must be a list of at most {most_items}")
+        if self.base is tuple and isinstance(value, list):
+            raise InvalidFieldError("", value, f"must be a list of {len(self._args)}")
+        found = self.checked("", value)
+        if type(found) is not type(value):
+            return found
+        kind, reason = _WANTED.get(self.base, (object, ""))
+        raise InvalidFieldError("", value, otherwise if isinstance(value, kind) else reason)
 
-def _checked(factory: Any, accepted: _Accepted, reason: str) -> Callable[[Any, Converter], Callable[[Any, Any], Any]]:
-    """Makes hooks that check the value, and the names of a record's fields, before the hooks of ``factory`` read it."""
+    def checked(self, place: str, value: Any) -> object:
+        """A number as it is read.
 
-    def make(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
-        read = factory(kind, converter)
-        is_record = dataclasses.is_dataclass(kind)
-        known = {field.name for field in dataclasses.fields(kind) if field.init} if is_record else set()
+        Raises:
+            InvalidFieldError: it is not finite, too large, or what no iteration may take.
+        """
+        if self.base == IterationTimeout:
+            return require_timeout(place, value)
+        if self.base is float:
+            return require_number(place, value, at_least=-math.inf)
+        return require_integer(place, value, at_least=-(2**63)) if self.base is int else value
 
-        def hook(value: Any, _: Any) -> Any:
-            _require(accepted, value, reason)
-            if is_record and not known.issuperset(value):
-                _refuse_unknown(value, known)
-            return read(value, kind)
-
-        return hook
-
-    return make
-
-
-def _refuse_unknown(data: Mapping[str, Any], known: set[str]) -> None:
-    for name in data:
-        if name not in known:
-            raise InvalidFieldError(name, data[name], f"is no field here; known: {', '.join(sorted(known))}")
+    def refuse_unknown(self, value: Mapping[str, Any]) -> None:
+        """Raises InvalidFieldError if an object has a name that is no field of the record."""
+        for name in value:
+            if name not in self.fields:
+                known = ", ".join(sorted(self.fields))
+                raise InvalidFieldError(name, value[name], f"is no field here; known: {known}")
 
 
-def _is_exact(value: object) -> bool:
-    """Whether a value is a finite float, or an integer that a float can hold."""
-    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= 2**53)
+_WANTED: dict[Any, tuple[type, str]] = {
+    **dict.fromkeys((list, tuple), (list, "must be a list")),
+    dict: (dict, "must be a JSON object"),
+    str: (str, "must be a string"),
+    bool: (bool, "must be true or false"),
+}
 
 
-def _number(value: object, kind: type, bounds: Range = Range()) -> float:
-    if type(value) is float is kind and bounds.least <= value <= bounds.most and math.isfinite(value):
-        return value  # What nearly all numbers are, of which a journal has several in each line.
-    number = require_number("", value, at_least=bounds.least)
-    if number > bounds.most:
-        raise InvalidFieldError("", value, f"must be at most {bounds.most:g}")
-    return number if kind is float else require_integer("", value, at_least=_LEAST_INTEGER)
+_shape: Callable[[Any], _Shape] = functools.cache(_Shape)
 
 
-def _require(accepted: _Accepted, value: object, reason: str) -> object:
-    if not isinstance(value, accepted):
-        raise InvalidFieldError("", value, reason)
-    return value
+def _check_rest(value: Any, shape: _Shape) -> None:
+    """Checks what msgspec does not: that all names are known, and all numbers can be used.
+
+    Raises:
+        InvalidFieldError: one is not; it has the place.
+    """
+    if shape.is_plain or value is None:
+        return
+    if type(value) is not dict and not isinstance(value, (list, Mapping)):
+        shape.checked("", value)
+        return
+    parts: Mapping[Any, Any] = dict(enumerate(value)) if isinstance(value, list) else value
+    fields: Mapping[Any, _Shape] | None = None if shape.record is None else shape.fields
+    for step, part in parts.items():
+        if fields is not None and step not in fields:
+            shape.refuse_unknown(parts)
+        kind = type(part)
+        if kind in _CHECKED or (kind is float and _LEAST < part < _MOST) or (kind is int and -_EXACT < part < _EXACT):
+            continue  # As nearly all are: a submission may have a hundred thousand trials.
+        try:
+            _check_rest(part, shape.item if fields is None else fields[step])
+        except InvalidFieldError as error:
+            raise _placed(error, f"[{step!r}]" if fields is None else f".{step}") from None
 
 
-def _field_error(error: Exception, what: str, place: str) -> InvalidFieldError:
-    """The first error that cattrs collected, as one that names the place in the data."""
-    from cattrs import AttributeValidationNote, BaseValidationError, IterableValidationNote
+#: Of these types msgspec leaves nothing to check, nor of numbers between these.
+_CHECKED = frozenset((str, bool, NoneType))
+_LEAST, _MOST, _EXACT = -math.inf, math.inf, 2**53
 
-    while True:
-        for note in getattr(error, "__notes__", ()):
-            if isinstance(note, AttributeValidationNote):
-                place += f".{note.name}"
-            elif isinstance(note, IterableValidationNote):
-                place += f"[{note.index!r}]"
-        if not isinstance(error, BaseValidationError):
-            break
-        error = error.exceptions[0]
-    place = place.lstrip(".")
-    if isinstance(error, InvalidFieldError):
-        return InvalidFieldError(".".join(filter(None, (place, error.field))) or what, error.value, error.reason)
-    if isinstance(error, KeyError):
-        return InvalidFieldError(place, None, "is missing")
-    raise error
+
+def _placed(error: InvalidFieldError, place: str) -> InvalidFieldError:
+    """An error with the place that its field is in before it."""
+    field = error.field if not error.field or error.field[0] in ".[" else f".{error.field}"
+    return InvalidFieldError(f"{place}{field}", error.value, error.reason)
+
+
+def _amended(error: msgspec.ValidationError, data: Any, kind: Any, what: str, place: str) -> Any:
+    """The data with the value that is to be read in place of the first one that msgspec refuses.
+
+    Raises:
+        InvalidFieldError: there is none; names the place, the value there, and what it must be.
+    """
+    found = _WHERE.search(str(error))
+    reason, steps, value, shape = str(error)[: None if found is None else found.start()], [], data, _shape(kind)
+    for name, index in _STEP.findall("" if found is None else found[1]):
+        step: Any = name
+        if name:
+            shape, place = shape.fields[name], f"{place}.{name}"
+        else:
+            shape = shape.item
+            step = int(index) if index.isdigit() else next(key for key in value if _is_refused(value[key], shape.kind))
+            place += f"[{step!r}]"
+        steps.append(step)
+        value = value[step]
+    try:
+        if isinstance(error.__cause__, InvalidFieldError):
+            raise error.__cause__
+        if (missing := _MISSING.match(reason)) is not None:
+            shape.refuse_unknown(value)  # It may be misspelt.
+            raise InvalidFieldError(missing[1], None, "is missing")
+        if error.__cause__ is not None:
+            raise error.__cause__
+        return _with(data, steps, shape.amended(value, reason))
+    except InvalidFieldError as known:
+        raise InvalidFieldError(_placed(known, place).field.lstrip(".") or what, known.value, known.reason) from error
+
+
+def _is_refused(value: object, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return True
+    return False
+
+
+def _with(data: Any, steps: Sequence[Any], value: object) -> Any:
+    """A copy of the data with another value at a place."""
+    if not steps:
+        return value
+    copy = dict(data) if isinstance(data, Mapping) else list(data)
+    copy[steps[0]] = _with(copy[steps[0]], steps[1:], value)
+    return copy

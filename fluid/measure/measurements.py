@@ -1,19 +1,18 @@
-"""Measurements of one profile key on one device model: seconds per iteration by co-residency and width, and memory.
-
-A saved profile is read and checked here by hand. With cattrs, as in json_input, it would take as many lines: most
-checks relate values to each other or to the profile's window, beyond what a record can declare.
-"""
+"""Measurements of one profile key on one device model: seconds per iteration by co-residency and width, and memory."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.measure.json_input import NonNegative, NonNegativeInteger
 from fluid.measure.runtime_model import FusedRates, packing_limit_from_seconds
 from fluid.resources import MemoryNeed
 
@@ -242,30 +241,116 @@ def prefix(line: Mapping[int, Bucket]) -> list[float]:
     return [line[step].estimate for step in itertools.takewhile(line.__contains__, itertools.count(1))]
 
 
-def mapping(where: str, value: object) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidFieldError(where or "profile", value, "must be a JSON object")
-    return value
+# -- saved measurements --------------------------------------------------------------------------
+#
+# What a profile saves of them. A record says what each value is by itself; the window, and values beside others, are
+# checked as it is made into what it was saved of.
 
 
-def member(where: str, data: object, name: str) -> Any:
-    """``data[name]``; ``where``, the place of ``data`` in the profile, is for the error."""
-    if name not in mapping(where, data):
-        raise InvalidFieldError(f"{where}.{name}".lstrip("."), None, "is missing")
-    return mapping(where, data)[name]
+@dataclass(frozen=True)
+class SavedBucket:
+    """A :class:`Bucket`."""
+
+    seconds: list[NonNegative]
+    streak: int
+    restarts: NonNegativeInteger
+
+    def bucket(self, where: str, window: int) -> Bucket:
+        """What was saved.
+
+        Args:
+            where: the place in the profile, for errors.
+            window: of the profile.
+        """
+        _require_window(f"{where}.seconds", self.seconds, window)
+        longest = min(DRIFT_STREAK - 1, len(self.seconds))
+        if abs(self.streak) > longest:
+            raise InvalidFieldError(f"{where}.streak", self.streak, f"must be from {-longest} to {longest}")
+        return Bucket(self.seconds, self.streak, self.restarts)
 
 
-def bucket_from_json(where: str, data: object, window: int) -> Bucket:
-    values = member(where, data, "seconds")
-    if not isinstance(values, list) or len(values) > window:
-        raise InvalidFieldError(f"{where}.seconds", values, f"must be a list of at most {window} numbers")
-    seconds = [require_number(f"{where}.seconds", value, at_least=0.0) for value in values]
-    longest = min(DRIFT_STREAK - 1, len(seconds))
-    streak = require_integer(f"{where}.streak", member(where, data, "streak"), at_least=-longest)
-    if streak > longest:
-        raise InvalidFieldError(f"{where}.streak", streak, f"must be at most {longest}")
-    restarts = require_integer(f"{where}.restarts", member(where, data, "restarts"), at_least=0)
-    return Bucket(seconds, streak, restarts)
+@dataclass(frozen=True)
+class _SavedShare(SavedBucket):
+    """A bucket of trials that have a device together, or several devices."""
+
+    co_residents: int
+    width: int
+
+    def ids(self, where: str) -> BucketId:
+        return bucket_id(self.co_residents, self.width, where)
+
+
+@dataclass(frozen=True)
+class _SavedPack(SavedBucket):
+    """A bucket of fused packs."""
+
+    co_residents: int
+    rows: int
+
+    def ids(self, where: str) -> FusedId:
+        return fused_id(self.co_residents, self.rows, where=where)
+
+
+@dataclass(frozen=True)
+class _SavedMemory:
+    persistent_bytes: NonNegative
+    ephemeral_bytes: NonNegative
+
+
+@dataclass(frozen=True)
+class SavedKey:
+    """A :class:`KeyProfile`. Formats before the fourth have no fused packs."""
+
+    model: str | None
+    memory: _SavedMemory | None
+    busy: list[Annotated[float, Meta(ge=0.0, le=1.0)]]
+    buckets: list[_SavedShare]
+    fused: list[_SavedPack] = field(default_factory=list)
+
+    def profile(self, where: str, window: int) -> KeyProfile:
+        """What was saved; takes the same as :meth:`SavedBucket.bucket`."""
+        _require_window(f"{where}.busy", self.busy, window)
+        return KeyProfile(
+            _buckets(f"{where}.buckets", self.buckets, window),
+            _buckets(f"{where}.fused", self.fused, window),
+            None if self.memory is None else MemoryNeed(self.memory.persistent_bytes, self.memory.ephemeral_bytes),
+            self.busy,
+        )
+
+
+def _require_window(where: str, values: Sequence[float], window: int) -> None:
+    if len(values) > window:
+        raise InvalidFieldError(where, values, f"must be a list of at most {window} numbers")
+
+
+def _buckets(where: str, saved: Sequence[_SavedShare | _SavedPack], window: int) -> dict[tuple[int, int], Bucket]:
+    buckets: dict[tuple[int, int], Bucket] = {}
+    for index, each in enumerate(saved):
+        spot = f"{where}[{index}]"
+        ids, bucket = each.ids(f"{spot}."), each.bucket(spot, window)
+        if not bucket.seconds or min(bucket.seconds) == 0.0:
+            raise InvalidFieldError(f"{spot}.seconds", bucket.seconds, "must hold numbers above 0")
+        if ids in buckets:
+            raise InvalidFieldError(spot, ids, "occurs twice")
+        buckets[ids] = bucket
+    return buckets
+
+
+def keys_of(saved: Mapping[str, Sequence[SavedKey]], window: int) -> dict[str, dict[str | None, KeyProfile]]:
+    """The measurements of all profile keys, by device model.
+
+    Args:
+        saved: those of each key.
+        window: of the profile.
+    """
+    keys: dict[str, dict[str | None, KeyProfile]] = {}
+    for key, of_models in saved.items():
+        where, by_model = f"keys[{require_key('keys', key)!r}]", keys.setdefault(key, {})
+        for index, each in enumerate(of_models):
+            if each.model in by_model:
+                raise InvalidFieldError(f"{where}[{index}].model", each.model, "occurs twice")
+            by_model[each.model] = each.profile(f"{where}[{index}]", window)
+    return keys
 
 
 def key_to_json(known: KeyProfile) -> dict[str, object]:
@@ -275,77 +360,3 @@ def key_to_json(known: KeyProfile) -> dict[str, object]:
         "buckets": [{"co_residents": p, "width": w, **bucket.to_json()} for (p, w), bucket in known.buckets.items()],
         "fused": [{"co_residents": p, "rows": k, **bucket.to_json()} for (p, k), bucket in known.fused.items()],
     }
-
-
-def keys_from_json(data: object, window: int, *, without_models: bool) -> dict[str, dict[str | None, KeyProfile]]:
-    """The measurements of all profile keys.
-
-    Args:
-        data: content of the profile's ``keys``.
-        window: of the profile.
-        without_models: they do not tell device models apart; ``ANY_MODEL`` stands for the model.
-    """
-    keys: dict[str, dict[str | None, KeyProfile]] = {}
-    for key, content in mapping("keys", data).items():
-        where = f"keys[{require_key('keys', key)!r}]"
-        if without_models:
-            keys[key] = {ANY_MODEL: key_from_json(where, content, window)}
-        else:
-            keys[key] = models_from_json(where, content, window)
-    return keys
-
-
-def models_from_json(where: str, data: object, window: int) -> dict[str | None, KeyProfile]:
-    if not isinstance(data, list):
-        raise InvalidFieldError(where, data, "must be a list, with an entry for each device model")
-    by_model: dict[str | None, KeyProfile] = {}
-    for index, entry in enumerate(data):
-        spot = f"{where}[{index}]"
-        model = member(spot, entry, "model")
-        if model is not None and not isinstance(model, str):
-            raise InvalidFieldError(f"{spot}.model", model, "must be a string or null")
-        if model in by_model:
-            raise InvalidFieldError(f"{spot}.model", model, "occurs twice")
-        by_model[model] = key_from_json(spot, entry, window)
-    return by_model
-
-
-def key_from_json(where: str, data: object, window: int) -> KeyProfile:
-    known = KeyProfile()
-    memory, spot = member(where, data, "memory"), f"{where}.memory"
-    if memory is not None:
-        parts = [member(spot, memory, part) for part in ("persistent_bytes", "ephemeral_bytes")]
-        known.memory = MemoryNeed(*parts)
-    shares = member(where, data, "busy")
-    if not isinstance(shares, list) or len(shares) > window:
-        raise InvalidFieldError(f"{where}.busy", shares, f"must be a list of at most {window} shares")
-    known.busy = [require_share(f"{where}.busy", share) for share in shares]
-    known.buckets = _buckets_from_json(where, data, "buckets", ("co_residents", "width"), bucket_id, window)
-    if "fused" in mapping(where, data):  # not in formats before the fourth
-        known.fused = _buckets_from_json(where, data, "fused", ("co_residents", "rows"), fused_id, window)
-    return known
-
-
-def _buckets_from_json(
-    where: str,
-    data: object,
-    name: str,
-    axes: tuple[str, str],
-    check: Callable[..., tuple[int, int]],
-    window: int,
-) -> dict[tuple[int, int], Bucket]:
-    """The list ``data[name]`` of buckets; the two members ``axes`` of each, as ``check`` returns them, are its key."""
-    entries = member(where, data, name)
-    if not isinstance(entries, list):
-        raise InvalidFieldError(f"{where}.{name}", entries, "must be a list")
-    buckets: dict[tuple[int, int], Bucket] = {}
-    for index, entry in enumerate(entries):
-        spot = f"{where}.{name}[{index}]"
-        ids = check(*(member(spot, entry, axis) for axis in axes), where=f"{spot}.")
-        bucket = bucket_from_json(spot, entry, window)
-        if not bucket.seconds or min(bucket.seconds) == 0.0:
-            raise InvalidFieldError(f"{spot}.seconds", bucket.seconds, "must hold numbers above 0")
-        if ids in buckets:
-            raise InvalidFieldError(spot, ids, "occurs twice")
-        buckets[ids] = bucket
-    return buckets

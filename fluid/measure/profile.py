@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from fluid._logs import logger_of
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_text
 from fluid.measure.cohorts.tree import CohortTree
-from fluid.measure.json_input import parse_json, write_json
+from fluid.measure.json_input import NonNegative, parse_json, read_record, write_json
 from fluid.measure.measurements import (
     ALONE,
     ANY_MODEL,
@@ -35,14 +35,13 @@ from fluid.measure.measurements import (
     Bucket,
     KeyProfile,
     Overhead,
+    SavedBucket,
+    SavedKey,
     begin_part,
-    bucket_from_json,
     bucket_id,
     fused_id,
     key_to_json,
-    keys_from_json,
-    mapping,
-    member,
+    keys_of,
     prefix,
     require_flag,
     require_key,
@@ -198,26 +197,14 @@ class RestoreSeconds:
         }
 
     @classmethod
-    def from_json(cls, data: object) -> RestoreSeconds:
-        """Reads what :meth:`to_json` made.
-
-        Raises:
-            InvalidFieldError: it is something else.
-        """
+    def of_saved(cls, saved: Mapping[str, Mapping[str, Iterable[float]]]) -> RestoreSeconds:
+        """Makes what :meth:`to_json` was called of."""
         found = cls()
-        for key, by_source in _mapping(data).items():
-            for source, seconds in _mapping(by_source).items():
-                if not isinstance(seconds, list):
-                    raise InvalidFieldError("restores", seconds, "must be a list of seconds")
+        for key, by_source in saved.items():
+            for source, seconds in by_source.items():
                 for each in seconds:
-                    found.observe(str(key), str(source), each)
+                    found.observe(key, source, each)
         return found
-
-
-def _mapping(data: object) -> Mapping[object, object]:
-    if not isinstance(data, Mapping):
-        raise InvalidFieldError("restores", data, "must be a JSON object")
-    return data
 
 
 # -- fused measurements --------------------------------------------------------------------------
@@ -299,6 +286,29 @@ _WITHOUT_MODELS = 2  # Nor did the version before that tell device models apart.
 DEFAULT_WINDOW = 31
 #: Keeps a clamped overhead inside its half-open interval by more than TOLERANCE.
 _INSIDE = 1.0 - 1e-6
+
+
+@dataclass(frozen=True)
+class _SavedProfile:
+    """What :meth:`Profile.to_json` writes. Older formats lack what has a default."""
+
+    format: int
+    window: int
+    threshold: float
+    resizes: SavedBucket
+    keys: dict[str, list[SavedKey]]
+    finds_cohorts: bool = True
+    restores: dict[str, dict[str, list[NonNegative]]] = field(default_factory=dict)
+    cohorts: dict[str, Any] = field(default_factory=dict)
+
+
+def _with_models(data: Any) -> Any:
+    """A profile that does not tell device models apart, as one that does: the first one observed takes all over."""
+    keys = data.get("keys")
+    if not isinstance(keys, Mapping):
+        return data
+    known = {key: [{"model": ANY_MODEL, **of} if isinstance(of, Mapping) else of] for key, of in keys.items()}
+    return {**data, "keys": known}
 
 
 class Profile:
@@ -572,22 +582,21 @@ class Profile:
     @classmethod
     def from_json(cls, data: object) -> Profile:
         """Makes the profile that :meth:`to_json` wrote, with the same estimates and the same drift state."""
-        version = member("", data, "format")
+        version = data.get("format", FORMAT) if isinstance(data, Mapping) else FORMAT
         if version not in (FORMAT, _WITHOUT_COHORTS, _WITHOUT_FUSED, _WITHOUT_MODELS):
             reason = f"is unknown; this Fluid reads formats {_WITHOUT_MODELS} to {FORMAT}"
             raise InvalidFieldError("format", version, reason)
-        profile = cls(window=member("", data, "window"), threshold=member("", data, "threshold"))
-        profile._resizes = bucket_from_json("resizes", member("", data, "resizes"), profile.window)
-        if version == FORMAT:
-            profile.finds_cohorts = require_flag("finds_cohorts", member("", data, "finds_cohorts"))
-            trees = mapping("cohorts", member("", data, "cohorts"))
-            profile.cohorts = {
-                require_key("cohorts", key): CohortTree.from_json(f"cohorts[{key!r}]", tree)
-                for key, tree in trees.items()
-            }
-        profile.restores = RestoreSeconds.from_json(mapping("", data).get("restores", {}))  # Older ones have none.
-        without_models = version == _WITHOUT_MODELS  # The first model observed takes the measurements over.
-        profile._keys.by_key = keys_from_json(member("", data, "keys"), profile.window, without_models=without_models)
+        if version == _WITHOUT_MODELS:
+            data = _with_models(data)
+        saved = read_record(data, _SavedProfile, "profile")
+        profile = cls(window=saved.window, threshold=saved.threshold, cohorts=saved.finds_cohorts)
+        profile._resizes = saved.resizes.bucket("resizes", profile.window)
+        profile.cohorts = {
+            require_key("cohorts", key): CohortTree.from_json(f"cohorts[{key!r}]", tree)
+            for key, tree in saved.cohorts.items()
+        }
+        profile.restores = RestoreSeconds.of_saved(saved.restores)
+        profile._keys.by_key = keys_of(saved.keys, profile.window)
         return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:

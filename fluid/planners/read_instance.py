@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from fluid.devices.models import Speeds, at_speeds, speeds_of_all
 from fluid.errors import InvalidFieldError
-from fluid.measure.json_input import Count, NonNegative, Range, rates_from_json, read_record
+from fluid.measure.json_input import Count, NonNegative, rates_from_json, read_record
 from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import (
     DEFAULT_MAX_FUSED,
@@ -121,11 +122,11 @@ class MeasuredKeys:
 #: Most seconds in a file, more than 30,000 years. Sums of larger ones would overflow.
 LONGEST_S = 1e12
 #: Seconds in a file.
-Seconds = Annotated[float, Range(0.0, LONGEST_S)]
+Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
 #: A runtime's overhead factor in a file.
-Overhead = Annotated[float, Range(1.0, 1e6)]
+Overhead = Annotated[float, Meta(ge=1.0, le=1e6)]
 #: Seconds of an iteration of a fused pack, relative to one of a trial alone, in a file.
-Stretch = Annotated[float, Range(0.0, 1e6)]
+Stretch = Annotated[float, Meta(ge=0.0, le=1e6)]
 #: Stands for the profile key of trials that name none: they have the usual speeds.
 _NO_KEY = ""
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from fluid.errors import InvalidFieldError, require_number
 from fluid.results.best import eligible
-from fluid.results.iterations import FinishedIteration, FinishedIterations, ReportedLines, shown_iterations
+from fluid.results.iterations import FinishedIterations, StoredIteration, shown_iterations
 from fluid.results.loading import completed
 from fluid.results.metrics import Goal, goals_of, known_goals
-from fluid.results.run_files import RunFiles
-from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
+from fluid.results.stored_run import read_run
+from fluid.results.submitted import SubmittedGroup, SubmittedTrial
 from fluid.sizing.held_time import HeldTime
 from fluid.trialgroup import TrialState
 
@@ -195,19 +195,14 @@ class _PlayedFolder:
     """A run folder, read once."""
 
     def __init__(self, run_dir: str | Path) -> None:
-        files = RunFiles(run_dir, "run_dir")
-        self._done = FinishedIterations()
-        reported = ReportedLines(files).new()
-        if not self._done.extend(reported):
-            self._done = FinishedIterations()
-            self._done.extend(reported)
-        journal = files.journal()
-        self.groups = list(SubmittedTrials(files.trials(), journal, self._done.group_of).groups())
+        run = read_run(run_dir)
+        self._done = FinishedIterations(run.reported)
+        self.groups = list(run.groups)
         #: Seconds since the run began at which each group was submitted, by id.
         self._submitted: dict[str, float] = {}
         #: When devices came (True) or left, in order.
         self._changes: list[tuple[float, int, bool]] = []
-        self._read_times(files.entries())
+        self._read_times(run.entries)
 
     def _read_times(self, entries: Iterable[Mapping[str, Any]]) -> None:
         clock, held, latest = self._done.clock(), set[int](), 0.0
@@ -262,7 +257,7 @@ class _PlayedFolder:
             played=played,
         )
 
-    def _held(self, start: float, end: float, every: Iterable[FinishedIteration]) -> tuple[float, int]:
+    def _held(self, start: float, end: float, every: Iterable[StoredIteration]) -> tuple[float, int]:
         """Device-seconds held between two times, and the most devices held at once."""
         if not self._changes:  # A journal that is missing, or of the first versions.
             used = {device for each in every for device in each.devices}
@@ -288,7 +283,7 @@ def _goal_of(metric: str | None, mode: str | None, groups: Sequence[SubmittedGro
 
 def _trace(
     shown: Sequence[Sequence[SubmittedTrial]],
-    iterations: Sequence[Sequence[FinishedIteration]],
+    iterations: Sequence[Sequence[StoredIteration]],
     goal: Goal,
     start: float,
 ) -> tuple[tuple[float, float], ...]:
@@ -305,7 +300,7 @@ def _trace(
     return tuple(found)
 
 
-def _busy(every: Iterable[FinishedIteration]) -> Iterable[float]:
+def _busy(every: Iterable[StoredIteration]) -> Iterable[float]:
     """Seconds in which iterations ran, for each device in turn."""
     of_device: dict[int, list[tuple[float, float]]] = {}
     for each in every:
@@ -319,7 +314,7 @@ def _busy(every: Iterable[FinishedIteration]) -> Iterable[float]:
 
 
 def _played(
-    parts: Sequence[SubmittedTrial], iterations: Sequence[FinishedIteration], goal: Goal | None, start: float
+    parts: Sequence[SubmittedTrial], iterations: Sequence[StoredIteration], goal: Goal | None, start: float
 ) -> PlayedTrial:
     last = parts[-1]
     values = [] if goal is None else [goal.value_in(each.metrics) for each in iterations]

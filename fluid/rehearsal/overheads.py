@@ -13,8 +13,8 @@ from fluid.errors import require_number
 from fluid.measure.measurements import Bucket
 from fluid.measure.profile import Profile, bounded_exp, slope, weighted_median
 from fluid.measure.runtime_model import residents_at
-from fluid.results.iterations import ReportedIteration, reported_lines
-from fluid.results.run_files import RunFiles
+from fluid.results.iterations import StoredIteration
+from fluid.results.stored_run import read_run
 
 #: What each overhead is where it costs nothing.
 _COSTS = {
@@ -169,11 +169,8 @@ def overheads_of(run: str | Path | Profile) -> Overheads:
     """
     if isinstance(run, Profile):
         return overheads_in(run, (), "a profile", "")
-    files = RunFiles(run, "run")
-    journal = files.journal()
-    profile = (files.profile() if (files.path / "profile.json").is_file() else None) or journal.profile or Profile()
-    began = str(files.session().get("began", ""))[:10]
-    return overheads_in(profile, files.entries(), str(run), began, reported_lines(files))
+    stored = read_run(run, "run")
+    return overheads_in(stored.newest_profile, stored.entries, str(run), stored.date, stored.reported)
 
 
 def overheads_in(
@@ -181,7 +178,7 @@ def overheads_in(
     entries: Iterable[Mapping[str, Any]],
     where: str,
     date: str,
-    reported: Iterable[ReportedIteration] = (),
+    reported: Iterable[StoredIteration] = (),
 ) -> Overheads:
     """The overheads that a profile, the entries of a journal and finished iterations tell.
 
@@ -229,7 +226,7 @@ def _of_profile(profile: Profile) -> dict[str, float]:
     return found
 
 
-def _of_iterations(reported: Iterable[ReportedIteration]) -> dict[str, float]:
+def _of_iterations(reported: Iterable[StoredIteration]) -> dict[str, float]:
     """Of trials that ran at several widths: between unlike trials, their sizes would pass for overheads."""
     packed: dict[str, dict[int, Bucket]] = {}
     wide: dict[str, dict[int, Bucket]] = {}

@@ -19,7 +19,7 @@ from fluid.rehearsal.config_guess import FOR_FOREST, ConfigGuess, GuessedCurves
 from fluid.rehearsal.curves import CurveTable, MetricPath, curve_table, leaves
 from fluid.rehearsal.overheads import Overheads
 from fluid.rehearsal.replayable import ReplayedIteration
-from fluid.rehearsal.run_records import RecordedIteration, RecordedTrial, RunRecords, read_records, texts_of
+from fluid.rehearsal.run_records import RecordedTrial, RunRecords, read_records, texts_of
 from fluid.rehearsal.spaces import space_of
 from fluid.results.metrics import Goal
 
@@ -299,7 +299,7 @@ class _RecordedCourse:
         for number in asked:
             one = known.get(number)
             if one is not None:
-                played.append(ReplayedIteration(one.metrics, one.seconds, trial.memory_bytes))
+                played.append(one._replace(memory_bytes=trial.memory_bytes))
             elif trial.ended and number > trial.last:
                 break
             else:
@@ -381,7 +381,7 @@ def _metrics_at(table: CurveTable, like: RecordedTrial, number: int, values: Seq
     return metrics
 
 
-def _latest(trial: RecordedTrial, number: int) -> RecordedIteration:
+def _latest(trial: RecordedTrial, number: int) -> ReplayedIteration:
     known = [each for each in trial.iterations if each <= number]
     return trial.iterations[known[-1] if known else next(iter(trial.iterations))]
 

@@ -15,12 +15,14 @@ from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import residents_at, stretch_of
 from fluid.policies.fusing.groups import text_of
 from fluid.rehearsal.overheads import Overheads, overheads_in
+from fluid.rehearsal.replayable import ReplayedIteration
 from fluid.resources import Device
-from fluid.results.iterations import ReportedIteration, flat, reported_lines, result_of
+from fluid.results.iterations import StoredIteration, flat, result_of
 from fluid.results.loading import completed
 from fluid.results.metrics import Goal, goals_of
-from fluid.results.run_files import RunFiles, device_from
-from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
+from fluid.results.run_files import device_from
+from fluid.results.stored_run import StoredRun, read_run
+from fluid.results.submitted import SubmittedTrial
 from fluid.trialgroup import TrialState
 
 #: A longer text in a config is data, and tells no trials apart.
@@ -34,19 +36,6 @@ _OF_TUNE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class RecordedIteration:
-    """An iteration as it was recorded.
-
-    Attributes:
-        metrics: what the trial reported.
-        seconds: alone on one device of speed 1.
-    """
-
-    metrics: Mapping[str, Any]
-    seconds: float
-
-
 @dataclass
 class RecordedTrial:
     """A trial as it was recorded.
@@ -54,7 +43,7 @@ class RecordedTrial:
     Attributes:
         trial_id: its id.
         config: its hyperparameters, as JSON has them.
-        iterations: those recorded, by number.
+        iterations: those recorded, by number; seconds are those alone on one device of speed 1.
         ended: whether it ended by itself with the last of them, before its budget was used up.
         failed: whether it failed.
         memory_bytes: its peak device memory; ``None`` if that was not measured.
@@ -62,7 +51,7 @@ class RecordedTrial:
 
     trial_id: str
     config: Mapping[str, Any]
-    iterations: dict[int, RecordedIteration]
+    iterations: dict[int, ReplayedIteration]
     ended: bool = False
     failed: bool = False
     memory_bytes: float | None = None
@@ -122,29 +111,16 @@ def read_records(run_dir: str | Path, metric: object = None, mode: object = None
     Raises:
         InvalidFieldError: it is not a run folder, or no trial has finished an iteration there.
     """
-    files = RunFiles(run_dir, "run_dir")
-    session, journal, reported = files.session(), files.journal(), reported_lines(files)
-    group_of: dict[str, str] = {}
-    of_trial: dict[str, list[ReportedIteration]] = {}
-    for one in reported:
-        group_of.setdefault(one.trial_id, one.group_id)
-        of_trial.setdefault(one.trial_id, []).append(one)
-    groups = SubmittedTrials(files.trials(), journal, group_of).groups()
-    if not reported:
+    run = read_run(run_dir)
+    if not run.reported:
         raise InvalidFieldError("run_dir", str(run_dir), "holds no finished iteration: there is nothing to replay")
-    profile = (files.profile() if (files.path / "profile.json").is_file() else None) or journal.profile or Profile()
-    date = str(session.get("began", ""))[:10]
-    overheads = overheads_in(profile, files.entries(), str(run_dir), date, reported)
-    histories = {trial: past.history for trial, past in journal.past.items()}
-    for known in journal.groups.values():
-        histories.update(known)
-    gangs = {trial for trial, history in histories.items() if history.trial.gang}
-    alone = _AloneSeconds(profile, overheads, _devices(session), gangs)
-    memory = _memory_of(profile)
-    trials = tuple(_trials(groups, of_trial, alone, _ended_early(files.entries()), memory))
-    name = str(session.get("name") or (groups[0].name if len(groups) == 1 else files.path.resolve().name))
-    goals = goals_of(*completed(metric, mode, [group.search for group in groups]))
-    return RunRecords(files.path, name, date, goals, trials, overheads, tuple(files.notes))
+    profile = run.newest_profile
+    overheads = overheads_in(profile, run.entries, str(run_dir), run.date, run.reported)
+    gangs = {trial for trial, history in run.journal.histories.items() if history.trial.gang}
+    alone = _AloneSeconds(profile, overheads, _devices(run.session), gangs)
+    trials = tuple(_trials(run, alone, _ended_early(run.entries), _memory_of(profile)))
+    goals = goals_of(*completed(metric, mode, [group.search for group in run.groups]))
+    return RunRecords(run.path, run.name, run.date, goals, trials, overheads, tuple(run.notes))
 
 
 def texts_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -166,22 +142,19 @@ def _text(value: object) -> str:
 
 
 def _trials(
-    groups: Sequence[SubmittedGroup],
-    of_trial: Mapping[str, Sequence[ReportedIteration]],
-    alone: _AloneSeconds,
-    ended: set[str],
-    memory: Mapping[str, float],
+    run: StoredRun, alone: _AloneSeconds, ended: set[str], memory: Mapping[str, float]
 ) -> Iterator[RecordedTrial]:
-    for group in groups:
+    for group in run.groups:
         for parts in group.trials.values():
-            iterations: dict[int, RecordedIteration] = {}
+            iterations: dict[int, ReplayedIteration] = {}
             for part in parts:
-                for one in of_trial.get(part.trial_id, ()):  # What was repeated, after a loss, counts as it was last.
+                # What was repeated, after a loss, counts as it was last.
+                for one in run.of_trial.get(part.trial_id, ()):
                     result = result_of(one, part)
                     metrics = result.metrics
                     if part.inner is not None:
                         metrics = {name: value for name, value in metrics.items() if name not in _OF_TUNE}
-                    iterations[result.iteration] = RecordedIteration(metrics, alone.of(one, part))
+                    iterations[result.iteration] = ReplayedIteration(metrics, alone.of(one, part))
             if iterations:
                 last = parts[-1]
                 known = [memory[part.trial_id] for part in parts if part.trial_id in memory]
@@ -206,7 +179,7 @@ class _AloneSeconds:
         #: Of device models, by profile key.
         self._speeds: dict[str, Mapping[str | None, float]] = {}
 
-    def of(self, one: ReportedIteration, trial: SubmittedTrial) -> float:
+    def of(self, one: StoredIteration, trial: SubmittedTrial) -> float:
         """Of a recorded iteration of a trial."""
         if one.rows > 1:
             rates = self._profile.fused_rates(trial.key) if trial.key else None

@@ -10,7 +10,7 @@ from typing import IO
 
 from fluid._logs import logger_of
 from fluid.checksums import LineChecks, split_line
-from fluid.results.run_files import entry_of
+from fluid.results.run_files import is_entry
 
 _CHUNK = 1 << 16
 _log = logger_of(__name__)
@@ -33,7 +33,7 @@ def cut_torn_line(path: Path) -> None:
             last = _line_start(file, size - 1)
             file.seek(last)
             text = file.read(size - last)
-            keep = size if not text.strip() or entry_of(text) is not None else last
+            keep = size if not text.strip() or is_entry(text) else last
         cut(file, keep, size)
 
 

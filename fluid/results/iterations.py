@@ -3,111 +3,98 @@
 from __future__ import annotations
 
 import bisect
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
 
 from fluid.results.records import Result, TrialFiles, TrialResult, device_seconds
-from fluid.results.run_files import RunFiles, line_count
+from fluid.results.run_files import as_written, parsed
 from fluid.results.submitted import SubmittedTrial
 
 #: Results are written in order of time. Where an older Fluid wrote, a step back by more seconds than this is a reboot.
 CLOCK_RESET_S = 60.0
+#: How a line names what a :class:`StoredIteration` does.
+_NAMES = {"trial_id": "trial", "group_id": "group", "number": "iteration"}
+_LARGEST = sys.float_info.max
 
 
-class ReportedIteration(NamedTuple):
-    """A line of ``results.jsonl``: an iteration as it was reported.
+_Finite = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+
+
+class StoredIteration(msgspec.Struct, frozen=True, gc=False, rename=_NAMES):
+    """A finished iteration of a submitted trial: a line of ``results.jsonl``.
 
     Attributes:
         trial_id, group_id: the submitted trial.
         number: the iteration's number within it, from 1.
         seconds: its wall time.
-        at: when it ended, in seconds on the time axis of the files.
+        at: when it ended, in seconds on the time axis of the files; of a :class:`FinishedIterations`, since the run
+            began.
         width: ``1/p``, 1 or a number of devices.
         devices: indices of its devices.
-        metrics: as JSON has them.
+        metrics: as JSON has them; of a :class:`FinishedIterations`, nested names are joined by ``/``.
         rows: trials that took it together in one fused step, this one included; 1 if it was not fused.
     """
 
     trial_id: str
-    group_id: str
     number: int
-    seconds: float
-    at: float
-    width: float
-    devices: tuple[int, ...]
-    metrics: Any
-    rows: int = 1
-
-
-def read_reported(entry: Mapping[str, Any]) -> ReportedIteration | None:
-    """Reads a line of ``results.jsonl``; ``None`` if it is no finished iteration."""
-    try:
-        seconds, at, width = float(entry["seconds"]), float(entry["at"]), float(entry["width"])
-        devices, rows = tuple(map(int, entry["devices"])), int(entry.get("rows", 1))
-        if not (math.isfinite(seconds + at) and seconds >= 0.0 and 0.0 < width < math.inf and devices and rows >= 1):
-            return None
-        trial_id, group_id, number = str(entry["trial"]), str(entry.get("group", "")), int(entry["iteration"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    return ReportedIteration(trial_id, group_id, number, seconds, at, width, devices, entry.get("metrics"), rows)
-
-
-def reported_lines(files: RunFiles) -> list[ReportedIteration]:
-    """The finished iterations in ``results.jsonl``, in the order written; a note tells of lines that are none."""
-    return ReportedLines(files).new()
-
-
-class ReportedLines:
-    """The finished iterations in ``results.jsonl``, read on by each call."""
-
-    def __init__(self, files: RunFiles) -> None:
-        self._files = files
-        self._read = self._unusable = 0
-
-    def new(self) -> list[ReportedIteration]:
-        """The iterations that follow those read before, in the order written; a note tells of lines that are none."""
-        entries = self._files.results()[self._read :]
-        found = [reported for reported in map(read_reported, entries) if reported is not None]
-        self._read += len(entries)
-        self._unusable += len(entries) - len(found)
-        if self._unusable:
-            self._files.notes.append(f"{line_count(self._unusable)} of results.jsonl could not be used.")
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedIteration:
-    """A finished iteration.
-
-    Attributes:
-        number: its number within the trial, from 1.
-        start, end: seconds since the run began.
-        width: ``1/p``, 1 or a number of devices.
-        devices: indices of its devices.
-        metrics: the reported metrics, nested names joined by ``/``.
-        rows: trials that took it together in one fused step, itself included; 1 if it was not fused.
-    """
-
-    number: int
-    start: float
-    end: float
-    width: float
-    devices: tuple[int, ...]
-    metrics: Mapping[str, Any]
-    rows: int = 1
+    seconds: Annotated[float, Meta(ge=0.0, le=_LARGEST)]
+    at: _Finite
+    width: Annotated[float, Meta(gt=0.0, le=_LARGEST)]
+    devices: Annotated[tuple[int, ...], Meta(min_length=1)]
+    metrics: Any = None
+    rows: Annotated[int, Meta(ge=1)] = 1
+    group_id: str = ""
 
     @property
-    def seconds(self) -> float:
-        """Its wall time."""
-        return self.end - self.start
+    def start(self) -> float:
+        """When it began."""
+        return self.at - self.seconds
+
+    @property
+    def end(self) -> float:
+        """When it ended."""
+        return self.at
 
     @property
     def device_seconds(self) -> float:
         """Seconds of devices that it used: of a device that trials shared, the trial's part."""
         return device_seconds(self.seconds, self.width, len(self.devices), self.rows)
+
+
+_decode = msgspec.json.Decoder(StoredIteration).decode
+
+
+def read_iteration(text: bytes, read: Callable[[bytes], Any] = parsed) -> Any:
+    """The iteration on a line of ``results.jsonl``; if it has none, what ``read`` makes of it."""
+    try:
+        return _decode(text)
+    except (ValueError, RecursionError):
+        value = read(text)  # Its metrics may hold NaN, which is none of JSON.
+    try:
+        return msgspec.convert(value, StoredIteration) if isinstance(value, dict) else value
+    except msgspec.ValidationError:
+        return value
+
+
+def only_of(group_ids: Collection[str]) -> Callable[[bytes], Any]:
+    """Makes what reads the iterations of some groups: of lines of others it makes nothing, mostly unread."""
+    groups, begin = frozenset(group_ids), tuple(f'{{"group": {json.dumps(each)}, '.encode() for each in group_ids)
+
+    def read(text: bytes) -> Any:
+        if text.startswith(b'{"group": ') and not text.startswith(begin):
+            return None
+        found = read_iteration(text, as_written)
+        return found if isinstance(found, StoredIteration) and found.group_id in groups else None
+
+    return read
 
 
 class _Timed(Protocol):
@@ -126,54 +113,50 @@ class FinishedIterations:
 
     Attributes:
         by_trial: the iterations of each trial, in order.
-        group_of: the group of each trial.
         origin: when the run began, on the clock of the session.
         offsets: seconds to add to times on that clock: at first, and after each reset of the clock.
         repeated: how many iterations were reported more than once.
     """
 
-    def __init__(self) -> None:
-        self.by_trial: dict[str, list[FinishedIteration]] = {}
-        self.group_of: dict[str, str] = {}
+    def __init__(self, reported: Iterable[StoredIteration] = ()) -> None:
+        self.by_trial: dict[str, list[StoredIteration]] = {}
         self.origin = 0.0
         self.offsets = [0.0]
         self.repeated = 0
         self._latest = -math.inf
+        self.extend(reported)
 
     @property
     def end(self) -> float:
         """When the last iteration ended, in seconds since the run began; 0 if none has."""
         return self._latest - self.origin if self.by_trial else 0.0
 
-    def extend(self, reported: Iterable[ReportedIteration]) -> bool:
+    def extend(self, reported: Iterable[StoredIteration]) -> bool:
         """Adds iterations, given in the order reported.
 
         Returns:
             whether the time axis stays. If not, this must be made anew of all iterations.
         """
-        resets, timed = len(self.offsets), []
+        resets, timed, first = len(self.offsets), [], math.inf
         for one in reported:
             offset = self.offsets[-1]
             if one.at + offset < self._latest - CLOCK_RESET_S:
                 # The session was resumed after its machine restarted. The length of the break is unknown; 0 is assumed.
-                offset = self._latest - (one.at - one.seconds)
+                offset = self._latest - one.start
                 self.offsets.append(offset)
             self._latest = max(self._latest, one.at + offset)
-            timed.append((one, one.at - one.seconds + offset, one.at + offset))
-        first = min((start for _, start, _ in timed), default=math.inf)
+            first = min(first, one.start + offset)
+            timed.append((one, offset))
         if not self.by_trial and timed:
             self.origin = first
         elif first < self.origin or len(self.offsets) > resets:
             return False
-        for one, start, end in timed:
-            iteration = FinishedIteration(
-                one.number, start - self.origin, end - self.origin, one.width, one.devices, flat(one.metrics), one.rows
-            )
+        for one, offset in timed:
             known = self.by_trial.setdefault(one.trial_id, [])
             if known and known[-1].number >= one.number:
                 self.repeated += any(other.number == one.number for other in known)
-            bisect.insort_right(known, iteration, key=_end)
-            self.group_of.setdefault(one.trial_id, one.group_id)
+            placed = replace(one, at=one.at + offset - self.origin, metrics=flat(one.metrics))
+            bisect.insort_right(known, placed, key=_end)
         return True
 
     def clock(self) -> RunClock:
@@ -204,11 +187,11 @@ class RunClock:
         return at + offsets[min(self._resets, len(offsets) - 1)] - self._done.origin
 
 
-def _end(iteration: FinishedIteration) -> float:
-    return iteration.end
+def _end(iteration: StoredIteration) -> float:
+    return iteration.at
 
 
-def shown_iterations(trial: SubmittedTrial, done: FinishedIterations) -> Iterator[FinishedIteration]:
+def shown_iterations(trial: SubmittedTrial, done: FinishedIterations) -> Iterator[StoredIteration]:
     """The iterations of a submitted trial, numbered as in the trial it is shown as, with that trial's metrics."""
     for iteration in done.by_trial.get(trial.trial_id, ()):
         if trial.before:
@@ -230,6 +213,8 @@ def flat(metrics: object, prefix: str = "") -> dict[str, Any]:
     """Flattens nested metrics or configs: their names become ``outer/inner``."""
     if not isinstance(metrics, Mapping):
         return {prefix.rstrip("/") or "value": metrics} if metrics is not None else {}
+    if not prefix and type(metrics) is dict and not any(isinstance(value, Mapping) for value in metrics.values()):
+        return metrics  # As most are.
     found: dict[str, Any] = {}
     for name, value in metrics.items():
         found.update(flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value})
@@ -241,7 +226,7 @@ def flat(metrics: object, prefix: str = "") -> dict[str, Any]:
 # Makes the records that users get of trials: of submitted trials and their reported iterations.
 
 
-def result_of(reported: ReportedIteration, trial: SubmittedTrial) -> Result:
+def result_of(reported: StoredIteration, trial: SubmittedTrial) -> Result:
     """An iteration of a submitted trial, numbered as in the trial it is shown as, with that trial's metrics."""
     metrics = reported.metrics
     if trial.inner is not None:

@@ -21,14 +21,12 @@ out.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from msgspec import structs
 
-from fluid.checksums import parse_text
 from fluid.engine.commands import (
     KillLane,
     NoteDeviceLost,
@@ -75,6 +73,7 @@ from fluid.engine.events import (
 from fluid.errors import InvalidFieldError
 from fluid.measure.json_input import read_record
 from fluid.measure.profile import Profile
+from fluid.results.run_files import BROKEN, parsed
 from fluid.trialgroup import TrialState
 from fluid.wire import Frame
 
@@ -94,21 +93,6 @@ def changed(record: T, **fields: Any) -> T:
     return record
 
 
-@dataclass(frozen=True)
-class PastTrial:
-    """A trial that was forgotten.
-
-    Attributes:
-        group_id: its group.
-        history: its state when it was forgotten.
-        failure: why it failed for good; ``None`` if it did not.
-    """
-
-    group_id: str
-    history: TrialHistory
-    failure: Failure | None = None
-
-
 @dataclass
 class Recovered:
     """A session as its journal tells it.
@@ -116,9 +100,9 @@ class Recovered:
     Attributes:
         groups: the trials by group id and trial id, in order of submission.
         durable: newest checkpoint on disk, by trial id.
-        failures: why trials failed for good, by trial id.
+        failures: why trials failed for good, by trial id; also those that were forgotten.
         forgotten: ids of forgotten trials, by group id.
-        past: the forgotten trials, by trial id.
+        past: how the trials stood that were forgotten, by trial id.
         outcomes: what the submitter said of trials that it stopped, by trial id.
         terms: on which groups were submitted, by group id.
         places: devices added and lost, and trials resized, in order.
@@ -132,7 +116,7 @@ class Recovered:
     durable: dict[str, Checkpoint] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     forgotten: dict[str, list[str]] = field(default_factory=dict)
-    past: dict[str, PastTrial] = field(default_factory=dict)
+    past: dict[str, TrialHistory] = field(default_factory=dict)
     outcomes: dict[str, TrialState] = field(default_factory=dict)
     terms: dict[str, GroupTerms] = field(default_factory=dict)
     places: list[DeviceAdded | NoteDeviceLost | NoteResize] = field(default_factory=list)
@@ -168,11 +152,15 @@ class Recovered:
         ]
 
     @property
+    def histories(self) -> dict[str, TrialHistory]:
+        """How each trial stands, also forgotten ones, by trial id."""
+        known = {trial_id: history for trials in self.groups.values() for trial_id, history in trials.items()}
+        return {**self.past, **known}
+
+    @property
     def reported(self) -> dict[str, int]:
         """Iterations that each trial has reported, also of forgotten ones, by trial id."""
-        known = {trial_id: history for trials in self.groups.values() for trial_id, history in trials.items()}
-        past = {trial_id: one.history for trial_id, one in self.past.items()}
-        return {trial_id: history.reported for trial_id, history in {**past, **known}.items()}
+        return {trial_id: history.reported for trial_id, history in self.histories.items()}
 
     @property
     def unfinished(self) -> bool:
@@ -220,20 +208,6 @@ _TOLD: dict[str, type] = {
 }
 #: Earlier versions wrote these, too, for reports only.
 _NO_LONGER_WRITTEN = frozenset(("NoteKeptWidth",))
-#: An iteration as :func:`encode` writes it, which most entries are: to take it apart so takes a fifth of the time.
-_REPORTED = re.compile(
-    rf'\{{"v": {VERSION}, "what": "IterationReported", "at": (\d+\.\d+), '
-    r'"trial_id": "([ !#-\[\]-~]+)", "iteration": (\d+)\}\s*\Z'
-)
-#: The end of a trial that is done.
-_DONE = re.compile(
-    rf'\{{"v": {VERSION}, "what": "ReportEnd", "trial_id": "([ !#-\[\]-~]+)", "group_id": "[ !#-\[\]-~]+", '
-    r'"state": "DONE", "iteration": (\d+), "at": (\d+\.\d+), "failure": null\}\s*\Z'
-)
-#: The kind and the time of an entry that is one object, with none in it. No more is needed of what reports alone read.
-_FLAT = re.compile(
-    rf'\{{"v": {VERSION}, "what": "(\w+)", (?:"trial_id": "[^"\\{{}}]*", )?"at": (\d+\.\d+)\b[^{{}}]*\}}\s*\Z'
-)
 #: Values that JSON holds as they are.
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 #: What is written of dataclasses, as :func:`_fields_of` says; ``None`` of other classes.
@@ -329,25 +303,9 @@ def replay(lines: Iterable[str | bytes]) -> Recovered:
     """
     replayed = Replay()
     for number, line in enumerate(lines, start=1):
-        text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
-        if (quick := _REPORTED.match(text)) is not None:
-            replayed.take_reported(float(quick[1]), quick[2], int(quick[3]))
-            continue
-        told = _FLAT.match(text)
-        if told is not None and (told[1] in _TOLD or told[1] in _NO_LONGER_WRITTEN):
-            replayed.take_told(float(told[2]))
-            continue
-        if (quick := _DONE.match(text)) is not None:
-            replayed.take_done(float(quick[3]), quick[1], int(quick[2]))
-            continue
-        if not text.strip():
-            continue
-        try:
-            entry = parse_text(text)
-        except ValueError:
-            replayed.take_broken(number, text[:80])
-        else:
-            replayed.take(entry, number)
+        text = line.encode() if isinstance(line, str) else line
+        if not text.isspace() and text:
+            replayed.take(parsed(text), number)
     return replayed.result
 
 
@@ -391,74 +349,32 @@ class Replay:
         self._changes.clear()
         return self._told
 
-    def take_broken(self, number: int, text: str = "") -> None:
-        """Takes line ``number``, which is not JSON: only the last line may be so, which is then cut off.
-
-        Raises:
-            InvalidFieldError: a line before was not JSON.
-        """
-        if self._bad is not None:
-            raise self._bad
-        self._bad = InvalidFieldError("journal", text, f"line {number} is not JSON")
-        self._told.torn = True
-
-    def take_reported(self, at: float, trial_id: str, iteration: int) -> None:
-        """Takes an :class:`IterationReported`.
-
-        Raises:
-            InvalidFieldError: the line before was not JSON.
-        """
-        if self._bad is not None:
-            raise self._bad
-        self._told.at = at
-        self._change(trial_id, reported=iteration)
-
-    def take_done(self, at: float, trial_id: str, iteration: int) -> None:
-        """Takes a :class:`ReportEnd` of a trial that is done.
-
-        Raises:
-            InvalidFieldError: the line before was not JSON.
-        """
-        if self._bad is not None:
-            raise self._bad
-        self._told.at = at
-        # One that finished by itself may have run less than its budget.
-        self._change(trial_id, ended=TrialState.DONE, paused=False, budget=max(1, iteration))
-
-    def take_told(self, at: float) -> None:
-        """Takes an entry that is written for reports only.
-
-        Raises:
-            InvalidFieldError: the line before was not JSON.
-        """
-        if self._bad is not None:
-            raise self._bad
-        self._told.at = at
-
     def take(self, entry: object, number: int) -> None:
-        """Takes the entry of line ``number``.
+        """Takes the entry of line ``number``; one that is ``BROKEN``, no JSON, may be the last only, which was cut off.
 
         Raises:
             InvalidFieldError: the entry's version, class or fields are wrong, or the line before was not JSON.
         """
         if self._bad is not None:
             raise self._bad
+        if entry is BROKEN:
+            self._bad = InvalidFieldError("journal", "", f"line {number} is not JSON")
+            self._told.torn = True
+            return
         if not isinstance(entry, Mapping):
             raise InvalidFieldError("journal", entry, f"line {number} is not an object")
         if entry.get("v") != VERSION:
             reason = f"line {number} is of an unknown version; this Fluid reads version {VERSION}"
             raise InvalidFieldError("v", entry.get("v"), reason)
-        what = entry.get("what")
-        if what not in _WRITTEN and what not in _NO_LONGER_WRITTEN:
-            raise InvalidFieldError("what", entry.get("what"), f"line {number} is of an unknown kind")
+        what, at = entry.get("what"), entry.get("at")
         if what in _TOLD or what in _NO_LONGER_WRITTEN:
-            at = entry.get("at")
-            self.take_told(at if isinstance(at, float) else self._told.at)
+            self._told.at = at if isinstance(at, float) else self._told.at
             return
-        content = dict(entry)
-        del content["v"], content["what"]
+        if what not in _WRITTEN:
+            raise InvalidFieldError("what", what, f"line {number} is of an unknown kind")
+        content = {name: value for name, value in entry.items() if name not in ("v", "what")}
         try:
-            item: Any = read_record(content, _WRITTEN[entry["what"]], "journal")
+            item: Any = read_record(content, _WRITTEN[what], "journal")
             self._handlers[type(item)](item)
         except InvalidFieldError as error:
             raise InvalidFieldError(error.field, error.value, f"{error.reason} (line {number})") from error
@@ -526,7 +442,7 @@ class Replay:
             del self._told.groups[group_id][trial_id]
             self._told.forgotten.setdefault(group_id, []).append(trial_id)
             self._told.durable.pop(trial_id, None)
-            self._told.past[trial_id] = PastTrial(group_id, history, self._told.failures.pop(trial_id, None))
+            self._told.past[trial_id] = history
 
     def _saved(self, event: TrialSaved) -> None:
         history, checkpoint = self._history(event.trial_id), event.checkpoint
@@ -543,11 +459,13 @@ class Replay:
             del self._told.durable[command.trial_id]
 
     def _reported(self, entry: IterationReported) -> None:
-        self.take_reported(entry.at, entry.trial_id, entry.iteration)
+        self._change(entry.trial_id, reported=entry.iteration)
 
     def _ended(self, command: ReportEnd) -> None:
         if command.state is TrialState.DONE:
-            self.take_done(command.at, command.trial_id, command.iteration)
+            # One that finished by itself may have run less than its budget.
+            budget = max(1, command.iteration)
+            self._change(command.trial_id, ended=TrialState.DONE, paused=False, budget=budget)
         else:
             self._change(command.trial_id, ended=command.state, paused=False)
         if command.failure is not None and command.trial_id in self._group_of:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fluid.checksums import LineChecks
 from fluid.errors import FluidError
-from fluid.results.code_changes import code_notes
 from fluid.results.damage import IterationGaps, tell_damage
 from fluid.results.iterations import (
     CLOCK_RESET_S,
-    ReportedIteration,
+    StoredIteration,
     files_of,
-    read_reported,
-    reported_lines,
+    only_of,
+    read_iteration,
     result_of,
     trial_result,
 )
 from fluid.results.metrics import goals_of
 from fluid.results.records import Result, TrialResult
-from fluid.results.run_files import RESULTS, TRIALS, RunFiles, is_locked, json_lines
-from fluid.results.submitted import UNFINISHED, SubmittedGroup, SubmittedTrial, SubmittedTrials
+from fluid.results.run_files import BROKEN, RESULTS, TRIALS, JsonLines, as_written
+from fluid.results.stored_run import StoredRun, read_run
+from fluid.results.submitted import UNFINISHED, SubmittedTrial
 from fluid.results.sweep import SweepResult
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial
 
@@ -60,32 +60,23 @@ def load(
         InvalidFieldError: the path is not a run folder, cannot be read, or is of a newer Fluid; metric or mode
             cannot be used; or a metric without a mode is named that may mean either.
     """
-    files = RunFiles(run_dir, "run_dir")
-    session, noted = files.session(), len(files.notes)
-    journal, has_journal = files.journal(), len(files.notes) == noted
-    reported = reported_lines(files)
-    group_of: dict[str, str] = {}
-    gaps = IterationGaps()
-    for one in reported:
-        group_of.setdefault(one.trial_id, one.group_id)
-        gaps.take(one.trial_id, one.number)
-    entries = files.trials()
-    files.notes += [*gaps.notes(journal.reported), *code_notes(entries)]
-    submitted = SubmittedTrials(entries, journal, group_of)
-    groups, is_running = submitted.groups(), is_locked(files.path)
-    if not is_running:  # Else files that are read later have more.
-        files.notes += submitted.lost(has_journal=has_journal)
-    trials = tuple(_trials(files.path, groups, reported))
+    return sweep_in(read_run(run_dir), metric, mode)
+
+
+def sweep_in(run: StoredRun, metric: Any = None, mode: Any = None) -> SweepResult:
+    """The trials of a run folder, with metric and mode as for :func:`load`."""
+    groups, is_running = run.groups, run.is_running
+    trials = tuple(_trials(run))
     wanted = completed(metric, mode, [group.search for group in groups])
     if metric is not None:
         goals_of(*wanted)  # Raises.
     return SweepResult.make(
         trials,
         *wanted,
-        run_dir=files.path,
-        name=_name(files.path, session, groups),
+        run_dir=run.path,
+        name=run.name,
         state="RUNNING" if is_running else _state(trials),
-        notes=tuple(files.notes),
+        notes=(*run.notes, *run.losses()),
     )
 
 
@@ -110,24 +101,13 @@ def completed(metric: Any, mode: Any, searches: Iterable[Search | None]) -> tupl
     return metric, mode
 
 
-def _trials(
-    run_dir: Path, groups: Iterable[SubmittedGroup], reported: Iterable[ReportedIteration]
-) -> Iterator[TrialResult]:
-    of_trial: dict[str, list[ReportedIteration]] = {}
-    for one in reported:
-        of_trial.setdefault(one.trial_id, []).append(one)
-
+def _trials(run: StoredRun) -> Iterator[TrialResult]:
     def results_of(part: SubmittedTrial) -> list[Result]:
-        return [result_of(one, part) for one in of_trial.get(part.trial_id, ())]
+        return [result_of(one, part) for one in run.of_trial.get(part.trial_id, ())]
 
-    for group in groups:
+    for group in run.groups:
         for parts in group.trials.values():
-            yield trial_result(group.name, parts, results_of, files_of(run_dir, parts))
-
-
-def _name(run_dir: Path, session: Mapping[str, Any], groups: Sequence[SubmittedGroup]) -> str:
-    """The session's own name; else that of its only group; else that of the folder."""
-    return str(session.get("name") or (groups[0].name if len(groups) == 1 else run_dir.resolve().name))
+            yield trial_result(group.name, parts, results_of, files_of(run.path, parts))
 
 
 def _state(trials: Sequence[TrialResult]) -> str:
@@ -170,9 +150,9 @@ class GroupResults:
         if not (self.folder / RESULTS).is_file():
             raise FluidError(f"the results of the sessions before are gone: {self.folder / RESULTS} was deleted")
         forgotten: dict[str, Mapping[str, Any]] | None = None
-        for line in json_lines(self.folder / RESULTS, self.start, self.end):
-            reported = read_reported(line.entry or {})
-            if reported is None or reported.group_id != self.group_id:
+        lines = JsonLines(self.folder / RESULTS, self.start, only_of([self.group_id]))
+        for line in lines.there(self.end):
+            if (reported := line.value) is None or reported is BROKEN:
                 continue
             config: Any = trial_of(reported.trial_id)
             if config is None:
@@ -190,7 +170,7 @@ class GroupResults:
             )
 
     def _configs(self) -> dict[str, Mapping[str, Any]]:
-        entries = (line.entry or {} for line in json_lines(self.folder / TRIALS))
+        entries = (line.entry for line in JsonLines(self.folder / TRIALS, read=as_written).there())
         return {
             entry["trial"]: entry["config"]
             for entry in entries
@@ -223,7 +203,7 @@ class EarlierResults:
 
     @classmethod
     def scan(
-        cls, folder: Path, least: int = 0, hear: Callable[[ReportedIteration], None] = lambda _: None
+        cls, folder: Path, least: int = 0, hear: Callable[[StoredIteration], None] = lambda _: None
     ) -> EarlierResults:
         """Reads a run folder's results, and keeps where they are. Damaged lines are skipped, and told in the log.
 
@@ -232,25 +212,25 @@ class EarlierResults:
             least: the offset to which the file went on at least.
             hear: called with each result, in the order written.
         """
-        found, checks = cls(), LineChecks()
-        for line in json_lines(folder / RESULTS, checks=checks):
-            reported = None if line.entry is None else read_reported(line.entry)
-            if reported is None:
-                if line.entry is not None:
-                    checks.refuse()
+        found, lines = cls(), JsonLines(folder / RESULTS, read=partial(read_iteration, read=as_written))
+        for line in lines.there():
+            reported = line.value
+            if not isinstance(reported, StoredIteration):
+                if reported is not BROKEN:
+                    lines.checks.refuse()
                 continue
             trial_id, group_id = reported.trial_id, reported.group_id
             found.reported[trial_id] = max(reported.number, found.reported.get(trial_id, 0))
             found.gaps.take(trial_id, reported.number)
-            start, end = found._on_axis(reported.at - reported.seconds, reported.at)
+            start, end = found._on_axis(reported.start, reported.at)
             if group_id not in found.groups:
                 found.groups[group_id] = GroupResults(folder, group_id, line.start, line.end)
             group = found.groups[group_id]
             group.end = line.end
             group.first_start, group.last_end = min(group.first_start, start), max(group.last_end, end)
             hear(reported)
-        found.damage = checks.damage
-        tell_damage(folder / RESULTS, checks, least)
+        found.damage = lines.checks.damage
+        tell_damage(folder / RESULTS, lines.checks, least)
         return found
 
     def _on_axis(self, start: float, end: float) -> tuple[float, float]:

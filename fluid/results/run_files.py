@@ -9,17 +9,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from fluid._clock import ClockReading, local_time
-from fluid.checksums import DAMAGED, LineChecks, parse_text, split_line, split_object
+from fluid.checksums import DAMAGED, LineChecks, split_line, split_object
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import finite_number
-from fluid.measure.profile import Profile
 from fluid.resources import Device
-from fluid.results.journal import Recovered, Replay
 from fluid.search_shape import SearchShape
 from fluid.trialgroup import Search
 
@@ -44,19 +45,6 @@ FORMAT = 2
 ENDS = "bytes"
 
 
-class Line(NamedTuple):
-    """A line of a file.
-
-    Attributes:
-        start, end: its first byte, and the byte behind its newline.
-        entry: its JSON object; ``None`` if it has none, or is damaged, repeated or out of order.
-    """
-
-    start: int
-    end: int
-    entry: dict[str, Any] | None
-
-
 def is_used(folder: Path) -> bool:
     """Whether a session has written to the folder."""
     names = (SESSION, JOURNAL, RESULTS, TRIALS, PAYLOADS)
@@ -75,10 +63,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 def facts_in(data: bytes) -> dict[str, Any] | None:
     """The object that ``session.json`` holds; ``None`` if the file is damaged."""
     content = split_object(data)
-    try:
-        facts = None if content is None else json.loads(content.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):
-        return None
+    facts = None if content is None else as_written(content)
     if not isinstance(facts, dict):
         return None
     facts.pop("crc", None)  # Of a file that another program has written anew.
@@ -148,32 +133,6 @@ def _is_listed(path: Path) -> bool:
     return any(field.rpartition(":")[2] == number for line in fields for field in line if field.count(":") == 2)
 
 
-def json_lines(path: Path, start: int = 0, end: int | None = None, checks: LineChecks | None = None) -> Iterator[Line]:
-    """Gives the lines of a file of JSON objects from byte ``start`` to ``end``; none if the file is missing.
-
-    Args:
-        path: the file.
-        start, end: bytes; ``None`` for the end of the file.
-        checks: is told of all lines, for a caller who wants to know what is damaged.
-    """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    checks = checks or LineChecks(start)
-    with file:
-        file.seek(start)
-        for line in file:
-            if end is not None and start >= end:
-                return
-            text = checks.take(line)
-            entry = None if text is None else _object_in(text)
-            if text is not None and entry is None:
-                checks.refuse()
-            yield Line(start, start + len(line), entry)
-            start += len(line)
-
-
 def read_search(entry: Mapping[str, Any]) -> Search | None:
     """The search in a group's line of ``trials.jsonl``; ``None`` if it has none, or one that cannot be read."""
     fields = {name: entry.get(name) for name in ("metric", "mode", "trials")}
@@ -195,29 +154,35 @@ def read_search(entry: Mapping[str, Any]) -> Search | None:
         return None
 
 
-def entry_of(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line by itself; ``None`` if it has none, or is damaged."""
-    offset, text = split_line(line)
-    return None if offset == DAMAGED else _object_in(text)
-
-
-def _object_in(text: bytes) -> dict[str, Any] | None:
-    try:
-        entry = parse_text(text.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
-
-
 # -- json lines ----------------------------------------------------------------------------------
 #
-# Follows a file of JSON lines while its session writes it: each reading takes the lines that are new.
+# A file of JSON lines, also while its session writes it: each reading takes the lines that are new.
 
 
 #: What stands for a line that is no JSON, or is damaged, repeated or out of order.
 BROKEN = object()
 #: Bytes before the position that must be as they were: if not, the file was replaced.
 _REMEMBERED = 256
+
+
+class Line(NamedTuple):
+    """A line of a file.
+
+    Attributes:
+        number: its number, from 1.
+        start, end: its first byte, and the byte behind its newline.
+        value: what was made of its JSON text, or ``BROKEN``.
+    """
+
+    number: int
+    start: int
+    end: int
+    value: Any
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Its JSON object; empty if it has none."""
+        return self.value if isinstance(self.value, dict) else {}
 
 
 class JsonLines:
@@ -227,22 +192,28 @@ class JsonLines:
 
     Args:
         path: the file.
+        start: the byte at which the first line begins.
+        read: makes a line's value of its JSON text.
 
     Attributes:
         count: lines taken so far.
         checks: what is damaged of these.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: int = 0, read: Callable[[bytes], Any] | None = None) -> None:
         self._path = path
+        self._read = read or parsed
         self.count = 0
-        self.checks = LineChecks()
-        #: Bytes taken so far, and the last of them.
-        self._position = 0
+        self.checks = LineChecks(start)
+        #: The byte behind the lines taken so far, and the last bytes before it.
+        self._position = start
         self._before = b""
 
-    def new(self) -> list[tuple[int, Any]]:
-        """Takes the new lines: the number and the JSON value of each that is not blank, or ``BROKEN``.
+    def new(self, end: int | None = None) -> Iterator[Line]:
+        """Takes the new lines one by one, but for blank ones. Those that the caller leaves are new again.
+
+        Args:
+            end: the byte at which to end; ``None`` for the end of the file.
 
         Raises:
             FileNotFoundError: the file is missing, and was when it was read before.
@@ -250,39 +221,36 @@ class JsonLines:
             ReplacedError: the lines taken so far are no longer in the file.
         """
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._position - len(self._before))
-                same = file.read(len(self._before)) == self._before
-                data = file.read()
+            file = self._path.open("rb")
         except FileNotFoundError:
-            if not self._position:
+            if not self._before:
                 raise
-            same = False
-        if not same:
-            raise ReplacedError(f"{self._path} was truncated or replaced")
-        found = []
-        start = 0
-        while start < len(data):
-            end = data.find(b"\n", start) + 1
-            line = data[start : end or len(data)]
-            # A JSON object ends where its braces do: it is whole even if its newline is missing.
-            if not end and not self._is_whole(line):
-                break
-            begins = start or not self._before or self._before.endswith(b"\n")
-            start += len(line)
-            if begins:
-                self.count += 1
-            if line.strip():
-                found.append((self.count, self._value_of(line)))
-            elif begins:
-                self.checks.take(line)
-        self._position += start
-        self._before = (self._before + data[max(0, start - _REMEMBERED) : start])[-_REMEMBERED:]
-        return found
+            raise ReplacedError(f"{self._path} was deleted") from None
+        with file:
+            file.seek(self._position - len(self._before))
+            if file.read(len(self._before)) != self._before:
+                raise ReplacedError(f"{self._path} was truncated or replaced")
+            for line in file:
+                # A JSON object ends where its braces do: it is whole even if its newline is missing.
+                if (end is not None and self._position >= end) or not (line.endswith(b"\n") or self._is_whole(line)):
+                    return
+                begins, start = not self._before or self._before.endswith(b"\n"), self._position
+                self._position += len(line)
+                self._before = line[-_REMEMBERED:] if begins else (self._before + line)[-_REMEMBERED:]
+                self.count += begins
+                if not line.isspace():
+                    yield Line(self.count, start, self._position, self._value_of(line))
+                elif begins:
+                    self.checks.take(line)
+
+    def there(self, end: int | None = None) -> Iterator[Line]:
+        """The same of a file that may be missing, which has none."""
+        with suppress(FileNotFoundError):
+            yield from self.new(end)
 
     def _value_of(self, line: bytes) -> Any:
         text = self.checks.take(line)
-        value = BROKEN if text is None else parsed(text)
+        value = BROKEN if text is None else self._read(text)
         if text is not None and value is BROKEN:
             self.checks.refuse()
         return value
@@ -313,187 +281,29 @@ def without_surrogates(value: Any) -> Any:
     return value
 
 
-def parsed(line: bytes) -> Any:
-    """The value of JSON text; ``BROKEN`` if it is none."""
-    # A line cut off within a character must not make the others unreadable.
-    text = line.decode("utf-8", errors="replace")
+def parsed(text: bytes) -> Any:
+    """The value of JSON text, as reports show it; ``BROKEN`` if it is none."""
+    value = as_written(text)
+    return without_surrogates(value) if b"\\ud" in text else value
+
+
+def as_written(text: bytes) -> Any:
+    """The value of JSON text, with the lone surrogates that it has; ``BROKEN`` if it is none."""
     try:
-        content = parse_text(text)
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        # NaN and lone surrogates are none of JSON. A line cut off within a character must not make others unreadable.
+        return json.loads(text.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return BROKEN
-    return without_surrogates(content) if "\\ud" in text else content
 
 
-# -- run files -----------------------------------------------------------------------------------
-
-
-class RunFiles:
-    """Reads the files of one folder. What is asked for once more is read on from where the reading before ended.
-
-    Args:
-        path: the run folder.
-        argument: how the caller named it, for errors.
-
-    Attributes:
-        notes: one sentence for each thing that could not be read.
-
-    Raises:
-        InvalidFieldError: the path is not a run folder; the message names it.
-    """
-
-    def __init__(self, path: str | Path, argument: str = "run") -> None:
-        self._argument = argument
-        if not isinstance(path, (str, os.PathLike)):
-            raise InvalidFieldError(argument, path, "must be the path of a run folder")
-        self.path = Path(path).expanduser()
-        self.notes: list[str] = []
-        if not self.path.is_dir():
-            reason = "is a file; give the folder of a run" if self.path.exists() else "does not exist"
-            raise InvalidFieldError(argument, str(path), reason)
-        if not (self.path / RESULTS).is_file():
-            raise InvalidFieldError(argument, str(path), "is not the folder of a run: it has no results.jsonl")
-        facts = read_facts(self.path)
-        newer = why_unreadable(facts)
-        if newer is not None:
-            raise InvalidFieldError(argument, str(path), newer)
-        #: Where the lines of each file ended as ``session.json`` was written.
-        self._ends = ends_in(facts)
-        self._objects = {name: _Objects(self.path / name) for name in (RESULTS, TRIALS, FORECASTS)}
-        self._journal = _Journal(self.path / JOURNAL)
-
-    def session(self) -> dict[str, Any]:
-        """The content of ``session.json``; empty if it is missing or damaged."""
-        try:
-            data = (self.path / SESSION).read_bytes()
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise self._unreadable(SESSION, error) from error
-        content = facts_in(data)
-        if content is None:
-            what = "not JSON" if parsed(data) is BROKEN else "damaged"
-            self.notes.append(f"session.json is {what} and was ignored.")
-            return {}
-        self._ends = ends_in(content)
-        content.pop(ENDS, None)
-        facts: dict[str, Any] = without_surrogates(content)
-        return facts
-
-    def profile(self) -> Profile | None:
-        """The profile; ``None`` if it was not written or cannot be read."""
-        try:
-            return Profile.load(self.path / PROFILE)
-        except FileNotFoundError:
-            return None
-        except (FluidError, OSError) as error:
-            self.notes.append(f"The profile was ignored: {error}")
-            return None
-
-    def results(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of ``results.jsonl``: finished iterations, in the order written."""
-        return self._entries(RESULTS)
-
-    def trials(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of ``trials.jsonl``: names of groups and configs of trials, in the order written."""
-        return self._entries(TRIALS)
-
-    def forecasts(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of ``forecasts.jsonl``, in the order written; none if the session forecast nothing."""
-        return self._entries(FORECASTS) if (self.path / FORECASTS).is_file() else ()
-
-    def entries(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of the journal that :meth:`journal` read, as they are, up to the first that cannot be used."""
-        return self._journal.entries
-
-    def journal(self) -> Recovered:
-        """The groups and trials in the journal; empty if it is missing or damaged."""
-        try:
-            recovered = self._journal.read()
-            self._note_end(JOURNAL, self._journal.lines.checks)
-            return recovered
-        except FileNotFoundError:
-            self.notes.append("journal.jsonl is missing: budgets and final states of trials are unknown.")
-        except InvalidFieldError as error:
-            # The error's value may be a whole line, so it is omitted.
-            self.notes.append(f"The journal was ignored: {error.field} {error.reason}")
-        except OSError as error:
-            raise self._unreadable(JOURNAL, error) from error
-        return Recovered()
-
-    def _entries(self, name: str) -> Sequence[Mapping[str, Any]]:
-        objects = self._objects[name]
-        try:
-            objects.read()
-        except FileNotFoundError:
-            self.notes.append(f"{name} is missing.")
-        except OSError as error:
-            raise self._unreadable(name, error) from error
-        checks, lines = objects.lines.checks, objects.lines.count
-        if checks.damage and not objects.found:
-            self.notes.append(f"{name} is damaged: none of its {line_count(lines)} could be read.")
-        elif checks.damage:
-            self.notes.append(
-                f"{line_count(checks.damage)} of {name} could not be read, the first at line {checks.first}."
-            )
-        self._note_end(name, checks)
-        return objects.found
-
-    def _note_end(self, name: str, checks: LineChecks) -> None:
-        """Adds a note if a file is shorter than ``session.json`` says."""
-        if not checks.reaches(self._ends.get(name, 0)):
-            self.notes.append(f"{name} ends too early: its last lines are missing.")
-
-    def _unreadable(self, name: str, error: OSError) -> InvalidFieldError:
-        return InvalidFieldError(self._argument, str(self.path / name), f"cannot be read: {error.strerror}")
-
-
-class _Objects:
-    """The objects in a file of JSON lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.lines = JsonLines(path)
-        self.found: list[Mapping[str, Any]] = []
-
-    def read(self) -> None:
-        """Takes the new lines."""
-        for _, value in self.lines.new():
-            if isinstance(value, dict):
-                self.found.append(value)
-            elif value is not BROKEN:
-                self.lines.checks.refuse()
-
-
-class _Journal:
-    """The journal, replayed as far as it was read."""
-
-    def __init__(self, path: Path) -> None:
-        self.lines = JsonLines(path)
-        self._replay = Replay()
-        self._error: InvalidFieldError | None = None
-        #: The entries up to the first that cannot be used.
-        self.entries: list[Mapping[str, Any]] = []
-
-    def read(self) -> Recovered:
-        """Takes the new lines; raises InvalidFieldError if one of them or of those before cannot be used."""
-        for number, value in self.lines.new():
-            try:
-                if self._error is None:
-                    self._take(value, number)
-            except InvalidFieldError as error:
-                self._error = error
-        if self._error is not None:
-            raise self._error
-        return self._replay.result
-
-    def _take(self, value: Any, number: int) -> None:
-        checks = self.lines.checks
-        if checks.is_checked and checks.first is not None and number >= checks.first:
-            raise InvalidFieldError("journal", None, f"is damaged at line {checks.first}")
-        if value is BROKEN:
-            self._replay.take_broken(number)
-        else:
-            self._replay.take(value, number)
-            self.entries.append(value)
+def is_entry(line: bytes) -> bool:
+    """Whether a line by itself is a JSON object, and not damaged."""
+    offset, text = split_line(line)
+    return offset != DAMAGED and isinstance(parsed(text), dict)
 
 
 def line_count(number: int) -> str:

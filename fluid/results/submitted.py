@@ -12,7 +12,7 @@ from fluid.engine.events import PLAIN_TERMS, Failure, GroupTerms
 from fluid.errors import InvalidFieldError, require_number, require_text
 from fluid.random_state import Seeds
 from fluid.resources import Requires
-from fluid.results.journal import PastTrial, Recovered
+from fluid.results.journal import Recovered
 from fluid.results.run_files import read_search
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialState
 
@@ -119,23 +119,16 @@ class SubmittedTrial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedGroup:
-    """One TrialGroup.
+class SubmittedGroup(GroupLine):
+    """One TrialGroup, with what its line says.
 
     Attributes:
-        group_id, name: the group.
-        search: what its search algorithm said of it; ``None`` if none submitted the trials.
-        requires: what its trials require of devices, where they do not say otherwise; ``None`` for nothing.
-        terms: whose group it is, and how urgent.
+        group_id: the group.
         trials: the trials by the name under which they are shown, each as the submitted trials that it is made of, in
             order; the last determines its state.
     """
 
     group_id: str
-    name: str
-    search: Search | None = None
-    requires: Requires | None = None
-    terms: GroupTerms = PLAIN_TERMS
     trials: dict[str, list[SubmittedTrial]] = field(default_factory=dict)
 
     @property
@@ -152,6 +145,27 @@ def shown_state(state: TrialState, outcome: TrialState | None, search: Search | 
         return PAUSED_BY_USER
     paused = state is TrialState.DONE and search is not None and search.extends
     return (TrialState.PAUSED if paused else state).value
+
+
+def read_trial(trial_id: str, entry: Mapping[str, Any], **facts: Any) -> SubmittedTrial:
+    """A trial as its line of ``trials.jsonl`` tells; what the line lacks, or cannot be used, is as it is by default.
+
+    Args:
+        trial_id: its id.
+        entry: the line; empty if there is none.
+        facts: other fields, and those that are known better.
+    """
+    before, inner, config = (entry.get(name) for name in ("iterations", "metrics", "config"))
+    known = {
+        "group_id": str(entry.get("group", "")),
+        "shown_id": str(entry.get("shown", trial_id)),
+        "before": before if isinstance(before, int) else 0,
+        "inner": inner if isinstance(inner, str) else None,
+        "key": str(entry.get("key", "")),
+        "config": config if isinstance(config, Mapping) else {},
+        "seeds": Seeds.read(entry.get("seeds")),
+    }
+    return SubmittedTrial(trial_id=trial_id, **{**known, **facts})
 
 
 def submitted_trial(
@@ -188,14 +202,9 @@ class SubmittedTrials:
         self._journal = journal
         self._reported = reported
         #: The trials that the journal mentions.
-        self._journaled: dict[str, PastTrial] = {
-            **{
-                trial: PastTrial(group, history, journal.failures.get(trial))
-                for group, trials in journal.groups.items()
-                for trial, history in trials.items()
-            },
-            **journal.past,
-        }
+        self._journaled = journal.histories
+        self._group_of = {trial: group for group, trials in journal.groups.items() for trial in trials}
+        self._group_of |= {trial: group for group, trials in journal.forgotten.items() for trial in trials}
         #: The entry of each trial in ``trials.jsonl``.
         self._entries: dict[str, Mapping[str, Any]] = {}
         #: Configs that were told after the trial was submitted, by trial id.
@@ -232,12 +241,9 @@ class SubmittedTrials:
         for trial in self._trials(places):
             if trial.group_id not in found:
                 line = self._groups.get(trial.group_id, GroupLine(trial.group_id))
+                terms = self._journal.terms.get(trial.group_id, line.terms)
                 found[trial.group_id] = SubmittedGroup(
-                    group_id=trial.group_id,
-                    name=line.name,
-                    search=line.search,
-                    requires=line.requires,
-                    terms=self._journal.terms.get(trial.group_id, line.terms),
+                    line.name, line.search, line.requires, terms, group_id=trial.group_id
                 )
             found[trial.group_id].trials.setdefault(trial.shown_id, []).append(trial)
         return tuple(found.values())
@@ -255,37 +261,29 @@ class SubmittedTrials:
             places: how many trials of each group came before; gets this one.
         """
         entry, known = self._entries.get(trial_id, {}), self._journaled.get(trial_id)
-        group_id = str(entry.get("group", self._reported.get(trial_id, "") if known is None else known.group_id))
-        before, inner = entry.get("iterations"), entry.get("metrics")
-        config = self._told_later.get(trial_id, entry.get("config"))
+        told = self._reported.get(trial_id, "") if known is None else self._group_of[trial_id]
+        group_id = str(entry.get("group", told))
         state = self._state(trial_id, self._groups.get(group_id, GroupLine("")).search)
-        place = 0
+        facts: dict[str, Any] = {"group_id": group_id, "state": state}
+        if trial_id in self._told_later:
+            entry = {**entry, "config": self._told_later[trial_id]}
+        if known is not None:
+            facts["key"] = str(entry.get("key", known.trial.profile_key))
+            facts["budget"] = None if "shown" in entry else known.budget
+            facts["failure"] = self._journal.failures.get(trial_id) if state == TrialState.FAILED else None
         if places is not None:
-            place = places[group_id]
+            facts["place"] = places[group_id]
             places[group_id] += 1
-        return SubmittedTrial(
-            trial_id=trial_id,
-            group_id=group_id,
-            shown_id=str(entry.get("shown", trial_id)),
-            before=before if isinstance(before, int) else 0,
-            inner=inner if isinstance(inner, str) else None,
-            key=str(entry.get("key", "" if known is None else known.history.trial.profile_key)),
-            config=config if isinstance(config, Mapping) else {},
-            state=state,
-            budget=None if known is None or "shown" in entry else known.history.budget,
-            failure=known.failure if known is not None and state == TrialState.FAILED else None,
-            place=place,
-            seeds=Seeds.read(entry.get("seeds")),
-        )
+        return read_trial(trial_id, entry, **facts)
 
     def _state(self, trial_id: str, search: Search | None) -> str:
         if trial_id not in self._journaled:
             return UNKNOWN
-        outcome, ended = self._journal.outcomes.get(trial_id), self._journaled[trial_id].history.ended
+        outcome, ended = self._journal.outcomes.get(trial_id), self._journaled[trial_id].ended
         if ended is None:
             if outcome is not None:
                 return outcome.value
-            return PAUSED_BY_USER if self._journaled[trial_id].history.paused else UNFINISHED
+            return PAUSED_BY_USER if self._journaled[trial_id].paused else UNFINISHED
         return shown_state(ended, outcome, search)
 
 

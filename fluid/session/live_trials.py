@@ -11,13 +11,13 @@ from typing import Any
 
 from fluid.errors import FluidError
 from fluid.results.best import BestTrial, best_result
-from fluid.results.following import ResultsFollower
-from fluid.results.iterations import files_of, result_of, trial_result
+from fluid.results.iterations import StoredIteration, files_of, only_of, result_of, trial_result
 from fluid.results.loading import completed
 from fluid.results.metrics import Goal, goals_of, known_goals
 from fluid.results.records import Result, TrialResult
-from fluid.results.run_files import RunFiles
-from fluid.results.submitted import UNFINISHED, SubmittedTrial, SubmittedTrials, shown_state, submitted_trial
+from fluid.results.run_files import RESULTS, JsonLines, ReplacedError
+from fluid.results.stored_run import read_run
+from fluid.results.submitted import UNFINISHED, SubmittedTrial, shown_state, submitted_trial
 from fluid.results.sweep import SweepResult
 from fluid.session.inbox import GroupInbox
 from fluid.session.session import Session
@@ -51,7 +51,8 @@ class LiveTrials:
         self._begin()
 
     def _begin(self) -> None:
-        self._follower = ResultsFollower(self._session.run_dir, self._inboxes)
+        self._results_file = self._session.run_dir / RESULTS
+        self._lines = JsonLines(self._results_file, read=only_of(self._inboxes))
         #: By id of the submitted trial.
         self._results: dict[str, list[Result]] = {}
         #: Trials that had been forgotten when they were first asked for, by id, from the run folder.
@@ -197,11 +198,9 @@ class LiveTrials:
 
     def _read_forgotten(self) -> dict[str, SubmittedTrial]:
         """The trials in the files that the groups no longer have."""
-        files = RunFiles(self._session.run_dir, "run_dir")
-        groups = SubmittedTrials(files.trials(), files.journal(), {}).groups()
         return {
             part.trial_id: part
-            for group in groups
+            for group in read_run(self._session.run_dir).groups
             if group.group_id in self._inboxes
             for parts in group.trials.values()
             for part in parts
@@ -209,7 +208,7 @@ class LiveTrials:
         }
 
     def _read_results(self, parts: Mapping[str, SubmittedTrial]) -> None:
-        for reported in self._follower.read_new():
+        for reported in self._new_results():
             part = parts.get(reported.trial_id)
             if part is None:  # It was submitted a moment ago.
                 group = self._inboxes[reported.group_id].group
@@ -217,6 +216,15 @@ class LiveTrials:
                     continue
                 part = submitted_trial(group[reported.trial_id], reported.group_id, "", None)
             self._results.setdefault(reported.trial_id, []).append(result_of(reported, part))
+
+    def _new_results(self) -> Iterator[StoredIteration]:
+        """The results that were written since the last call; all of them must be taken."""
+        try:
+            for line in self._lines.new():
+                if isinstance(line.value, StoredIteration):
+                    yield line.value
+        except (FileNotFoundError, ReplacedError):
+            raise FluidError(f"the results are gone: {self._results_file} was deleted or replaced") from None
 
     def _make(self, shown: tuple[str, str], parts: Sequence[SubmittedTrial]) -> TrialResult:
         # The config in the end: one that was told later is another object.

@@ -13,11 +13,11 @@ from fluid.engine.commands import ReportEnd
 from fluid.engine.events import BudgetExtended, Failure, GroupRecovered, TrialHistory
 from fluid.errors import InvalidFieldError
 from fluid.results.journal import IterationReported
-from fluid.results.loading import load
+from fluid.results.loading import sweep_in
 from fluid.results.metrics import Goal
 from fluid.results.records import Result, TrialResult
-from fluid.results.run_files import RunFiles
-from fluid.results.submitted import SubmittedGroup, SubmittedTrials
+from fluid.results.stored_run import StoredRun, read_run
+from fluid.results.submitted import SubmittedGroup
 from fluid.search_shape import SearchShape
 from fluid.session.folder.resume import closes_gap
 from fluid.sweeping.plan import GroupOptions
@@ -177,14 +177,13 @@ def read_sweep(run_dir: str | Path, name: str, *, retry_failed: bool = False) ->
     Raises:
         InvalidFieldError: the folder is not that of a session, or has no sweep of this name.
     """
-    files = RunFiles(run_dir, "run_dir")
-    found = load(run_dir)
+    run = read_run(run_dir)
+    found = sweep_in(run)
     trials = {trial.trial_id: trial for trial in found.trials if trial.group == name}
     if not trials:
         there = sorted({trial.group for trial in found.trials})
-        raise InvalidFieldError("name", name, f"is no sweep of {files.path}, which has {', '.join(there) or 'none'}")
-    journal = files.journal()
-    groups = SubmittedTrials(files.trials(), journal, {}).groups()
+        raise InvalidFieldError("name", name, f"is no sweep of {run.path}, which has {', '.join(there) or 'none'}")
+    journal = run.journal
     known = {trial_id: history for group in journal.groups.values() for trial_id, history in group.items()}
     again = {
         trial_id
@@ -192,7 +191,7 @@ def read_sweep(run_dir: str | Path, name: str, *, retry_failed: bool = False) ->
         if trial_id in known and closes_gap(known[trial_id], trial.iteration, journal.durable.get(trial_id))
     }
     extended_by: Counter[str] = Counter()
-    for entry in files.entries():
+    for entry in run.entries:
         if entry.get("what") == BudgetExtended.__name__:
             extended_by[str(entry.get("trial_id"))] += entry.get("iterations", 0)
     return EarlierSweep(
@@ -209,8 +208,8 @@ def read_sweep(run_dir: str | Path, name: str, *, retry_failed: bool = False) ->
             )
             for trial_id, trial in sorted(trials.items())
         ),
-        events=tuple(_events(files, trials, again)),
-        group=next((one for one in groups if one.name == name), None),
+        events=tuple(_events(run, trials, again)),
+        group=next((one for one in run.groups if one.name == name), None),
     )
 
 
@@ -220,19 +219,19 @@ def _ended(trial: TrialResult, history: TrialHistory | None) -> TrialState | Non
     return None if history is None else history.ended
 
 
-def _events(files: RunFiles, trials: Mapping[str, TrialResult], again: Collection[str]) -> Iterator[EarlierEvent]:
+def _events(run: StoredRun, trials: Mapping[str, TrialResult], again: Collection[str]) -> Iterator[EarlierEvent]:
     """The events of the journal, and results that it does not have, as a session was killed before it wrote them there.
 
     Each of these comes where the next session has learnt of it: when that took up the group, or at the end. The end of
     a trial that is run ``again``, as its last results are lost, is none.
     """
-    reported = dict.fromkeys((str(entry.get("trial")), entry.get("iteration", 0)) for entry in files.results())
+    reported = dict.fromkeys((one.trial_id, one.number) for one in run.reported)
     results = {(one.trial_id, one.iteration): one for trial in trials.values() for one in trial.results}
     left = {key: results[key] for key in reported if key in results}
     ahead: dict[str, deque[int]] = {}  # The iterations in left, by trial.
     for trial_id, iteration in left:
         ahead.setdefault(trial_id, deque()).append(iteration)
-    for entry in files.entries():
+    for entry in run.entries:
         what, trial_id = entry.get("what"), str(entry.get("trial_id"))
         if what == GroupRecovered.__name__:
             known = {one["trial"]["trial_id"]: one.get("reported", 0) for one in entry["trials"]}

@@ -191,7 +191,8 @@ def test_a_trial_that_was_forgotten_does_not_come_back_and_its_id_stays_taken() 
     )
     for _ in range(2):  # a session that goes on writes what it took over
         recovered = replay(entries)
-        assert list(recovered.groups["g"]) == ["b"] and not recovered.failures and not recovered.durable
+        assert list(recovered.groups["g"]) == ["b"] and not recovered.durable
+        assert list(recovered.failures) == ["a"], "why it failed is known"
         entries += lines(*recovered.events(3.0))
     hand = Hand()
     hand.do(*replay(entries).events(0.0))
@@ -234,8 +235,8 @@ def test_the_outcome_of_a_forgotten_trial_is_recovered() -> None:
         )
     )
     a, b = recovered.past.values()
-    assert (a.group_id, a.history.reported, a.history.ended, a.failure) == ("g", 1, "STOPPED", None)
-    assert (b.history.ended, b.failure) == ("FAILED", Failure("error", "no"))
+    assert (recovered.forgotten, a.reported, a.ended, b.ended) == ({"g": ["a", "b"]}, 1, "STOPPED", "FAILED")
+    assert recovered.failures == {"b": Failure("error", "no")}
     assert recovered.outcomes == {"a": "DONE"}
     assert list(recovered.groups["g"]) == ["c"]
 

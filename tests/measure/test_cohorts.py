@@ -170,7 +170,7 @@ def changed(place: list[Any], value: Any) -> Any:
         (["trials", 3, "id"], "t2", "cohorts.trials[3].id"),
         (["trials", 3, "id"], ..., "cohorts.trials[3].id"),
         (["trials", 3, "config"], [], "cohorts.trials[3].config"),
-        (["trials", 3, "config", "lr"], 0.5, "cohorts.trials[3].config.lr"),
+        (["trials", 3, "config", "lr"], 0.5, "cohorts.trials[3].config['lr']"),
         (["trials", 3, "seconds"], 0.0, "cohorts.trials[3].seconds"),
         (["trials", 3, "seconds"], "1", "cohorts.trials[3].seconds"),
         (["trials", 3, "bytes"], [1.0], "cohorts.trials[3].bytes"),
@@ -198,7 +198,7 @@ def test_a_saved_tree_without_end_is_refused() -> None:
     for at in range(20):
         data = {"feature": "x", "at": float(at), "sides": [data, {"searched": 0}]}
     with pytest.raises(InvalidFieldError, match="too many splits"):
-        CohortTree.from_json("cohorts", {"trials": [], "tree": data})
+        CohortTree.from_json("cohorts", {"trials": [], "until_search": 1, "tree": data})
 
 
 def test_a_loaded_tree_goes_on_as_the_one_that_was_saved() -> None:

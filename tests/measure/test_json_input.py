@@ -5,23 +5,20 @@ from __future__ import annotations
 import doctest
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from msgspec import Meta
 
 from fluid.errors import InvalidFieldError
 from fluid.measure import json_input
-from fluid.measure.json_input import Count, Range, read_record
+from fluid.measure.json_input import Count, read_record
 
 
 @dataclass(frozen=True)
 class Part:
-    size: Annotated[float, Range(0.0, 1.0)]
+    size: Annotated[float, Meta(ge=0.0, le=1.0)]
     colour: Literal["red", "blue"] = "red"
 
 
@@ -112,36 +109,32 @@ def test_the_example_in_the_docstring_runs() -> None:
     assert not doctest.testmod(json_input).failed
 
 
-WITHOUT_CATTRS = """
-from fluid import FluidExecutor, Trial, TrialGroup
-from fluid.errors import MissingDependencyError
-from fluid.planners.instance import Instance
-
-def train(config):
-    for step in range(9):
-        yield {"loss": config["x"] + step}
-
-if __name__ == "__main__":
-    with FluidExecutor(backend="local", devices=1, run_dir="run") as executor:
-        handle = executor.submit_trialgroup(TrialGroup([Trial(train, {"x": 1}, budget=2, trial_id="a")]))
-        print([result.metrics["loss"] for result in handle.results()])
-    try:
-        Instance.from_json({"devices": 1, "trials": [{"runtime_s": 1}]})
-    except MissingDependencyError as error:
-        print(error)
-"""
+def test_a_number_is_read_where_a_whole_one_is_wanted_if_it_is_one() -> None:
+    data = {"name": "a", "sizes": [1.0, 2], "count": 3.0, "by_name": {"x": {"size": 1}, "y": {"size": 0}}}
+    read = read_record(data, Whole, "whole")
+    assert [type(each) for each in (*read.sizes, read.count)] == [int] * 3
+    assert data["sizes"] == [1.0, 2], "what was given is left as it is"
 
 
-def test_a_session_runs_without_cattrs_and_reading_names_it(tmp_path: Path) -> None:
-    (tmp_path / "cattrs.py").write_text("raise ModuleNotFoundError('blocked', name='cattrs')")
-    script = tmp_path / "script.py"
-    script.write_text(WITHOUT_CATTRS)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    losses, error = done.stdout.splitlines()
-    assert losses == "[1, 2]"
-    assert "cattrs" in error and "pip install cattrs" in error
-    assert (tmp_path / "run/journal.jsonl").stat().st_size and (tmp_path / "run/profile.json").is_file()
+def test_the_key_of_a_mapping_is_named_though_others_are_right() -> None:
+    data = {"name": "a", "by_name": {"x": {"size": 1}, "y z": {"size": "big"}, "w": {"size": 0}}}
+    with pytest.raises(InvalidFieldError, match=r"^by_name\['y z'\]\.size='big': must be a number"):
+        read_record(data, Whole, "whole")
+
+
+def test_a_name_that_is_misspelt_is_named_rather_than_the_one_that_is_missing() -> None:
+    with pytest.raises(InvalidFieldError, match=r"^parts\[0\]\.seize=1: is no field here; known: colour, size"):
+        read_record({"name": "a", "parts": [{"seize": 1}]}, Whole, "whole")
+
+
+@pytest.mark.parametrize("wrong", [math.inf, 10**400, math.nan])
+def test_a_number_that_cannot_be_used_is_found_wherever_it_is(wrong: float) -> None:
+    given: dict[str, dict[str, Any]] = {
+        "weight": {"weight": wrong},
+        "best.size": {"best": {"size": wrong}},
+        "count": {"count": wrong},
+    }
+    for place, data in given.items():
+        with pytest.raises(InvalidFieldError) as caught:
+            read_record({"name": "a", **data}, Whole, "whole")
+        assert caught.value.field == place

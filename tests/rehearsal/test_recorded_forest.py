@@ -7,7 +7,8 @@ import pytest
 
 from fluid.rehearsal.config_guess import TREES, ConfigColumns, ConfigForest
 from fluid.rehearsal.curves import curve_table
-from fluid.rehearsal.run_records import RecordedIteration, RecordedTrial
+from fluid.rehearsal.replayable import ReplayedIteration
+from fluid.rehearsal.run_records import RecordedTrial
 
 ensemble = pytest.importorskip("sklearn.ensemble")
 
@@ -43,7 +44,7 @@ def test_columns_of_configs() -> None:
 
 
 def _trial(name: str, level: float, last: int, fall: float = 1.0) -> RecordedTrial:
-    known = {i: RecordedIteration({"loss": level + fall / i, "count": 10 * i}, 2.0) for i in range(1, last + 1)}
+    known = {i: ReplayedIteration({"loss": level + fall / i, "count": 10 * i}, 2.0) for i in range(1, last + 1)}
     return RecordedTrial(name, {"level": level}, known)
 
 
@@ -67,7 +68,7 @@ def test_stopped_curves_go_on_from_their_last_value() -> None:
 def test_losses_of_many_orders_are_followed_on_a_logarithmic_scale() -> None:
     trials = [
         RecordedTrial(
-            str(n), {"n": n}, {i: RecordedIteration({"loss": 10.0 ** (-i - 0.1 * n)}, 1.0) for i in range(1, last)}
+            str(n), {"n": n}, {i: ReplayedIteration({"loss": 10.0 ** (-i - 0.1 * n)}, 1.0) for i in range(1, last)}
         )
         for n, last in enumerate([9, 9, 9, 9, 4])
     ]
@@ -77,7 +78,7 @@ def test_losses_of_many_orders_are_followed_on_a_logarithmic_scale() -> None:
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
-    known = {1: RecordedIteration({"loss": float("nan"), "name": "a"}, 1.0)}
+    known = {1: ReplayedIteration({"loss": float("nan"), "name": "a"}, 1.0)}
     table = curve_table([_trial("fine", 1.0, 4), RecordedTrial("diverged", {"level": 9.0}, known)], "loss")
     (loss,) = table.metrics
     assert np.isfinite(loss.values).all()

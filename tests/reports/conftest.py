@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from fluid.engine.commands import NoteMeasured, NotePlaced, NoteQueued, NoteResize, NoteWaiting, ReportEnd, WaitReason
 from fluid.engine.events import (
@@ -88,7 +88,7 @@ class Session:
     def happened(self, *items: Any) -> None:
         """Writes events and commands, of which the times begin at 0."""
         for item in items:
-            self._write("journal", encode(replace(item, at=ZERO + item.at)))
+            self._write("journal", encode(structs.replace(item, at=ZERO + item.at)))
 
     def results(self, *rows: Row) -> None:
         """Writes finished iterations."""

@@ -13,7 +13,7 @@ import pytest
 
 from fluid.reports.analysis.importance import importances
 from fluid.reports.run.run import TrialRun
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 from fluid.results.metrics import Goal
 
 LOSS = Goal("loss", True)
@@ -21,9 +21,11 @@ LOSS = Goal("loss", True)
 
 def ran(name: str, config: Mapping[str, Any], loss: float, state: str = "DONE", iterations: int = 1) -> TrialRun:
     finished = tuple(
-        FinishedIteration(k, k - 1.0, float(k), 1.0, (0,), {"loss": loss}) for k in range(1, iterations + 1)
+        StoredIteration("a", k, 1.0, float(k), 1.0, (0,), {"loss": loss}) for k in range(1, iterations + 1)
     )
-    return TrialRun(name, "0", "net", config, state, 1, "", finished)
+    return TrialRun(
+        trial_id=name, group_id="0", shown_id=name, key="net", config=config, state=state, budget=1, finished=finished
+    )
 
 
 def grid(count: int = 16) -> list[TrialRun]:

@@ -76,8 +76,8 @@ def test_trials_know_what_came_of_them(small_run: Path) -> None:
     assert b.ranges["loss"] == (0.8, 0.85)
     found = [b.best("loss", less=True), b.best("eval/f1", less=False), b.best("nothing", less=True)]
     assert found == [0.8, 0.5, None]
-    assert c.failure == "ValueError: too <small>"
-    assert d.failure == ""
+    assert c.failure_text == "ValueError: too <small>"
+    assert d.failure_text == ""
 
 
 def test_groups_have_a_makespan(small_run: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_trial_that_came_back_is_one_trial(session: Sessions) -> None:
     made.forget("a.1")
     run = load_run(made.close())
     a = run.trials[0]
-    assert (a.trial_id, a.state, a.failure, a.config) == ("a", "DONE", "", {"x": 5})
+    assert (a.trial_id, a.state, a.failure_text, a.config) == ("a", "DONE", "", {"x": 5})
     assert [(each.number, each.metrics["score"]) for each in a.finished] == [(1, 1.0), (2, 2.0), (3, 7.0)]
     intervals = [(s.row, s.start, s.devices) for s in run.timeline.segments]
     assert intervals == [(0, 0.0, (0,)), (0, 3.0, (1,)), (1, 2.0, (0,))]
@@ -386,7 +386,7 @@ def test_a_trial_that_was_forgotten_keeps_its_state_budget_and_failure(session: 
     made.end("a", "FAILED", failure=Failure("error", "no more"))
     made.forget("a")
     a, b = load_run(made.close()).trials
-    assert (a.state, a.budget, a.failure, a.iterations, a.last) == ("FAILED", 3, "no more", 1, {"loss": 1.0})
+    assert (a.state, a.budget, a.failure_text, a.iterations, a.last) == ("FAILED", 3, "no more", 1, {"loss": 1.0})
     assert (b.state, b.budget) == ("UNFINISHED", 2)
 
 

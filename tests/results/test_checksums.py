@@ -20,7 +20,7 @@ from fluid.measure.profile import Profile
 from fluid.reports.run.loader import RunReader
 from fluid.results.checkpoints import checked_frames, read_payloads
 from fluid.results.damage import end_of_lines
-from fluid.results.run_files import JsonLines, json_lines
+from fluid.results.run_files import JsonLines
 from fluid.session.folder.files import AppendedFile
 from tests.checked_files import without_checksums
 
@@ -131,10 +131,10 @@ def test_a_reader_that_follows_a_growing_file_checks_as_it_goes(tmp_path: Path) 
     with path.open("ab", buffering=0) as file:
         for byte in content:
             file.write(bytes([byte]))
-            names += "".join(value["trial"] for _, value in lines.new())
+            names += "".join(line.value["trial"] for line in lines.new())
         assert (names, lines.checks.damage) == ("abc", 0)
         file.write(LINES[4])
-        assert [value["trial"] for _, value in lines.new()] == ["e"]
+        assert [line.value["trial"] for line in lines.new()] == ["e"]
     assert (lines.checks.damage, lines.checks.first) == (1, 4)
 
 
@@ -147,7 +147,7 @@ def test_lines_behind_lost_ones_are_read(tmp_path: Path) -> None:
             assert file.next_offset == end_of_lines(path) == len(b"".join(LINES[:4]))
             for text in TEXTS[4:]:
                 file.append(checked_lines([text], file.next_offset))
-        assert "".join(line.entry["trial"] for line in json_lines(path) if line.entry)[-3:] == "def"
+        assert "".join(line.entry["trial"] for line in JsonLines(path).new() if line.entry)[-3:] == "def"
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

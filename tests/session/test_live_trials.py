@@ -16,7 +16,8 @@ import fluid
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.reports.run.loader import load_run
-from fluid.results.following import ResultsFollower
+from fluid.results.iterations import StoredIteration, only_of
+from fluid.results.run_files import JsonLines
 from fluid.session.listeners import TrialListener
 from fluid.session.live_trials import LiveTrials
 from fluid.trialgroup import Search, Shown, Trial, TrialGroup
@@ -224,14 +225,14 @@ def test_nothing_is_read_twice(executor: FluidExecutor, monkeypatch: pytest.Monk
     handle = executor.submit_trialgroup(TrialGroup([trial("a"), trial("b")]))
     assert handle.wait(PATIENCE)
     read: list[int] = []
-    original = ResultsFollower.read_new
+    original = LiveTrials._new_results
 
-    def counted(self: ResultsFollower) -> Iterator[Any]:
+    def counted(self: LiveTrials) -> Iterator[StoredIteration]:
         found = list(original(self))
         read.append(len(found))
         yield from found
 
-    monkeypatch.setattr(ResultsFollower, "read_new", counted)
+    monkeypatch.setattr(LiveTrials, "_new_results", counted)
     assert len(handle.trials) == 2
     made = [trial for _, trial in handle._live._made.values()]
     handle.extend("b", 1)
@@ -271,11 +272,15 @@ def test_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
     line = b'{"group": "0", "trial": "a", "iteration": %d, "seconds": 1.0, "width": 1.0, "devices": [0], "at": 9.0}\n'
     file = tmp_path / "results.jsonl"
     file.write_bytes(line % 1 + line.replace(b'"0"', b'"1"') % 1 + b"rubbish\n" + (line % 2)[:20])
-    follower = ResultsFollower(tmp_path, ["0"])
-    assert [found.number for found in follower.read_new()] == [1]
+    lines = JsonLines(file, read=only_of(["0"]))
+
+    def new() -> list[int]:
+        return [line.value.number for line in lines.new() if isinstance(line.value, StoredIteration)]
+
+    assert new() == [1]
     with file.open("ab") as more:
         more.write((line % 2)[20:] + line % 3)
-    assert [found.number for found in follower.read_new()] == [2, 3] and list(follower.read_new()) == []
+    assert new() == [2, 3] and new() == []
 
 
 @pytest.mark.slow

@@ -11,11 +11,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError, require_number
 from fluid.measure.cohorts.nodes import (
     DEEPEST,
     CohortNode,
@@ -31,7 +32,7 @@ from fluid.measure.cohorts.nodes import (
     words,
 )
 from fluid.measure.cohorts.trend import Trend, fit_trend, table_of
-from fluid.measure.measurements import member
+from fluid.measure.json_input import NonNegative, NonNegativeInteger, read_record
 from fluid.measure.runtime_model import FloatArray
 from fluid.resources import MemoryNeed
 
@@ -47,29 +48,24 @@ def trial_to_json(trial_id: str, sample: CohortSample) -> dict[str, object]:
     return {"id": trial_id, "config": dict(sample.config), "seconds": sample.seconds, "bytes": parts}
 
 
-def trial_from_json(where: str, data: object) -> tuple[str, CohortSample]:
-    """The trial that :func:`trial_to_json` wrote, and its id."""
-    trial_id, config, seconds, parts = (member(where, data, name) for name in ("id", "config", "seconds", "bytes"))
-    if not isinstance(trial_id, str):
-        raise InvalidFieldError(f"{where}.id", trial_id, "must be a string")
-    if not isinstance(config, Mapping):
-        raise InvalidFieldError(f"{where}.config", config, "must be a JSON object")
-    for name, text in config.items():
-        if not isinstance(text, str):
-            raise InvalidFieldError(f"{where}.config.{name}", text, "must be a string")
-    if seconds is not None and require_number(f"{where}.seconds", seconds, at_least=0.0) == 0.0:
-        raise InvalidFieldError(f"{where}.seconds", seconds, "must be above 0")
-    if seconds is None and parts is None:
-        raise InvalidFieldError(f"{where}.seconds", None, "is missing, and bytes are, too")
-    return trial_id, CohortSample(tuple(config.items()), dict(config), seconds, _need(f"{where}.bytes", parts))
+@dataclass(frozen=True)
+class _SavedTrial:
+    id: str
+    config: dict[str, str]
+    seconds: Annotated[float, Meta(ge=0.0)] | None
+    bytes: tuple[NonNegative, NonNegative] | None
 
+    def __post_init__(self) -> None:
+        if self.seconds == 0.0:
+            raise InvalidFieldError("seconds", self.seconds, "must be above 0")
+        if self.seconds is None and self.bytes is None:
+            raise InvalidFieldError("seconds", None, "is missing, and bytes are, too")
 
-def _need(where: str, parts: object) -> MemoryNeed | None:
-    if parts is None:
-        return None
-    if not isinstance(parts, list) or len(parts) != 2:
-        raise InvalidFieldError(where, parts, "must be a list of two numbers, persistent and ephemeral bytes")
-    return MemoryNeed(*(require_number(f"{where}[{place}]", part, at_least=0.0) for place, part in enumerate(parts)))
+    @property
+    def sample(self) -> CohortSample:
+        """What was saved."""
+        need = None if self.bytes is None else MemoryNeed(*self.bytes)
+        return CohortSample(tuple(self.config.items()), self.config, self.seconds, need)
 
 
 def node_to_json(node: CohortNode) -> dict[str, object]:
@@ -82,47 +78,56 @@ def node_to_json(node: CohortNode) -> dict[str, object]:
     return {**below, "names": [sorted(side) for side in node.split.sides]}
 
 
-def node_from_json(where: str, data: object, node: CohortNode, depth: int) -> None:
-    """Parts a node without trials as :func:`node_to_json` wrote it.
+@dataclass(frozen=True)
+class _SavedNode:
+    """A node: a leaf has ``searched``, any other one a feature, and ``at`` or ``names``."""
 
-    Args:
-        where: the place in the file.
-        data: what is there.
-        node: the node.
-        depth: most splits below it.
-    """
-    if "sides" not in (data if isinstance(data, Mapping) else ()):
-        searched = member(where, data, "searched")
-        if isinstance(searched, bool) or not isinstance(searched, int) or searched < 0:
-            raise InvalidFieldError(f"{where}.searched", searched, "must be a whole number, at least 0")
-        node.searched = searched
-        return
-    if depth == 0:
-        raise InvalidFieldError(where, data, "has too many splits above it")
-    sides = member(where, data, "sides")
-    if not isinstance(sides, list) or len(sides) != 2:
-        raise InvalidFieldError(f"{where}.sides", sides, "must be a list of two nodes")
-    split = _split(where, data)
-    if words([*node.path, (split, 0)]) == words([*node.path, (split, 1)]):
-        raise InvalidFieldError(where, data, "both sides have the same conditions")
-    node.part(split)
-    for place, (child, side) in enumerate(zip(node.children, sides, strict=True)):
-        node_from_json(f"{where}.sides[{place}]", side, child, depth - 1)
+    searched: NonNegativeInteger | None = None
+    feature: str | None = None
+    at: float | None = None
+    names: tuple[_Names, _Names] | None = None
+    sides: tuple[_SavedNode, _SavedNode] | None = None
+
+    def __post_init__(self) -> None:
+        if self.sides is None and self.searched is None:
+            raise InvalidFieldError("searched", None, "is missing")
+        if self.sides is not None and self.feature is None:
+            raise InvalidFieldError("feature", None, "is missing")
+        if self.sides is not None and self.at is None and self.names is None:
+            raise InvalidFieldError("names", None, "is missing")
+        if self.names is not None and len({*self.names[0], *self.names[1]}) < sum(map(len, self.names)):
+            raise InvalidFieldError("names", self.names, "hold a name twice")
+
+    def part(self, where: str, node: CohortNode, depth: int) -> None:
+        """Parts a node without trials as this one was.
+
+        Args:
+            where: the place in the file.
+            node: the node.
+            depth: most splits below it.
+        """
+        if self.sides is None:
+            node.searched = self.searched or 0
+            return
+        if depth == 0:
+            raise InvalidFieldError(where, self.feature, "has too many splits above it")
+        split = self._split
+        if words([*node.path, (split, 0)]) == words([*node.path, (split, 1)]):
+            raise InvalidFieldError(where, self.feature, "both sides have the same conditions")
+        node.part(split)
+        for place, (child, side) in enumerate(zip(node.children, self.sides, strict=True)):
+            side.part(f"{where}.sides[{place}]", child, depth - 1)
+
+    @property
+    def _split(self) -> Split:
+        feature, (left, right) = self.feature or "", self.names or ((), ())
+        if self.at is not None:
+            return Threshold(feature, self.at)
+        return NameSets(feature, (frozenset(left), frozenset(right)))
 
 
-def _split(where: str, data: object) -> Split:
-    feature = member(where, data, "feature")
-    if not isinstance(feature, str):
-        raise InvalidFieldError(f"{where}.feature", feature, "must be a string")
-    if isinstance(data, Mapping) and "at" in data:
-        return Threshold(feature, require_number(f"{where}.at", data["at"], at_least=-float("inf")))
-    names: Any = member(where, data, "names")
-    is_list = isinstance(names, list) and len(names) == 2 and all(isinstance(side, list) and side for side in names)
-    if not is_list or not all(isinstance(name, str) for side in names for name in side):
-        raise InvalidFieldError(f"{where}.names", names, "must be two lists of strings")
-    if len({*names[0], *names[1]}) < len(names[0]) + len(names[1]):
-        raise InvalidFieldError(f"{where}.names", names, "hold a name twice")
-    return NameSets(feature, (frozenset(names[0]), frozenset(names[1])))
+#: The names on one side of a split.
+_Names = Annotated[list[str], Meta(min_length=1)]
 
 
 # -- cohort trends -------------------------------------------------------------------------------
@@ -325,6 +330,15 @@ class Cohort:
     peak_bytes: float | None
 
 
+@dataclass(frozen=True)
+class _SavedTree:
+    """What :meth:`CohortTree.to_json` writes."""
+
+    trials: Annotated[list[_SavedTrial], Meta(max_length=MOST_TRIALS)]
+    until_search: Annotated[int, Meta(ge=1, le=MOST_TRIALS)]
+    tree: _SavedNode
+
+
 @dataclass(slots=True)
 class CohortTree:
     """The cohorts of one profile key. Pure.
@@ -459,19 +473,13 @@ class CohortTree:
         Raises:
             InvalidFieldError: something is missing or cannot be used; names the field.
         """
-        tree = cls()
-        node_from_json(f"{where}.tree", member(where, data, "tree"), tree._root, DEEPEST)
-        trials = member(where, data, "trials")
-        if not isinstance(trials, list) or len(trials) > MOST_TRIALS:
-            raise InvalidFieldError(f"{where}.trials", trials, f"must be a list of at most {MOST_TRIALS} trials")
-        for place, each in enumerate(trials):
-            trial_id, sample = trial_from_json(f"{where}.trials[{place}]", each)
-            if trial_id in tree._root.samples:
-                raise InvalidFieldError(f"{where}.trials[{place}].id", trial_id, "occurs twice")
-            tree._root.put(trial_id, sample)
-        tree._next = require_integer(
-            f"{where}.until_search", member(where, data, "until_search"), at_least=1, at_most=MOST_TRIALS
-        )
+        saved, tree = read_record(data, _SavedTree, where, place=where), cls()
+        saved.tree.part(f"{where}.tree", tree._root, DEEPEST)
+        for place, each in enumerate(saved.trials):
+            if each.id in tree._root.samples:
+                raise InvalidFieldError(f"{where}.trials[{place}].id", each.id, "occurs twice")
+            tree._root.put(each.id, each.sample)
+        tree._next = saved.until_search
         return tree
 
     def _fit(self, features: Sequence[Feature]) -> Trends:

@@ -11,7 +11,7 @@ from fluid.display.format import count, duration, percent
 from fluid.measure.profile import Profile
 from fluid.reports.story.history import RunHistory
 from fluid.reports.story.words import bytes_name
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 from fluid.results.run_files import without_surrogates
 
 
@@ -84,7 +84,7 @@ class KeyCohorts:
 
 
 def cohorts_of(
-    profile: Profile | None, history: RunHistory, done: Mapping[str, Sequence[FinishedIteration]]
+    profile: Profile | None, history: RunHistory, done: Mapping[str, Sequence[StoredIteration]]
 ) -> tuple[KeyCohorts, ...]:
     """The cohorts of each profile key that has some, or of which trials were predicted.
 
@@ -124,7 +124,7 @@ def _packing(profile: Profile | None, key: str) -> dict[str, Any]:
 
 
 def _errors(
-    history: RunHistory, done: Mapping[str, Sequence[FinishedIteration]]
+    history: RunHistory, done: Mapping[str, Sequence[StoredIteration]]
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Errors of the predictions, and the number of trials that were predicted, by profile key."""
     errors: dict[str, list[float]] = {}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fluid.display.format import count, duration
 from fluid.reports.story.history import RunHistory
 from fluid.reports.story.words import gained
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 
 
 class TimedIteration(NamedTuple):
@@ -83,7 +83,7 @@ class ResizeGains:
         return "; ".join(parts)
 
 
-def resize_gains(history: RunHistory, iterations: Mapping[str, Sequence[FinishedIteration]]) -> ResizeGains:
+def resize_gains(history: RunHistory, iterations: Mapping[str, Sequence[StoredIteration]]) -> ResizeGains:
     """What the resizes of a run gained; of fused trials, and of journals of older versions, what they tell.
 
     Args:

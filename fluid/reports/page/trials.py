@@ -86,9 +86,9 @@ class TrialsFrame:
             entry["nested"] = _plain(trial.config)
         if trial.files is not None and (kept := trial.files.checkpoints):
             entry["checkpoints"] = [[found.iteration, str(found.path)] for found in kept]
-        if trial.failure:
+        if trial.failure_text:
             texts = trial.traceback[-_LONGEST_TRACEBACK:], logs.end_of(trial)
-            entry["failure"] = [trial.failure, *(text or None for text in texts)]
+            entry["failure"] = [trial.failure_text, *(text or None for text in texts)]
         return entry
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,11 @@ from fluid.reports.run.timeline import Timeline
 from fluid.reports.story.history import RunHistory
 from fluid.reports.story.story import Storyteller
 from fluid.reports.story.words import StoryLine
-from fluid.results.code_changes import code_notes
-from fluid.results.damage import IterationGaps
-from fluid.results.iterations import FinishedIterations, ReportedIteration, ReportedLines, files_of, shown_iterations
-from fluid.results.journal import Recovered
+from fluid.results.iterations import FinishedIterations, files_of, shown_iterations
 from fluid.results.metrics import is_number
-from fluid.results.run_files import ReplacedError, RunFiles, is_locked, time_in_files
-from fluid.results.submitted import SubmittedGroup, SubmittedTrial, SubmittedTrials
+from fluid.results.run_files import ReplacedError, time_in_files
+from fluid.results.stored_run import StoredRun, read_run
+from fluid.results.submitted import SubmittedGroup, SubmittedTrial
 
 
 def load_run(path: str | Path, price: float | None = None) -> RecordedRun:
@@ -104,11 +102,10 @@ class _Content:
     """What was read of a run folder."""
 
     def __init__(self, path: str | Path, price: float | None) -> None:
-        self._files = RunFiles(path)
+        self._files = read_run(path, "run")
         self._price = price
-        self._reported = ReportedLines(self._files)
-        self._all_reported: list[ReportedIteration] = []
-        self._gaps = IterationGaps()
+        #: Iterations taken so far.
+        self._taken = 0
         self._done = FinishedIterations()
         self._history, self._heard = RunHistory(self._done), 0
         #: Trials by group and shown name, with what they were made of.
@@ -123,45 +120,38 @@ class _Content:
     def take(self) -> None:
         """Reads the new lines."""
         files = self._files
-        files.notes.clear()
-        self._session, noted = files.session(), len(files.notes)
-        self._journal, has_journal = files.journal(), len(files.notes) == noted
-        reported = self._reported.new()
-        self._entries, self._foretold = files.trials(), files.forecasts()
-        self._profile = files.profile()
-        self._keys = key_measurements(self._profile)
-        self._all_reported += reported
-        for one in reported:
-            self._gaps.take(one.trial_id, one.number)
+        files.refresh()
+        self._session, self._journal = files.session, files.journal
+        reported = files.reported[self._taken :]
+        self._taken += len(reported)
+        self._submitted, self._foretold = files.groups, files.forecasts
+        self._keys = key_measurements(files.profile)
         had_times, stays = bool(self._done.by_trial), self._done.extend(reported)
         if not stays:
-            self._done = FinishedIterations()
-            self._done.extend(self._all_reported)
+            self._done = FinishedIterations(files.reported)
         if not stays or had_times != bool(self._done.by_trial):
             self._history, self._heard = RunHistory(self._done), 0
             self._made.clear()
             self._run = None
         self._changed.update(one.trial_id for one in reported)
-        heard = files.entries()
-        self._changed |= self._history.extend(heard[self._heard :])
-        self._heard = len(heard)
-        _note_rehearsal(files, self._session)
-        _note_shared(files, self._entries, self._journal, self._done)
+        self._changed |= self._history.extend(files.entries[self._heard :])
+        self._heard = len(files.entries)
         lost = [note for note in self._journal.places if isinstance(note, NoteDeviceLost) and note.reason]
-        files.notes += [f"Device {note.device_id} was given up: {note.reason}." for note in lost]
-        files.notes += [*self._gaps.notes(self._journal.reported), *code_notes(self._entries)]
-        submitted = SubmittedTrials(self._entries, self._journal, self._done.group_of)
-        if not is_locked(files.path):  # Else files that are read later have more.
-            files.notes += submitted.lost(has_journal=has_journal)
-        self._submitted = submitted.groups()
+        self._notes = (
+            *files.notes,
+            *_rehearsal_notes(self._session),
+            *_shared_notes(files, self._done),
+            *(f"Device {note.device_id} was given up: {note.reason}." for note in lost),
+            *files.losses(),
+        )
         self._groups = tuple(
             GroupRun(
-                group.group_id,
                 group.name,
-                tuple(self._trial((group.group_id, name), parts) for name, parts in group.trials.items()),
                 group.search,
                 group.requires,
                 group.terms,
+                group_id=group.group_id,
+                trials=tuple(self._trial((group.group_id, name), parts) for name, parts in group.trials.items()),
             )
             for group in self._submitted
         )
@@ -194,16 +184,16 @@ class _Content:
             self._groups,
             timeline,
             self._keys,
-            tuple(files.notes),
-            stories=_stories(history, files, self._submitted, done),
+            self._notes,
+            stories=_stories(history, files.path, self._submitted, done),
             submitted=self._names(),
             idle=idle_time(history, timeline),
             resize_gains=resize_gains(history, done.by_trial),
             restores=restores_of(history),
-            cohorts=cohorts_of(self._profile, history, done.by_trial),
+            cohorts=cohorts_of(files.profile, history, done.by_trial),
             clock=_clock(self._session, done, history.zero),
             wall=_wall(self._session, done, history, timeline.makespan),
-            is_running=is_locked(files.path),
+            is_running=files.is_running,
             makespan=timeline.makespan,
             forecasts=self._forecasts(),
             read_at=self._read_at(),
@@ -221,18 +211,18 @@ class _Content:
         if before != [(trial.group_id, trial.trial_id) for trial in trials[: len(before)]]:
             return None
         files, done, history = self._files, self._done, self._history
-        told = _stories(history, files, self._submitted, done, self._changed)
+        told = _stories(history, files.path, self._submitted, done, self._changed)
         self._run = replace(
             self._run,
             session=self._session,
             groups=self._groups,
             keys=self._keys,
-            notes=tuple(files.notes),
+            notes=self._notes,
             stories={**self._run.stories, **told},
             submitted=self._names(),
             clock=_clock(self._session, done, history.zero),
             wall=_wall(self._session, done, history, done.end),
-            is_running=is_locked(files.path),
+            is_running=files.is_running,
             makespan=done.end,
             forecasts=self._forecasts(),
             read_at=self._read_at(),
@@ -246,7 +236,7 @@ class _Content:
 
     def _read_at(self) -> float | None:
         """The time now, in seconds since the run began; ``None`` if its session has ended."""
-        if not is_locked(self._files.path):
+        if not self._files.is_running:
             return None
         now = read_clock()
         at = time_in_files(self._session.get("clock"), now)
@@ -261,7 +251,7 @@ class _Content:
         last = closed + shift if is_number(closed) else max(history.end, done.end)
         # Journals of the first versions do not have the devices.
         held = history.meter.device_seconds(last) if history.meter.has_heard else timeline.device_seconds
-        ended = max(history.end, done.end) if is_locked(self._files.path) else done.end
+        ended = max(history.end, done.end) if self._files.is_running else done.end
         took = ended - began - shift if is_number(began) else None
         used = math.fsum(group.device_seconds for group in self._groups)
         if self._run is None or timeline is not self._run.timeline:
@@ -285,25 +275,14 @@ class _Content:
 
 def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:
     """The submitted trials that are shown as one; the last determines its state."""
-    last = parts[-1]
-    return TrialRun(
-        name,
-        last.group_id,
-        last.key,
-        last.config,
-        last.state,
-        last.budget,
-        "" if last.failure is None else last.failure.message,
-        tuple(iteration for part in parts for iteration in shown_iterations(part, done)),
-        "" if last.failure is None else last.failure.traceback,
-        files_of(path, parts),
-        last.seeds,
-    )
+    shown = {item.name: getattr(parts[-1], item.name) for item in fields(SubmittedTrial)}
+    finished = tuple(iteration for part in parts for iteration in shown_iterations(part, done))
+    return TrialRun(**{**shown, "trial_id": name}, finished=finished, files=files_of(path, parts))
 
 
 def _stories(
     history: RunHistory,
-    files: RunFiles,
+    path: Path,
     groups: Sequence[SubmittedGroup],
     done: FinishedIterations,
     only: AbstractSet[str] | None = None,
@@ -312,7 +291,7 @@ def _stories(
 
     Args:
         history: the run's journal.
-        files: the run's files.
+        path: the run folder.
         groups: the trials.
         done: their iterations.
         only: the submitted trials of which the stories are wanted; ``None`` for all.
@@ -321,7 +300,7 @@ def _stories(
     teller = Storyteller(
         history,
         name_of=lambda trial: shown_as[trial][1].shown_id if trial in shown_as else trial,
-        log_of=lambda trial: os.path.join(trial_folder(str(files.path), trial), "output.log"),
+        log_of=lambda trial: os.path.join(trial_folder(str(path), trial), "output.log"),
         searched=lambda trial: trial in shown_as and shown_as[trial][0].search is not None,
         owner_of=lambda trial: shown_as[trial][0].owner_name if trial in shown_as else "",
     )
@@ -359,29 +338,27 @@ def _wall(session: Mapping[str, Any], done: FinishedIterations, history: RunHist
     return max(0.0, ended - min(began, history.zero + history.start))
 
 
-def _note_rehearsal(files: RunFiles, session: Mapping[str, Any]) -> None:
-    """Adds a note if trials were replayed, and not run."""
+def _rehearsal_notes(session: Mapping[str, Any]) -> Iterator[str]:
+    """A note if trials were replayed, and not run."""
     if session.get("rehearsed"):
         overheads = session.get("overheads")
         source = overheads.get("source") if isinstance(overheads, Mapping) else None
-        files.notes.append(
+        yield (
             "Rehearsed: trials were replayed on a virtual clock, and none was run. "
             f"Overheads of packing, scaling and moves: {source or 'unknown'}."
         )
 
 
-def _note_shared(
-    files: RunFiles, entries: Iterable[Mapping[str, Any]], journal: Recovered, done: FinishedIterations
-) -> None:
-    """Adds a note if two sessions wrote the folder, which older versions of Fluid allowed."""
-    listed = [entry["trial"] for entry in entries if "trial" in entry]
-    if journal.mixed or len(set(map(str, listed))) < len(listed):
-        files.notes.append(
+def _shared_notes(files: StoredRun, done: FinishedIterations) -> Iterator[str]:
+    """A note if two sessions wrote the folder, which older versions of Fluid allowed."""
+    listed = [entry["trial"] for entry in files.lines if "trial" in entry]
+    if files.journal.mixed or len(set(map(str, listed))) < len(listed):
+        yield (
             "Two sessions of an older Fluid wrote this folder. Trials of one id are shown as one: their configs, "
             "states and results may be those of either session."
         )
     elif done.repeated:
-        files.notes.append(
+        yield (
             f"{count(done.repeated, 'iteration')} were reported more than once: two drivers of an older Fluid ran this "
             "session at the same time."
         )

@@ -16,9 +16,7 @@ from typing import Any
 
 from fluid.directions import known_mode
 from fluid.display.format import count, duration
-from fluid.engine.events import PLAIN_TERMS, GroupTerms
 from fluid.packing import PACKINGS
-from fluid.random_state import Seeds
 from fluid.reports.analysis.cohorts import KeyCohorts
 from fluid.reports.analysis.costs import Costs, Paid, goals_in
 from fluid.reports.analysis.forecasts import SHARES, ComparedForecast, WrittenForecast, compared, forecast_text
@@ -28,12 +26,11 @@ from fluid.reports.analysis.resizes import ResizeGains
 from fluid.reports.analysis.restores import Restores
 from fluid.reports.run.timeline import Timeline
 from fluid.reports.story.words import StoryLine
-from fluid.resources import Requires
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 from fluid.results.metrics import Goal, is_bookkeeping, is_number, known_goals
 from fluid.results.records import TrialFiles
-from fluid.results.submitted import UNFINISHED
-from fluid.trialgroup import PAUSED_BY_USER, Search
+from fluid.results.submitted import UNFINISHED, GroupLine, SubmittedTrial
+from fluid.trialgroup import PAUSED_BY_USER
 
 #: States of trials that have not ended.
 _NOT_ENDED = (UNFINISHED, PAUSED_BY_USER)
@@ -41,35 +38,27 @@ _NOT_ENDED = (UNFINISHED, PAUSED_BY_USER)
 _MOST_FORECASTS = 2 * len(SHARES)
 
 
-@dataclass(frozen=True)
-class TrialRun:
-    """One trial.
+@dataclass(frozen=True, kw_only=True)
+class TrialRun(SubmittedTrial):
+    """A trial as it is shown: the last of the submitted trials that it is made of, by the name that the user knows.
 
     Attributes:
-        trial_id, group_id: the trial, by the name that the user knows, and its group.
-        key: its profile key; empty if unknown.
-        config: its hyperparameters.
-        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"``, ``"PAUSED BY THE USER"``, ``"UNFINISHED"`` or
-            ``"UNKNOWN"``.
-        budget: iterations it might run; ``None`` if unknown, or if a search algorithm extends it step by step.
-        failure: why it failed; empty if it did not fail.
-        finished: its finished iterations, in order.
-        traceback: of the failure; empty if there is none.
+        finished: the finished iterations of all of them, in order.
         files: where its output and its checkpoints are; ``None`` if unknown.
-        seeds: of its random number generators; ``None`` if unknown.
     """
 
-    trial_id: str
-    group_id: str
-    key: str
-    config: Mapping[str, Any]
-    state: str
-    budget: int | None
-    failure: str
-    finished: tuple[FinishedIteration, ...]
-    traceback: str = ""
+    finished: tuple[StoredIteration, ...]
     files: TrialFiles | None = None
-    seeds: Seeds | None = None
+
+    @property
+    def failure_text(self) -> str:
+        """Why it failed; empty if it did not."""
+        return "" if self.failure is None else self.failure.message
+
+    @property
+    def traceback(self) -> str:
+        """Of the failure; empty if there is none."""
+        return "" if self.failure is None else self.failure.traceback
 
     @cached_property
     def iterations(self) -> int:
@@ -141,24 +130,17 @@ class TrialRun:
         return self.ranges[metric][0 if less else 1] if metric in self.ranges else None
 
 
-@dataclass(frozen=True)
-class GroupRun:
-    """One TrialGroup.
+@dataclass(frozen=True, kw_only=True)
+class GroupRun(GroupLine):
+    """One TrialGroup, with what its line says.
 
     Attributes:
-        group_id, name: the group.
+        group_id: the group.
         trials: its trials, in order of submission.
-        search: the metric, mode and size of the search, if a search algorithm submitted the trials.
-        requires: what its trials require of devices, where they do not say otherwise; ``None`` for nothing.
-        terms: whose group it is, and how urgent.
     """
 
     group_id: str
-    name: str
     trials: tuple[TrialRun, ...]
-    search: Search | None = None
-    requires: Requires | None = None
-    terms: GroupTerms = PLAIN_TERMS
 
     @property
     def said(self) -> str:

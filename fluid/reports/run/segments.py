@@ -13,7 +13,7 @@ from fluid.engine.events import DeviceAdded
 from fluid.planners.rollout import Segment
 from fluid.reports.run.timeline import DeviceChange
 from fluid.resources import Device
-from fluid.results.iterations import FinishedIteration, FinishedIterations
+from fluid.results.iterations import FinishedIterations, StoredIteration
 from fluid.results.journal import Recovered
 from fluid.results.run_files import device_from
 
@@ -56,10 +56,10 @@ class _TimedStep(NamedTuple):
     """An iteration of a trial, or one that fused trials took together."""
 
     rows: tuple[int, ...]
-    iteration: FinishedIteration
+    iteration: StoredIteration
 
 
-def segments_of(trials: Sequence[Sequence[FinishedIteration]]) -> RecordedSegments:
+def segments_of(trials: Sequence[Sequence[StoredIteration]]) -> RecordedSegments:
     """The segments of all trials: consecutive iterations on the same devices at the same width are one segment.
 
     Args:
@@ -73,7 +73,7 @@ def segments_of(trials: Sequence[Sequence[FinishedIteration]]) -> RecordedSegmen
     found: list[Segment] = []
     members: list[tuple[int, ...]] = []
     #: The segment and the iteration in which each row was last.
-    latest: dict[int, tuple[int, FinishedIteration]] = {}
+    latest: dict[int, tuple[int, StoredIteration]] = {}
     for rows, iteration in steps:
         position, before = latest.get(rows[0], (-1, iteration))
         if position >= 0 and members[position] == rows and _continues(before, iteration, starts):
@@ -90,10 +90,10 @@ def segments_of(trials: Sequence[Sequence[FinishedIteration]]) -> RecordedSegmen
     return RecordedSegments(_without_skew([found[position] for position in order]), packs)
 
 
-def _steps_of(trials: Sequence[Sequence[FinishedIteration]]) -> list[_TimedStep]:
+def _steps_of(trials: Sequence[Sequence[StoredIteration]]) -> list[_TimedStep]:
     """The iterations in order of start; those of one fused step, which began and ended at once, are one."""
     alone: list[_TimedStep] = []
-    fused: dict[tuple[object, ...], tuple[list[int], FinishedIteration]] = {}
+    fused: dict[tuple[object, ...], tuple[list[int], StoredIteration]] = {}
     for row, iterations in enumerate(trials):
         for each in iterations:
             if each.rows == 1:
@@ -125,7 +125,7 @@ def with_pauses(segments: Sequence[Segment], resized: Iterable[Resized]) -> list
     return found
 
 
-def _continues(before: FinishedIteration, iteration: FinishedIteration, starts: Mapping[int, Sequence[float]]) -> bool:
+def _continues(before: StoredIteration, iteration: StoredIteration, starts: Mapping[int, Sequence[float]]) -> bool:
     """Whether the trial probably held its devices from one iteration to the next."""
     if (before.devices, before.width) != (iteration.devices, iteration.width):
         return False

@@ -25,7 +25,7 @@ from fluid.reports.story.words import (
     ran_line,
     size_name,
 )
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 
 T = TypeVar("T")
 #: Iterations before a resize whose median is the pace that the trial would have kept.
@@ -66,7 +66,7 @@ class Storyteller:
     searched: Callable[[str], bool]
     owner_of: Callable[[str], str] = lambda _: ""
 
-    def tell(self, trial: str, iterations: Sequence[FinishedIteration]) -> list[StoryLine]:
+    def tell(self, trial: str, iterations: Sequence[StoredIteration]) -> list[StoryLine]:
         """The story of a submitted trial, in order of time.
 
         Args:
@@ -87,7 +87,7 @@ class Storyteller:
 class _Story:
     """One trial's story while it is told."""
 
-    def __init__(self, teller: Storyteller, trial: str, iterations: Sequence[FinishedIteration]) -> None:
+    def __init__(self, teller: Storyteller, trial: str, iterations: Sequence[StoredIteration]) -> None:
         self._teller = teller
         self._history = teller.history
         self._named = partial(devices_name, kinds=teller.history.kinds)
@@ -227,7 +227,7 @@ class _Story:
         """Iterations, those between two lines as one; what a trial saved on the way is told with them."""
         cuts = sorted(line.at for line in lines if line.what != "waited")
         saves = [entry for entry in self._entries if entry.what == "TrialSaved" and not entry.fields.get("dropped")]
-        runs: list[list[FinishedIteration]] = []
+        runs: list[list[StoredIteration]] = []
         for iteration in self._iterations:
             before = runs[-1][-1] if runs else None
             if before is None or _where(before) != _where(iteration) or _cut_between(cuts, before, iteration):
@@ -392,11 +392,11 @@ def _told(teller: Callable[[T], StoryLine | None], about: T) -> list[StoryLine]:
     return [] if line is None else [line]
 
 
-def _where(iteration: FinishedIteration) -> tuple[object, ...]:
+def _where(iteration: StoredIteration) -> tuple[object, ...]:
     """What is equal of iterations that are told as one; that of fused ones changes with each that comes or goes."""
     return (iteration.devices, 0.0 if iteration.rows > 1 else iteration.width)
 
 
-def _cut_between(cuts: Sequence[float], before: FinishedIteration, after: FinishedIteration) -> bool:
+def _cut_between(cuts: Sequence[float], before: StoredIteration, after: StoredIteration) -> bool:
     """Whether a line of the story lies between the ends of two iterations; ``cuts`` are in order."""
     return bisect.bisect_left(cuts, before.end) < bisect.bisect_left(cuts, after.end)

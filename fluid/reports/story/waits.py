@@ -10,7 +10,7 @@ from itertools import pairwise
 from fluid.display.format import count, duration
 from fluid.reports.story.history import Measured, Reason, RunHistory, Wait
 from fluid.reports.story.words import StoryLine, bytes_name, devices_name
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 
 #: Most owners that a line names.
 _MOST_OWNERS = 3
@@ -18,7 +18,7 @@ _MOST_OWNERS = 3
 SHORTEST_WAIT = 0.01
 
 
-def fusing_ended(history: RunHistory, trial: str, iterations: Sequence[FinishedIteration]) -> list[StoryLine]:
+def fusing_ended(history: RunHistory, trial: str, iterations: Sequence[StoredIteration]) -> list[StoryLine]:
     """When trials like one were fused no more while it ran: that was measured not to pay, or was refused.
 
     Args:

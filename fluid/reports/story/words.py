@@ -10,7 +10,7 @@ from typing import Any
 
 from fluid.display.format import count, duration, fraction, index_ranges
 from fluid.reports.story.history import Entry, requires_of
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StoryLine:
 
 
 def ran_line(
-    run: Sequence[FinishedIteration],
+    run: Sequence[StoredIteration],
     saves: Sequence[Entry],
     *,
     not_before: float,
@@ -68,7 +68,7 @@ def ran_line(
     return StoryLine(max(first.start, not_before), "ran", text, facts)
 
 
-def _fused_with(run: Sequence[FinishedIteration], alone: float | None, facts: dict[str, Any]) -> str:
+def _fused_with(run: Sequence[StoredIteration], alone: float | None, facts: dict[str, Any]) -> str:
     """With how many others iterations were fused, and what that gained; the figures are added to the facts."""
     most, least = (pick(one.rows for one in run) for pick in (max, min))
     text = f"; fused with {count(most - 1, 'other')}"

@@ -6,33 +6,15 @@ Which trial is better than another one is said by :class:`fluid.results.best.Mer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fluid.directions import require_mode
 from fluid.errors import InvalidFieldError, require_one_of
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.results import best
 from fluid.results.best import Merit
-from fluid.results.iterations import FinishedIteration
+from fluid.results.iterations import StoredIteration
 from fluid.results.metrics import Goal, is_bookkeeping
 from fluid.trialgroup import TrialState
-
-
-@dataclass(frozen=True)
-class RankedTrial:
-    """The best trial of a run.
-
-    Attributes:
-        row: the trial's place in :attr:`RecordedRun.trials <fluid.reports.run.run.RecordedRun.trials>`.
-        trial: the trial.
-        iteration: the first one with its best value.
-        value: that value.
-    """
-
-    row: int
-    trial: TrialRun
-    iteration: FinishedIteration
-    value: float
 
 
 def goal_of(run: RecordedRun, metric: str | None = None, mode: str | None = None) -> Goal | None:
@@ -92,15 +74,13 @@ def ranked(trials: Sequence[TrialRun], goal: Goal | None) -> list[int]:
     return best.ranked(range(len(trials)), lambda row: merit_of(trials[row], goal))
 
 
-def best_of(run: RecordedRun, goal: Goal | None) -> RankedTrial | None:
+def best_of(run: RecordedRun, goal: Goal | None) -> TrialRun | None:
     """The best trial of a run; ``None`` if no trial that may be the best has a value."""
-    if goal is None:
-        return None
-    row = best.best_among(range(len(run.trials)), lambda row: merit_of(run.trials[row], goal))
-    if row is None:
-        return None
-    trial = run.trials[row]
-    value = value_of(trial, goal)
-    iteration = next(each for each in trial.finished if goal.value_in(each.metrics) == value)
+    return None if goal is None else best.best_among(run.trials, lambda trial: merit_of(trial, goal))
+
+
+def best_iteration(trial: TrialRun, goal: Goal) -> tuple[float, StoredIteration]:
+    """The best value of a trial that has one, and the first iteration with it."""
+    value = trial.best(goal.metric, less=goal.less)
     assert value is not None
-    return RankedTrial(row, trial, iteration, value)
+    return value, next(each for each in trial.finished if goal.value_in(each.metrics) == value)

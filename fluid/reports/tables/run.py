@@ -21,7 +21,7 @@ from fluid.reports.analysis.importance import Importances
 from fluid.reports.analysis.key_measurements import KeyMeasurements
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.reports.story.words import bytes_name
-from fluid.reports.tables.ranking import best_of, goal_of, open_metric
+from fluid.reports.tables.ranking import best_iteration, best_of, goal_of, open_metric
 from fluid.reports.tables.trials import (
     DEFAULT_TABLE_ROWS,
     TableStyle,
@@ -171,16 +171,17 @@ def best_json(run: RecordedRun, goal: Goal | None) -> dict[str, Any] | None:
     best = best_of(run, goal)
     if best is None or goal is None:
         return None
+    value, iteration = best_iteration(best, goal)
     return {
         "metric": goal.metric,
         "mode": goal.mode,
-        "value": best.value,
-        "trial": best.trial.trial_id,
-        "group": best.trial.group_id,
-        "state": best.trial.state,
-        "iteration": best.iteration.number,
-        "at_s": best.iteration.end,
-        "config": _plain(best.trial.config),
+        "value": value,
+        "trial": best.trial_id,
+        "group": best.group_id,
+        "state": best.state,
+        "iteration": iteration.number,
+        "at_s": iteration.end,
+        "config": _plain(best.config),
     }
 
 
@@ -192,7 +193,7 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "profile_key": trial.key,
         "config": _plain(trial.config),
         "state": trial.state,
-        "failure": trial.failure,
+        "failure": trial.failure_text,
         "traceback": trial.traceback,
         "log": None if log is None else str(log),
         "iterations": trial.iterations,

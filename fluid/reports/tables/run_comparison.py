@@ -14,9 +14,9 @@ from rich.text import Text
 from fluid.display.format import count, dollar_column, durations, percent, printable, shortened
 from fluid.display.palette import mark
 from fluid.errors import InvalidFieldError
-from fluid.reports.run.run import RecordedRun, run_names
+from fluid.reports.run.run import RecordedRun, TrialRun, run_names
 from fluid.reports.tables.hyperparameters import differing, value_text
-from fluid.reports.tables.ranking import RankedTrial, best_of, goal_of, open_metric
+from fluid.reports.tables.ranking import best_of, goal_of, open_metric, value_of
 from fluid.reports.tables.run import best_json
 from fluid.reports.tables.trials import metric_text, no_best_line
 from fluid.results.iterations import flat
@@ -36,13 +36,15 @@ class ComparedRun:
         run: the run.
         name: a name that no other of them has.
         best: its best trial; ``None`` if none has a value of the metric.
+        value: the trial's.
         reached: seconds from the run's first start until a trial had reached the value that all runs with a best
             trial reached; ``None`` if none did.
     """
 
     run: RecordedRun
     name: str
-    best: RankedTrial | None
+    best: TrialRun | None
+    value: float | None
     reached: float | None
 
 
@@ -63,7 +65,7 @@ class RunComparison:
     @property
     def winner(self) -> ComparedRun | None:
         """The run with the best value; the first of equal ones."""
-        having = [(one.best.value, one) for one in self.runs if one.best is not None]
+        having = [(one.value, one) for one in self.runs if one.value is not None]
         if not having or self.goal is None:
             return None
         return (min if self.goal.less else max)(having, key=lambda pair: pair[0])[1]
@@ -87,11 +89,12 @@ def compare(runs: Sequence[RecordedRun], metric: str | None = None, mode: str | 
             raise InvalidFieldError("run", str(runs[place].path), "is given twice")
     goal = _goal(runs, metric, mode)
     bests = [best_of(run, goal) for run in runs]
-    values = [best.value for best in bests if best is not None]
-    level = (max if goal.less else min)(values) if goal is not None and values else None
+    values = [None if best is None or goal is None else value_of(best, goal) for best in bests]
+    known = [value for value in values if value is not None]
+    level = (max if goal.less else min)(known) if goal is not None and known else None
     compared = (
-        ComparedRun(run, name, best, _reached(run, goal, level))
-        for run, name, best in zip(runs, run_names(runs), bests, strict=True)
+        ComparedRun(run, name, best, value, _reached(run, goal, level))
+        for run, name, best, value in zip(runs, run_names(runs), bests, values, strict=True)
     )
     return RunComparison(goal, tuple(compared), level)
 
@@ -195,11 +198,11 @@ def _columns(comparison: RunComparison) -> dict[str, list[str]]:
     runs = comparison.runs
     columns: dict[str, list[str]] = {}
     if comparison.goal is not None:
-        values = ["" if one.best is None else metric_text(one.best.value) for one in runs]
+        values = ["" if one.value is None else metric_text(one.value) for one in runs]
         columns[f"best {comparison.goal.metric}"] = [
             f"{value} {'*' if one is comparison.winner else ' '}" for value, one in zip(values, runs, strict=True)
         ]
-        columns["trial"] = ["" if one.best is None else shortened(one.best.trial.trial_id, 20) for one in runs]
+        columns["trial"] = ["" if one.best is None else shortened(one.best.trial_id, 20) for one in runs]
         columns["reached"] = _times([one.reached for one in runs])
     columns["trials"] = [f"{len(one.run.trials):,}" for one in runs]
     columns["iterations"] = [f"{one.run.iterations:,}" for one in runs]
@@ -233,7 +236,7 @@ def _runs_table(comparison: RunComparison, columns: dict[str, list[str]]) -> Tab
 
 
 def _config_differences(comparison: RunComparison) -> list[RenderableType]:
-    configs = [{} if one.best is None else flat(one.best.trial.config) for one in comparison.runs]
+    configs = [{} if one.best is None else flat(one.best.config) for one in comparison.runs]
     names = differing(configs)
     if not any(configs):
         return []

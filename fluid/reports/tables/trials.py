@@ -20,7 +20,7 @@ from fluid.errors import InvalidFieldError
 from fluid.reports.analysis.importance import Importances
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.reports.tables.hyperparameters import differing, value_text
-from fluid.reports.tables.ranking import best_of, open_metric, ranked
+from fluid.reports.tables.ranking import best_iteration, best_of, open_metric, ranked
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 from fluid.trialgroup import TrialState
@@ -82,12 +82,13 @@ def best_lines(run: RecordedRun, goal: Goal | None) -> list[RenderableType]:
     best = best_of(run, goal)
     if best is None or goal is None:
         return []
-    of_budget = "" if best.trial.budget is None else f" of {best.trial.budget}"
-    line = Text().append(f"best {printable(goal.metric)} {metric_text(best.value)}", style="bold")
-    line.append(f" ({goal.direction}): {printable(best.trial.trial_id)}")
-    line.append(f", at iteration {best.iteration.number}{of_budget}; ")
-    line.append(best.trial.state.lower(), style=state_style(best.trial.state))
-    config = flat(best.trial.config)
+    value, iteration = best_iteration(best, goal)
+    of_budget = "" if best.budget is None else f" of {best.budget}"
+    line = Text().append(f"best {printable(goal.metric)} {metric_text(value)}", style="bold")
+    line.append(f" ({goal.direction}): {printable(best.trial_id)}")
+    line.append(f", at iteration {iteration.number}{of_budget}; ")
+    line.append(best.state.lower(), style=state_style(best.state))
+    config = flat(best.config)
     changing = set(differing(flat(trial.config) for trial in run.trials))
     # What tells the trial from others comes first.
     names = sorted(config, key=lambda name: name not in changing)
@@ -169,7 +170,7 @@ def failure_lines(run: RecordedRun) -> list[RenderableType]:
     kinds: dict[str, list[TrialRun]] = {}
     for trial in run.trials:
         if trial.state == TrialState.FAILED:
-            kinds.setdefault(trial.failure, []).append(trial)
+            kinds.setdefault(trial.failure_text, []).append(trial)
     lines: list[RenderableType] = []
     for message, trials in sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:_MOST_FAILURES]:
         names = ", ".join(printable(trial.trial_id) for trial in trials[:_MOST_NAMES])

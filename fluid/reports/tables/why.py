@@ -71,7 +71,7 @@ def as_json(run: RecordedRun, trials: Sequence[TrialRun]) -> dict[str, Any]:
                 "state": trial.state,
                 "iterations": trial.iterations,
                 "budget": trial.budget,
-                "failure": trial.failure,
+                "failure": trial.failure_text,
                 "seeds": None if trial.seeds is None else trial.seeds._asdict(),
                 "story": story_json(run, trial),
             }

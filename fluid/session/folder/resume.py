@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 from fluid._logs import logger_of
 from fluid.backends.hosts import memory as host_memory
 from fluid.backends.hosts.folders import HERE
-from fluid.checksums import LineChecks
 from fluid.engine.commands import ReportEnd, ReportSetBack
 from fluid.engine.events import Checkpoint, Failure, GroupRecovered, TrialHistory, TrialSpec
 from fluid.errors import FluidError, InvalidFieldError
@@ -32,8 +31,8 @@ from fluid.results.best import BestTracker
 from fluid.results.checkpoints import StoredTrial, read_payloads
 from fluid.results.code_changes import CodeChange
 from fluid.results.damage import cut_file, cut_torn_line, gap_notes, tell_damage
-from fluid.results.iterations import ReportedIteration
-from fluid.results.journal import Recovered, changed, replay
+from fluid.results.iterations import StoredIteration
+from fluid.results.journal import Recovered, changed
 from fluid.results.loading import EarlierResults
 from fluid.results.run_files import (
     FORECASTS,
@@ -43,11 +42,13 @@ from fluid.results.run_files import (
     RESULTS,
     SESSION,
     TRIALS,
+    JsonLines,
+    as_written,
     ends_in,
     facts_in,
-    json_lines,
     read_facts,
 )
+from fluid.results.stored_run import JournalLines
 from fluid.results.submitted import GroupLine, SubmittedTrial, SubmittedTrials
 from fluid.session.folder.folder import RunFolder
 from fluid.trainables.encoded_metrics import numbers_in
@@ -372,31 +373,19 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 def _replay(folder: Path, end: int) -> Recovered:
     """Replays the journal, which went on to the offset ``end`` at least."""
-    checks = LineChecks()
+    journal = JournalLines(folder / JOURNAL, as_written, keep=False)
     try:
-        with (folder / JOURNAL).open("rb") as lines:
-            recovered = replay(_checked_lines(folder, lines, checks))
+        recovered = journal.read()
     except InvalidFieldError as error:
-        raise InvalidFieldError("run_dir", str(folder), f"{JOURNAL}: {error.field} {error.reason}") from error
-    tell_damage(folder / JOURNAL, checks, end)
+        reason = f"{JOURNAL}: {error.field} {error.reason}"
+        if journal.lines.checks.is_checked and journal.lines.checks.damage:
+            reason = f"{JOURNAL} is damaged at line {journal.lines.checks.first}; the session cannot be resumed"
+        raise InvalidFieldError("run_dir", str(folder), reason) from error
+    tell_damage(folder / JOURNAL, journal.lines.checks, end)
     if recovered.mixed:
         reason = "two sessions of an older Fluid wrote there, and their trials cannot be told apart"
         raise InvalidFieldError("run_dir", str(folder), reason)
     return recovered
-
-
-def _checked_lines(folder: Path, lines: Iterable[bytes], checks: LineChecks) -> Iterator[bytes]:
-    """The JSON text of the journal's lines.
-
-    Raises:
-        InvalidFieldError: one of them is damaged, repeated or missing: what follows from it cannot be known.
-    """
-    for line in lines:
-        text = checks.take(line)
-        if checks.damage:
-            reason = f"{JOURNAL} is damaged at line {checks.first}; the session cannot be resumed"
-            raise InvalidFieldError("run_dir", str(folder), reason)
-        yield line if text is None else text
 
 
 def _profile(folder: Path) -> Profile | None:
@@ -419,9 +408,10 @@ def _read_lines(folder: Path, end: int, known: Collection[str], stored: Mapping[
         known: ids of the trials that are in the journal or the payloads.
         stored: the trials that have a payload, by id.
     """
-    written, started, keep, checks = WrittenLines(), dict[str, GroupLine](), 0, LineChecks()
-    for line in json_lines(folder / TRIALS, checks=checks):
-        entry = line.entry or {}
+    written, started, keep = WrittenLines(), dict[str, GroupLine](), 0
+    lines = JsonLines(folder / TRIALS, read=as_written)
+    for line in lines.there():
+        entry = line.entry
         if "trial" not in entry:
             trial_id = str(entry.get("shown", ""))
             if "shown" in entry and trial_id in known:  # Its config was told later.
@@ -446,7 +436,7 @@ def _read_lines(folder: Path, end: int, known: Collection[str], stored: Mapping[
                     written.shown[trial_id] = shown
             elif trial_id in stored and not stored[trial_id].is_checked:
                 written.unchecked[trial_id] = entry.get("config")
-    tell_damage(folder / TRIALS, checks, end)
+    tell_damage(folder / TRIALS, lines.checks, end)
     cut_file(folder / TRIALS, keep)
     return written
 
@@ -621,7 +611,7 @@ class _Trackers:
             self._trials[trial_id] = self.of_groups[group_id], trial
             self.of_groups[group_id].enter(trial)
 
-    def hear(self, reported: ReportedIteration) -> None:
+    def hear(self, reported: StoredIteration) -> None:
         """Takes a result."""
         if reported.trial_id in self._trials:
             tracker, trial = self._trials[reported.trial_id]
@@ -629,12 +619,7 @@ class _Trackers:
 
     def end(self, recovered: Recovered) -> None:
         """Takes it how the trials have ended, once all results were heard."""
-        failed = {
-            trial_id
-            for trials in (*recovered.groups.values(), {name: past.history for name, past in recovered.past.items()})
-            for trial_id, history in trials.items()
-            if history.ended is TrialState.FAILED
-        }
+        failed = {trial_id for trial_id, history in recovered.histories.items() if history.ended is TrialState.FAILED}
         differ = {*failed, *recovered.outcomes, *self._forgotten}
         for trial_id in [trial_id for trial_id in self._trials if trial_id in differ]:
             tracker, _ = self._trials[trial_id]

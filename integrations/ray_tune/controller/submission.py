@@ -41,7 +41,7 @@ from fluid.integrations.ray_tune.serialization import ActorEnvironment, ShippedT
 from fluid.integrations.ray_tune.train.inner_training import DevicesWanted
 from fluid.integrations.ray_tune.train.needs import InnerNeeds
 from fluid.integrations.ray_tune.virtual_time import clock_of, epoch_of
-from fluid.results.run_files import TRIALS, json_lines
+from fluid.results.run_files import TRIALS, JsonLines
 from fluid.session.handle import TrialGroupHandle
 from fluid.trainables.trainable import is_elastic, is_fusible
 from fluid.trialgroup import Search, Shown, Submission, TrialGroup, TrialState
@@ -66,7 +66,7 @@ class TrialIds:
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, executor: FluidExecutor) -> None:
-        entries = (line.entry or {} for line in json_lines(executor.run_dir / TRIALS))
+        entries = (line.entry for line in JsonLines(executor.run_dir / TRIALS).there())
         self._taken = frozenset(str(entry["trial"]) for entry in entries if "trial" in entry)
         #: Number of ids made for each of Tune's trials.
         self._made: dict[str, int] = {}
