@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median_low
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from fluid.devices.constraints import Constraint
 from fluid.keeping import Kept
@@ -21,8 +23,7 @@ from fluid.wire import Frame
 # -- what events speak of --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSpec:
+class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """A trial as the engine knows it: what matters for scheduling.
 
     Attributes:
@@ -48,7 +49,6 @@ class TrialSpec:
 
     trial_id: str
     budget: int
-    _: KW_ONLY
     priority: float = 1.0
     profile_key: str = "default"
     max_width: int = 1
@@ -196,8 +196,7 @@ class GroupSubmitted(Event, frozen=True):
     terms: GroupTerms = PLAIN_TERMS
 
 
-@dataclass(frozen=True, slots=True)
-class TrialHistory:
+class TrialHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     """A trial as an earlier session left it.
 
     Attributes:
@@ -212,7 +211,6 @@ class TrialHistory:
     """
 
     trial: TrialSpec
-    _: KW_ONLY
     budget: int
     reported: int = 0
     checkpoint: Checkpoint | None = None

@@ -11,8 +11,9 @@ What it gains (``benchmarks/predict.py``): makespans of 1.00 to 1.11 of those wi
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
+
+from msgspec import structs
 
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.estimates.measuring import Measuring
@@ -163,7 +164,7 @@ class Cohorts(Policy):
             if name != key:
                 self._begin(name, key, tree, prediction.cohort)
             self._submitted[trial.row] = key
-            trial.spec = replace(trial.spec, profile_key=name)
+            trial.spec = structs.replace(trial.spec, profile_key=name)
         if before == (trial.spec.profile_key, pace.predicted, pace.predicted_need):
             return False
         self._allocations.rekey(trial)

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs, to_builtins
 
 from fluid.engine.commands import (
     KillLane,
@@ -82,14 +82,14 @@ from fluid.wire import Frame
 # A session as its journal tells it: what :func:`fluid.results.journal.replay` returns. Pure: no IO.
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 
 def changed(record: T, **fields: Any) -> T:
     """A dataclass's instance with other fields; itself where they are as they were, as of most trials of a session."""
     for name, value in fields.items():
         if getattr(record, name) != value:
-            return replace(record, **fields)  # type: ignore[type-var]
+            return structs.replace(record, **fields)
     return record
 
 
@@ -180,8 +180,7 @@ Entry = dict[str, Any]
 # -- writing --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class IterationReported:
+class IterationReported(Frame, frozen=True):
     """What is written of a :class:`Report`, of a run of iterations the last; results.jsonl has the rest."""
 
     at: float
@@ -189,8 +188,7 @@ class IterationReported:
     iteration: int
 
 
-@dataclass(frozen=True)
-class ProfileSaved:
+class ProfileSaved(Frame, frozen=True):
     """A profile snapshot, as :meth:`Profile.to_json` makes it."""
 
     at: float
@@ -208,13 +206,6 @@ _TOLD: dict[str, type] = {
 }
 #: Earlier versions wrote these, too, for reports only.
 _NO_LONGER_WRITTEN = frozenset(("NoteKeptWidth",))
-#: Values that JSON holds as they are.
-_PLAIN = frozenset((str, int, float, bool, type(None)))
-#: What is written of dataclasses, as :func:`_fields_of` says; ``None`` of other classes.
-_FIELDS: dict[type, tuple[tuple[str, Any], ...] | None] = {}
-#: There are thousands of these in an entry: what is nothing by default, and is so, is left out.
-_LEAN = frozenset((TrialSpec, TrialHistory))
-_NEVER = object()
 #: Stands for the history of a trial of which all that is known is among the changes.
 _UNSETTLED = TrialHistory(TrialSpec("", 1), budget=1)
 #: Trials that are encoded together: a submission may have a hundred thousand.
@@ -231,11 +222,10 @@ _WRITTEN: dict[str, type] = {
 }
 
 
-def encode(item: object) -> Entry | None:
+def encode(item: Frame) -> Entry | None:
     """Makes the entry of an event or command; ``None`` for one that need not be written."""
-    if isinstance(item, Report):  # spelled out, as there is one for each iteration
-        what = IterationReported.__name__
-        return {"v": VERSION, "what": what, "at": item.at, "trial_id": item.trial_id, "iteration": item.iteration}
+    if isinstance(item, Report):
+        return _entry(IterationReported(item.at, item.trial_id, item.iteration))
     if isinstance(item, ReportEnd) and item.failure is not None:
         # The exception is of use only to the submitter of this session.
         item = structs.replace(item, failure=replace(item.failure, exception=None))
@@ -244,7 +234,7 @@ def encode(item: object) -> Entry | None:
     return _entry(item) if type(item).__name__ in _WRITTEN else None
 
 
-def encode_apart(item: object) -> tuple[Entry, Iterator[list[Entry]]] | None:
+def encode_apart(item: Frame) -> tuple[Entry, Iterator[list[Entry]]] | None:
     """Makes the entry of many submitted trials in two: without them, and batches of what it has under ``trials``.
 
     Returns:
@@ -254,39 +244,15 @@ def encode_apart(item: object) -> tuple[Entry, Iterator[list[Entry]]] | None:
     if len(trials) <= _BATCH:
         return None
     batches = (trials[start : start + _BATCH] for start in range(0, len(trials), _BATCH))
-    entry = _entry(structs.replace(item, trials=()))  # type: ignore[type-var]
+    entry = _entry(structs.replace(item, trials=()))
     del entry["trials"]
-    return entry, map(_as_json, batches)
+    return entry, map(to_builtins, batches)
 
 
-def _entry(item: Any) -> Entry:
-    return {"v": VERSION, "what": type(item).__name__, **_as_json(item)}
-
-
-def _as_json(value: Any) -> Any:
-    # dataclasses.asdict copies every value, which takes twice as long.
-    kind: type = type(value)
-    if kind is tuple:
-        return [part if type(part) in _PLAIN else _as_json(part) for part in value]
-    if kind not in _FIELDS:
-        _FIELDS[kind] = _fields_of(kind) if is_dataclass(kind) or issubclass(kind, Frame) else None
-    known = _FIELDS[kind]
-    if known is None:
-        return value
-    entry = {}
-    for name, left_out in known:
-        part = getattr(value, name)
-        if part is not left_out:
-            entry[name] = part if type(part) in _PLAIN else _as_json(part)
-    return entry
-
-
-def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The names of a dataclass's fields, each with the value that need not be written; ``_NEVER`` if any must be."""
-    if issubclass(kind, Frame):
-        return tuple((name, _NEVER) for name in kind.__struct_fields__)
-    is_lean = kind in _LEAN
-    return tuple((item.name, item.default if is_lean and not item.default else _NEVER) for item in fields(kind))
+def _entry(item: Frame) -> Entry:
+    # All fields, also where they are as by default: what reads a line need not know what that was.
+    fields = {name: to_builtins(getattr(item, name)) for name in item.__struct_fields__}
+    return {"v": VERSION, "what": type(item).__name__, **fields}
 
 
 # -- reading --------------------------------------------------------------------------------------------------
@@ -490,4 +456,4 @@ class Replay:
     def _settle(self, trial_id: str) -> None:
         trials, changes = self._told.groups[self._group_of[trial_id]], self._changes[trial_id]
         known = trials[trial_id]
-        trials[trial_id] = TrialHistory(**changes) if known is _UNSETTLED else replace(known, **changes)
+        trials[trial_id] = TrialHistory(**changes) if known is _UNSETTLED else structs.replace(known, **changes)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from fluid.engine.commands import (
     Command,
     NoteDrained,
@@ -316,7 +318,7 @@ class RandomSession:
             config=shape,
         )
         if self.isolations is not None and self.isolations.random() < 0.8:
-            spec = replace(spec, isolated=True, extends=self.isolations.choice([None, True, False]))
+            spec = structs.replace(spec, isolated=True, extends=self.isolations.choice([None, True, False]))
         self.backend.specs[spec.trial_id] = spec
         return spec
 

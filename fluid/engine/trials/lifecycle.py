@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from fluid.engine.commands import (
     NotePreempted,
     Pause,
@@ -202,7 +204,7 @@ class Lifecycle:
         known = event.cannot_load and trial.limits.cannot_load
         if event.cannot_load:
             trial.limits = replace(trial.limits, cannot_load=True)
-            trial.spec = replace(trial.spec, can_save=False)
+            trial.spec = structs.replace(trial.spec, can_save=False)
         core.allocations.update_work(trial)
         text = f"goes on from iteration {iteration} instead of {lost}: {event.reason}"
         core.log(trial, text)
@@ -516,7 +518,7 @@ class Savability:
         waits = trial.state is TrialState.QUEUED
         if waits:
             core.unqueue(trial)
-        trial.spec = replace(trial.spec, can_save=can_save)
+        trial.spec = structs.replace(trial.spec, can_save=can_save)
         if waits:
             core.enqueue(trial, "can be saved now" if can_save else "can go on only where its state is")
         core.changed = True

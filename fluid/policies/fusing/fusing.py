@@ -11,7 +11,8 @@ times as many samples per second as one alone, on a CPU core 2 to 9 times.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+
+from msgspec import structs
 
 from fluid.devices.memory import TURNS
 from fluid.engine.commands import LimitRows
@@ -91,7 +92,7 @@ class Fusing(Policy):
         self._estimates.mark_fusible(name, trial.spec.profile_key)
         changed = name != trial.spec.profile_key
         if changed:
-            trial.spec = replace(trial.spec, profile_key=name)
+            trial.spec = structs.replace(trial.spec, profile_key=name)
             self._allocations.rekey(trial)
         self._book(trial)
         return changed

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from msgspec import structs
+
 from fluid._logs import logger_of
 from fluid.backends.hosts import memory as host_memory
 from fluid.backends.hosts.folders import HERE
@@ -139,7 +141,7 @@ class LeftSession:
         for trials in self.recovered.groups.values():
             for trial_id, history in trials.items():
                 if history.ended is TrialState.FAILED and trial_id not in self.unusable:
-                    trials[trial_id] = replace(history, ended=None, failures=0)
+                    trials[trial_id] = structs.replace(history, ended=None, failures=0)
                     self.recovered.failures.pop(trial_id, None)
                     self.recovered.outcomes.pop(trial_id, None)
                     retried.append(trial_id)
@@ -189,8 +191,8 @@ class LeftSession:
                 elif trial_id in self.renewed:
                     spec, history = spec_of(trial, group.line.search), histories[trial_id]
                     found = history.checkpoint if spec.can_save else None
-                    renewed = replace(spec, budget=history.trial.budget)
-                    histories[trial_id] = replace(history, checkpoint=found, trial=renewed)
+                    renewed = structs.replace(spec, budget=history.trial.budget)
+                    histories[trial_id] = structs.replace(history, checkpoint=found, trial=renewed)
         recovered = replace(self.recovered, groups=groups)
         return recovered.events(at, lambda checkpoint: os.path.exists(checkpoint.path))
 
@@ -493,15 +495,17 @@ def _agree(
             history = _told(history, results.reported.get(trial_id, 0), recovered.durable.get(trial_id))
             if trial_id not in stored:
                 # It cannot be extended either: its state is treated as one that cannot be saved.
-                history = replace(history, trial=replace(history.trial, can_save=False), checkpoint=None)
+                history = structs.replace(
+                    history, trial=structs.replace(history.trial, can_save=False), checkpoint=None
+                )
                 if history.ended is None:
                     lost.add(trial_id)
-                    history = replace(history, ended=TrialState.FAILED)
+                    history = structs.replace(history, ended=TrialState.FAILED)
                 if history.ended is TrialState.FAILED:
                     recovered.failures.setdefault(trial_id, Failure("error", _LOST))
             elif trial_id in problems and history.ended is None:
                 lost.add(trial_id)
-                history = replace(history, ended=TrialState.FAILED)
+                history = structs.replace(history, ended=TrialState.FAILED)
                 recovered.failures[trial_id] = Failure("error", problems[trial_id])
             trials[trial_id] = history
     return frozenset(lost)
@@ -525,7 +529,7 @@ def _told(history: TrialHistory, told: int, durable: Checkpoint | None) -> Trial
     missing ones are reported again if the trial can go back to before them; so are those of a trial that was done.
     """
     if closes_gap(history, told, durable):
-        history = replace(history, ended=None)
+        history = structs.replace(history, ended=None)
     checkpoint, reported = history.checkpoint, max(told, history.reported)
     if history.ended is None and (checkpoint is None or checkpoint.iteration <= told):
         reported = told
