@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from fluid.results.records import Result, TrialFiles, TrialResult, device_seconds
 from fluid.results.run_files import as_written, parsed
 from fluid.results.submitted import SubmittedTrial
+from fluid.trainables.usage import NO_USAGE, Usage
 
 #: Results are written in order of time. Where an older Fluid wrote, a step back by more seconds than this is a reboot.
 CLOCK_RESET_S = 60.0
@@ -41,6 +42,7 @@ class StoredIteration(msgspec.Struct, frozen=True, gc=False, rename=_NAMES):
         devices: indices of its devices.
         metrics: as JSON has them; of a :class:`FinishedIterations`, nested names are joined by ``/``.
         rows: trials that took it together in one fused step, this one included; 1 if it was not fused.
+        usage: what else it used.
     """
 
     trial_id: str
@@ -52,6 +54,7 @@ class StoredIteration(msgspec.Struct, frozen=True, gc=False, rename=_NAMES):
     metrics: Any = None
     rows: Annotated[int, Meta(ge=1)] = 1
     group_id: str = ""
+    usage: Usage = NO_USAGE
 
     @property
     def start(self) -> float:
@@ -242,6 +245,7 @@ def result_of(reported: StoredIteration, trial: SubmittedTrial) -> Result:
         width=reported.width,
         device_ids=reported.devices,
         rows=reported.rows,
+        usage=reported.usage,
         config=trial.config,
     )
 

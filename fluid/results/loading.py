@@ -166,6 +166,7 @@ class GroupResults:
                 width=reported.width,
                 device_ids=reported.devices,
                 rows=reported.rows,
+                usage=reported.usage,
                 config=config,
             )
 

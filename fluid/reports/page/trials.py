@@ -12,9 +12,11 @@ from fluid.display.format import count, duration, durations, short_names, shorte
 from fluid.display.palette import colour
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.reports.tables.ranking import has_failed
+from fluid.reports.tables.trials import usage_text
 from fluid.results.best import eligible
 from fluid.results.iterations import flat
 from fluid.results.metrics import is_number, pareto_front
+from fluid.trainables.usage import TITLES
 
 #: Points of all curves together, and the fewest and most of one curve.
 _POINTS, _LEAST_POINTS, _MOST_POINTS = 150_000, 20, 400
@@ -229,6 +231,7 @@ def _facts(trial: TrialRun) -> dict[str, str]:
     facts = {
         "widths": widths_name(trial.widths) if many else ", ".join(widths),
         "fused": f"with up to {count(most - 1, 'other')}" if most > 1 else "",
+        **{title: usage_text(trial, name) for name, title in TITLES.items()},
         "profile key": trial.key,
     }
     return {name: fact for name, fact in facts.items() if fact}

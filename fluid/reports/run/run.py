@@ -30,6 +30,7 @@ from fluid.results.iterations import StoredIteration
 from fluid.results.metrics import Goal, is_bookkeeping, is_number, known_goals
 from fluid.results.records import TrialFiles
 from fluid.results.submitted import UNFINISHED, GroupLine, SubmittedTrial
+from fluid.trainables.usage import Usage
 from fluid.trialgroup import PAUSED_BY_USER
 
 #: States of trials that have not ended.
@@ -79,6 +80,11 @@ class TrialRun(SubmittedTrial):
     def most_fused(self) -> int:
         """The most trials with which it was fused in one step, itself included; 1 if it never was."""
         return max((iteration.rows for iteration in self.finished), default=1)
+
+    @cached_property
+    def usage(self) -> Usage:
+        """What its iterations used in all, besides time, as far as that was measured."""
+        return Usage.total(iteration.usage for iteration in self.finished)
 
     @cached_property
     def widths(self) -> Mapping[float, float]:

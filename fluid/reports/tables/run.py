@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import to_builtins
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -200,6 +201,7 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "budget": trial.budget,
         "seconds": trial.seconds,
         "device_seconds": trial.device_seconds,
+        "usage": to_builtins(trial.usage),
         "fused_rows": trial.most_fused,
         "widths": [{"width": width, "seconds": seconds} for width, seconds in trial.widths.items()],
         "last": {name: _plain(value) for name, value in trial.last.items()},

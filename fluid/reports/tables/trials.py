@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -19,10 +20,12 @@ from fluid.display.palette import colour
 from fluid.errors import InvalidFieldError
 from fluid.reports.analysis.importance import Importances
 from fluid.reports.run.run import RecordedRun, TrialRun
+from fluid.reports.story.words import bytes_name
 from fluid.reports.tables.hyperparameters import differing, value_text
 from fluid.reports.tables.ranking import best_iteration, best_of, open_metric, ranked
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
+from fluid.trainables.usage import TITLES
 from fluid.trialgroup import TrialState
 
 #: How the mode of a metric is named where a run is read.
@@ -43,6 +46,13 @@ _FACTS: dict[str, Callable[[RecordedRun, Sequence[TrialRun]], list[str]]] = {
     "cost": lambda run, trials: _costs(run, trials),
     "widths": lambda run, trials: [widths_name(trial.widths) for trial in trials],
 }
+
+
+def _usages(name: str, run: RecordedRun, trials: Sequence[TrialRun]) -> list[str]:
+    return [usage_text(trial, name) for trial in trials]
+
+
+_FACTS |= {title: partial(_usages, name) for name, title in TITLES.items()}
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,12 @@ def metric_text(value: float) -> str:
 def iterations_text(trial: TrialRun) -> str:
     """How many iterations a trial has finished, and of how many if that is known: ``"3/9"``."""
     return f"{trial.iterations}" if trial.budget is None else f"{trial.iterations}/{trial.budget}"
+
+
+def usage_text(trial: TrialRun, name: str) -> str:
+    """What a trial used in all of what a field of :class:`fluid.trainables.usage.Usage` is; empty if not measured."""
+    used = getattr(trial.usage, name)
+    return "" if used is None else bytes_name(used) if name.endswith("_bytes") else number(used)
 
 
 def best_lines(run: RecordedRun, goal: Goal | None) -> list[RenderableType]:
@@ -145,7 +161,8 @@ def trials_table(run: RecordedRun, goal: Goal | None, style: TableStyle) -> list
     fused = any(trial.most_fused > 1 for trial in run.trials)
     # The wall times of fused trials add up to many times the run's.
     facts = ["device time" if fused else "time", *(["cost"] if run.paid.price is not None else [])]
-    last = [_fact_column(run, name, trials) for name in [*facts, *(["widths"] if widths else [])]]
+    used = [title for name, title in TITLES.items() if any(getattr(trial.usage, name) for trial in run.trials)]
+    last = [_fact_column(run, name, trials) for name in [*facts, *(["widths"] if widths else []), *used]]
     fitting = _fitting(style.width, rows, trials, first, parameters)
     shown = [*first, *parameters[:fitting]]
     if fitting == len(parameters):
