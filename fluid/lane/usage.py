@@ -18,7 +18,7 @@ class UsageMeter:
         self._counters: int | None = None
         with suppress(OSError):  # Not Linux, or hidden.
             self._counters = os.open("/proc/self/io", os.O_RDONLY)
-        self._begun: int | None = None
+        self._begun: list[int] | None = None
 
     def begin(self, pace: float | None) -> None:
         """Begins a measurement.
@@ -32,15 +32,16 @@ class UsageMeter:
         """Returns what an iteration of so many seconds used; of several trials in one step, the part of one."""
         if self._begun is None or seconds < _LEAST_S or (now := self._read()) is None:
             return NO_USAGE
-        return Usage(read_bytes=(now - self._begun) // rows)
+        read, written = ((after - before) // rows for before, after in zip(self._begun, now, strict=True))
+        return Usage(read_bytes=read, written_bytes=written)
 
-    def _read(self) -> int | None:
-        """Bytes that the process has read so far; ``None`` where that cannot be told."""
+    def _read(self) -> list[int] | None:
+        """Bytes that the process has read so far, and written; ``None`` where that cannot be told."""
         if self._counters is None:
             return None
         try:
-            text = os.pread(self._counters, 64, 0)
-            return int(text[: text.index(b"\n")].removeprefix(b"rchar: "))
-        except (OSError, ValueError):
+            lines = os.pread(self._counters, 128, 0).split(b"\n", 2)
+            return [int(line.split()[1]) for line in lines[:2]]  # rchar and wchar.
+        except (OSError, ValueError, IndexError):
             self._counters = None
             return None

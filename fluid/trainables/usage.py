@@ -18,9 +18,11 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     Attributes:
         read_bytes: that the trial's process read meanwhile, from files, be they cached or not, sockets and pipes; of
             trials that train in one step, the trial's part.
+        written_bytes: that it wrote, counted alike.
     """
 
     read_bytes: int | None = None
+    written_bytes: int | None = None
 
     @classmethod
     def total(cls, usages: Iterable[Usage]) -> Usage:
@@ -39,4 +41,4 @@ NO_USAGE = Usage()
 
 
 #: The titles of the columns in which tables show what a trial used in all; units are as the names of the fields end.
-TITLES = {"read_bytes": "read"}
+TITLES = {"read_bytes": "read", "written_bytes": "written"}
