@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -207,7 +207,7 @@ class _Shape:
             return self.record is None and self.item.is_plain
         return self.base not in (float, int, IterationTimeout)
 
-    def require(self, value: object, otherwise: str) -> None:
+    def refuse(self, value: object, otherwise: str) -> NoReturn:
         """Raises InvalidFieldError, as a value that msgspec refuses is none of this: says what it must be.
 
         Args:
@@ -330,10 +330,9 @@ def _refusal(error: msgspec.ValidationError, data: Any, shape: _Shape) -> Invali
         if (missing := _MISSING.match(reason)) is not None:
             shape.refuse_unknown(value)  # It may be misspelt.
             raise InvalidFieldError(missing[1], None, "is missing")
-        shape.require(value, reason)
+        shape.refuse(value, reason)
     except InvalidFieldError as known:
         return _placed(known, place)
-    raise error
 
 
 def _is_refused(value: object, kind: Any) -> bool:
