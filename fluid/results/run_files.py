@@ -311,6 +311,17 @@ def device_from(fields: object) -> Device:
     return Device(int(fields["index"]), **known)
 
 
+def devices_in(facts: Mapping[str, Any]) -> dict[int, Device]:
+    """The devices that a session began with, by index, as far as its facts can be read."""
+    found: dict[int, Device] = {}
+    listed = facts.get("devices")
+    for each in listed if isinstance(listed, list) else ():
+        with suppress(KeyError, TypeError, ValueError):
+            device = device_from(each)
+            found.setdefault(device.index, device)
+    return found
+
+
 # -- file times ----------------------------------------------------------------------------------
 #
 # The time axis of a run folder: one for all sessions that write there, also on other machines or after a reboot.
