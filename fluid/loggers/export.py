@@ -10,9 +10,9 @@ from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
 from fluid.loggers.run_reader import SessionReader
 from fluid.loggers.sink import TrialCalls
 from fluid.loggers.values import writable_failure
-from fluid.results.loading import load
+from fluid.results.loading import sweep_in
 from fluid.results.records import TrialResult
-from fluid.results.run_files import read_facts
+from fluid.results.stored_run import read_run
 from fluid.results.submitted import UNFINISHED, UNKNOWN
 
 #: Lines of results.jsonl after which loggers are flushed; more than any file has.
@@ -37,13 +37,13 @@ def export(run_dir: str | Path, loggers: Sequence[TrialLogger]) -> tuple[int, in
         InvalidFieldError: the folder is not that of a session, or a logger refuses it.
         Exception: what a logger raises, unless it is of one trial's values, which are left out.
     """
-    sweep = load(run_dir)
-    facts = read_facts(sweep.run_dir)
-    session_id = str(facts.get("id") or facts.get("began") or sweep.run_dir.name)
-    session = LoggedSession(session_id=session_id, run_dir=sweep.run_dir)
+    run = read_run(run_dir)
+    sweep, facts = sweep_in(run), run.session
+    session_id = str(facts.get("id") or facts.get("began") or run.path.name)
+    session = LoggedSession(session_id=session_id, run_dir=run.path)
     for logger in loggers:
         logger.on_session(session)
-    reader = SessionReader(sweep.run_dir, session_id)
+    reader = SessionReader(run.path, session_id)
     calls = [(logger, TrialCalls(logger.key)) for logger in loggers]
     try:
         results = _export_results(reader, calls)

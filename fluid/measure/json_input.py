@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -136,15 +136,22 @@ def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T
     Raises:
         InvalidFieldError: a field is missing, unknown or of the wrong type, or its value cannot be used.
     """
+    shape = _shape(kind)
     try:
-        made = msgspec.convert(data, kind)
-        _check_rest(data, _shape(kind))
+        try:
+            made = msgspec.convert(data, kind)
+        except msgspec.ValidationError:
+            data = _with_whole_numbers(data, shape)
+            made = msgspec.convert(data, kind)
+        _check_rest(data, shape)
         return made
     except msgspec.ValidationError as error:
-        refused = error
+        refusal = _refusal(error, data, shape)
+        raise InvalidFieldError(
+            _placed(refusal, place).field.lstrip(".") or what, refusal.value, refusal.reason
+        ) from error
     except InvalidFieldError as error:
         raise InvalidFieldError(_placed(error, place).field.lstrip(".") or what, error.value, error.reason) from error
-    return read_record(_amended(refused, data, kind, what, place), kind, what, place=place)
 
 
 class _Shape:
@@ -202,41 +209,38 @@ class _Shape:
             return self.record is None and self.item.is_plain
         return self.base not in (float, int, IterationTimeout)
 
-    def amended(self, value: object, otherwise: str) -> object:
-        """What to read in place of a value that msgspec refuses: ``2`` of ``2.0`` where a whole number is wanted.
+    def refuse(self, value: object, otherwise: str) -> NoReturn:
+        """Raises InvalidFieldError, as a value that msgspec refuses is none of this: says what it must be.
 
-        Raises:
-            InvalidFieldError: it is none of this; says what it must be.
+        Args:
+            value: the value.
+            otherwise: what msgspec says.
         """
+        least, most, longest = (None, None, None)
+        if self.bounds is not None:
+            least, most, longest = self.bounds.ge, self.bounds.le, self.bounds.max_length
         if self.choices:
             require_one_of("", value, self.choices)
         elif self.base in (float, int):
-            least, most = (None, None) if self.bounds is None else (self.bounds.ge, self.bounds.le)
             number = require_number("", value, at_least=-math.inf if least is None else least)
             if most is not None and number > most:
                 raise InvalidFieldError("", value, f"must be at most {most:g}")
-        most_items = None if self.bounds is None else self.bounds.max_length
-        if most_items is not None and isinstance(value, list) and len(value) > most_items:
-            raise InvalidFieldError("", value, f"must be a list of at most {most_items}")
-        if self.base is tuple and isinstance(value, list):
+        elif isinstance(value, list) and longest is not None and len(value) > longest:
+            raise InvalidFieldError("", value, f"must be a list of at most {longest}")
+        elif isinstance(value, list) and self.base is tuple:
             raise InvalidFieldError("", value, f"must be a list of {len(self._args)}")
-        found = self.checked("", value)
-        if type(found) is not type(value):
-            return found
+        self.check_number(value)
         kind, reason = _WANTED.get(self.base, (object, ""))
         raise InvalidFieldError("", value, otherwise if isinstance(value, kind) else reason)
 
-    def checked(self, place: str, value: Any) -> object:
-        """A number as it is read.
-
-        Raises:
-            InvalidFieldError: it is not finite, too large, or what no iteration may take.
-        """
+    def check_number(self, value: object) -> None:
+        """Raises InvalidFieldError if a number is not finite, too large, or what no iteration may take."""
         if self.base == IterationTimeout:
-            return require_timeout(place, value)
-        if self.base is float:
-            return require_number(place, value, at_least=-math.inf)
-        return require_integer(place, value, at_least=-(2**63)) if self.base is int else value
+            require_timeout("", value)
+        elif self.base is float:
+            require_number("", value, at_least=-math.inf)
+        elif self.base is int:
+            require_integer("", value, at_least=-(2**63))
 
     def refuse_unknown(self, value: Mapping[str, Any]) -> None:
         """Raises InvalidFieldError if an object has a name that is no field of the record."""
@@ -266,7 +270,7 @@ def _check_rest(value: Any, shape: _Shape) -> None:
     if shape.is_plain or value is None:
         return
     if type(value) is not dict and not isinstance(value, (list, Mapping)):
-        shape.checked("", value)
+        shape.check_number(value)
         return
     parts: Mapping[Any, Any] = dict(enumerate(value)) if isinstance(value, list) else value
     fields: Mapping[Any, _Shape] | None = None if shape.record is None else shape.fields
@@ -293,14 +297,25 @@ def _placed(error: InvalidFieldError, place: str) -> InvalidFieldError:
     return InvalidFieldError(f"{place}{field}", error.value, error.reason)
 
 
-def _amended(error: msgspec.ValidationError, data: Any, kind: Any, what: str, place: str) -> Any:
-    """The data with the value that is to be read in place of the first one that msgspec refuses.
+def _with_whole_numbers(value: Any, shape: _Shape) -> Any:
+    """The data with ``2`` in place of ``2.0`` wherever a whole number is wanted."""
+    if shape.base is int:
+        return int(value) if type(value) is float and value.is_integer() else value
+    if isinstance(value, Mapping) and shape.record is not None:
+        fields = shape.fields
+        return {
+            name: _with_whole_numbers(each, fields[name]) if name in fields else each for name, each in value.items()
+        }
+    if isinstance(value, Mapping) and shape.base is dict:
+        return {name: _with_whole_numbers(each, shape.item) for name, each in value.items()}
+    if isinstance(value, list) and shape.base in (list, tuple):
+        return [_with_whole_numbers(each, shape.item) for each in value]
+    return value
 
-    Raises:
-        InvalidFieldError: there is none; names the place, the value there, and what it must be.
-    """
-    found = _WHERE.search(str(error))
-    reason, steps, value, shape = str(error)[: None if found is None else found.start()], [], data, _shape(kind)
+
+def _refusal(error: msgspec.ValidationError, data: Any, shape: _Shape) -> InvalidFieldError:
+    """What msgspec refuses, as an error that names the place, the value there, and what it must be."""
+    found, place, value = _WHERE.search(str(error)), "", data
     for name, index in _STEP.findall("" if found is None else found[1]):
         step: Any = name
         if name:
@@ -309,19 +324,17 @@ def _amended(error: msgspec.ValidationError, data: Any, kind: Any, what: str, pl
             shape = shape.item
             step = int(index) if index.isdigit() else next(key for key in value if _is_refused(value[key], shape.kind))
             place += f"[{step!r}]"
-        steps.append(step)
         value = value[step]
+    reason = str(error)[: None if found is None else found.start()]
     try:
-        if isinstance(error.__cause__, InvalidFieldError):
+        if error.__cause__ is not None:
             raise error.__cause__
         if (missing := _MISSING.match(reason)) is not None:
             shape.refuse_unknown(value)  # It may be misspelt.
             raise InvalidFieldError(missing[1], None, "is missing")
-        if error.__cause__ is not None:
-            raise error.__cause__
-        return _with(data, steps, shape.amended(value, reason))
+        shape.refuse(value, reason)
     except InvalidFieldError as known:
-        raise InvalidFieldError(_placed(known, place).field.lstrip(".") or what, known.value, known.reason) from error
+        return _placed(known, place)
 
 
 def _is_refused(value: object, kind: Any) -> bool:
@@ -330,12 +343,3 @@ def _is_refused(value: object, kind: Any) -> bool:
     except msgspec.ValidationError:
         return True
     return False
-
-
-def _with(data: Any, steps: Sequence[Any], value: object) -> Any:
-    """A copy of the data with another value at a place."""
-    if not steps:
-        return value
-    copy = dict(data) if isinstance(data, Mapping) else list(data)
-    copy[steps[0]] = _with(copy[steps[0]], steps[1:], value)
-    return copy

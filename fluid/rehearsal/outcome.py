@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fluid.errors import InvalidFieldError, require_number
+from fluid.measure.json_input import read_record
 from fluid.results.best import eligible
 from fluid.results.iterations import FinishedIterations, StoredIteration, shown_iterations
 from fluid.results.loading import completed
@@ -126,12 +127,7 @@ class SweepOutcome:
         fields = {name: value for name, value in content.items() if name != "format"}
         if content.get("format") != _FORMAT:
             raise InvalidFieldError("outcome", content.get("format"), f"must be of format {_FORMAT}")
-        try:
-            fields["trace"] = tuple((float(at), float(best)) for at, best in fields["trace"])
-            fields["played"] = tuple(PlayedTrial(**each) for each in fields["played"])
-            return cls(**fields)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidFieldError("outcome", sorted(fields), f"is not the outcome of a sweep: {error}") from error
+        return read_record(fields, cls, "outcome", place="outcome")
 
 
 def outcome_of(

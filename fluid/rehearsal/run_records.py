@@ -20,7 +20,7 @@ from fluid.resources import Device
 from fluid.results.iterations import StoredIteration, flat, result_of
 from fluid.results.loading import completed
 from fluid.results.metrics import Goal, goals_of
-from fluid.results.run_files import device_from
+from fluid.results.run_files import devices_in
 from fluid.results.stored_run import StoredRun, read_run
 from fluid.results.submitted import SubmittedTrial
 from fluid.trialgroup import TrialState
@@ -117,7 +117,7 @@ def read_records(run_dir: str | Path, metric: object = None, mode: object = None
     profile = run.newest_profile
     overheads = overheads_in(profile, run.entries, str(run_dir), run.date, run.reported)
     gangs = {trial for trial, history in run.journal.histories.items() if history.trial.gang}
-    alone = _AloneSeconds(profile, overheads, _devices(run.session), gangs)
+    alone = _AloneSeconds(profile, overheads, devices_in(run.session), gangs)
     trials = tuple(_trials(run, alone, _ended_early(run.entries), _memory_of(profile)))
     goals = goals_of(*completed(metric, mode, [group.search for group in run.groups]))
     return RunRecords(run.path, run.name, run.date, goals, trials, overheads, tuple(run.notes))
@@ -221,18 +221,6 @@ def _ended_early(entries: Iterable[Mapping[str, Any]]) -> set[str]:
             elif what == "ReportEnd" and trial in given and entry["state"] == TrialState.DONE.value:
                 ended.update([trial] if 0 < entry["iteration"] < given[trial] else [])
     return ended
-
-
-def _devices(session: Mapping[str, Any]) -> dict[int, Device]:
-    found = {}
-    listed = session.get("devices")
-    for fields in listed if isinstance(listed, list) else ():
-        try:
-            device = device_from(fields)
-        except (InvalidFieldError, KeyError, TypeError, ValueError):
-            continue
-        found[device.index] = device
-    return found
 
 
 def _memory_of(profile: Profile) -> dict[str, float]:

@@ -108,31 +108,49 @@ class _Timed(Protocol):
 _T = TypeVar("_T", bound=_Timed)
 
 
-class FinishedIterations:
-    """The finished iterations of a run, on one time axis.
+class TimeAxis:
+    """Puts iterations, given in the order reported, on one time axis.
 
     It is that of the files (:mod:`fluid.results.run_files`); but a session that an older Fluid resumed after a reboot
-    wrote times of a clock that was reset.
+    wrote times of a clock that was reset. The length of the break is unknown; 0 is assumed.
+
+    Attributes:
+        offsets: seconds to add to times in the files: at first, and after each reset of the clock.
+        latest: when the last iteration ended; minus infinity if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.offsets = [0.0]
+        self.latest = -math.inf
+
+    def offset_of(self, one: StoredIteration) -> float:
+        """What to add to the times of the next iteration."""
+        if one.at + self.offsets[-1] < self.latest - CLOCK_RESET_S:
+            self.offsets.append(self.latest - one.start)
+        self.latest = max(self.latest, one.at + self.offsets[-1])
+        return self.offsets[-1]
+
+
+class FinishedIterations(TimeAxis):
+    """The finished iterations of a run.
 
     Attributes:
         by_trial: the iterations of each trial, in order.
         origin: when the run began, on the clock of the session.
-        offsets: seconds to add to times on that clock: at first, and after each reset of the clock.
         repeated: how many iterations were reported more than once.
     """
 
     def __init__(self, reported: Iterable[StoredIteration] = ()) -> None:
+        super().__init__()
         self.by_trial: dict[str, list[StoredIteration]] = {}
         self.origin = 0.0
-        self.offsets = [0.0]
         self.repeated = 0
-        self._latest = -math.inf
         self.extend(reported)
 
     @property
     def end(self) -> float:
         """When the last iteration ended, in seconds since the run began; 0 if none has."""
-        return self._latest - self.origin if self.by_trial else 0.0
+        return self.latest - self.origin if self.by_trial else 0.0
 
     def extend(self, reported: Iterable[StoredIteration]) -> bool:
         """Adds iterations, given in the order reported.
@@ -140,16 +158,8 @@ class FinishedIterations:
         Returns:
             whether the time axis stays. If not, this must be made anew of all iterations.
         """
-        resets, timed, first = len(self.offsets), [], math.inf
-        for one in reported:
-            offset = self.offsets[-1]
-            if one.at + offset < self._latest - CLOCK_RESET_S:
-                # The session was resumed after its machine restarted. The length of the break is unknown; 0 is assumed.
-                offset = self._latest - one.start
-                self.offsets.append(offset)
-            self._latest = max(self._latest, one.at + offset)
-            first = min(first, one.start + offset)
-            timed.append((one, offset))
+        resets, timed = len(self.offsets), [(one, self.offset_of(one)) for one in reported]
+        first = min((one.start + offset for one, offset in timed), default=math.inf)
         if not self.by_trial and timed:
             self.origin = first
         elif first < self.origin or len(self.offsets) > resets:

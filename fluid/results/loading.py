@@ -12,8 +12,8 @@ from typing import Any
 from fluid.errors import FluidError
 from fluid.results.damage import IterationGaps, tell_damage
 from fluid.results.iterations import (
-    CLOCK_RESET_S,
     StoredIteration,
+    TimeAxis,
     files_of,
     only_of,
     read_iteration,
@@ -190,16 +190,14 @@ class EarlierResults:
         reported: newest iteration, by trial id.
         gaps: which iterations there are.
         groups: by group id.
-        latest: when the last iteration ended.
+        axis: on which times are.
         damage: lines that are damaged, repeated or missing, as :class:`fluid.checksums.LineChecks` counts them.
-        offset: seconds from the last times in the files to the axis.
     """
 
     reported: dict[str, int] = field(default_factory=dict)
     gaps: IterationGaps = field(default_factory=IterationGaps)
     groups: dict[str, GroupResults] = field(default_factory=dict)
-    latest: float = -math.inf
-    offset: float = 0.0
+    axis: TimeAxis = field(default_factory=TimeAxis)
     damage: int = 0
 
     @classmethod
@@ -223,20 +221,14 @@ class EarlierResults:
             trial_id, group_id = reported.trial_id, reported.group_id
             found.reported[trial_id] = max(reported.number, found.reported.get(trial_id, 0))
             found.gaps.take(trial_id, reported.number)
-            start, end = found._on_axis(reported.start, reported.at)
+            offset = found.axis.offset_of(reported)
             if group_id not in found.groups:
                 found.groups[group_id] = GroupResults(folder, group_id, line.start, line.end)
             group = found.groups[group_id]
             group.end = line.end
-            group.first_start, group.last_end = min(group.first_start, start), max(group.last_end, end)
+            group.first_start = min(group.first_start, reported.start + offset)
+            group.last_end = max(group.last_end, reported.at + offset)
             hear(reported)
         found.damage = lines.checks.damage
         tell_damage(folder / RESULTS, lines.checks, least)
         return found
-
-    def _on_axis(self, start: float, end: float) -> tuple[float, float]:
-        if end + self.offset < self.latest - CLOCK_RESET_S:
-            self.offset = self.latest - start
-        start, end = start + self.offset, end + self.offset
-        self.latest = max(self.latest, end)
-        return start, end

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,8 @@ from fluid._clock import ClockReading, local_time
 from fluid.checksums import DAMAGED, LineChecks, split_line, split_object
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import finite_number
+from fluid.measure.json_input import read_record
 from fluid.resources import Device
-from fluid.search_shape import SearchShape
 from fluid.trialgroup import Search
 
 # -- folder files --------------------------------------------------------------------------------
@@ -135,22 +136,12 @@ def _is_listed(path: Path) -> bool:
 
 def read_search(entry: Mapping[str, Any]) -> Search | None:
     """The search in a group's line of ``trials.jsonl``; ``None`` if it has none, or one that cannot be read."""
-    fields = {name: entry.get(name) for name in ("metric", "mode", "trials")}
-    if not entry.keys() & fields.keys():
+    known = {each.name: entry[each.name] for each in fields(Search) if each.name in entry}
+    if not known.keys() & {"metric", "mode", "trials"}:
         return None
     try:
-        besides = tuple((metric, mode) for metric, mode in entry.get("besides", ()))
-        seconds = entry.get("time_budget_s")
-        shape = None if entry.get("shape") is None else SearchShape(**entry["shape"])
-        return Search(
-            **fields,
-            extends=entry.get("extends", True),
-            besides=besides,
-            time_budget_s=seconds,
-            shape=shape,
-            keeps_best=entry.get("keeps_best", False),
-        )
-    except (InvalidFieldError, TypeError, ValueError):
+        return read_record({"extends": True, **known}, Search, "search")
+    except InvalidFieldError:
         return None
 
 
@@ -318,6 +309,17 @@ def device_from(fields: object) -> Device:
     names = ("host", "kind", "speed", "memory_bytes", "model", "tags")
     known = {name: fields[name] for name in names if fields.get(name) is not None}
     return Device(int(fields["index"]), **known)
+
+
+def devices_in(facts: Mapping[str, Any]) -> dict[int, Device]:
+    """The devices that a session began with, by index, as far as its facts can be read."""
+    found: dict[int, Device] = {}
+    listed = facts.get("devices")
+    for each in listed if isinstance(listed, list) else ():
+        with suppress(KeyError, TypeError, ValueError):
+            device = device_from(each)
+            found.setdefault(device.index, device)
+    return found
 
 
 # -- file times ----------------------------------------------------------------------------------

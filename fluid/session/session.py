@@ -447,7 +447,8 @@ class Session:
                 group = left.groups[event.group_id].submitted()
                 inbox = GroupInbox(event.group_id, group, listeners.get(group.name), self.waits)
                 ended = {past.trial.trial_id: past.ended for past in event.trials if past.ended}
-                results, offset = left.results.groups.get(event.group_id), left.results.offset + self._folder.shift
+                results = left.results.groups.get(event.group_id)
+                offset = left.results.axis.offsets[-1] + self._folder.shift
                 inbox.take_over(ended, left.recovered.failures, results, offset, trackers[event.group_id])
                 inbox.outcomes, inbox.has_forgotten = left.recovered.outcomes, bool(event.forgotten)
                 inbox.note_seeds(payloads[event.group_id])

@@ -114,6 +114,8 @@ def test_a_number_is_read_where_a_whole_one_is_wanted_if_it_is_one() -> None:
     read = read_record(data, Whole, "whole")
     assert [type(each) for each in (*read.sizes, read.count)] == [int] * 3
     assert data["sizes"] == [1.0, 2], "what was given is left as it is"
+    many = read_record({"name": "a", "sizes": [3.0] * 5000}, Whole, "whole")
+    assert many.sizes == [3] * 5000
 
 
 def test_the_key_of_a_mapping_is_named_though_others_are_right() -> None:

@@ -611,6 +611,16 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_another_program_has_written_anew_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profile_of([1.0, 1.1]).save(path)
+    content = json.loads(path.read_bytes())
+    assert "crc" in content
+    assert Profile.from_json(content).to_json() == Profile.load(path).to_json()
+    path.write_text(json.dumps(content))
+    assert Profile.load(path).to_json() == profile_of([1.0, 1.1]).to_json()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"not json"])
 def test_loading_a_broken_file_names_it(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.json"

@@ -70,7 +70,7 @@ def test_times_of_all_sessions_are_on_one_axis(
     run = load_run(tmp_path)
     assert run.makespan == pytest.approx(ends[-1] - 109.0)
     earlier = EarlierResults.scan(tmp_path)
-    assert (earlier.latest, earlier.offset) == (pytest.approx(ends[-1]), 0.0)
+    assert (earlier.axis.latest, earlier.axis.offsets) == (pytest.approx(ends[-1]), [0.0])
     assert ("behind the end of the session before" in caplog.text) == (begins_at == 130.0)
 
 

@@ -317,7 +317,7 @@ def test_a_trial_whose_payload_is_gone_fails_and_says_so(tmp_path: Path) -> None
             assert configs == {name: {"seconds": 1.0} for name in "abc"}
             with pytest.raises(InvalidFieldError):
                 handle.extend("b", 1)
-    failed = {each.trial_id: each.failure for each in load_run(folder).trials}
+    failed = {each.trial_id: each.failure_text for each in load_run(folder).trials}
     assert failed["a"] == failed["c"] == "" and "gone from payloads.pkl" in failed["b"]
 
 

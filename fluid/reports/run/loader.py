@@ -186,7 +186,6 @@ class _Content:
             self._keys,
             self._notes,
             stories=_stories(history, files.path, self._submitted, done),
-            submitted=self._names(),
             idle=idle_time(history, timeline),
             resize_gains=resize_gains(history, done.by_trial),
             restores=restores_of(history),
@@ -219,7 +218,6 @@ class _Content:
             keys=self._keys,
             notes=self._notes,
             stories={**self._run.stories, **told},
-            submitted=self._names(),
             clock=_clock(self._session, done, history.zero),
             wall=_wall(self._session, done, history, done.end),
             is_running=files.is_running,
@@ -264,13 +262,6 @@ class _Content:
         if known is None or known[0] != made_of:
             known = self._made[shown] = made_of, _trial_run(self._files.path, shown[1], parts, self._done)
         return known[1]
-
-    def _names(self) -> dict[tuple[str, str], list[str]]:
-        return {
-            (group.group_id, name): [part.trial_id for part in parts]
-            for group in self._submitted
-            for name, parts in group.trials.items()
-        }
 
 
 def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:

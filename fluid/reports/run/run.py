@@ -193,7 +193,6 @@ class RecordedRun:
         keys: the measurements, by profile key.
         notes: one sentence for each thing that could not be read, and for each device that was given up.
         stories: what happened to each trial, by group and id.
-        submitted: the submitted trials that each trial is made of, by group and id.
         idle: the idle time of the devices; ``None`` if the journal does not tell, as those of older versions.
         resize_gains: what its resizes gained, as predicted and as measured.
         restores: from where its trials were restored.
@@ -215,7 +214,6 @@ class RecordedRun:
     keys: tuple[KeyMeasurements, ...]
     notes: tuple[str, ...]
     stories: Mapping[tuple[str, str], Sequence[StoryLine]] = field(default_factory=dict)
-    submitted: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     idle: IdleTime | None = None
     resize_gains: ResizeGains = field(default_factory=ResizeGains)
     restores: Restores = field(default_factory=Restores)

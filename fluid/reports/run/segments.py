@@ -15,7 +15,7 @@ from fluid.reports.run.timeline import DeviceChange
 from fluid.resources import Device
 from fluid.results.iterations import FinishedIterations, StoredIteration
 from fluid.results.journal import Recovered
-from fluid.results.run_files import device_from
+from fluid.results.run_files import devices_in
 
 #: An overlap of two segments on a device by up to this share of the shorter one is taken for clock skew between their
 #: lanes: the trials ran one after the other.
@@ -210,14 +210,7 @@ def device_events(
 
 def devices_of(session: Mapping[str, Any], journal: Recovered, segments: Iterable[Segment]) -> tuple[Device, ...]:
     """The devices that the session began with, those that were added, and any others that trials used."""
-    devices: dict[int, Device] = {}
-    listed = session.get("devices")
-    for fields in listed if isinstance(listed, list) else ():
-        try:
-            device = device_from(fields)
-        except (KeyError, TypeError, ValueError):
-            continue
-        devices.setdefault(device.index, device)
+    devices = devices_in(session)
     for note in journal.places:
         if isinstance(note, DeviceAdded):
             devices.setdefault(note.device.index, note.device)

@@ -32,7 +32,7 @@ def find_trials(run: RecordedRun, name: str) -> list[TrialRun]:
     """
     found = [trial for trial in run.trials if trial.trial_id == name]
     if not found:
-        found = [trial for trial in run.trials if name in run.submitted.get((trial.group_id, trial.trial_id), ())]
+        found = [trial for trial in run.trials if trial.files and name in dict(trial.files.submitted)]
     if found:
         return found
     names = list(dict.fromkeys(trial.trial_id for trial in run.trials))

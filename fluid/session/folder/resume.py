@@ -199,7 +199,7 @@ class LeftSession:
     @property
     def last_at(self) -> float:
         """When the last entry was written, in seconds on the time axis of the files."""
-        return max(self.recovered.at, self.results.latest - self.results.offset)
+        return max(self.recovered.at, self.results.axis.latest - self.results.axis.offsets[-1])
 
     @property
     def options(self) -> dict[str, Any]:
