@@ -48,6 +48,15 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _ODD_TEXT = b"\xc1"
 
 
+def plain(value: Any) -> Any:
+    """Returns what a frame, or a part of one, is in mappings, lists, texts, numbers and bytes, as for JSON.
+
+    Raises:
+        TypeError: a field holds what no data can.
+    """
+    return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_plain)
+
+
 def encode(frames: Sequence[Any]) -> bytes:
     """Returns a batch of frames as data; or what is plain data itself.
 
@@ -57,8 +66,7 @@ def encode(frames: Sequence[Any]) -> bytes:
     try:
         return _encode(frames)
     except (UnicodeEncodeError, OverflowError):  # For the latter, see _MOST.
-        plain = msgspec.to_builtins(frames, builtin_types=(bytes,), enc_hook=_plain)
-        return _ODD_TEXT + _encode(_each_text(plain, _as_bytes_are))
+        return _ODD_TEXT + _encode(_each_text(plain(frames), _as_bytes_are))
 
 
 def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]:
@@ -76,8 +84,7 @@ def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]
     def decode(data: bytes | bytearray | memoryview) -> list[Any]:
         if not data or data[0] != _ODD_TEXT[0]:
             return usual(data)
-        plain = _each_text(msgspec.msgpack.decode(data[1:]), _as_text_was)
-        return msgspec.convert(plain, expected)
+        return msgspec.convert(_each_text(msgspec.msgpack.decode(data[1:]), _as_text_was), expected)
 
     return decode
 

@@ -77,7 +77,7 @@ LAYERS = (
     layer(14, "session", "msgspec"),
     layer(15, "display", "rich IPython"),
     layer(15, "loggers", "tensorboard mlflow wandb pyarrow prometheus_client"),
-    layer(16, "reports", "numpy rich matplotlib optuna sklearn msgspec"),
+    layer(16, "reports", "numpy rich matplotlib optuna sklearn"),
     layer(16, "executor"),
     layer(17, "commands", "rich"),
     layer(18, "cli"),

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from msgspec import to_builtins
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -33,6 +32,7 @@ from fluid.reports.tables.trials import (
     trials_table,
 )
 from fluid.results.metrics import Goal
+from fluid.wire import plain
 
 _LONGEST_NAME = 32
 #: Characters of a line from which the table of groups has their states.
@@ -201,7 +201,7 @@ def _trial_json(trial: TrialRun) -> dict[str, Any]:
         "budget": trial.budget,
         "seconds": trial.seconds,
         "device_seconds": trial.device_seconds,
-        "usage": to_builtins(trial.usage),
+        "usage": plain(trial.usage),
         "fused_rows": trial.most_fused,
         "widths": [{"width": width, "seconds": seconds} for width, seconds in trial.widths.items()],
         "last": {name: _plain(value) for name, value in trial.last.items()},

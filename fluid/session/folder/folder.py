@@ -39,8 +39,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import to_builtins
-
 from fluid._clock import ClockReading, MonotonicClock, timestamp
 from fluid._logs import logger_of
 from fluid._private_files import FILE_MODE, FOLDER_MODE, make_folder, open_descriptor
@@ -76,6 +74,7 @@ from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trainables.usage import NO_USAGE
 from fluid.trialgroup import Trial
+from fluid.wire import plain
 
 # -- folder lock ---------------------------------------------------------------------------------
 #
@@ -537,7 +536,7 @@ def _result_lines(report: Report, shift: float) -> list[str]:
     whose = f'{{"group": {json.dumps(report.group_id)}, "trial": {json.dumps(report.trial_id)}, "iteration": '
     where = f', "width": {report.width!r}, "devices": {list(report.device_ids)}, "at": '
     end = f', "rows": {report.rows}' if report.rows > 1 else ""
-    end += "}" if report.usage is NO_USAGE else f', "usage": {json.dumps(to_builtins(report.usage))}}}'
+    end += "}" if report.usage is NO_USAGE else f', "usage": {json.dumps(plain(report.usage))}}}'
     return [
         f'{whose}{iteration}, "metrics": {metrics.text}, "seconds": {seconds!r}{where}{at + shift!r}{end}'
         for iteration, at, seconds, metrics in report.iterations
