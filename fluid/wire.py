@@ -5,8 +5,8 @@ What passes is the engine's own: a lane sends events (:mod:`fluid.engine.events`
 Nothing is unpickled here: what is pickled in a frame, such as a config or what a method returned, is the user's, and
 bytes to all but the user's code. A reader names the frames that it takes, and their fields are checked by their types.
 
-``python benchmarks/wire.py``, 2 shared CPU cores, Python 3.11, msgspec 0.22, 2026-11-28: an iteration with three metrics
-is written in 0.45 us and read in 1.0 us; as a pickled tuple of the same values it takes 3.8 us and 3.1 us.
+``python benchmarks/wire.py``, 2 shared CPU cores, Python 3.11, msgspec 0.22, 2026-11-28: an iteration with three
+metrics is written in 0.45 us and read in 1.0 us; as a pickled tuple of the same values, in 3.8 us and 3.1 us.
 """
 
 from __future__ import annotations
