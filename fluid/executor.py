@@ -70,6 +70,8 @@ class FluidExecutor(SessionDoor):
         devices: how many devices to use: GPUs if there are any, else CPU cores; or which of them: ``[0, 1]``,
             ``"cuda:1"``, ``"cpu"`` or a list of :class:`Device`; ``None``, the default, or ``"all"`` for all.
         planner: ``"portfolio"``, the default, ``"dynamic"``, ``"static"`` or ``"fifo"``.
+        packing, max_packing: fields of ``sharing`` by themselves.
+        max_width: most devices for one trial; ``None``, the default, for 8. Trials that are not elastic take one.
         sharing: how trials share devices and processes: a :class:`fluid.Sharing`; ``None``, the default, for what is
             measured to pay.
         goals: when all is to have ended, and for how much money: a :class:`fluid.Goals`; ``None``, the default, for no
@@ -79,7 +81,6 @@ class FluidExecutor(SessionDoor):
             other groups.
         output: what is told of the session, where: a :class:`fluid.Output`; ``None``, the default, for progress on a
             terminal and a new run folder.
-        max_width: most devices for one trial; ``None``, the default, for 8. Trials that are not elastic take one.
         max_failures: times that a failed trial is tried again; 2 by default, 0 for never.
         profile: measurements of earlier sessions, which this one adds to; ``None``, the default, for none.
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
@@ -92,10 +93,10 @@ class FluidExecutor(SessionDoor):
             their share of the devices come earlier.
         spare_lanes: warm processes per device that no trial has used, for the next trial to start there, or one whose
             process dies (``docs/reliability.md``); 1 by default, 0 for none.
-        flat: the fields of these objects by themselves: ``packing="off"`` means ``sharing=Sharing("off")``, and so on
-            for ``max_packing``, ``isolation``, ``lane_policy``, ``rounds``, ``max_fused``; ``deadline``,
-            ``budget_usd``, ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``,
-            ``metrics_port``, ``run_dir``. What is given both ways must be the same.
+        flat: further fields of these objects by themselves, as ``packing="off"`` means ``sharing=Sharing("off")``:
+            ``isolation``, ``lane_policy``, ``rounds``, ``max_fused``; ``deadline``, ``budget_usd``,
+            ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``, ``metrics_port``, ``run_dir``.
+            What is given both ways must be the same.
 
     Attributes:
         run_dir: the run folder.
@@ -111,12 +112,14 @@ class FluidExecutor(SessionDoor):
         backend: str | Backend = "auto",
         devices: DeviceChoice = None,
         planner: str = "portfolio",
+        packing: str | None = None,
+        max_packing: int | None = None,
+        max_width: int | None = None,
         *,
         sharing: Sharing | None = None,
         goals: Goals | None = None,
         keep: Keep | str | None = None,
         output: Output | None = None,
-        max_width: int | None = None,
         max_failures: int = DEFAULT_MAX_FAILURES,
         profile: Profile | None = None,
         process_group: str | None = None,
@@ -127,6 +130,7 @@ class FluidExecutor(SessionDoor):
         **flat: Unpack[FlatOptions],
     ) -> None:
         rehearsed = plan_in_force()
+        packed = {"packing": packing, "max_packing": max_packing}
         options = ExecutorOptions.in_force(
             backend=backend,
             devices=devices,
@@ -141,6 +145,7 @@ class FluidExecutor(SessionDoor):
             group_policy=group_policy,
             fairness=fairness,
             spare_lanes=spare_lanes,
+            **{name: value for name, value in packed.items() if value is not None},
             **flat,
         )
         self._folder = _folder or RunFolder.create(options.output.run_dir)

@@ -258,8 +258,6 @@ class FlatOptions(TypedDict, total=False):
     See :class:`fluid.Sharing`, :class:`fluid.Goals`, :class:`fluid.Keep` and :class:`fluid.Output`.
     """
 
-    packing: str
-    max_packing: int | None
     isolation: str | None
     lane_policy: str | None
     rounds: bool

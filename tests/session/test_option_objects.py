@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -36,6 +37,8 @@ VALUES: dict[str, Any] = {
     "metrics_port": "0.0.0.0:0",
     "run_dir": Path("runs"),
 }
+#: Those that an executor names itself: they may be given by position, or as the object.
+BY_POSITION = {"packing", "max_packing", "keep"}
 #: What a field cannot do without.
 BESIDES: dict[str, dict[str, Any]] = {"budget_usd": {"price_per_device_hour": 2.5}}
 #: Each field, with the argument whose object it is of.
@@ -75,11 +78,20 @@ def test_a_field_that_is_given_both_ways_must_be_the_same(name: str, field: str)
 
 def test_the_flat_names_are_the_fields() -> None:
     assert set(VALUES) == {field for _, field in ALL}
-    assert set(FlatOptions.__annotations__) == set(VALUES) - {"keep"}
+    assert set(FlatOptions.__annotations__) == set(VALUES) - BY_POSITION
     objects = {field.name: field.type for kind in OBJECTS.values() for field in fields(kind)}
-    assert {name: FlatOptions.__annotations__[name].__forward_arg__ for name in set(VALUES) - {"keep"}} == {
-        name: objects[name] for name in set(VALUES) - {"keep"}
+    assert {name: FlatOptions.__annotations__[name].__forward_arg__ for name in set(VALUES) - BY_POSITION} == {
+        name: objects[name] for name in set(VALUES) - BY_POSITION
     }, "their types differ"
+
+
+def test_packing_may_be_given_by_position(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with FluidExecutor("local", 1, "fifo", "timeslice", 2, 1, run_dir=run, verbose=0):
+        facts = json.loads((run / "session.json").read_text())
+    assert (facts["planner"], facts["packing"]) == ("fifo", "timeslice")
+    with pytest.raises(InvalidFieldError, match="packing='off': sharing=Sharing"):
+        FluidExecutor("local", 1, "fifo", "off", sharing=Sharing("mps"))
 
 
 def test_facts_that_only_one_says_are_put_together() -> None:
