@@ -61,6 +61,15 @@ def encode(frames: Sequence[Any]) -> bytes:
         return _ODD_TEXT + _encode(_each_text(plain, _as_bytes_are))
 
 
+def builtins_of(value: Any) -> Any:
+    """Returns a frame, or a field of one, as what JSON is made of: mappings, lists, texts and numbers.
+
+    Raises:
+        TypeError: it holds what no data can.
+    """
+    return msgspec.to_builtins(value, enc_hook=_plain)
+
+
 def decoder(kinds: Any) -> Callable[[bytes | bytearray | memoryview], list[Any]]:
     """Returns the function that reads batches of frames.
 

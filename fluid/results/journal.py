@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from msgspec import Struct, structs, to_builtins
+from msgspec import Struct, structs
 
 from fluid.engine.commands import (
     KillLane,
@@ -75,7 +75,7 @@ from fluid.measure.json_input import read_record
 from fluid.measure.profile import Profile
 from fluid.results.run_files import BROKEN, parsed
 from fluid.trialgroup import TrialState
-from fluid.wire import Frame
+from fluid.wire import Frame, builtins_of
 
 # -- recovered -----------------------------------------------------------------------------------
 #
@@ -246,12 +246,12 @@ def encode_apart(item: Frame) -> tuple[Entry, Iterator[list[Entry]]] | None:
     batches = (trials[start : start + _BATCH] for start in range(0, len(trials), _BATCH))
     entry = _entry(structs.replace(item, trials=()))
     del entry["trials"]
-    return entry, map(to_builtins, batches)
+    return entry, map(builtins_of, batches)
 
 
 def _entry(item: Frame) -> Entry:
     # All fields, also where they are as by default: what reads a line need not know what that was.
-    fields = {name: to_builtins(getattr(item, name)) for name in item.__struct_fields__}
+    fields = {name: builtins_of(getattr(item, name)) for name in item.__struct_fields__}
     return {"v": VERSION, "what": type(item).__name__, **fields}
 
 
