@@ -60,6 +60,20 @@ def parse_json(data: bytes) -> Any:
     return json.loads(content.decode("utf-8"))
 
 
+def without_surrogates(value: Any) -> Any:
+    """What JSON holds, with an escape such as ``\\udce9`` for each lone surrogate in a text.
+
+    No output can hold one. A file name that is not UTF-8 has some, and older versions of Fluid let them into ids.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
+    if isinstance(value, list):
+        return [without_surrogates(inner) for inner in value]
+    if isinstance(value, dict):
+        return {without_surrogates(name): without_surrogates(inner) for name, inner in value.items()}
+    return value
+
+
 # -- json input ----------------------------------------------------------------------------------
 
 
@@ -139,6 +153,9 @@ def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T
     shape = _shape(kind)
     try:
         try:
+            made = msgspec.convert(data, kind)
+        except UnicodeEncodeError:  # Where msgspec wants something else than a text, it names none with a surrogate.
+            data = _with_whole_numbers(without_surrogates(data), shape)
             made = msgspec.convert(data, kind)
         except msgspec.ValidationError:
             data = _with_whole_numbers(data, shape)

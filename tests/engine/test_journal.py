@@ -377,6 +377,7 @@ def test_a_torn_line_elsewhere_is_an_error() -> None:
         ({"v": 99, "what": "GroupSubmitted"}, "unknown version"),
         ({"what": "GroupSubmitted"}, "unknown version"),
         ({"v": journal.VERSION, "what": "Party"}, "line 1 is of an unknown kind"),
+        ({"v": journal.VERSION, "what": ["Tick"]}, "line 1 is of an unknown kind"),
         ({"v": journal.VERSION, "what": "GroupSubmitted", "group_id": "g"}, r"^at=None: is missing \(line 1\)"),
         ({"v": journal.VERSION, "what": "StopRequested", "at": 0.0, "trial_id": "a", "why": 1}, "why=1: is no field"),
         ([], "not an object"),
