@@ -20,6 +20,8 @@ class GivenFields:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The fields that were given, by name."""
-        names: tuple[str, ...] = vars(self)["_given"]
-        return {name: getattr(self, name) for name in names}
+        """The fields that were given, by name; of a subclass, whose own __init__ may give them, but for its own."""
+        own = next(cls for cls in type(self).__mro__ if GivenFields in cls.__bases__)
+        named: tuple[str, ...] = vars(self)["_given"]
+        found = ((field, getattr(self, field.name)) for field in fields(own))
+        return {field.name: value for field, value in found if field.name in named or value != field.default}

@@ -24,6 +24,8 @@ from fluid._version import __version__
 VERSION = __version__
 #: No number of data is above it. A trial's budget may be, and no trial comes there.
 _MOST = (1 << 63) - 1
+#: Most bytes of one field: what users give and return is asked to have no more before it is sent.
+LONGEST_FIELD = (1 << 32) - 1
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="what", omit_defaults=True):

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from fluid.engine.events import Failure
+from fluid.measure.json_input import without_surrogates
 from fluid.results.iterations import flat
-from fluid.results.run_files import without_surrogates
 
 
 def writable(value: Any) -> Any:

@@ -1,9 +1,9 @@
 """Reads JSON into typed records: instances, scenarios, profiles and journals.
 
 A record is a dataclass or a frame. Its fields are read by their types (msgspec), strictly: a string is no number, and
-an unknown field is an error. What else a value must be, the record's ``__post_init__`` checks. Errors name the place in
-the data and the value there: ``trials[3].alpha=0.5: must be at least 1``. msgspec itself tells only what is wrong;
-where, and what would be right, is found once there is an error.
+an unknown field is an error, but in profiles. What else a value must be, the record's ``__post_init__`` checks. Errors
+name the place in the data and the value there: ``trials[3].alpha=0.5: must be at least 1``. msgspec itself tells only
+what is wrong; where, and what would be right, is found once there is an error.
 """
 
 from __future__ import annotations
@@ -58,6 +58,20 @@ def parse_json(data: bytes) -> Any:
     if content is None:
         raise ValueError("its checksum is of another content; if you have changed the file, delete its entry crc")
     return json.loads(content.decode("utf-8"))
+
+
+def without_surrogates(value: Any) -> Any:
+    """What JSON holds, with an escape such as ``\\udce9`` for each lone surrogate in a text.
+
+    No output can hold one. A file name that is not UTF-8 has some, and older versions of Fluid let them into ids.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
+    if isinstance(value, list):
+        return [without_surrogates(inner) for inner in value]
+    if isinstance(value, dict):
+        return {without_surrogates(name): without_surrogates(inner) for name, inner in value.items()}
+    return value
 
 
 # -- json input ----------------------------------------------------------------------------------
@@ -116,7 +130,7 @@ def rates_from_json(fused: Mapping[str, float]) -> FusedRates | None:
         raise InvalidFieldError("fused", fused, f"the seconds, relative to those of 1 row, {error.reason}") from error
 
 
-def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T:
+def read_record(data: object, kind: type[T], what: str, *, place: str = "", others: bool = False) -> T:
     """Makes a record of type ``kind``, a dataclass or a list of them, from decoded JSON.
 
     Example:
@@ -132,6 +146,7 @@ def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T
         kind: the type to make.
         what: what the data are, for an error about them as a whole (``"profile"``).
         place: where in the file ``data`` stand, for errors; empty if they are all of it.
+        others: whether other fields are passed over, as a newer Fluid may have written them; else they are refused.
 
     Raises:
         InvalidFieldError: a field is missing, unknown or of the wrong type, or its value cannot be used.
@@ -140,10 +155,13 @@ def read_record(data: object, kind: type[T], what: str, *, place: str = "") -> T
     try:
         try:
             made = msgspec.convert(data, kind)
+        except UnicodeEncodeError:  # Where msgspec wants something else than a text, it names none with a surrogate.
+            data = _with_whole_numbers(without_surrogates(data), shape)
+            made = msgspec.convert(data, kind)
         except msgspec.ValidationError:
             data = _with_whole_numbers(data, shape)
             made = msgspec.convert(data, kind)
-        _check_rest(data, shape)
+        _check_rest(data, shape, others)
         return made
     except msgspec.ValidationError as error:
         refusal = _refusal(error, data, shape)
@@ -261,8 +279,8 @@ _WANTED: dict[Any, tuple[type, str]] = {
 _shape: Callable[[Any], _Shape] = functools.cache(_Shape)
 
 
-def _check_rest(value: Any, shape: _Shape) -> None:
-    """Checks what msgspec does not: that all names are known, and all numbers can be used.
+def _check_rest(value: Any, shape: _Shape, others: bool) -> None:
+    """Checks what msgspec does not: that all names are known, unless it may have others; that numbers can be used.
 
     Raises:
         InvalidFieldError: one is not; it has the place.
@@ -276,12 +294,14 @@ def _check_rest(value: Any, shape: _Shape) -> None:
     fields: Mapping[Any, _Shape] | None = None if shape.record is None else shape.fields
     for step, part in parts.items():
         if fields is not None and step not in fields:
+            if others:
+                continue
             shape.refuse_unknown(parts)
         kind = type(part)
         if kind in _CHECKED or (kind is float and _LEAST < part < _MOST) or (kind is int and -_EXACT < part < _EXACT):
             continue  # As nearly all are: a submission may have a hundred thousand trials.
         try:
-            _check_rest(part, shape.item if fields is None else fields[step])
+            _check_rest(part, shape.item if fields is None else fields[step], others)
         except InvalidFieldError as error:
             raise _placed(error, f"[{step!r}]" if fields is None else f".{step}") from None
 

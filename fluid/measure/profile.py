@@ -590,7 +590,7 @@ class Profile:
             raise InvalidFieldError("format", version, reason)
         if version == _WITHOUT_MODELS:
             data = _with_models(data)
-        saved = read_record(data, _SavedProfile, "profile")
+        saved = read_record(data, _SavedProfile, "profile", others=True)
         profile = cls(window=saved.window, threshold=saved.threshold, cohorts=saved.finds_cohorts)
         profile._resizes = saved.resizes.bucket("resizes", profile.window)
         profile.cohorts = {

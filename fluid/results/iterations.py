@@ -83,7 +83,7 @@ def read_iteration(text: bytes, read: Callable[[bytes], Any] = parsed) -> Any:
         value = read(text)  # Its metrics may hold NaN, which is none of JSON.
     try:
         return msgspec.convert(value, StoredIteration) if isinstance(value, dict) else value
-    except msgspec.ValidationError:
+    except ValueError:  # Also UnicodeEncodeError: half a character in place of a number.
         return value
 
 

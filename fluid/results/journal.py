@@ -333,11 +333,11 @@ class Replay:
             reason = f"line {number} is of an unknown version; this Fluid reads version {VERSION}"
             raise InvalidFieldError("v", entry.get("v"), reason)
         what, at = entry.get("what"), entry.get("at")
+        if not isinstance(what, str) or (what not in _WRITTEN and what not in _NO_LONGER_WRITTEN):
+            raise InvalidFieldError("what", what, f"line {number} is of an unknown kind")
         if what in _TOLD or what in _NO_LONGER_WRITTEN:
             self._told.at = at if isinstance(at, float) else self._told.at
             return
-        if what not in _WRITTEN:
-            raise InvalidFieldError("what", what, f"line {number} is of an unknown kind")
         content = {name: value for name, value in entry.items() if name not in ("v", "what")}
         try:
             item: Any = read_record(content, _WRITTEN[what], "journal")

@@ -21,7 +21,7 @@ from fluid._clock import ClockReading, local_time
 from fluid.checksums import DAMAGED, LineChecks, split_line, split_object
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import finite_number
-from fluid.measure.json_input import read_record
+from fluid.measure.json_input import read_record, without_surrogates
 from fluid.resources import Device
 from fluid.trialgroup import Search
 
@@ -256,20 +256,6 @@ class JsonLines:
 
 class ReplacedError(FluidError):
     """A file was truncated or replaced by another one since it was read."""
-
-
-def without_surrogates(value: Any) -> Any:
-    """What JSON holds, with an escape such as ``\\udce9`` for each lone surrogate in a text.
-
-    No output can hold one. A file name that is not UTF-8 has some, and older versions of Fluid let them into ids.
-    """
-    if isinstance(value, str):
-        return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
-    if isinstance(value, list):
-        return [without_surrogates(inner) for inner in value]
-    if isinstance(value, dict):
-        return {without_surrogates(name): without_surrogates(inner) for name, inner in value.items()}
-    return value
 
 
 def parsed(text: bytes) -> Any:

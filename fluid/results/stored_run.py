@@ -16,6 +16,7 @@ from typing import Any
 
 from fluid.checksums import LineChecks
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.measure.json_input import without_surrogates
 from fluid.measure.profile import Profile
 from fluid.results.code_changes import code_notes
 from fluid.results.damage import IterationGaps
@@ -37,7 +38,6 @@ from fluid.results.run_files import (
     line_count,
     parsed,
     why_unreadable,
-    without_surrogates,
 )
 from fluid.results.submitted import SubmittedGroup, SubmittedTrials
 

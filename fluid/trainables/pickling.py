@@ -16,8 +16,9 @@ from typing import Any
 
 import cloudpickle
 
+from fluid import wire
 from fluid._logs import logger_of
-from fluid.errors import InvalidFieldError
+from fluid.errors import InvalidFieldError, TextOfValue
 from fluid.trainables.import_scan import ImportScan, can_be_imported
 from fluid.trainables.json_form import message_of
 from fluid.trainables.script_names import dumps as dump_value
@@ -68,28 +69,35 @@ def dump_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """Pickles the arguments of a call.
 
     Raises:
-        InvalidFieldError: one cannot be pickled; the field names it, as in ``args[0]``.
+        InvalidFieldError: one cannot be pickled, and the field names it, as in ``args[0]``; or they are too long.
     """
     try:
-        return dump_value((args, dict(kwargs)))
+        payload = dump_value((args, dict(kwargs)))
     except (Exception, SystemExit, GeneratorExit):
         for position, value in enumerate(args):
             _dump(f"args[{position}]", value)
         for name, value in kwargs.items():
             _dump(name, value)
-        return _dump("args", (args, dict(kwargs)))
+        payload = _dump("args", (args, dict(kwargs)))
+    if len(payload) > wire.LONGEST_FIELD:
+        reason = f"are too long: at most {wire.LONGEST_FIELD} bytes are sent at once; write them to a file"
+        raise InvalidFieldError("args", TextOfValue(f"{len(payload)} bytes"), reason)
+    return payload
 
 
 def dump_result(result: Any) -> bytes:
     """Pickles what a call returned.
 
     Raises:
-        TypeError: it cannot be pickled.
+        TypeError: it cannot be pickled, or is too long.
     """
     try:
-        return bytes(cloudpickle.dumps(result))
+        payload = bytes(cloudpickle.dumps(result))
     except BaseException as error:
         raise TypeError(f"what the method returned cannot be pickled: {message_of(error)}") from error
+    if len(payload) > wire.LONGEST_FIELD:
+        raise TypeError(f"what the method returned is too long: {len(payload)} bytes of at most {wire.LONGEST_FIELD}")
+    return payload
 
 
 def _dump(field: str, value: Any, dumps: Callable[[Any], bytes] = dump_value) -> bytes:

@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_helpers import Hand, Known
 
@@ -47,7 +48,7 @@ from fluid.measure.profile import Profile
 from fluid.policies.engine import EngineState
 from fluid.resources import Device, MemoryNeed, Requires
 from fluid.results import journal
-from fluid.results.journal import ProfileSaved, encode, replay
+from fluid.results.journal import ProfileSaved, encode, encode_apart, replay
 from fluid.testing.fake_backend import Chances
 from fluid.testing.random_sessions import RandomSession
 from fluid.trialgroup import TrialState
@@ -108,6 +109,28 @@ def test_what_was_asked_for_and_how_far_it_came_is_recovered() -> None:
     assert (b.ended, recovered.failures["b"]) == ("FAILED", Failure("error", "no", "tb"))
     assert c.ended == "STOPPED"
     assert recovered.at == 5.0 and recovered.unfinished and not recovered.torn
+
+
+class Name(str):
+    """A text of the user's own class, as of NumPy's ``choice``."""
+
+    __slots__ = ()
+
+
+def test_what_users_name_and_count_by_classes_of_their_own_is_written_as_what_it_is() -> None:
+    spec = TrialSpec(Name("a"), np.int64(3), priority=np.float32(2.0), config=((Name("lr"), np.str_("x")),))
+    events = (
+        GroupSubmitted(0.0, "0", (spec,), GroupTerms(Name("ann"))),
+        StopRequested(1.0, np.str_("a")),
+        DeviceAdded(2.0, Device(np.int64(1), speed=np.float32(0.5))),
+    )
+    recovered = replay(lines(*events))
+    assert recovered.groups["0"]["a"].trial == TrialSpec("a", 3, priority=2.0, config=(("lr", "x"),))
+    assert recovered.terms["0"] == GroupTerms("ann")
+    assert recovered.places == [DeviceAdded(2.0, Device(1, speed=0.5))]
+    many = tuple(TrialSpec(Name(f"t{number}"), 1) for number in range(300))
+    entry, batches = encode_apart(GroupSubmitted(0.0, "0", many)) or pytest.fail("they are few")
+    assert json.loads(json.dumps([entry, *batches]))[1][0]["trial_id"] == "t0"
 
 
 def test_what_the_user_paused_stays_paused_until_it_is_resumed_or_ends() -> None:
@@ -354,6 +377,7 @@ def test_a_torn_line_elsewhere_is_an_error() -> None:
         ({"v": 99, "what": "GroupSubmitted"}, "unknown version"),
         ({"what": "GroupSubmitted"}, "unknown version"),
         ({"v": journal.VERSION, "what": "Party"}, "line 1 is of an unknown kind"),
+        ({"v": journal.VERSION, "what": ["Tick"]}, "line 1 is of an unknown kind"),
         ({"v": journal.VERSION, "what": "GroupSubmitted", "group_id": "g"}, r"^at=None: is missing \(line 1\)"),
         ({"v": journal.VERSION, "what": "StopRequested", "at": 0.0, "trial_id": "a", "why": 1}, "why=1: is no field"),
         ([], "not an object"),

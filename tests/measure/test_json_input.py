@@ -81,6 +81,14 @@ def test_a_record_is_read_with_all_that_is_in_it() -> None:
         ({"name": "a", "by_name": {"x": {}}}, "by_name['x'].size", None, "is missing"),
         ({"name": "a", "by_name": []}, "by_name", [], "must be a JSON object"),
         ({"name": "a", "best": {"size": 1, "hue": 2}}, "best.hue", 2, "is no field here"),
+        ({"name": "a", "weight": "\udcff"}, "weight", "\\udcff", "must be a number"),
+        (
+            {"name": "a", "by_name": {"\ud800": {"size": "\ud800"}}},
+            "by_name['\\\\ud800'].size",
+            "\\ud800",
+            "must be a n",
+        ),
+        ({"name": "a", "\ud800": 1, "weight": "\ud800"}, "weight", "\\ud800", "must be a number"),
     ],
 )
 def test_an_error_names_place_value_and_reason(data: Any, place: str, value: object, reason: str) -> None:

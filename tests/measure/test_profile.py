@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluid.errors import InvalidFieldError
+from fluid.measure.cohorts.tree import CohortTree
 from fluid.measure.measurements import DRIFT_BASELINE, DRIFT_STREAK, HOPELESS, MIN_OBSERVATIONS
 from fluid.measure.profile import FORMAT, Profile
 from fluid.measure.runtime_model import packing_limit, packing_limit_from_seconds, width_limit
@@ -689,6 +690,23 @@ def test_malformed_content_is_refused(place: list[Any], value: object, field: st
     with pytest.raises(InvalidFieldError) as caught:
         Profile.from_json(data)
     assert caught.value.field == field
+
+
+def test_what_a_newer_fluid_adds_is_passed_over() -> None:
+    profile = profile_of([1.0, 1.1])
+    profile.cohorts[KEY] = CohortTree()
+    plain, data = json.dumps(profile.to_json()), profile.to_json()
+
+    def add_everywhere(part: Any) -> None:
+        for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+            add_everywhere(inner)
+        if isinstance(part, dict) and not {KEY, "new"} & part.keys():
+            part["new"] = [{"at": 1}]
+
+    add_everywhere(data)
+    data["restores"] = {}
+    assert data["keys"][KEY][0]["new"] and data["keys"][KEY][0]["buckets"][0]["new"] and data["cohorts"][KEY]["new"]
+    assert json.dumps(Profile.from_json(data).to_json()) == plain
 
 
 @pytest.mark.parametrize("name", ["format", "window", "threshold", "resizes", "keys"])

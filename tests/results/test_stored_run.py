@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,13 @@ def other_json(lines: list[bytes]) -> list[bytes]:
     return [*lines[:4], b"7\n", b"rubbish\n", *lines[4:]]
 
 
-DAMAGES = (lost_line, flipped_bit, repeated_line, torn_end, other_json)
+def half_a_character(lines: list[bytes]) -> list[bytes]:
+    """As before there were checksums: a text that no encoding has is where a number should be."""
+    unchecked = [line.partition(b', "crc"')[0].removesuffix(b"}\n") + b"}\n" for line in lines]
+    return [*unchecked[:4], re.sub(rb'"seconds": [^,]+', rb'"seconds": "\\ud800"', unchecked[4]), *unchecked[5:]]
+
+
+DAMAGES = (lost_line, flipped_bit, repeated_line, torn_end, other_json, half_a_character)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +287,24 @@ def test_a_rehearsal_sets_fields_of_objects_too(tmp_path: Path) -> None:
         options = ExecutorOptions.in_force(**given)
     assert options.sharing == Sharing("off", max_packing=3)
     assert options.keep == Keep("none") and options.output == Output(0, run_dir=tmp_path / "1")
+
+
+class Side(Sharing):
+    """A user's own: what it says it says by its ``__init__``."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("lane", max_packing=most)
+
+
+@dataclass(frozen=True)
+class Noted(Sharing):
+    note: str = ""
+
+
+def test_a_subclass_means_what_it_says() -> None:
+    for made in (Side(3), Side(most=3), pickle.loads(pickle.dumps(Side(3)))):
+        assert flattened({"sharing": made}) == {"packing": "lane", "max_packing": 3}
+    assert flattened({"sharing": Noted("off", note="why")}) == {"packing": "off"}
 
 
 def test_options_by_names_of_their_own() -> None:

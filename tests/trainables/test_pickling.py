@@ -14,7 +14,7 @@ import pytest
 
 from fluid.errors import InvalidFieldError
 from fluid.trainables.import_scan import imports_of
-from fluid.trainables.pickling import dump_config, dump_trainable
+from fluid.trainables.pickling import dump_arguments, dump_config, dump_result, dump_trainable
 
 
 def test_a_module_that_only_this_process_has_is_sent_along(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,3 +94,12 @@ def test_a_config_that_exits_while_it_is_pickled_is_refused() -> None:
 
     with pytest.raises(InvalidFieldError, match=r"^config\['b'\]=a Exits that cannot be printed: cannot be pickled"):
         dump_config({"a": 1, "b": Exits()})
+
+
+def test_what_is_too_long_to_be_sent_is_refused_where_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluid.wire.LONGEST_FIELD", 1000)
+    assert dump_arguments((bytes(500),), {}) and dump_result(bytes(500))
+    with pytest.raises(InvalidFieldError, match=r"^args=10\d\d bytes: are too long: at most 1000 bytes"):
+        dump_arguments((bytes(1000),), {})
+    with pytest.raises(TypeError, match=r"what the method returned is too long: 10.. bytes of at most 1000"):
+        dump_result(bytes(1000))

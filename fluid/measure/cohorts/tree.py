@@ -473,7 +473,7 @@ class CohortTree:
         Raises:
             InvalidFieldError: something is missing or cannot be used; names the field.
         """
-        saved, tree = read_record(data, _SavedTree, where, place=where), cls()
+        saved, tree = read_record(data, _SavedTree, where, place=where, others=True), cls()
         saved.tree.part(f"{where}.tree", tree._root, DEEPEST)
         for place, each in enumerate(saved.trials):
             if each.id in tree._root.samples:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fluid.display.format import count, duration, percent
+from fluid.measure.json_input import without_surrogates
 from fluid.measure.profile import Profile
 from fluid.reports.story.history import RunHistory
 from fluid.reports.story.words import bytes_name
 from fluid.results.iterations import StoredIteration
-from fluid.results.run_files import without_surrogates
 
 
 @dataclass(frozen=True, kw_only=True)

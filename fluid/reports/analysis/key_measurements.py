@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fluid.measure.json_input import without_surrogates
 from fluid.measure.profile import Profile
-from fluid.results.run_files import without_surrogates
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ray.tune.utils.util import SafeFallbackEncoder
 
 from fluid.integrations.ray_tune.private_api import Trial
 from fluid.integrations.ray_tune.serialization import pickle_arguments
-from fluid.results.run_files import without_surrogates
+from fluid.measure.json_input import without_surrogates
 
 #: Types of values that every process can unpickle.
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes})
