@@ -70,7 +70,8 @@ class FluidExecutor(SessionDoor):
         devices: how many devices to use: GPUs if there are any, else CPU cores; or which of them: ``[0, 1]``,
             ``"cuda:1"``, ``"cpu"`` or a list of :class:`Device`; ``None``, the default, or ``"all"`` for all.
         planner: ``"portfolio"``, the default, ``"dynamic"``, ``"static"`` or ``"fifo"``.
-        packing, max_packing: fields of ``sharing`` by themselves.
+        packing: a field of ``sharing`` by itself.
+        max_packing: another one.
         max_width: most devices for one trial; ``None``, the default, for 8. Trials that are not elastic take one.
         sharing: how trials share devices and processes: a :class:`fluid.Sharing`; ``None``, the default, for what is
             measured to pay.
