@@ -32,8 +32,10 @@ class Keep(GivenFields):
         ...     yield {"loss": config["lr"]}, {"weights": config["lr"]}
         >>> group = TrialGroup([Trial(train, {"lr": lr}) for lr in (0.1, 0.2)], search=Search("loss", "min"))
         >>> with FluidExecutor("local", 1, keep=Keep("best:1", checkpoint_bytes="10GB"), verbose=0) as executor:
-        ...     best = executor.submit_trialgroup(group).best()
-        >>> best.value
+        ...     handle = executor.submit_trialgroup(group)
+        ...     handle.wait()
+        True
+        >>> handle.best().value
         0.1
 
     Args:
