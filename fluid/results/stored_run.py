@@ -48,6 +48,18 @@ _FILES = (SESSION, JOURNAL, RESULTS, TRIALS, FORECASTS, PROFILE)
 def read_run(folder: str | Path, argument: str = "run_dir") -> StoredRun:
     """Reads a run folder.
 
+    Example:
+        >>> from fluid import FluidExecutor, Trial, TrialGroup
+        >>> from fluid.results import read_run
+        >>> def train(config):
+        ...     yield {"loss": config["lr"]}
+        >>> with FluidExecutor("local", 1, run_dir="runs/one", verbose=0) as executor:
+        ...     executor.submit_trialgroup(TrialGroup([Trial(train, {"lr": 0.5})], "rung-0")).wait()
+        True
+        >>> run = read_run("runs/one")
+        >>> run.name, [(each.number, each.metrics) for each in run.reported], run.notes
+        ('rung-0', [(1, {'loss': 0.5})], [])
+
     Args:
         folder: the run folder.
         argument: how the caller names it, for errors.
