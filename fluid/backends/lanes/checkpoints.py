@@ -17,7 +17,6 @@ from fluid.lane.checkpoints.paths import folder_name, trial_folder_name, trial_o
 from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, FromMember, KeepBar
 
 #: The commands that are carried out here.
-OF_HOSTS = (ValueCheckpoints, PrefetchCheckpoint, Persist)
 OfHosts = ValueCheckpoints | PrefetchCheckpoint | Persist
 
 

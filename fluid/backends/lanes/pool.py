@@ -11,13 +11,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from msgspec import structs
-
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import logger_of
 from fluid.backends.base import Backend, DeviceBinding, LaneConnected, LaneDying, LaneSuperseded, LaneText, Launcher
-from fluid.backends.lanes.checkpoints import OF_HOSTS, CheckpointPlaces, LaneRetention, OfHosts
+from fluid.backends.lanes.checkpoints import CheckpointPlaces, LaneRetention, OfHosts
 from fluid.backends.lanes.connections import LaneConnection, LaneConnections
+from fluid.backends.lanes.elastic import OfTrial
 from fluid.backends.lanes.launches import LaneLaunches
 from fluid.backends.lanes.registry import HostPayloads, Registry
 from fluid.backends.lanes.routing import TrialRouter
@@ -25,20 +24,13 @@ from fluid.backends.lanes.times import not_before
 from fluid.elastic.messages import require_process_group
 from fluid.engine.commands import (
     Answer,
-    Call,
     Command,
     DumpStacks,
     KillLane,
     LimitMemory,
     LimitRows,
-    Pause,
-    Resize,
-    RunIteration,
-    Save,
     StartLane,
-    StartTrial,
     StopLane,
-    StopTrial,
 )
 from fluid.engine.events import CleanUpLasts, Event, LaneLost, LaneOutdated, TrialFailed, TrialReleased, TrialSaved
 from fluid.errors import FluidError, require_number, require_one_of
@@ -106,7 +98,6 @@ _OfLane = (StopLane, KillLane, Answer, LimitRows)
 #: About trials, wherever they are.
 _Untracked = (DumpStacks, LimitMemory)
 _ENDS_CLEAN_UP = (TrialReleased, TrialFailed, TrialSaved, FromMember)
-_OfTrial = (StartTrial, RunIteration, Pause, Save, StopTrial, Call, Resize)
 
 
 class LanePool(Backend):
@@ -289,9 +280,9 @@ class LanePool(Backend):
             if self._was_there(command.lane_id):
                 raise FluidError(f"{command}: there is, or was, a lane of that number")
             return
-        if isinstance(command, OF_HOSTS):
+        if isinstance(command, OfHosts):
             return
-        if not isinstance(command, (*_OfLane, *_Untracked, *_OfTrial)):
+        if not isinstance(command, (*_OfLane, *_Untracked, OfTrial)):
             raise FluidError(f"{command} is no command for a backend")
         lanes = (command.lane_id,) if isinstance(command, _OfLane) else command.lane_ids
         if not isinstance(command, (*_OfLane, *_Untracked)):
@@ -312,13 +303,11 @@ class LanePool(Backend):
                 self._launcher.dump_stacks(lane_id, command.trial_id)
         elif isinstance(command, LimitMemory):
             self._lanes.send(command.lane_ids[0], command)
-        elif isinstance(command, LimitRows):
+        elif isinstance(command, (LimitRows, Answer)):
             self._lanes.send(command.lane_id, command)
         elif isinstance(command, OfHosts):
             self.places.execute(command)
-        elif isinstance(command, Answer):
-            self._lanes.send(command.lane_id, command)
-        elif isinstance(command, _OfTrial):
+        elif isinstance(command, OfTrial):
             self._events += self._router.execute(command)
 
     # -- lanes ---------------------------------------------------------------------------------------------
@@ -472,8 +461,16 @@ class LanePool(Backend):
         self.places.lane_is_gone(lane)
         if not lane.leaving:
             reason = lane.killed_because or reason
-            lost = LaneLost(self._clock.now(), lane.lane_id, reason, culprit=culprit, blameless=blameless)
-            self._events.append(structs.replace(lost, failed_position=lane.failed_position))
+            self._events.append(
+                LaneLost(
+                    self._clock.now(),
+                    lane.lane_id,
+                    reason,
+                    culprit=culprit,
+                    blameless=blameless,
+                    failed_position=lane.failed_position,
+                )
+            )
             self._events += self._router.lane_leaves(lane.lane_id)
 
     def _take(self) -> list[Event]:
