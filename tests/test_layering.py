@@ -49,6 +49,7 @@ LAYERS = (
     layer(2, "trainables", "cloudpickle ray msgspec"),
     layer(2, "processes"),
     layer(2, "search", "numpy optuna"),
+    layer(3, "joint", "msgspec"),
     layer(3, "gpu", "pynvml"),
     layer(3, "elastic", "numpy cloudpickle torch horovod ray"),
     layer(3, "measure", "numpy msgspec"),

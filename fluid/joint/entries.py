@@ -1,0 +1,208 @@
+"""What members of a shared folder tell each other: the frames of the log's entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fluid.trainables.usage import NO_USAGE, Usage
+from fluid.wire import Frame, decoder, encode
+
+
+class Wrote(Frame, frozen=True):
+    """Begins an entry: who wrote it.
+
+    Attributes:
+        member: the member's name.
+        number: of the member's entries, so that no two are alike.
+    """
+
+    member: str
+    number: int
+
+
+class Joined(Frame, frozen=True, kw_only=True):
+    """The member takes part from now on. One that was taken for dead takes part again by another name.
+
+    Attributes:
+        folder: its folder's name, in ``members/``.
+        host, pid: where it runs, for people.
+        process: names the process for others on its machine: see :func:`fluid.joint.liveness.own_process`.
+        devices: the names of its devices.
+        version: of its Fluid.
+    """
+
+    folder: str
+    host: str
+    pid: int
+    process: str
+    devices: tuple[str, ...]
+    version: str
+
+
+class Left(Frame, frozen=True):
+    """The member takes part no more: others may go on with its trials."""
+
+
+class Lost(Frame, frozen=True):
+    """A member gives no sign of life: others may go on with its trials, and what it still tells does not count.
+
+    Attributes:
+        member: its name.
+        reason: how that was seen, for people.
+    """
+
+    member: str
+    reason: str = ""
+
+
+class Founded(Frame, frozen=True):
+    """What all members of a sweep must agree on. The first one counts; a member that was given something else ends.
+
+    Attributes:
+        group: the sweep's name.
+        arguments: those of the call, as texts, by name.
+        seeds: what the seeds of the trials follow from: see :class:`fluid.random_state.SeedOrigin`.
+    """
+
+    group: str
+    arguments: Mapping[str, str]
+    seeds: tuple[str, ...] = ()
+
+
+class Begun(Frame, frozen=True):
+    """The sweep's next trial begins, with the member: it has the number of those that began before it.
+
+    Attributes:
+        group: the sweep's name.
+        config: its hyperparameters.
+        most: trials that the sweep has at most; ``None`` for no limit.
+    """
+
+    group: str
+    config: Any = None
+    most: int | None = None
+
+
+class Claimed(Frame, frozen=True):
+    """The member is to run a trial that no other one has. The number of the entry is that of its lease."""
+
+    group: str
+    trial_id: str
+
+
+class TrialFrame(Frame, frozen=True):
+    """What a member tells of a trial that it has.
+
+    Attributes:
+        trial_id: the trial.
+        lease: the number of the member's lease. What is told under one that is out of date does not count.
+    """
+
+    trial_id: str
+    lease: int
+
+
+class Started(TrialFrame, frozen=True):
+    """The trial runs: what becomes of the member now may be its doing."""
+
+
+class Iterated(TrialFrame, frozen=True, kw_only=True):
+    """The trial has finished iterations, the last of which is named; each has an item in the lists.
+
+    Attributes:
+        metrics: what it reported, JSON as ``results.jsonl`` has it.
+        seconds: how long each took.
+        ages: how many seconds before the last each ended.
+        width, device_ids, rows, usage: see :class:`fluid.engine.commands.Report`; the devices are the member's.
+    """
+
+    iteration: int
+    metrics: tuple[str, ...]
+    seconds: tuple[float, ...]
+    ages: tuple[float, ...]
+    width: float
+    device_ids: tuple[int, ...]
+    rows: int = 1
+    usage: Usage = NO_USAGE
+
+
+class Ended(TrialFrame, frozen=True, kw_only=True):
+    """The trial has ended; one that is DONE stays the member's, and may be extended.
+
+    Attributes:
+        state: ``DONE``, ``STOPPED`` or ``FAILED``.
+        iteration: iterations done.
+        by_itself: whether it said that it has no more to do.
+        kind, message, traceback: of its failure.
+    """
+
+    state: str
+    iteration: int
+    by_itself: bool = False
+    kind: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+class Released(TrialFrame, frozen=True):
+    """The member gives the trial up for others to run, from the checkpoint that it wrote for them."""
+
+
+class Wants(Frame, frozen=True):
+    """The member has idle devices, and nothing to run there; ``0`` once it has.
+
+    Attributes:
+        devices: how many.
+    """
+
+    devices: int
+
+
+class Extended(Frame, frozen=True):
+    """A submitter has let a trial run so many iterations in all."""
+
+    trial_id: str
+    budget: int
+
+
+class StopAsked(Frame, frozen=True):
+    """A submitter wants a trial to run no further; ``outcome`` is what reports are to show, empty for how it ends."""
+
+    trial_id: str
+    outcome: str = ""
+
+
+Item = (
+    Joined
+    | Left
+    | Lost
+    | Founded
+    | Begun
+    | Claimed
+    | Started
+    | Iterated
+    | Ended
+    | Released
+    | Wants
+    | Extended
+    | StopAsked
+)
+_decode = decoder(Wrote | Item)
+
+
+def entry_of(member: str, number: int, items: Sequence[Item]) -> bytes:
+    """Returns the content of an entry of the log."""
+    return encode([Wrote(member, number), *items])
+
+
+def read_entry(content: bytes) -> tuple[str, list[Any]]:
+    """Returns who wrote an entry, and its items.
+
+    Raises:
+        ValueError: it is none of this version.
+    """
+    wrote, *items = _decode(content)
+    if not isinstance(wrote, Wrote):
+        raise ValueError("does not say who wrote it")
+    return wrote.member, items
