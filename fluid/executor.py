@@ -29,6 +29,7 @@ from fluid.session.folder.given_code import GivenCode
 from fluid.session.folder.resume import read_session
 from fluid.session.handle import TrialGroupHandle, session_facts, table_html
 from fluid.session.inbox import GroupInbox
+from fluid.session.joint import joining
 from fluid.session.listeners import TrialListener, require_listener
 from fluid.session.live_trials import LiveTrials
 from fluid.session.notice import NOTICE, InForce
@@ -96,8 +97,8 @@ class FluidExecutor(SessionDoor):
             process dies (``docs/reliability.md``); 1 by default, 0 for none.
         flat: further fields of these objects by themselves, as ``packing="off"`` means ``sharing=Sharing("off")``:
             ``isolation``, ``lane_policy``, ``rounds``, ``max_fused``; ``deadline``, ``budget_usd``,
-            ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``, ``metrics_port``, ``run_dir``.
-            What is given both ways must be the same.
+            ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``, ``metrics_port``, ``run_dir``,
+            ``join``. What is given both ways must be the same.
 
     Attributes:
         run_dir: the run folder.
@@ -149,7 +150,9 @@ class FluidExecutor(SessionDoor):
             **{name: value for name, value in packed.items() if value is not None},
             **flat,
         )
-        self._folder = _folder or RunFolder.create(options.output.run_dir)
+        membership = joining(options.output, rehearsed=rehearsed is not None or backend == "simulated")
+        folder = options.output.run_dir if membership is None else membership.folder
+        self._folder = _folder or RunFolder.create(folder)
         self.run_dir = self._folder.path
         with contextlib.ExitStack() as undo:
             undo.callback(self._folder.close)
@@ -173,6 +176,7 @@ class FluidExecutor(SessionDoor):
             options.keep,
             options.goals,
             options.isolating,
+            membership,
         )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session))

@@ -78,6 +78,7 @@ def run(
     keep: Keep | str | None = None,
     output: Output | None = None,
     run_dir: str | Path | None = None,
+    join: bool = False,
     resume: bool = False,
     code: str = "begun",
     retry_failed: bool = False,
@@ -148,6 +149,9 @@ def run(
         keep: which checkpoints outlive the session.
         output: what is told of the session, where.
         run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
+        join: whether ``run_dir`` is a folder that several drivers share: each makes this same call, on the same or on
+            another machine, and they work one sweep together, with the devices of each. The first one begins it; others
+            may come later, and go at any time (``docs/shared_folder.md``). ``False`` by default.
         resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
             ``False`` by default. The time budget, the deadline, stop rules, callbacks, loggers, ``on_oom``,
             ``max_concurrent`` and ``trial_options`` may be others; so may the code of the trainable: see ``code``.
@@ -186,6 +190,7 @@ def run(
     """
     called = _CLOCK.now()
     own = {"deadline": deadline, "run_dir": run_dir, "loggers": loggers or None, "metrics_port": metrics_port}
+    own["join"] = join or None
     objects = {"sharing": sharing, "goals": goals, "keep": keep, "output": output}
     asked = flattened({name: value for name, value in {**own, **objects}.items() if value is not None})
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)

@@ -269,6 +269,7 @@ class PauseRequested(TrialEvent, frozen=True):
 
 #: Why a trial is held: see :class:`fluid.engine.records.TrialRecord`.
 BY_USER, SET_ASIDE = "paused by the user", "set aside: no further iteration would end in time"
+ELSEWHERE = "for another driver to run"
 
 
 class TrialSetAside(TrialEvent, frozen=True):
@@ -335,6 +336,47 @@ class RequestAnswered(TrialLaneEvent, frozen=True, kw_only=True):
 
 class TrialForgotten(TrialEvent, frozen=True):
     """The submitter needs a trial that has ended no more: its record is dropped, and its id stays taken."""
+
+
+# -- from the other drivers of a shared folder -----------------------------------------------------------
+
+
+class TrialMoved(TrialEvent, frozen=True):
+    """A trial goes on from another state than the engine has, which is dropped, wherever the trial is.
+
+    Attributes:
+        history: how the trial stands.
+        here: whether this driver runs it from now on, and no other one does.
+    """
+
+    history: TrialHistory
+    here: bool
+
+
+class TrialOffered(TrialEvent, frozen=True):
+    """A trial that is set aside is for another driver to run: its state is to be on disk, also if memory has it."""
+
+
+class IteratedElsewhere(TrialEvent, frozen=True):
+    """Another driver has run a trial up to an iteration."""
+
+    iteration: int
+
+
+class EndedElsewhere(TrialEvent, frozen=True, kw_only=True):
+    """A trial has ended in another driver.
+
+    Attributes:
+        state: DONE, STOPPED or FAILED.
+        iteration: iterations done.
+        by_itself: whether it said that it has no more to do.
+        failure: why it failed; ``None`` if it has not.
+    """
+
+    state: TrialState
+    iteration: int
+    by_itself: bool = False
+    failure: Failure | None = None
 
 
 # -- devices: from the backend and the session -----------------------------------------------------------

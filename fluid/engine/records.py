@@ -708,6 +708,12 @@ class GroupRecord:
             self.live = self.live or {}
             self.live[trial.trial_id] = trial
 
+    def drop(self, trial: TrialRecord) -> None:
+        """Drops one of its trials, as another record takes its place."""
+        self._discount(trial)
+        del self.trial_ids[trial.trial_id]
+        self.open -= not trial.state.ended
+
     def forget(self, trial: TrialRecord) -> None:
         """Drops one of its trials; what it did still counts."""
         self._discount(trial)
@@ -855,10 +861,12 @@ TRANSITIONS = (
     Transition(TrialState.RESIZING, TrialState.FAILED, "failed too often"),
     Transition(TrialState.PAUSED, TrialState.QUEUED, "goes on from the state it kept, or resumed by the user"),
     Transition(TrialState.PAUSED, TrialState.STOPPED, "stopped while the user had it paused"),
-    Transition(TrialState.PAUSED, TrialState.FAILED, "its state could not be saved"),
+    Transition(TrialState.PAUSED, TrialState.FAILED, "its state could not be saved, or it failed in another driver"),
+    Transition(TrialState.PAUSED, TrialState.DONE, "another driver has used its budget up"),
     Transition(TrialState.STOPPING, TrialState.STOPPED, "left its last lane"),
     Transition(TrialState.STOPPING, TrialState.FAILED, "left its last lane, and has failed as its submitter judges"),
     Transition(TrialState.DONE, TrialState.QUEUED, "extended, or a call needs its state"),
+    Transition(TrialState.DONE, TrialState.PAUSED, "extended, for another driver to run"),
     Transition(TrialState.DONE, TrialState.STOPPED, "stopped after it was done"),
     Transition(TrialState.DONE, TrialState.FAILED, "has failed as its submitter judges"),
 )

@@ -121,12 +121,12 @@ class BegunTrial:
 
     Attributes:
         trial: the trial.
-        number: its number in the sweep, from 0.
-        begun: what was told.
+        writer: the member that told of it.
+        begun: what it told.
     """
 
     trial: JointTrial
-    number: int
+    writer: str
     begun: Begun
 
 
@@ -220,7 +220,7 @@ class JointState:
         self.trials[trial.trial_id] = trial
         # Several begin in one entry: each has the lease of its own trial, which the entry's number is enough for.
         self._lend(trial, number, member)
-        yield BegunTrial(trial, place, item)
+        yield BegunTrial(trial, member.name, item)
 
     def _lend(self, trial: JointTrial, lease: int, member: Member) -> None:
         trial.lease, trial.holder, trial.runs = lease, member.name, False

@@ -30,6 +30,7 @@ from fluid.policies.admission import Admitting
 from fluid.policies.checkpoints import CheckpointValues
 from fluid.policies.cohorts import Cohorts
 from fluid.policies.drains import DeviceDemand, Drains, Retirements
+from fluid.policies.elsewhere import Elsewhere
 from fluid.policies.fusing.fusing import Fusing
 from fluid.policies.gangs import Reservations
 from fluid.policies.hung import HungTrials
@@ -164,6 +165,8 @@ class EngineState(Engine):
                 self._hung,
                 CleanUps(core),
                 Strikes(core, self._failures.device_lost),
+                # What other drivers run comes and goes before anything is paused or placed.
+                Elsewhere(core, self._submissions, self._residency, self._resizing),
                 # Trials that the user pauses leave devices that retire, and these then drain.
                 self._user_pauses,
                 self.retirements,

@@ -141,6 +141,8 @@ class StopRules:
 
     def __init__(self, stop: StopArgument, less_is_better: Mapping[str, bool]) -> None:
         self._sign = 1.0 if next(iter(less_is_better.values())) else -1.0
+        #: What was given, for people.
+        self.text = repr(stop)
         self._values: dict[str, float] = {}
         #: Metrics of :attr:`_values` that reach theirs from above.
         self._fall: set[str] = set()

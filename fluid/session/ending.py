@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fluid.backends.base import Backend
@@ -19,8 +19,18 @@ from fluid.session.notice import NOTICE
 _LAST = (IterationDone, TrialSaved)
 
 
-def take_last(backend: Backend, state: EngineState, folder: RunFolder, keeper: Keeper) -> list[TrialNotice]:
+def take_last(
+    backend: Backend,
+    state: EngineState,
+    withhold: Callable[[list[Command]], list[Command]],
+    folder: RunFolder,
+    keeper: Keeper,
+) -> list[TrialNotice]:
     """Ends the lanes of a session: an iteration that a trial has finished by then counts, but nothing follows from it.
+
+    Args:
+        backend, state, folder, keeper: those of the session.
+        withhold: takes of the engine's commands what is not to be told here.
 
     Returns:
         What the groups are to be told.
@@ -28,7 +38,9 @@ def take_last(backend: Backend, state: EngineState, folder: RunFolder, keeper: K
     events = [event for event in backend.end() if isinstance(event, _LAST)]
     if not events:
         return []
-    notices: list[TrialNotice] = [one for one in state.handle(*events) if isinstance(one, (Report, ReportEnd))]
+    notices: list[TrialNotice] = [
+        one for one in withhold(state.handle(*events)) if isinstance(one, (Report, ReportEnd))
+    ]
     folder.journal(events, notices)
     keeper.follow(events, notices)
     return notices

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluid.directions import search_text
-from fluid.engine.events import FailRequested, Failure, RungReached, TrialSetAside
+from fluid.engine.events import Failure, RungReached, TrialSetAside
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
 from fluid.random_state import Seeds
 from fluid.resources import Device
@@ -427,7 +427,7 @@ class TrialGroupHandle:
     def fail(self, trial_id: str, failure: Failure) -> None:
         """Tells that a trial has failed, for search algorithms: it ends after its iteration, as if it had raised."""
         self._require_known(trial_id)
-        self._requests.ask(partial(FailRequested, trial_id=trial_id, failure=failure))
+        self._requests.fail(trial_id, failure)
 
     def set_aside(self, trial_id: str) -> None:
         """Has a trial go on only in a session that resumes this one, for search algorithms: it is saved, and rests."""

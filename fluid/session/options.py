@@ -270,6 +270,7 @@ class FlatOptions(TypedDict, total=False):
     loggers: Sequence[TrialListener]
     metrics_port: int | str | None
     run_dir: str | Path | None
+    join: bool
 
 
 #: The objects by which an executor takes options, each by the name of its argument.

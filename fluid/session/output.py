@@ -42,6 +42,7 @@ class Output(GivenFields):
     loggers: Sequence[TrialListener] = ()
     metrics_port: int | str | None = None
     run_dir: str | Path | None = None
+    join: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.verbose, int) or self.verbose not in (0, 1):
@@ -53,6 +54,10 @@ class Output(GivenFields):
             require_listener(listener, f"loggers[{position}]")
         if self.metrics_port is not None:
             parse_address(self.metrics_port)
+        if not isinstance(self.join, bool):
+            raise InvalidFieldError("join", self.join, "must be True or False")
+        if self.join and self.run_dir is None:
+            raise InvalidFieldError("join", True, "needs run_dir=, the folder that all drivers share")
 
 
 def parse_address(port: object) -> tuple[str, int]:

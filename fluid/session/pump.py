@@ -12,7 +12,7 @@ import queue
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
@@ -28,6 +28,7 @@ from fluid.engine.events import (
     DeviceAdded,
     DeviceDraining,
     Event,
+    GroupSubmitted,
     LaneLost,
     LaneReady,
     RequestAnswered,
@@ -35,10 +36,12 @@ from fluid.engine.events import (
     Tick,
     TrialFailed,
     TrialReleased,
+    TrialsAdded,
     TrialSaved,
     TrialStarted,
 )
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.joint.membership import Entry, Membership, lost_error
 from fluid.keeping import NOTHING, Keep
 from fluid.policies.engine import EngineState
 from fluid.results.run_files import PROFILE, SESSION
@@ -47,6 +50,7 @@ from fluid.session.ending import Endings, take_last
 from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.keeper import Keeper
 from fluid.session.inbox import GroupInbox
+from fluid.session.joint import JointSession
 from fluid.session.listeners import LimitReachedError, TrialRequest, ended_early
 from fluid.session.options import IdleLanes
 from fluid.session.scaling.scaling import DeviceScaling, apart, earlier
@@ -369,9 +373,11 @@ class Pump:
         facts: what ``session.json`` says of the session.
         keep: which checkpoints outlive the session.
         goals: when all is to have ended, and what that may cost.
+        membership: in the shared folder whose sweeps the session works with others; ``None`` for a session by itself.
 
     Attributes:
         inboxes: the groups of the session, by id. Written by the pump's thread only.
+        joint: what the session does in a shared folder; ``None`` for a session by itself.
         keeper: follows which checkpoints outlive the session.
         began: when the session began, seconds on the clock of the events.
         scaling: decides how many devices the session holds.
@@ -389,6 +395,7 @@ class Pump:
         facts: Mapping[str, Any],
         keep: Keep = NOTHING,
         goals: Goals = NO_GOALS,
+        membership: Membership | None = None,
     ) -> None:
         self.inboxes: dict[str, GroupInbox] = {}
         self._state = state
@@ -423,6 +430,15 @@ class Pump:
         self._look_at: float | None = None if backend.is_virtual else self.began
         self._closing = False
         self._broken: BaseException | None = None
+        self.joint: JointSession | None = None
+        if membership is not None:
+            membership.hear(self._heard, self._lost_folder)
+            self.joint = JointSession(
+                *(state, membership, backend.now, self.handle, self._deliver, self._post),
+                name_of=lambda group_id: self.inboxes[group_id].group.name,
+            )
+        #: What the log tells as the session ends.
+        self._last_entries: list[Entry] = []
         self._thread = AwaitedThread("fluid-pump", self._run)
         self._thread.start()
 
@@ -529,11 +545,50 @@ class Pump:
         except BaseException as error:
             self._broken = error
             raise
+        commands = self._withhold(commands)
         with self._ending_on_error():
             if accepted is not None:
                 accepted()
             self._folder.journal(events, commands)
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
+        self._tell(events, commands)
+
+    def handle_new(self, event: GroupSubmitted | TrialsAdded, accepted: Callable[[], None], name: str) -> None:
+        """Gives the engine new trials of a group of that name; in a shared folder they are held until its log says."""
+        if self.joint is None:
+            self.handle(event, accepted=accepted)
+            return
+        ids = [spec.trial_id for spec in event.trials]
+        self.handle(event, *self.joint.holding(event.trials), accepted=accepted)
+        self.joint.submitted(name, ids)
+
+    def _deliver(self, notice: TrialNotice, *, others: bool = False) -> None:
+        """Writes and tells what the log of a shared folder tells of a trial; ``others`` if another driver ran it."""
+        with self._ending_on_error():
+            self._folder.journal((), [notice], followed=not others)
+        self._tell((), [notice])
+
+    def _heard(self, entries: list[Entry]) -> None:
+        """Takes entries of the log of a shared folder; called in the membership's thread."""
+        if self.has_ended:
+            self._last_entries += entries
+        else:
+            self._post(partial(self._apply, entries))
+
+    def _apply(self, entries: list[Entry]) -> None:
+        assert self.joint is not None
+        with self._ending_on_error():
+            self.joint.apply(entries)
+
+    def _lost_folder(self, error: BaseException) -> None:
+        """Ends the session, as the shared folder cannot be used any more; called in the membership's thread."""
+
+        def end() -> None:
+            self._broken = self._broken or lost_error(error)
+
+        self._post(end)
+
+    def _tell(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
         with self._ending_on_error():
             self.scaling.heard(events, commands)
         self.departures.follow(events, commands)
@@ -607,12 +662,20 @@ class Pump:
             self.scaling.begin(devices)
             for device in devices:
                 self.handle(DeviceAdded(self._backend.now(), device))
+            if self.joint is not None:
+                self.joint.membership.start(device.kind for device in devices)
             while not self._closing and self._broken is None:
                 self._turn()
             if self._broken is None:
                 self.keeper.await_pending(self._turn_for)
                 self._calls.answer(lambda: self._broken is not None)  # Of the thread that brings checkpoints here.
-                self.notify(*map(self._notification, take_last(self._backend, self._state, self._folder, self.keeper)))
+                last = take_last(self._backend, self._state, self._withhold, self._folder, self.keeper)
+                self.notify(*map(self._notification, last))
+                if self.joint is not None:
+                    self.joint.leave()
+                    self.joint.membership.close()
+                    self._calls.answer(lambda: self._broken is not None)
+                    self._apply(self._last_entries)
                 self.keeper.finish()
                 self._calls.answer(lambda: self._broken is not None)  # Of the thread that brings checkpoints here.
         except BaseException as error:
@@ -626,6 +689,9 @@ class Pump:
         except BaseException:
             _log.exception("the session could not be closed in order")
         self.hold.end()
+
+    def _withhold(self, commands: list[Command]) -> list[Command]:
+        return commands if self.joint is None else self.joint.withhold(commands)
 
     def _turn_for(self, seconds: float) -> None:
         """A round, as the session ends: what the backend reports within so many seconds, then the calls."""
@@ -641,6 +707,8 @@ class Pump:
                 _write_last, SESSION, lambda: self._write_facts(closed=self._backend.now() + self._folder.shift)
             )
             rest.callback(self._backend.close)
+            if self.joint is not None:
+                rest.callback(self.joint.membership.close)
             for inbox in reversed(self.inboxes.values()):
                 rest.callback(inbox.break_off, reason)
             rest.callback(self._refuse_calls)
@@ -688,6 +756,8 @@ class Pump:
         settled = quiet and until is not None and self._backend.now() >= begun + until
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):
             self._tick()
+        if self.joint is not None and self._broken is None:
+            self.joint.look()
         # Only if it was due before poll() began: what lanes had reported by then is known now. It may have removed the
         # deadline. A wait that a suspension of the driver interrupts may end without it.
         alarm_at = self._state.alarm_at

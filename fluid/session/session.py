@@ -23,6 +23,8 @@ from fluid.engine.events import (
     DeviceAdded,
     DeviceLost,
     Event,
+    FailRequested,
+    Failure,
     GroupSubmitted,
     GroupTerms,
     PauseRequested,
@@ -33,6 +35,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.joint.membership import Membership
 from fluid.keeping import NOTHING, Keep
 from fluid.measure.profile import Profile
 from fluid.packing import PACKINGS
@@ -48,6 +51,7 @@ from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.resume import LeftSession, lost_checkpoints
 from fluid.session.forecasting.forecasts import Forecasts
 from fluid.session.inbox import GroupInbox
+from fluid.session.joint import JointSession
 from fluid.session.listeners import TrialListener
 from fluid.session.pump import Pump
 from fluid.session.specs import (
@@ -127,7 +131,8 @@ class GroupRequests:
 
         def add() -> None:
             inbox.require_new(trials)
-            self._handle(partial(TrialsAdded, group_id=inbox.group_id, trials=specs), accepted)
+            event = TrialsAdded(self.backend.now(), inbox.group_id, specs)
+            self._pump.handle_new(event, accepted, inbox.group.name)
             say_what_is_awaited(self._state, inbox.group.name, specs)
 
         self._pump.work(add)
@@ -141,8 +146,21 @@ class GroupRequests:
             if not self._state.trials[trial_id].state.ended:
                 self._pump.notify(partial(inbox.reopen, trial_id))
 
-        event = partial(BudgetExtended, trial_id=trial_id, iterations=budget, follow_up_iterations=follow_up_iterations)
-        self._pump.work(lambda: self._handle(event, accepted))
+        def extend() -> None:
+            joint = self._pump.joint
+            further = budget if joint is None else joint.extends(trial_id, budget, inbox.group.name)
+            if further:
+                self._handle(
+                    partial(
+                        BudgetExtended,
+                        trial_id=trial_id,
+                        iterations=further,
+                        follow_up_iterations=follow_up_iterations,
+                    ),
+                    accepted,
+                )
+
+        self._pump.work(extend)
 
     def stop(self, trial_id: str, outcome: str | None, *, now: bool = False) -> None:
         """Stops a trial; with ``now``, by killing its lanes."""
@@ -155,7 +173,18 @@ class GroupRequests:
             inbox.change(inbox.group.stop, trial_id)
             inbox.say(trial_id, outcome)
 
-        self._pump.act(lambda: self._handle(event, accepted))
+        self._pump.act(lambda: self._stop(event, accepted))
+
+    def fail(self, trial_id: str, failure: Failure) -> None:
+        """Stops a trial, which has failed as its submitter finds."""
+        self._pump.act(lambda: self._stop(partial(FailRequested, trial_id=trial_id, failure=failure), lambda: None))
+
+    def _stop(self, event: Callable[..., StopRequested | FailRequested], accepted: Callable[[], None]) -> None:
+        joint, made = self._pump.joint, event(at=self.backend.now())
+        if joint is None or joint.stops(made, self._inbox.group.name):
+            self._pump.handle(made, accepted=accepted)
+        else:
+            accepted()
 
     def pause(self, trial_id: str) -> None:
         """Pauses a trial until it is resumed."""
@@ -225,6 +254,7 @@ class Session:
         keep: which checkpoints outlive the session.
         goals: when all is to have ended, and what that may cost.
         isolating: which trials run in a process that has run no other one.
+        membership: in the shared folder whose sweeps the session works with others; ``None`` for a session by itself.
 
     Attributes:
         backend: as given; methods of it that say so may be called from any thread.
@@ -240,6 +270,7 @@ class Session:
         keep: Keep = NOTHING,
         goals: Goals = NO_GOALS,
         isolating: Isolating = ISOLATING,
+        membership: Membership | None = None,
     ) -> None:
         self._state = state
         self.backend = backend
@@ -255,7 +286,7 @@ class Session:
         self._next_group = 0
         #: Numbers of the trials, in order of submission.
         self._numbers = itertools.count()
-        self._pump = Pump(state, backend, folder, facts, keep, goals)
+        self._pump = Pump(state, backend, folder, facts, keep, goals, membership)
         self._keeper = self._pump.keeper
         self.clock: Clock = backend  # Of its events; a hold makes it stand still.
         self.hold, self.waits = self._pump.hold, self._pump.waits
@@ -293,7 +324,7 @@ class Session:
             group_id = str(self._next_group)
             inbox = GroupInbox(group_id, group, listener, self.waits)
             event = GroupSubmitted(at=self.backend.now(), group_id=group_id, trials=specs, terms=terms)
-            self._pump.handle(event, accepted=lambda: self._open_group(inbox, payloads))
+            self._pump.handle_new(event, lambda: self._open_group(inbox, payloads), group.name)
             say_what_is_awaited(self._state, group.name, specs)
             return inbox
 
@@ -491,6 +522,15 @@ class Session:
             return self._in_thread(lambda: inbox.facts.best)
         except FluidError:  # As above.
             return inbox.facts.best
+
+    @property
+    def joint(self) -> JointSession | None:
+        """What the session does in a shared folder, for its own thread; ``None`` for a session by itself."""
+        return self._pump.joint
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Has a piece of work done in the session's thread, and returns or raises what it does."""
+        return self._pump.act(work)
 
     @property
     def has_ended(self) -> bool:

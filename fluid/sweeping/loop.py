@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 
@@ -20,10 +21,12 @@ from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
 from fluid.search.suggestion import Suggestion
+from fluid.session.joint import JointSession
 from fluid.session.listeners import LimitReachedError, TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.closing import SweepClosing
+from fluid.sweeping.joint import ELSEWHERE, JointStarts
 from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
 from fluid.sweeping.reported import SweepMetrics
 from fluid.sweeping.resuming import EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
@@ -73,9 +76,9 @@ class SweepLoop(TrialListener):
         #: Of trials that failed in an earlier session, how often each was tried again since; while these are replayed.
         self._retries = Counter[str]()
         #: The end by a deadline of the sweep's own.
-        self.closing = SweepClosing(
-            self.trials, self._take, self._rest_or_stop, self._rest, lambda: self._asking.is_done
-        )
+        self.closing = SweepClosing(self.trials, self._take, self._rest_or_stop, self._rest, lambda: self._has_all)
+        #: Begins the trials of a sweep that several drivers work; ``None`` if this one works it alone.
+        self._joint: JointStarts | None = None
 
     def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> None:
         """Runs until all trials have ended, or a rule ends the sweep.
@@ -94,7 +97,22 @@ class SweepLoop(TrialListener):
         budget_s = self.plan.time_budget_s
         self._deadline = None if budget_s is None else self._clock.now() + budget_s
         self._under_way.begin(executor)
-        self._work.start(partial(self._guard, self._fill if earlier is None else partial(self._go_on, earlier)))
+        if executor.session.joint is not None:
+            self._join(executor.session.joint)
+        else:
+            self._work.start(partial(self._guard, self._fill if earlier is None else partial(self._go_on, earlier)))
+        try:
+            self._await_end()
+        finally:
+            if self._joint is not None:
+                with suppress(FluidError):  # The session has ended.
+                    executor.session.do(self._joint.detach)
+        if self._error is not None:
+            raise self._error
+        self._asking.run_all()
+        self._reported.require_any(self.trials.by_id.values())
+
+    def _await_end(self) -> None:
         while not self._is_over:
             try:
                 self._asking.run_errand(self._seconds_left)
@@ -103,10 +121,23 @@ class SweepLoop(TrialListener):
             self._do(self._check_time)
             if self.trials.resting:
                 self._look_at_rest()
-        if self._error is not None:
-            raise self._error
-        self._asking.run_all()
-        self._reported.require_any(self.trials.by_id.values())
+
+    def _join(self, session: JointSession) -> None:
+        """Works the sweep together with other drivers: all that it does is done in the session's thread.
+
+        So it is done where the log is read, one thing after another.
+        """
+        self._joint = JointStarts(
+            self.plan,
+            self.trials,
+            self._asking,
+            begin=self._begin,
+            do=self._do,
+            fail=self.fail,
+            is_over=lambda: self.reason is not None or self._is_over,
+        )
+        self._work.start(lambda: None)
+        self.trials.executor.session.do(partial(self._joint.attach, session))
 
     def abandon(self) -> None:
         """Decides nothing more, after an interruption; tells the searcher, if it learns, of what was not told yet."""
@@ -159,6 +190,11 @@ class SweepLoop(TrialListener):
     def _do(self, piece: Callable[[], None], *, counts: bool = False) -> None:
         """Does a piece of work, here or in the thread that is at it; one that ``counts`` also when all is over."""
         self._work.add(partial(self._guard, piece, counts=counts))
+        session = self.trials.executor.session
+        if self._joint is not None and not session.is_in_thread:
+            with suppress(FluidError):  # The session has ended, and this thread may do what is left.
+                session.do(self._work.do)
+                return
         self._work.do()
 
     @property
@@ -193,6 +229,9 @@ class SweepLoop(TrialListener):
         """Starts trials while there is room for them."""
         if self.trials.is_replaying:
             return
+        if self._joint is not None:
+            self._finish_if_done()
+            return
         if self.plan.learns:
             while self._has_room and self._asking.ask():
                 pass
@@ -214,14 +253,26 @@ class SweepLoop(TrialListener):
         suggestion = None if self._asking.is_done else self._asking.ask_now()
         return None if suggestion is None else self.trials.begin(suggestion)
 
+    @property
+    def _has_all(self) -> bool:
+        """Whether no further trial begins."""
+        return self._asking.is_done if self._joint is None else self._joint.has_all or self.reason is not None
+
+    def _begin(self, suggestion: Suggestion) -> None:
+        """Begins a trial by a suggestion."""
+        self.trials.submit([self.trials.begin(suggestion)])
+
     def _take_up(self, suggestion: Suggestion) -> None:
         """Starts or extends a trial as the searcher has suggested."""
         if suggestion.budget is not None:
             require_own_budgets(self.plan, suggestion.budget)
+        if self._joint is not None:
+            self._joint.take(suggestion)
+            return
         token = suggestion.continues
         trial = None if token is None else self._waiting.pop(token, None)
         if trial is None:
-            self.trials.submit([self.trials.begin(suggestion)])
+            self._begin(suggestion)
             return
         trial.suggestion, trial.is_told = suggestion, False
         if suggestion.budget is not None and suggestion.budget > trial.iteration:
@@ -339,7 +390,7 @@ class SweepLoop(TrialListener):
         self._tell(trial, TrialState.PAUSED.value, trial.values)
 
     def _tell(self, trial: SweepTrial, state: str, values: tuple[float, ...] | None) -> None:
-        if not trial.is_told:
+        if not trial.is_told and trial.suggestion.token != ELSEWHERE:
             trial.is_told = True
             self._asking.tell(trial.outcome(state, values, with_metrics=self.plan.learns))
 
@@ -466,7 +517,7 @@ class SweepLoop(TrialListener):
         under_way = self.trials.open - len(self.trials.resting)
         if self.trials.resting and not (under_way or self.trials.has_come_to_rest):
             return
-        if not under_way and not self._asking.pending and self._asking.is_done:
+        if not under_way and not self._asking.pending and (self._has_all or self._rests):
             for trial in [] if self._rests else list(self._waiting.values()):
                 has_ended = trial.iteration < trial.budget
                 self._let_go(trial, (TrialState.DONE if has_ended else TrialState.STOPPED).value)

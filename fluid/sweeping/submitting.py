@@ -8,6 +8,7 @@ from contextlib import suppress
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
+from fluid.random_state import SeedOrigin
 from fluid.results.records import TrialResult
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
@@ -67,6 +68,15 @@ class SweepTrials:
     def is_replaying(self) -> bool:
         """Whether an earlier session's events are taken, so that nothing is submitted or stopped."""
         return self._replayed is not None
+
+    @property
+    def seed_origin(self) -> SeedOrigin:
+        """What the seeds of the trials follow from, beside their order."""
+        return self._submission.origin
+
+    @seed_origin.setter
+    def seed_origin(self, origin: SeedOrigin) -> None:
+        self._submission.origin = origin
 
     @property
     def unfinished(self) -> tuple[str, ...]:

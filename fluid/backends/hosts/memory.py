@@ -14,6 +14,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from fluid._clock import MonotonicClock, wall_seconds
 from fluid._logs import logger_of
@@ -256,16 +257,27 @@ def reclaim(folder: str, run_folder: str, patience: float) -> None:
             os.close(lock)
 
 
+def reclaim_of(run_folder: str, patience: float) -> None:
+    """Moves what any session of a run folder has left on this machine to that; arguments: see :func:`reclaim`."""
+    for name in _names():
+        folder = os.path.join(RAM_DISK, name)
+        with suppress(OSError, ValueError, KeyError):
+            if json.loads(Path(folder, _LOCK).read_bytes())["run_folder"] == run_folder:
+                reclaim(folder, run_folder, patience)
+
+
+def _names() -> list[str]:
+    try:
+        return [name for name in os.listdir(RAM_DISK) if name.startswith(_PREFIX)]
+    except OSError:
+        return []
+
+
 def sweep() -> None:
     """Clears what earlier sessions of this user left in host memory, and kills the processes that they left."""
-    try:
-        names = os.listdir(RAM_DISK)
-    except OSError:
-        return
-    for name in names:
-        if name.startswith(_PREFIX):
-            with suppress(OSError, ValueError, KeyError):
-                _sweep(os.path.join(RAM_DISK, name))
+    for name in _names():
+        with suppress(OSError, ValueError, KeyError):
+            _sweep(os.path.join(RAM_DISK, name))
 
 
 def _sweep(folder: str) -> None:

@@ -93,7 +93,7 @@ class Submissions:
         group = self._open_group(event.group_id, event.terms)
         core.forgotten.update(event.forgotten)
         for history in event.trials:
-            trial = self._recover(event.group_id, history)
+            trial = self.recover(event.group_id, history)
             if history.ended is None:
                 trial.held = BY_USER if history.paused else ""
                 core.enqueue(trial, "recovered from an earlier session")
@@ -108,7 +108,8 @@ class Submissions:
             opened(group)
         return group
 
-    def _recover(self, group_id: str, history: TrialHistory) -> TrialRecord:
+    def recover(self, group_id: str, history: TrialHistory) -> TrialRecord:
+        """Makes the record of a trial that has run elsewhere, which is not queued yet."""
         ended = None if history.ended is None else TrialState(history.ended)
         trial = self._admit(group_id, history.trial, ended or TrialState.QUEUED)
         trial.progress.budget, trial.progress.reported = history.budget, history.reported
@@ -183,9 +184,10 @@ class Submissions:
                 core.report_start(trial)
         if trial.state is TrialState.DONE:
             core.groups[trial.group_id].open += 1
-            core.tell_if_set_back(trial, "it was extended")
             for extended in core.policies.extended:
                 extended(trial)
+            if not trial.held:  # Else another driver runs it.
+                core.tell_if_set_back(trial, "it was extended")
             core.enqueue(trial, "extended")
         else:
             if trial.state.holds_devices or trial.row in core.queue:
@@ -239,14 +241,18 @@ class Submissions:
 
     def _forget(self, trial: TrialRecord) -> None:
         """Drops the record of a trial that has ended; later events of its lane are ignored."""
+        self.drop(trial)
+        self._core.groups[trial.group_id].forget(trial)
+        self._core.forgotten.add(trial.trial_id)
+
+    def drop(self, trial: TrialRecord) -> None:
+        """Drops the record of a trial that holds no device, and what there is of its state."""
         core = self._core
         self._residency.drop(trial)
         core.refuse_calls(trial)
         for forgotten in core.policies.forgotten:
             forgotten(trial)
         core.trials.remove(trial)
-        core.groups[trial.group_id].forget(trial)
-        core.forgotten.add(trial.trial_id)
 
 
 # -- holds ---------------------------------------------------------------------------------------

@@ -375,8 +375,8 @@ class RunFolder:
         """Calls ``follower`` from now on, in the session's thread, after what happened was written."""
         self._followers.append(follower)
 
-    def journal(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        """Writes what happened and what the engine decided."""
+    def journal(self, events: Sequence[Event], commands: Sequence[Command], *, followed: bool = True) -> None:
+        """Writes what happened and what the engine decided; what is not ``followed`` is told to no follower."""
         reports = [command for command in commands if isinstance(command, Report)]
         if reports:
             _append_lines(self._results, (line for report in reports for line in _result_lines(report, self.shift)))
@@ -390,7 +390,7 @@ class RunFolder:
             elif (entry := encode(item)) is not None:
                 entries.append(self._timed(entry))
         self._append_entries(entries)
-        for follower in self._followers:
+        for follower in self._followers if followed else ():
             follower(events, commands)
 
     def _append_entries(self, entries: list[dict[str, Any]]) -> None:

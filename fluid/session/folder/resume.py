@@ -172,7 +172,7 @@ class LeftSession:
             adapt: makes of what the journal says of a trial what holds in the session that goes on.
         """
         groups: dict[str, dict[str, TrialHistory]] = {}
-        on_disk = _CheckpointFolders(str(self.folder))
+        on_disk = CheckpointFolders(str(self.folder))
         for group_id, group in self.groups.items():
             known = self.recovered.groups.get(group_id, {})
             histories = groups[group_id] = {
@@ -259,7 +259,7 @@ class LeftSession:
         ]
 
 
-class _CheckpointFolders:
+class CheckpointFolders:
     """Where checkpoints of trials are on disk. The folders that there are, are listed once for all trials.
 
     Args:
@@ -291,7 +291,7 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _find(trial_id: str, history: TrialHistory, folders: _CheckpointFolders) -> Checkpoint | None:
+def _find(trial_id: str, history: TrialHistory, folders: CheckpointFolders) -> Checkpoint | None:
     """The newest checkpoint of a trial that exists, at its present path.
 
     One in host memory is moved to disk once no lane runs. One beyond the last iteration reported is of no use, as the

@@ -1,0 +1,659 @@
+"""A session that works a sweep together with other drivers, through a shared folder (docs/shared_folder.md).
+
+The engine runs the trials that this driver has, and knows the others as held (:mod:`fluid.policies.elsewhere`). What it
+reports of its trials goes to the log first, and from there, in the log's order, to the run folder and to who submitted
+them, along with what other drivers report: each of them hears the same in the same order. So a sweep decides the same
+everywhere, and only what needs doing once is asked for by an entry: to run a trial, and to begin a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import structs
+
+from fluid._logs import logger_of
+from fluid.backends.hosts import memory as host_memory
+from fluid.engine.commands import Command, Report, ReportEnd, ReportStart
+from fluid.engine.events import (
+    BudgetExtended,
+    Checkpoint,
+    EndedElsewhere,
+    Event,
+    FailRequested,
+    Failure,
+    IteratedElsewhere,
+    StopRequested,
+    TrialHistory,
+    TrialMoved,
+    TrialOffered,
+    TrialSetAside,
+    TrialSpec,
+)
+from fluid.engine.records import TrialRecord
+from fluid.errors import InvalidFieldError
+from fluid.joint.entries import (
+    Begun,
+    Claimed,
+    Ended,
+    Extended,
+    Founded,
+    Item,
+    Iterated,
+    Joined,
+    Released,
+    Started,
+    StopAsked,
+    Wants,
+)
+from fluid.joint.membership import MEMBERS, Entry, Membership
+from fluid.joint.state import BegunTrial, Fact, Gone, JointState, JointTrial, Tenure
+from fluid.lane.checkpoints.files import entries_of, iteration_of
+from fluid.policies.engine import EngineState
+from fluid.results.run_files import is_used
+from fluid.session.folder.folder import folder_of
+from fluid.session.folder.resume import CheckpointFolders
+from fluid.session.output import Output
+from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun, numbers_in
+from fluid.trialgroup import TrialState
+
+_log = logger_of("fluid.session")
+#: Seconds to wait for the processes of a driver that was killed to move its checkpoints from memory to disk.
+_PATIENCE_S = 5.0
+
+
+class JointSweep(Protocol):
+    """A sweep that begins its trials as the log says, in every member alike."""
+
+    def begin(self, config: Any, *, is_own: bool) -> None:
+        """Begins the next trial, if there is one: the engine knows it then.
+
+        Args:
+            config: its hyperparameters, as the member said that begins it; ``None`` if they follow from the sweep.
+            is_own: whether that is this member.
+        """
+        ...
+
+    def begins(self, most: int) -> list[Begun]:
+        """What to tell the log of trials that are to begin here, so many at most; none if there are no more."""
+        ...
+
+    def founded(self, founded: Founded) -> None:
+        """Takes what all members agree on."""
+        ...
+
+
+@dataclass
+class _Group:
+    """A group of which this member's program has told the session.
+
+    Attributes:
+        sweep: begins its trials; ``None`` if the program itself submits them.
+        early: what the log told of trials before the program submitted them, by id.
+    """
+
+    sweep: JointSweep | None = None
+    early: dict[str, list[Fact]] = field(default_factory=dict)
+
+
+class JointSession:
+    """What a session does in a shared folder. All methods are for the session's thread.
+
+    Args:
+        state: the engine.
+        membership: reads and writes the log.
+        now: tells the time, on the clock of the events.
+        handle: gives the engine events, at one instant.
+        deliver: writes what trials report to the run folder, and tells who submitted them.
+        post: has a call made in the session's thread, from any thread.
+        name_of: the name of a group, by its id.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        membership: Membership,
+        now: Callable[[], float],
+        handle: Callable[..., None],
+        deliver: Callable[..., None],
+        post: Callable[[Callable[[], None]], None],
+        name_of: Callable[[str], str],
+    ) -> None:
+        self._state = state
+        self._name_of = name_of
+        self.membership = membership
+        self._now = now
+        self._handle = handle
+        self._deliver = deliver
+        self._post = post
+        self.log = JointState()
+        #: This member's name of now; empty while it has none.
+        self.me = ""
+        self._groups: dict[str, _Group] = {}
+        #: What the log told of groups that the program has not come to.
+        self._early: dict[str, list[Fact]] = {}
+        #: The trials that run here: id -> lease.
+        self._here: dict[str, int] = {}
+        #: Those that are to, once their checkpoint is found.
+        self._coming: dict[str, int] = {}
+        #: Known trials that nobody has, as keys.
+        self._free: dict[str, None] = {}
+        #: What was told to the log and has not come back: reports by trial and iteration, and ends by trial.
+        self._sent: dict[tuple[str, int], Report] = {}
+        self._ends: dict[str, deque[ReportEnd]] = {}
+        #: What was asked for and has not come back: trials by id, and how many are to begin.
+        self._claims: set[str] = set()
+        self._begins = 0
+        #: Trials of other members that are to be stopped once those have told how they ended.
+        self._stops: dict[str, Event] = {}
+        #: Trials that are given up for others, as keys; and those of them of which the log knows.
+        self._offered: dict[str, bool] = {}
+        self._wanted = 0
+        #: Iterations that this member's program has let trials run in all, by id.
+        self._budgets: dict[str, int] = {}
+        #: Whether nothing is begun any more.
+        self._is_leaving = False
+
+    # -- from the session ----------------------------------------------------------------------------------
+
+    def attach(
+        self, name: str, sweep: JointSweep, arguments: Mapping[str, str], seeds: Sequence[str]
+    ) -> Callable[[], object]:
+        """Has a sweep begin its trials as the log says; returns what ends that."""
+        self._groups[name] = _Group(sweep)
+        founded = self.log.founded.get(name)
+        if founded is None:
+            self.membership.post(Founded(name, dict(arguments), tuple(seeds)))
+        early = self._early.pop(name, [])
+        if founded is not None:
+            sweep.founded(founded)
+        for fact in early:
+            self._take(fact)
+        return partial(self._groups.pop, name, None)
+
+    def submitted(self, name: str, trial_ids: Iterable[str]) -> None:
+        """The engine knows trials of a group, which are held, and goes on with what the log tells of them."""
+        group = self._groups.setdefault(name, _Group())
+        for fact in self._early.pop(name, []):
+            group.early.setdefault(_trial_of(fact), []).append(fact)
+        for trial_id in trial_ids:
+            known = self.log.trials.get(trial_id)
+            if known is None or (known.lease is None and not known.is_over):
+                self._free[trial_id] = None
+            for fact in group.early.pop(trial_id, []):
+                self._take(fact)
+            if known is not None and known.holder == self.me and known.lease is not None:
+                self._go_on(known)
+
+    def holding(self, specs: Iterable[TrialSpec]) -> list[TrialMoved]:
+        """The events by which the engine holds trials, to be handled together with the one that tells of them."""
+        at = self._now()
+        return [TrialMoved(at, spec.trial_id, TrialHistory(spec, budget=spec.budget), here=False) for spec in specs]
+
+    def withhold(self, commands: Sequence[Command]) -> list[Command]:
+        """Takes what the engine reports of trials, for the log; returns all else.
+
+        The end of a trial that no member has is told at once: every member comes to it by itself.
+        """
+        kept: list[Command] = []
+        for command in commands:
+            if not isinstance(command, (Report, ReportEnd, ReportStart)):
+                kept.append(command)
+                continue
+            lease = self._here.get(command.trial_id)
+            if lease is None:
+                known = self.log.trials.get(command.trial_id)
+                if isinstance(command, ReportEnd) and (known is None or known.lease is None):
+                    self._free.pop(command.trial_id, None)
+                    kept.append(command)
+            elif isinstance(command, ReportStart):
+                self.membership.post(Started(command.trial_id, lease))
+                kept.append(command)
+            elif isinstance(command, Report):
+                self._sent[command.trial_id, command.iteration] = command
+                self.membership.post(_iterated(command, lease))
+            elif command.failure is not None and command.failure.kind == "no_device":
+                self.membership.post(Released(command.trial_id, lease))  # Others may have one.
+            else:
+                self._ends.setdefault(command.trial_id, deque()).append(command)
+                by_itself = self._state.trials[command.trial_id].progress.finished_early
+                self.membership.post(_ended(command, lease, by_itself=by_itself))
+        return kept
+
+    def stops(self, event: StopRequested | FailRequested, group: str) -> bool:
+        """Whether the engine is to be told to stop a trial now; one of another member ends when that says so."""
+        trial_id = event.trial_id
+        if not self._replicates(group) and trial_id not in self.log.stops and isinstance(event, StopRequested):
+            self.membership.post(StopAsked(trial_id, "" if event.outcome is None else event.outcome.value))
+        known = self.log.trials.get(trial_id)
+        if trial_id in self._here or known is None or known.lease is None:
+            return True
+        self._stops[trial_id] = event
+        return False
+
+    def extends(self, trial_id: str, by: int, group: str) -> int:
+        """A submitter gives a trial further iterations; returns how many the engine is to give it.
+
+        Where each member's program extends a trial by itself, as all do the same, the first one counts.
+        """
+        if self._replicates(group) or (record := self._state.trials.get(trial_id)) is None:
+            return by
+        budget = self._budgets.get(trial_id, record.spec.budget) + by
+        self._budgets[trial_id] = budget
+        if budget > self.log.budgets.get(trial_id, 0):
+            self.membership.post(Extended(trial_id, budget))
+        return max(0, budget - record.progress.budget)
+
+    def leave(self) -> None:
+        """Begins and claims nothing any more."""
+        self._is_leaving = True
+
+    def _replicates(self, group: str) -> bool:
+        """Whether every member stops and extends the trials of a group by itself."""
+        found = self._groups.get(group)
+        return found is not None and found.sweep is not None
+
+    # -- from the log --------------------------------------------------------------------------------------
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Does what entries of the log tell, in their order."""
+        for number, writer, items in entries:
+            for item in items:
+                if writer == self.me:
+                    self._came_back(item)
+                for fact in self.log.apply(number, writer, item):
+                    if isinstance(fact, Joined):
+                        self._joined(writer, fact)
+                    else:
+                        self._take(fact)
+        self.look()
+
+    def _came_back(self, item: Item) -> None:
+        if isinstance(item, Claimed):
+            self._claims.discard(item.trial_id)
+        elif isinstance(item, Begun):
+            self._begins -= 1
+
+    def _joined(self, name: str, joined: Joined) -> None:
+        if joined.folder == self.membership.folder.name:
+            self.me = name
+            self._claims.clear()
+            self._begins = self._wanted = 0
+
+    def _take(self, fact: Fact) -> None:
+        """Does what follows from one fact."""
+        if isinstance(fact, Gone):
+            self._gone(fact)
+        elif isinstance(fact, Founded):
+            group = self._groups.get(fact.group)
+            if group is not None and group.sweep is not None:
+                group.sweep.founded(fact)
+        elif isinstance(fact, BegunTrial):
+            group = self._groups.get(fact.begun.group)
+            if group is None or group.sweep is None:
+                self._early.setdefault(fact.begun.group, []).append(fact)
+            else:
+                group.sweep.begin(fact.begun.config, is_own=fact.writer == self.me)
+        elif not isinstance(fact, Wants):
+            self._of_trial(fact)
+
+    def _of_trial(self, fact: Any) -> None:
+        trial_id = fact.trial_id
+        known = self.log.trials.get(trial_id)
+        if trial_id not in self._state.trials:
+            name = "" if known is None else known.group
+            group = self._groups.get(name)
+            if group is None:
+                self._early.setdefault(name, []).append(fact)
+            elif group.sweep is None:
+                group.early.setdefault(trial_id, []).append(fact)
+            return
+        if isinstance(fact, Claimed):
+            self._free.pop(trial_id, None)
+            if known is not None and known.holder == self.me:
+                self._go_on(known)
+        elif isinstance(fact, Started):
+            if trial_id not in self._here:
+                group_id = self._state.trials[trial_id].group_id
+                self._deliver(ReportStart(trial_id, group_id, at=self._now(), width=1.0, device_ids=()))
+        elif isinstance(fact, Iterated):
+            self._iterated(fact)
+        elif isinstance(fact, Ended):
+            self._ended(fact)
+        elif isinstance(fact, Released):
+            self._released(trial_id)
+        elif isinstance(fact, Extended):
+            self._extend(fact)
+        elif isinstance(fact, StopAsked):
+            outcome = TrialState(fact.outcome) if fact.outcome else None
+            event = StopRequested(self._now(), trial_id, outcome=outcome)
+            if trial_id in self._here or known is None or known.lease is None:
+                self._handle(event)
+            else:
+                self._stops[trial_id] = event
+
+    def _iterated(self, fact: Iterated) -> None:
+        trial_id = fact.trial_id
+        own = self._sent.pop((trial_id, fact.iteration), None) if trial_id in self._here else None
+        if own is None:
+            at, group_id = self._now(), self._state.trials[trial_id].group_id
+            own = _report(fact, group_id, at)
+            self._handle(IteratedElsewhere(at, trial_id, fact.iteration))
+            self._deliver(own, others=True)
+        else:
+            self._deliver(own)
+
+    def _ended(self, fact: Ended) -> None:
+        trial_id = fact.trial_id
+        record, known = self._state.trials[trial_id], self.log.trials[trial_id]
+        own = self._ends.get(trial_id)
+        is_here = trial_id in self._here and fact.lease == self._here[trial_id]
+        failure = Failure(fact.kind, fact.message, fact.traceback) if fact.kind else None
+        state, at = TrialState(fact.state), self._now()
+        notice = ReportEnd(trial_id, record.group_id, state=state, iteration=fact.iteration, at=at, failure=failure)
+        if is_here:
+            if own:
+                notice = own.popleft()
+        else:
+            self._handle(
+                EndedElsewhere(
+                    at, trial_id, state=state, iteration=fact.iteration, by_itself=fact.by_itself, failure=failure
+                )
+            )
+        if known.is_over:
+            for names in (self._here, self._free, self._stops, self._coming, self._offered, self._ends):
+                names.pop(trial_id, None)
+        self._deliver(notice, others=not is_here)
+
+    def _extend(self, fact: Extended) -> None:
+        record = self._state.trials[fact.trial_id]
+        if fact.budget > record.progress.budget and not record.progress.finished_early:
+            more = fact.budget - record.progress.budget
+            self._handle(BudgetExtended(self._now(), fact.trial_id, more))
+
+    def _released(self, trial_id: str) -> None:
+        if self._here.pop(trial_id, None) is not None:
+            self._give_up(trial_id)
+        self._free[trial_id] = None
+        self._end_stopped(trial_id)
+
+    def _gone(self, gone: Gone) -> None:
+        if gone.member == self.me:
+            self.me = ""
+            if gone.is_lost:
+                _log.warning("this driver was taken for dead (%s): others go on with its trials", gone.reason)
+            for trial_id in list(self._here):
+                self._give_up(trial_id)
+            for names in (self._here, self._coming, self._offered, self._sent, self._ends):
+                names.clear()
+        elif gone.is_lost:
+            number = len(gone.trials)
+            _log.warning("driver %s is gone (%s); others go on with its %d trials", gone.member, gone.reason, number)
+        for trial_id in gone.trials:
+            if trial_id in self._state.trials:
+                self._free[trial_id] = None
+                self._end_stopped(trial_id)
+
+    def _end_stopped(self, trial_id: str) -> None:
+        """Stops a trial that nobody has any more, if that was asked for: every member does, at this place."""
+        event = self._stops.pop(trial_id, None)
+        if event is not None:
+            self._handle(structs.replace(event, at=self._now()))
+
+    def _give_up(self, trial_id: str) -> None:
+        """Has the engine hold a trial that ran here, as it stands by the log."""
+        known, record = self.log.trials[trial_id], self._state.trials[trial_id]
+        ended = TrialState(known.ended) if known.ended else None
+        self._handle(self._moved(record, known.reported, None, here=False, ended=ended))
+
+    # -- what runs here ------------------------------------------------------------------------------------
+
+    def _go_on(self, known: JointTrial) -> None:
+        """Runs a trial that this member has, from the newest checkpoint of those who had it before."""
+        trial_id, lease = known.trial_id, known.lease
+        assert lease is not None
+        record = self._state.trials.get(trial_id)
+        if record is None:
+            return
+        if record.state.ended:
+            self.membership.post(Released(trial_id, lease))
+            return
+        self._coming[trial_id] = lease
+        if not known.reported:
+            self._arrived(trial_id, lease, None)
+            return
+        shared, tenures = self.membership.folder.parent.parent, list(known.tenures)
+        members = [self.log.members[tenure.member] for tenure in tenures]
+        folders = {member.name: member.joined.folder for member in members}
+        left = {member.joined.folder for member in members if member.gone and member.name != self.me}
+        find = partial(find_checkpoint, shared, trial_id, tenures, folders, left)
+        self.membership.call(find, lambda found: self._post(partial(self._arrived, trial_id, lease, found)))
+
+    def _arrived(self, trial_id: str, lease: int, checkpoint: Checkpoint | None) -> None:
+        known = self.log.trials[trial_id]
+        if self._coming.get(trial_id) != lease or known.lease != lease:
+            return  # It was lost again meanwhile.
+        del self._coming[trial_id]
+        self._here[trial_id] = lease
+        record = self._state.trials[trial_id]
+        self._handle(self._moved(record, known.reported, checkpoint, here=True))
+        if (event := self._stops.pop(trial_id, None)) is not None:
+            self._handle(structs.replace(event, at=self._now()))
+        self.look()
+
+    def _moved(
+        self,
+        record: TrialRecord,
+        reported: int,
+        checkpoint: Checkpoint | None,
+        *,
+        here: bool,
+        ended: TrialState | None = None,
+    ) -> TrialMoved:
+        progress = record.progress
+        spec = structs.replace(record.spec, follow_up_iterations=progress.follow_up_iterations)
+        # What it ended with here may not count; then it is to run as far as it was.
+        budget = progress.budget if not progress.finished_early else max(record.spec.budget, progress.budget)
+        history = TrialHistory(
+            spec, budget=budget, reported=reported, checkpoint=checkpoint, ended=ended, outcome=record.outcome
+        )
+        return TrialMoved(self._now(), record.trial_id, history, here)
+
+    # -- which trials to run -------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Asks for trials if there are devices for them, and gives up such as wait for others' idle devices."""
+        if not self.me or self._is_leaving or self._state.drained:
+            return
+        idle = [device for device in self._state.occupancy.idle_since if not self._state.occupancy.is_closed(device)]
+        waiting = len(self._state.queue) + len(self._state.arrivals) + len(self._coming)
+        waiting += len(self._claims) + self._begins
+        number = len(self._state.devices)
+        free = [trial_id for trial_id in self._free if trial_id not in self._claims and self._may_run(trial_id)]
+        others = sum(len(member.joined.devices) for member in self.log.present)
+        most = max(number * self._state.planner.c - waiting, len(idle) - waiting)
+        if most > 0:
+            fresh = self._fresh(most) if len(free) < max(most, others) else []
+            plenty = len(free) + len(fresh) > others or len(fresh) == most
+            wanted = most if plenty else len(idle) - waiting
+            self._ask(free, fresh, max(0, wanted))
+        self._want(len(idle) if waiting == 0 and not free else 0)
+        self._offer()
+
+    def _may_run(self, trial_id: str) -> bool:
+        record = self._state.trials.get(trial_id)
+        return record is not None and not record.state.ended and self._name_of(record.group_id) in self._groups
+
+    def _fresh(self, most: int) -> list[Begun]:
+        found: list[Begun] = []
+        for group in self._groups.values():
+            if group.sweep is not None and len(found) < most:
+                found += group.sweep.begins(most - len(found))
+        return found
+
+    def _ask(self, free: list[str], fresh: list[Begun], wanted: int) -> None:
+        # Those that came furthest first; members that ask at once ask for different ones.
+        place = sum(member.number < self.log.members[self.me].number for member in self.log.present)
+        among = len(self.log.present)
+        free.sort(key=lambda trial_id: (-self._reported(trial_id), trial_id))
+        chosen = [*free[place::among], *(one for start in range(among) if start != place for one in free[start::among])]
+        items: list[Item] = []
+        for trial_id in chosen[:wanted]:
+            self._claims.add(trial_id)
+            items.append(Claimed(self._name_of(self._state.trials[trial_id].group_id), trial_id))
+        for begun in fresh[: wanted - len(items)]:
+            self._begins += 1
+            items.append(begun)
+        if items:
+            self.membership.post(*items)
+
+    def _reported(self, trial_id: str) -> int:
+        known = self.log.trials.get(trial_id)
+        return 0 if known is None else known.reported
+
+    def _want(self, devices: int) -> None:
+        if devices != self._wanted:
+            self._wanted = devices
+            self.membership.post(Wants(devices))
+
+    def _offer(self) -> None:
+        """Gives up trials that wait here, where others have idle devices; those that were not begun first."""
+        for trial_id, is_told in list(self._offered.items()):
+            record = self._state.trials.get(trial_id)
+            if record is None or trial_id not in self._here:
+                del self._offered[trial_id]
+            elif not is_told and record.state is TrialState.PAUSED and _is_on_disk(record):
+                self._offered[trial_id] = True
+                self.membership.post(Released(trial_id, self._here[trial_id]))
+        wanted = sum(member.wants for member in self.log.present if member.name != self.me) - len(self._offered)
+        if wanted <= 0 or not len(self._state.queue):
+            return
+        waiting = [
+            record
+            for trial_id in self._here
+            if (record := self._state.trials[trial_id]).state is TrialState.QUEUED
+            and trial_id not in self._offered
+            and (record.spec.can_save or not record.progress.reported)
+        ]
+        waiting.sort(key=lambda record: (record.progress.reported, record.trial_id))
+        for record in waiting[:wanted]:
+            self._offered[record.trial_id] = False
+            at = self._now()
+            self._handle(TrialSetAside(at, record.trial_id), TrialOffered(at, record.trial_id))
+
+
+def joining(output: Output, *, rehearsed: bool) -> Membership | None:
+    """The membership of a new session in a shared folder; ``None`` for a session by itself.
+
+    Args:
+        output: what the user said.
+        rehearsed: whether the session is on a virtual clock.
+
+    Raises:
+        InvalidFieldError: the folder cannot be shared.
+    """
+    if not output.join or output.run_dir is None:
+        return None
+    if rehearsed:
+        raise InvalidFieldError("join", True, "cannot be in a rehearsal: other drivers are on a real clock")
+    shared = folder_of(output.run_dir)
+    if is_used(shared):
+        raise InvalidFieldError("run_dir", str(shared), "holds the session of one driver: give a fresh folder")
+    try:
+        return Membership(shared)
+    except OSError as error:
+        raise InvalidFieldError("run_dir", str(shared), f"cannot be used: {error.strerror}") from error
+
+
+def _trial_of(fact: Any) -> str:
+    return fact.trial.trial_id if isinstance(fact, BegunTrial) else getattr(fact, "trial_id", "")
+
+
+def _is_on_disk(record: TrialRecord) -> bool:
+    residence = record.residence
+    if residence.lane is not None or residence.saving:
+        return False
+    durable = 0 if residence.durable is None else residence.durable.iteration
+    return residence.checkpoint is None or durable >= residence.checkpoint.iteration
+
+
+def _iterated(report: Report, lease: int) -> Iterated:
+    found = list(report.iterations)
+    return Iterated(
+        report.trial_id,
+        lease,
+        iteration=report.iteration,
+        metrics=tuple([metrics.text for _, _, _, metrics in found]),
+        seconds=tuple([seconds for _, _, seconds, _ in found]),
+        ages=tuple([report.at - at for _, at, _, _ in found]),
+        width=report.width,
+        device_ids=report.device_ids,
+        rows=report.rows,
+        usage=report.usage,
+    )
+
+
+def _report(fact: Iterated, group_id: str, at: float) -> Report:
+    """The report of what another member has run, as of now."""
+    metrics = tuple([EncodedMetrics(text, numbers_in(json.loads(text))) for text in fact.metrics])
+    run = IterationRun(tuple([at - age for age in fact.ages]), fact.seconds, metrics)
+    return Report(
+        fact.trial_id,
+        group_id,
+        iteration=fact.iteration,
+        metrics=metrics[-1],
+        seconds=fact.seconds[-1],
+        width=fact.width,
+        device_ids=fact.device_ids,
+        at=at,
+        rows=fact.rows,
+        run=run if len(metrics) > 1 else None,
+        usage=fact.usage,
+    )
+
+
+def _ended(command: ReportEnd, lease: int, *, by_itself: bool) -> Ended:
+    failure = command.failure or Failure("", "")
+    return Ended(
+        command.trial_id,
+        lease,
+        state=command.state.value,
+        iteration=command.iteration,
+        by_itself=by_itself,
+        kind=failure.kind,
+        message=failure.message,
+        traceback=failure.traceback,
+    )
+
+
+def find_checkpoint(
+    shared: Path, trial_id: str, tenures: Sequence[Tenure], folders: Mapping[str, str], left: Iterable[str] = ()
+) -> Checkpoint | None:
+    """The newest checkpoint of a trial that those have written who had it before; ``None`` if there is none.
+
+    What a member has saved counts as far as its iterations count: it may have gone on after it was taken for dead.
+
+    Args:
+        shared: the shared folder.
+        trial_id: the trial.
+        tenures: whose it was.
+        folders: the members' folders, by their names.
+        left: those of members that are gone, which may have left checkpoints in the memory of this machine.
+    """
+    best: Checkpoint | None = None
+    for folder in left:
+        host_memory.reclaim_of(str(shared / MEMBERS / folder), _PATIENCE_S)
+    for tenure in reversed(tenures):
+        for root in CheckpointFolders(str(shared / MEMBERS / folders[tenure.member])).of(trial_id):
+            for path in entries_of(root):
+                iteration = iteration_of(path) if os.path.basename(path)[:1].isdigit() else 0
+                if 0 < iteration <= tenure.reported and (best is None or iteration > best.iteration):
+                    best = Checkpoint(iteration, path)
+    return best

@@ -1,0 +1,178 @@
+"""A sweep that several drivers work together: its trials begin in the order of the shared folder's log.
+
+Each of them decides by the same results in the same order, and so comes to the same. What a driver decides by itself is
+when it has room for a further trial. It asks the log for it: the sweep's next trial begins at the place of that entry,
+for all drivers, and in the one that has asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fluid.errors import InvalidFieldError
+from fluid.joint.entries import Begun, Founded
+from fluid.random_state import SeedOrigin
+from fluid.search.suggestion import Suggestion
+from fluid.session.joint import JointSession
+from fluid.sweeping.asking import Asking
+from fluid.sweeping.plan import SweepPlan
+from fluid.sweeping.submitting import SweepTrials
+
+#: How the log names the config that the space, the seed and the points give first.
+_FIRST = "space, seed and points, which give the first config"
+#: The token of a config that another driver's searcher has suggested, and is told of.
+ELSEWHERE = -1
+
+
+class JointStarts:
+    """Begins the trials of a sweep as the log says.
+
+    Args:
+        plan: of the sweep.
+        trials: those that were started.
+        asking: asks the searcher.
+        under_way: how many trials run, or wait for a device.
+        begin: begins the next trial, by a suggestion.
+        do: does a piece of the sweep's work, at once.
+        fail: ends the sweep with an error.
+        is_over: whether nothing begins any more.
+    """
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        trials: SweepTrials,
+        asking: Asking,
+        *,
+        begin: Callable[[Suggestion], None],
+        do: Callable[[Callable[[], None]], None],
+        fail: Callable[[BaseException], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._plan = plan
+        self._trials = trials
+        self._asking = asking
+        self._begin = begin
+        self._do = do
+        self._fail = fail
+        self._is_over = is_over
+        self._session: JointSession | None = None
+        self._detach: Callable[[], object] = lambda: None
+        self._arguments: Mapping[str, str] = {}
+        #: How many trials have begun, in all drivers.
+        self._begun = 0
+        #: The first config, which is asked for ahead: all drivers must have the same.
+        self._first: Suggestion | None = None
+        #: What the searcher has suggested: not told to the log yet, and told.
+        self._ready: deque[Suggestion] = deque()
+        self._told: deque[Suggestion] = deque()
+
+    def attach(self, session: JointSession) -> None:
+        """Takes part; called in the session's thread."""
+        self._session = session
+        if not self._plan.learns:
+            self._first = self._asking.ask_now()
+        self._arguments = self._said()
+        origin = self._trials.seed_origin
+        seeds = (*(state.hex() for state in origin.states), origin.salt)
+        self._detach = session.attach(self._plan.name, self, self._arguments, seeds)
+        session.look()
+
+    def detach(self) -> None:
+        """Takes part no more: what has not ended is for the other drivers."""
+        self._detach()
+
+    @property
+    def has_all(self) -> bool:
+        """Whether no further trial begins."""
+        samples = self._plan.samples
+        if samples is not None and self._begun >= samples:
+            return True
+        waiting = self._ready or self._told or self._asking.pending
+        return self._plan.learns and self._asking.is_exhausted and not waiting
+
+    def take(self, suggestion: Suggestion) -> None:
+        """Takes what the searcher has suggested."""
+        if suggestion.budget is not None or suggestion.continues is not None:
+            raise InvalidFieldError("join", True, "cannot be with a searcher that decides how far trials run")
+        try:
+            json.dumps(suggestion.config)
+        except (TypeError, ValueError):
+            reason = "needs a searcher whose configs are JSON: other drivers run them too"
+            raise InvalidFieldError("join", True, reason) from None
+        self._ready.append(suggestion)
+        if self._session is not None:
+            self._session.look()
+
+    # -- of a JointSweep -----------------------------------------------------------------------------------
+
+    def begins(self, most: int) -> list[Begun]:
+        """What to tell the log of trials that are to begin here."""
+        if self._is_over() or self.has_all:
+            return []
+        plan = self._plan
+        if plan.under_way is not None:
+            most = min(most, plan.under_way - self._trials.open)
+        if plan.samples is not None:
+            most = min(most, plan.samples - self._begun)
+        if not plan.learns:
+            return [Begun(plan.name, None, plan.samples)] * max(0, most)
+        while self._asking.pending + len(self._ready) < most and self._asking.ask():
+            pass
+        fresh = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+        self._told += fresh
+        return [Begun(plan.name, suggestion.config, plan.samples) for suggestion in fresh]
+
+    def begin(self, config: Any, *, is_own: bool) -> None:
+        """Begins the next trial."""
+        self._do(lambda: self._begin_one(config, is_own))
+
+    def _begin_one(self, config: Any, is_own: bool) -> None:
+        if self._is_over():
+            return
+        self._begun += 1
+        if self._plan.learns:
+            own = next((one for one in self._told if is_own and one.config == config), None)
+            if own is not None:
+                self._told.remove(own)
+            self._begin(own or Suggestion(ELSEWHERE, config))
+            return
+        first, self._first = self._first, None
+        suggestion = first or self._asking.ask_now()
+        if suggestion is not None:
+            self._begin(suggestion)
+
+    def founded(self, founded: Founded) -> None:
+        """Checks that all drivers were given the same, and takes the seeds of the first."""
+        for name, mine in self._arguments.items():
+            theirs = founded.arguments.get(name)
+            if theirs is not None and theirs != mine:
+                reason = f"works the sweep {self._plan.name!r}, of which the first driver says {name}: {theirs}"
+                self._fail(InvalidFieldError("join", True, f"{reason}; this call says {mine}"))
+                return
+        if len(founded.seeds) > 1:
+            *states, salt = founded.seeds
+            self._trials.seed_origin = SeedOrigin(tuple(map(bytes.fromhex, states)), salt)
+
+    def _said(self) -> Mapping[str, str]:
+        """What the drivers must agree on, by the names of the arguments."""
+        plan = self._plan
+        found = {
+            "metric": ", ".join(f"{goal.metric} ({goal.mode})" for goal in plan.goals),
+            "algorithm": plan.algorithm,
+            "budget": str(plan.budget),
+            "samples": str(plan.samples),
+            "stop": plan.rules.text,
+            "on_oom": "worst" if plan.oom_is_worst else "fail",
+        }
+        if plan.shape is not None:
+            found["eta and min_budget"] = f"rungs {plan.shape.rungs}"
+        if self._first is not None:
+            found[_FIRST] = json.dumps(self._first.config, default=lambda value: type(value).__qualname__)
+        return found
+
+
+__all__ = ["JointStarts"]
