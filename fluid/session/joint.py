@@ -53,7 +53,7 @@ from fluid.joint.entries import (
     StopAsked,
     Wants,
 )
-from fluid.joint.membership import MEMBERS, Entry, Membership
+from fluid.joint.membership import MEMBERS, Entry, Membership, has_ended
 from fluid.joint.state import BegunTrial, Fact, Gone, JointState, JointTrial, Tenure
 from fluid.lane.checkpoints.files import entries_of, iteration_of
 from fluid.policies.engine import EngineState
@@ -158,6 +158,8 @@ class JointSession:
         self._wanted = 0
         #: Iterations that this member's program has let trials run in all, by id.
         self._budgets: dict[str, int] = {}
+        #: The folders of members whose checkpoints in memory were moved to disk, or are about to be.
+        self._reclaimed: set[str] = set()
         #: Whether nothing is begun any more.
         self._is_leaving = False
 
@@ -236,7 +238,7 @@ class JointSession:
         if trial_id in self._here or known is None or known.lease is None:
             return True
         self._stops[trial_id] = event
-        return False
+        return self._state.trials[trial_id].state is TrialState.DONE
 
     def extends(self, trial_id: str, by: int, group: str) -> int:
         """A submitter gives a trial further iterations; returns how many the engine is to give it.
@@ -367,10 +369,13 @@ class JointSession:
                     at, trial_id, state=state, iteration=fact.iteration, by_itself=fact.by_itself, failure=failure
                 )
             )
+        asked = self._stops.get(trial_id)
         if known.is_over:
             for names in (self._here, self._free, self._stops, self._coming, self._offered, self._ends):
                 names.pop(trial_id, None)
-        self._deliver(notice, others=not is_here)
+        # What its submitter said of it is to be with its end.
+        events = [asked] if known.is_over and asked is not None and not is_here else []
+        self._deliver(notice, events, others=not is_here)
 
     def _extend(self, fact: Extended) -> None:
         record = self._state.trials[fact.trial_id]
@@ -404,7 +409,13 @@ class JointSession:
     def _end_stopped(self, trial_id: str) -> None:
         """Stops a trial that nobody has any more, if that was asked for: every member does, at this place."""
         event = self._stops.pop(trial_id, None)
-        if event is not None:
+        if event is None:
+            return
+        record = self._state.trials[trial_id]
+        if record.state in (TrialState.STOPPED, TrialState.FAILED):  # It was done, and its member was to tell.
+            at, done = self._now(), record.progress.done
+            self._deliver(ReportEnd(trial_id, record.group_id, state=record.state, iteration=done, at=at))
+        else:
             self._handle(structs.replace(event, at=self._now()))
 
     def _give_up(self, trial_id: str) -> None:
@@ -432,7 +443,9 @@ class JointSession:
         shared, tenures = self.membership.folder.parent.parent, list(known.tenures)
         members = [self.log.members[tenure.member] for tenure in tenures]
         folders = {member.name: member.joined.folder for member in members}
-        left = {member.joined.folder for member in members if member.gone and member.name != self.me}
+        ended = [member.joined for member in members if member.gone and has_ended(member.joined.process)]
+        left = {joined.folder for joined in ended} - self._reclaimed
+        self._reclaimed |= left
         find = partial(find_checkpoint, shared, trial_id, tenures, folders, left)
         self.membership.call(find, lambda found: self._post(partial(self._arrived, trial_id, lease, found)))
 
@@ -645,7 +658,7 @@ def find_checkpoint(
         trial_id: the trial.
         tenures: whose it was.
         folders: the members' folders, by their names.
-        left: those of members that are gone, which may have left checkpoints in the memory of this machine.
+        left: those of members whose processes have ended on this machine, and may have left checkpoints in its memory.
     """
     best: Checkpoint | None = None
     for folder in left:

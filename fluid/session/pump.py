@@ -562,10 +562,16 @@ class Pump:
         self.handle(event, *self.joint.holding(event.trials), accepted=accepted)
         self.joint.submitted(name, ids)
 
-    def _deliver(self, notice: TrialNotice, *, others: bool = False) -> None:
-        """Writes and tells what the log of a shared folder tells of a trial; ``others`` if another driver ran it."""
+    def _deliver(self, notice: TrialNotice, asked: Sequence[Event] = (), *, others: bool = False) -> None:
+        """Writes and tells what the log of a shared folder tells of a trial.
+
+        Args:
+            notice: what it tells.
+            asked: what its submitter had asked for, for the journal.
+            others: whether another driver ran it.
+        """
         with self._ending_on_error():
-            self._folder.journal((), [notice], followed=not others)
+            self._folder.journal(asked, [notice], followed=not others)
         self._tell((), [notice])
 
     def _heard(self, entries: list[Entry]) -> None:
