@@ -76,7 +76,8 @@ class JointTrial:
         trial_id, group: its id, and its group's name.
         lease, holder: the number of the lease that holds, and whose it is; ``None`` if nobody's.
         reported: iterations that count.
-        ended: ``DONE``, ``STOPPED`` or ``FAILED``; empty while it has not ended.
+        ended: ``DONE``, ``STOPPED`` or ``FAILED``; empty while it has not ended. One that is DONE may have been extended.
+        by_itself: whether it has no more to do.
         runs: whether its holder has it running.
         losses: how often it took its holder with it since its last iteration.
         tenures: whose it was so far, in order.
@@ -88,6 +89,7 @@ class JointTrial:
     holder: str | None = None
     reported: int = 0
     ended: str = ""
+    by_itself: bool = False
     runs: bool = False
     losses: int = 0
     tenures: list[Tenure] = field(default_factory=list)
@@ -237,7 +239,7 @@ class JointState:
                 trial.ended, trial.losses, trial.runs = "", 0, True
                 yield item
         elif isinstance(item, Ended):
-            trial.ended, trial.runs = item.state, False
+            trial.ended, trial.by_itself, trial.runs = item.state, item.by_itself, False
             if trial.is_over:
                 self._take_back(trial)
             yield item

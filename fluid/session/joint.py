@@ -81,8 +81,12 @@ class JointSweep(Protocol):
         """
         ...
 
-    def begins(self, most: int) -> list[Begun]:
-        """What to tell the log of trials that are to begin here, so many at most; none if there are no more."""
+    def ready(self, most: int) -> int:
+        """How many trials can begin now, so many at most; a searcher is asked for what it has not suggested yet."""
+        ...
+
+    def begins(self, number: int) -> list[Begun]:
+        """What to tell the log of so many trials that are ready and are to begin here."""
         ...
 
     def founded(self, founded: Founded) -> None:
@@ -421,8 +425,10 @@ class JointSession:
     def _give_up(self, trial_id: str) -> None:
         """Has the engine hold a trial that ran here, as it stands by the log."""
         known, record = self.log.trials[trial_id], self._state.trials[trial_id]
-        ended = TrialState(known.ended) if known.ended else None
-        self._handle(self._moved(record, known.reported, None, here=False, ended=ended))
+        moved = self._moved(record, known.reported, None, here=False)
+        if known.ended == TrialState.DONE and (known.by_itself or moved.history.budget <= known.reported):
+            moved = structs.replace(moved, history=structs.replace(moved.history, ended=TrialState.DONE))
+        self._handle(moved)
 
     # -- what runs here ------------------------------------------------------------------------------------
 
@@ -468,15 +474,12 @@ class JointSession:
         checkpoint: Checkpoint | None,
         *,
         here: bool,
-        ended: TrialState | None = None,
     ) -> TrialMoved:
         progress = record.progress
         spec = structs.replace(record.spec, follow_up_iterations=progress.follow_up_iterations)
         # What it ended with here may not count; then it is to run as far as it was.
         budget = progress.budget if not progress.finished_early else max(record.spec.budget, progress.budget)
-        history = TrialHistory(
-            spec, budget=budget, reported=reported, checkpoint=checkpoint, ended=ended, outcome=record.outcome
-        )
+        history = TrialHistory(spec, budget=budget, reported=reported, checkpoint=checkpoint, outcome=record.outcome)
         return TrialMoved(self._now(), record.trial_id, history, here)
 
     # -- which trials to run -------------------------------------------------------------------------------
@@ -488,15 +491,17 @@ class JointSession:
         idle = [device for device in self._state.occupancy.idle_since if not self._state.occupancy.is_closed(device)]
         waiting = len(self._state.queue) + len(self._state.arrivals) + len(self._coming)
         waiting += len(self._claims) + self._begins
-        number = len(self._state.devices)
         free = [trial_id for trial_id in self._free if trial_id not in self._claims and self._may_run(trial_id)]
-        others = sum(len(member.joined.devices) for member in self.log.present)
-        most = max(number * self._state.planner.c - waiting, len(idle) - waiting)
-        if most > 0:
-            fresh = self._fresh(most) if len(free) < max(most, others) else []
-            plenty = len(free) + len(fresh) > others or len(fresh) == most
-            wanted = most if plenty else len(idle) - waiting
-            self._ask(free, fresh, max(0, wanted))
+        present = [member for member in self.log.present if member.name != self.me]
+        others = sum(len(member.joined.devices) for member in present)
+        wanted = len(idle) - waiting
+        if not any(member.wants for member in present):
+            # Trials that wait here let the engine pack, and start at once; the last ones are for who is idle first.
+            ahead = len(self._state.devices) * self._state.estimates.max_packing - waiting
+            fresh = sum(self._ready(ahead + others - len(free)).values()) if ahead > 0 else 0
+            wanted = max(wanted, min(ahead, len(free) + fresh - others))
+        if wanted > 0:
+            self._ask(free, wanted)
         self._want(len(idle) if waiting == 0 and not free else 0)
         self._offer()
 
@@ -504,14 +509,16 @@ class JointSession:
         record = self._state.trials.get(trial_id)
         return record is not None and not record.state.ended and self._name_of(record.group_id) in self._groups
 
-    def _fresh(self, most: int) -> list[Begun]:
-        found: list[Begun] = []
-        for group in self._groups.values():
-            if group.sweep is not None and len(found) < most:
-                found += group.sweep.begins(most - len(found))
+    def _ready(self, most: int) -> dict[str, int]:
+        """How many trials of each sweep can begin, so many at most."""
+        found: dict[str, int] = {}
+        for name, group in self._groups.items():
+            if group.sweep is not None and sum(found.values()) < most:
+                found[name] = group.sweep.ready(most - sum(found.values()))
         return found
 
-    def _ask(self, free: list[str], fresh: list[Begun], wanted: int) -> None:
+    def _ask(self, free: list[str], wanted: int) -> None:
+        """Asks the log for so many trials."""
         # Those that came furthest first; members that ask at once ask for different ones.
         place = sum(member.number < self.log.members[self.me].number for member in self.log.present)
         among = len(self.log.present)
@@ -521,9 +528,11 @@ class JointSession:
         for trial_id in chosen[:wanted]:
             self._claims.add(trial_id)
             items.append(Claimed(self._name_of(self._state.trials[trial_id].group_id), trial_id))
-        for begun in fresh[: wanted - len(items)]:
-            self._begins += 1
-            items.append(begun)
+        for name, number in self._ready(wanted - len(items)).items():
+            sweep = self._groups[name].sweep
+            begun = [] if sweep is None else sweep.begins(number)
+            self._begins += len(begun)
+            items += begun
         if items:
             self.membership.post(*items)
 

@@ -109,20 +109,27 @@ class JointStarts:
 
     # -- of a JointSweep -----------------------------------------------------------------------------------
 
-    def begins(self, most: int) -> list[Begun]:
-        """What to tell the log of trials that are to begin here."""
-        if self._is_over() or self.has_all:
-            return []
+    def ready(self, most: int) -> int:
+        """How many trials can begin now."""
         plan = self._plan
+        if self._is_over() or self.has_all:
+            return 0
         if plan.under_way is not None:
             most = min(most, plan.under_way - self._trials.open)
         if plan.samples is not None:
             most = min(most, plan.samples - self._begun)
         if not plan.learns:
-            return [Begun(plan.name, None, plan.samples)] * max(0, most)
+            return max(0, most)
         while self._asking.pending + len(self._ready) < most and self._asking.ask():
             pass
-        fresh = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+        return max(0, min(most, len(self._ready)))
+
+    def begins(self, number: int) -> list[Begun]:
+        """What to tell the log of trials that are to begin here."""
+        plan = self._plan
+        if not plan.learns:
+            return [Begun(plan.name, None, plan.samples)] * number
+        fresh = [self._ready.popleft() for _ in range(number)]
         self._told += fresh
         return [Begun(plan.name, suggestion.config, plan.samples) for suggestion in fresh]
 

@@ -181,7 +181,7 @@ class Estimates:
         self._profile = profile
         self._occupancy = occupancy
         self._table = table
-        self._max_packing = max_packing
+        self.max_packing = max_packing
         self._max_width = max_width
         self._max_fused = max_fused
         self._insists_on_fusing = insists_on_fusing
@@ -213,11 +213,11 @@ class Estimates:
         estimate = by_model.get(model)
         if estimate is None:
             known = self._profile.measured_packing(key, model) > 0
-            estimate = KeyEstimate(key, self._max_packing, self._max_width, model, busy_known=known)
+            estimate = KeyEstimate(key, self.max_packing, self._max_width, model, busy_known=known)
             if key in self._fusible:
                 if self._fusible[key] != key:
                     estimate.inherited = self.on_model(self._fusible[key], model).memory
-                estimate.fusing.begin(self._max_fused, self._max_packing, insists=self._insists_on_fusing)
+                estimate.fusing.begin(self._max_fused, self.max_packing, insists=self._insists_on_fusing)
                 estimate.processes = estimate.packing = estimate.fusing.rows
             if key in self._whole:
                 estimate.inherit(self.on_model(self._whole[key], model))
