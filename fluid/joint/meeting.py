@@ -32,7 +32,7 @@ _LOOKS_S = 0.002
 #: after which a sign that stays the same is that of a process which was killed.
 _BEATS_S, _SETTLES_S, _ANSWERS_S, _DEAD_S = 0.1, 2.0, 30.0, 10.0
 #: How often they answer each other, and how often each appends as all do at once.
-_ROUNDS, _RACES = 20, 25
+_ROUNDS, _RACES = 10, 25
 
 
 class Delay(NamedTuple):

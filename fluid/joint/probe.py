@@ -377,15 +377,24 @@ def _warnings(found: Probe) -> Iterable[str]:
             yield "It is mounted with nocto: a driver may not see for minutes what others wrote. Mount it without."
         if {"soft", "softerr"}.intersection(system.options):
             yield "It is mounted with soft: a server that is busy or restarts ends drivers. Mount it with hard."
-    slow = [other for other in others if max(other.entry.worst_s, other.content.worst_s) > SLOW_ANSWER_S]
-    for other in slow:
-        cached = [] if system is None else [option for option in system.options if option.startswith(("ac", "look"))]
-        advice = f" Its mount options matter: {', '.join(cached)}." if cached else ""
+    for other in others:
         worst = max(other.entry.worst_s, other.content.worst_s)
-        yield f"It took up to {worst:.2g} s until an answer of {other.host} was read: decisions come late.{advice}"
+        if worst > SLOW_ANSWER_S:
+            advice = _cache_advice(system)
+            yield f"It took up to {worst:.2g} s until an answer of {other.host} was read: decisions come late.{advice}"
     for other in others:
         if other.is_here:
             yield f"Process {other.pid} is of this machine, so what other machines see was not tested with it."
+
+
+def _cache_advice(system: FileSystem | None) -> str:
+    """What of a mount may make it show late what others wrote."""
+    if system is None:
+        return ""
+    if system.type.startswith("fuse"):
+        return " Mount it with shorter caches of names and attributes (negative_timeout, entry_timeout, attr_timeout)."
+    options = [option for option in system.options if option.startswith(("ac", "lookupcache"))]
+    return f" Its mount options matter: {', '.join(options)}." if options else ""
 
 
 def main(folder: str, name: str) -> None:

@@ -292,6 +292,11 @@ def test_warnings() -> None:
         "is mounted with nocto": replace(good, file_system=file_system_of(Path("/home"), MOUNTS)),
         "up to 4 s until an answer of there": replace(good, meeting=Meeting((replace(THERE, entry=slow),))),
         "acdirmin=30": replace(good, file_system=cached, meeting=Meeting((replace(THERE, content=slow),))),
+        "(negative_timeout, entry_timeout": replace(
+            good,
+            file_system=FileSystem("fuse.bindfs", "/", "/", ()),
+            meeting=Meeting((replace(THERE, content=slow),)),
+        ),
         "of this machine, so": replace(good, meeting=Meeting((replace(THERE, is_here=True),))),
     }.items():
         told = list(_warnings(found))
