@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import NamedTuple
 
 from fluid._clock import MonotonicClock, nap, read_clock
@@ -35,16 +35,24 @@ _BEATS_S, _SETTLES_S, _ANSWERS_S, _DEAD_S = 0.1, 2.0, 30.0, 10.0
 _ROUNDS, _RACES = 10, 25
 
 
-class Delay(NamedTuple):
-    """Seconds from writing something until the answer of another machine was read.
+@dataclass(frozen=True)
+class Spread:
+    """Seconds that something took.
 
     Attributes:
         times: how often it was measured.
     """
 
     median_s: float
+    p95_s: float
     worst_s: float
     times: int
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Spread:
+        """Sums up what was measured, at least once."""
+        p95_s = quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
+        return cls(median(seconds), p95_s, max(seconds), len(seconds))
 
 
 @dataclass(frozen=True)
@@ -53,15 +61,15 @@ class Other:
 
     Attributes:
         is_here: whether it is of this machine.
-        entry: by entries of a log.
-        content: by files that are rewritten.
+        entry: seconds from appending an entry until the other one's was read.
+        content: the same by files that are rewritten.
     """
 
     host: str
     pid: int
     is_here: bool
-    entry: Delay
-    content: Delay
+    entry: Spread
+    content: Spread
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,8 @@ class Meeting:
     problems: list[str] = field(default_factory=list)
 
 
-class _Fails(FluidError):
-    """The machines cannot share the folder."""
+class Unfit(FluidError):
+    """The folder does not give what drivers need."""
 
 
 class _Here(NamedTuple):
@@ -138,8 +146,8 @@ class _Room:
                 host=self._here[name].host,
                 pid=self._here[name].pid,
                 is_here=self._here[name].boot == own.boot,
-                entry=_delay(by_entry[name]),
-                content=_delay(by_content[name]),
+                entry=Spread.of(by_entry[name]),
+                content=Spread.of(by_content[name]),
             )
             for name in others
         )
@@ -175,7 +183,7 @@ class _Room:
             if known and now > newest_at + _SETTLES_S:
                 self._say(" ".join(["begin", *sorted([self._name, *self._alive])]))
             elif not known and now > began + wait_s:
-                raise _Fails(
+                raise Unfit(
                     f"no other fluid doctor was seen in {self._place.parent} within {wait_s:g} s. If one ran on "
                     "another machine meanwhile, the two do not have the same folder, or one does not see what the "
                     "other writes"
@@ -290,20 +298,16 @@ class _Room:
 
         self._await(unseen_views)
         if len({self._views[name] for name in self._names}) > 1:
-            raise _Fails(f"{self._place.parent} does not have the same entries for all machines, in the same order")
+            raise Unfit(f"{self._place.parent} does not have the same entries for all machines, in the same order")
 
     def _await(self, missing: Callable[[], list[str]]) -> None:
         until = self._clock.now() + _ANSWERS_S
         while unseen := missing():
             if self._clock.now() > until:
                 hosts = ", ".join(sorted({self._here[name].host for name in unseen if name != self._name}))
-                raise _Fails(
+                raise Unfit(
                     f"nothing new of {hosts or 'another process'} was seen in {self._place.parent} for "
                     f"{_ANSWERS_S:.0f} s: it ended, or this machine does not see what it writes. On NFS, mount the "
                     "folder without nocto"
                 )
             nap(_LOOKS_S)
-
-
-def _delay(seconds: list[float]) -> Delay:
-    return Delay(median(seconds), max(seconds), len(seconds))

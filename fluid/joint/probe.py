@@ -20,14 +20,13 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._private_files import FILE_MODE, make_folder, replacing
 from fluid.errors import FluidError
 from fluid.joint.log import SharedLog
-from fluid.joint.meeting import Meeting, meet
+from fluid.joint.meeting import Meeting, Spread, Unfit, meet
 from fluid.processes.interpreters import start_program
 
 #: Seconds above which a look at the log, an append, and the way of an entry to another machine and back are slow.
@@ -75,25 +74,6 @@ class FileSystem:
         return self.type in _LOCAL
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Seconds that something took.
-
-    Attributes:
-        times: how often it was measured.
-    """
-
-    median_s: float
-    p95_s: float
-    times: int
-
-    @classmethod
-    def of(cls, seconds: list[float]) -> Spread:
-        """Sums up what was measured, at least once."""
-        highest = quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
-        return cls(median(seconds), highest, len(seconds))
-
-
 @dataclass
 class Probe:
     """What was found of a folder.
@@ -125,10 +105,6 @@ class Probe:
     def is_usable(self) -> bool:
         """Whether drivers can share the folder."""
         return not self.problems
-
-
-class _Lacks(FluidError):
-    """The folder does not give what is needed."""
 
 
 def probe(folder: str | Path, *, wait_s: float = 0.0) -> Probe:
@@ -211,7 +187,7 @@ def _try_files(place: Path, found: Probe) -> None:
     """What was written and synchronised is read."""
     _write(place / "file", b"one")
     if (place / "file").read_bytes() != b"one":
-        raise _Lacks(f"{place} does not keep what is written to a file")
+        raise Unfit(f"{place} does not keep what is written to a file")
 
 
 def _try_rename(place: Path, found: Probe) -> None:
@@ -219,7 +195,7 @@ def _try_rename(place: Path, found: Probe) -> None:
     with replacing(place / "file") as draft:
         _write(draft, b"two")
     if (place / "file").read_bytes() != b"two" or draft.exists():
-        raise _Lacks(f"{place} does not replace a file by another one (rename)")
+        raise Unfit(f"{place} does not replace a file by another one (rename)")
 
 
 def _try_links(place: Path, found: Probe) -> None:
@@ -229,7 +205,7 @@ def _try_links(place: Path, found: Probe) -> None:
     try:
         os.link(draft, name)
     except OSError as error:
-        raise _Lacks(_no_links(place, found.file_system, error)) from error
+        raise Unfit(_no_links(place, found.file_system, error)) from error
     os.unlink(draft)
     _write(draft, b"second")
     try:
@@ -237,9 +213,9 @@ def _try_links(place: Path, found: Probe) -> None:
     except FileExistsError:
         pass
     else:
-        raise _Lacks(f"{place} gives a second file a name that is taken, so two drivers could have one trial")
+        raise Unfit(f"{place} gives a second file a name that is taken, so two drivers could have one trial")
     if name.read_bytes() != b"first":
-        raise _Lacks(f"{place} loses a file as its first name is removed")
+        raise Unfit(f"{place} loses a file as its first name is removed")
 
 
 def _no_links(place: Path, system: FileSystem | None, error: OSError) -> str:
@@ -313,12 +289,12 @@ def _try_race(place: Path, found: Probe) -> None:
     merged = [_head(content) for _, content in SharedLog(place, "reader").read()]
     appended = [entry for result in told for entry in result["appended"]]
     if sorted(merged) != sorted(appended):
-        raise _Lacks(
+        raise Unfit(
             f"{place.parent} lost or doubled entries as {_PROCESSES} processes appended at once: {len(appended)} were "
             f"appended, {len(merged)} are there. Hard links must not take a name that is taken. {_ELSEWHERE}"
         )
     if any(result["read"] != merged[: len(result["read"])] for result in told):
-        raise _Lacks(f"{place.parent} shows the entries of a log in another order to another process. {_ELSEWHERE}")
+        raise Unfit(f"{place.parent} shows the entries of a log in another order to another process. {_ELSEWHERE}")
     found.appends_per_s = len(merged) / max(result["seconds"] for result in told)
 
 
@@ -326,7 +302,7 @@ def _result_of(racer: subprocess.Popen[bytes], place: Path) -> dict[str, Any]:
     try:
         output, _ = racer.communicate(timeout=_HANGS_S)
     except subprocess.TimeoutExpired as error:
-        raise _Lacks(
+        raise Unfit(
             f"{place.parent} did not show to one process within {_HANGS_S:.0f} s what another one of this machine had "
             "written there"
         ) from error
@@ -335,7 +311,7 @@ def _result_of(racer: subprocess.Popen[bytes], place: Path) -> dict[str, Any]:
     except ValueError:
         result = {"error": f"a process that tested {place.parent} ended with status {racer.returncode}"}
     if "error" in result:
-        raise _Lacks(result["error"])
+        raise Unfit(result["error"])
     return result
 
 

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fluid.display.format import duration, number
-from fluid.joint.meeting import Delay
-from fluid.joint.probe import SLOW_APPEND_S, SLOW_LOOK_S, Probe, Spread
+from fluid.joint.meeting import Spread
+from fluid.joint.probe import SLOW_APPEND_S, SLOW_LOOK_S, Probe
 from fluid.reports.doctor import named_values, sentences
 
 #: What drivers need, in words.
@@ -46,10 +46,7 @@ def probe_json(found: Probe) -> dict[str, Any]:
         "look": None if found.look is None else asdict(found.look),
         "processes": found.processes,
         "appends_per_s": found.appends_per_s,
-        "others": [
-            {**asdict(other), "entry": other.entry._asdict(), "content": other.content._asdict()}
-            for other in (meeting.others if meeting is not None else ())
-        ],
+        "others": [asdict(other) for other in (meeting.others if meeting is not None else ())],
         "problems": found.problems,
         "warnings": found.warnings,
     }
@@ -76,13 +73,13 @@ def _rows(found: Probe) -> Iterable[tuple[str, str]]:
         yield "appends", f"{number(found.appends_per_s)} a second, of {found.processes} processes together"
     for other in found.meeting.others if found.meeting is not None else ():
         yield f"{other.host}, process {other.pid}", ""
-        yield "  entry, answer", _delay(other.entry)
-        yield "  content, answer", _delay(other.content)
+        yield "  entry, answer", _answer(other.entry)
+        yield "  content, answer", _answer(other.content)
 
 
 def _spread(spread: Spread) -> str:
     return f"{duration(spread.median_s)}, 95 % within {duration(spread.p95_s)}"
 
 
-def _delay(delay: Delay) -> str:
-    return f"{duration(delay.median_s)}, at worst {duration(delay.worst_s)}"
+def _answer(spread: Spread) -> str:
+    return f"{duration(spread.median_s)}, at worst {duration(spread.worst_s)}"

@@ -17,8 +17,8 @@ import pytest
 
 from fluid.cli import main
 from fluid.joint import log, meeting
-from fluid.joint.meeting import Delay, Meeting, Other, meet
-from fluid.joint.probe import FileSystem, Probe, Spread, _warnings, file_system_of, probe
+from fluid.joint.meeting import Meeting, Other, Spread, meet
+from fluid.joint.probe import FileSystem, Probe, _warnings, file_system_of, probe
 from fluid.reports.shared_folder import probe_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ MOUNTS = r"""21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remoun
 a line that is none
 """
 NFS = FileSystem("nfs4", "server:/home", "/home", ("rw", "vers=4.2"))
-GOOD = Delay(0.004, 0.01, 20)
+GOOD = Spread(0.004, 0.008, 0.01, 20)
 THERE = Other("there", 7, False, GOOD, GOOD)
 
 
@@ -282,12 +282,12 @@ def test_the_mount_is_not_known() -> None:
 
 def test_warnings() -> None:
     good = Probe(Path("/home"), NFS, {}, [], [])
-    slow = Delay(0.01, 4.0, 20)
+    slow = Spread(0.01, 0.02, 4.0, 20)
     cached = replace(NFS, options=("rw", "acdirmin=30"))
     for said, found in {
         "": good,
-        "An append is slow: 0.2 s": replace(good, append=Spread(0.2, 0.3, 5)),
-        "A look at the log is slow: 8 ms": replace(good, look=Spread(0.008, 0.3, 5)),
+        "An append is slow: 0.2 s": replace(good, append=Spread(0.2, 0.3, 0.3, 5)),
+        "A look at the log is slow: 8 ms": replace(good, look=Spread(0.008, 0.3, 0.3, 5)),
         "ext4 is a file system of this machine": replace(good, file_system=FileSystem("ext4", "/dev/sda", "/", ())),
         "is mounted with nocto": replace(good, file_system=file_system_of(Path("/home"), MOUNTS)),
         "up to 4 s until an answer of there": replace(good, meeting=Meeting((replace(THERE, entry=slow),))),
@@ -336,7 +336,7 @@ def test_json_has_the_fields_that_the_page_names(tmp_path: Path, capsys: pytest.
     page = (DOCS / "cli.md").read_text(encoding="utf-8").partition("### A shared folder")[2].partition("\n## ")[0]
     whole = probe_json(Probe(tmp_path, NFS, {}, [], [], meeting=Meeting((THERE,))))
     names = [*found, *found["file_system"], *found["given"], *found["append"], *whole["others"][0]]
-    assert [name for name in {*names, *whole["others"][0]["entry"]} if f"`{name}`" not in page] == []
+    assert [name for name in {*names, *found["look"]} if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(
