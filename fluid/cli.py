@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments without the program's name; those of the process if ``None``.
 
     Returns:
-        The exit status: 0, 1 if the reader of the output closed it, 2 for bad input, 130 if interrupted.
+        The exit status: 0, 1 if the reader of the output closed it or ``fluid doctor --shared`` found a folder that
+        drivers cannot share, 2 for bad input, 130 if interrupted.
 
     Raises:
         SystemExit: the arguments are invalid (status 2), or ask for help or the version (status 0).
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(given)
     arguments.after = after
     try:
-        arguments.command(arguments)
+        status = arguments.command(arguments)
         sys.stdout.flush()
     except FluidError as error:
         print(f"fluid: error: {_one_line(str(error))}", file=sys.stderr)
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    return 0
+    return status or 0
 
 
 def _one_line(message: str) -> str:

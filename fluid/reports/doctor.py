@@ -317,18 +317,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def machine_report(machine: Machine, advice: MachineAdvice) -> RenderableType:
     """The machine as a table, followed by what Fluid would use of it, in sentences."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in _rows(machine):
-        table.add_row(Text(name), Text(value))
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [named_values(_rows(machine))]
     if machine.gpus:
         parts += [Text(), _gpu_table(machine.gpus)]
     parts.append(Text())
-    parts += _sentences("+", advice.uses, "green")
-    parts += _sentences("-", advice.not_used, "")
-    parts += _sentences("!", advice.warnings, "yellow")
+    parts += sentences("+", advice.uses, "green")
+    parts += sentences("-", advice.not_used, "")
+    parts += sentences("!", advice.warnings, "yellow")
     return Group(*parts)
 
 
@@ -388,6 +383,16 @@ def _rows(machine: Machine) -> Iterable[tuple[str, str]]:
         yield package.name, _package(package)
 
 
+def named_values(rows: Iterable[tuple[str, str]]) -> Table:
+    """A table of names and their values."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
 def _package(package: Package) -> str:
     if package.version is None:
         return "not installed"
@@ -420,13 +425,13 @@ def _gpu_table(gpus: Iterable[GpuState]) -> Table:
     return table
 
 
-def _sentences(bullet: str, sentences: Iterable[str], style: str) -> list[RenderableType]:
-    """A bulleted list with hanging indents; empty if there are no sentences."""
+def sentences(bullet: str, texts: Iterable[str], style: str) -> list[RenderableType]:
+    """A bulleted list with hanging indents; empty if there are none."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    for sentence in sentences:
-        grid.add_row(Text(bullet, style=style), Text(sentence))
+    for text in texts:
+        grid.add_row(Text(bullet, style=style), Text(text))
     return [grid] if grid.row_count else []
 
 
