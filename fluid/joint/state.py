@@ -76,7 +76,7 @@ class JointTrial:
         trial_id, group: its id, and its group's name.
         lease, holder: the number of the lease that holds, and whose it is; ``None`` if nobody's.
         reported: iterations that count.
-        ended: ``DONE``, ``STOPPED`` or ``FAILED``; empty while it has not ended. One that is DONE may have been extended.
+        ended: ``DONE``, ``STOPPED`` or ``FAILED``; empty while it has not ended. DONE also once it was extended.
         by_itself: whether it has no more to do.
         runs: whether its holder has it running.
         losses: how often it took its holder with it since its last iteration.
