@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +105,7 @@ class Membership:
         clock: of this process.
 
     Attributes:
+        shared: the same.
         folder: the member's own folder.
     """
 
@@ -113,7 +114,7 @@ class Membership:
         shared: Path,
         clock: Clock | None = None,
     ) -> None:
-        self._shared = shared
+        self.shared = shared
         self._deliver: Callable[[list[Entry]], None] = lambda entries: None
         self._broken: Callable[[BaseException], None] = lambda error: None
         self._clock = clock or MonotonicClock()
@@ -122,7 +123,7 @@ class Membership:
         make_folder(shared)
         self.folder = shared / MEMBERS / self._base
         make_folder(self.folder)
-        self._devices: tuple[str, ...] = ()
+        self._devices: dict[int, str] = {}
         self._names = 0
         #: This member's name of now; empty before it has joined.
         self._name = ""
@@ -147,9 +148,9 @@ class Membership:
         """
         self._deliver, self._broken = deliver, broken
 
-    def start(self, devices: Iterable[str]) -> None:
-        """Joins: reads the log from its beginning, and takes part."""
-        self._devices = tuple(devices)
+    def start(self, devices: Mapping[int, str]) -> None:
+        """Joins: reads the log from its beginning, and takes part; ``devices`` are the kinds of this member's."""
+        self._devices = dict(devices)
         self._thread = AwaitedThread("fluid-member", self._run)
         self._thread.start()
 
@@ -175,7 +176,7 @@ class Membership:
     def _run(self) -> None:
         try:
             self._beat()
-            self._log = SharedLog(self._shared, self._base)
+            self._log = SharedLog(self.shared, self._base)
             self._read()
             self._join()
             while not self._closing:
@@ -258,7 +259,7 @@ class Membership:
             try:
                 writer, items = read_entry(content)
             except ValueError as error:
-                text = f"entry {number} of the log in {self._shared} is not of Fluid {__version__}: {error}"
+                text = f"entry {number} of the log in {self.shared} is not of Fluid {__version__}: {error}"
                 raise LogError(text) from error
             found.append(Entry(number, writer, items))
             for item in items:
@@ -298,7 +299,7 @@ class Membership:
                 self._lose(name, "its process has ended")
                 continue
             try:
-                sign = (self._shared / MEMBERS / watched.joined.folder / ALIVE).read_bytes()
+                sign = (self.shared / MEMBERS / watched.joined.folder / ALIVE).read_bytes()
             except OSError:
                 sign = b""
             if sign != watched.sign:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError
+from fluid.joint.folders import beside
 from fluid.keeping import value_of
 from fluid.lane.checkpoints.paths import own_folder, trial_folder
 from fluid.random_state import Seeds
@@ -194,20 +196,12 @@ class TrialFiles:
     @property
     def log(self) -> Path | None:
         """The file with what the trial printed; ``None`` if there is none."""
-        for trial_id, _ in reversed(self.submitted):
-            path = Path(trial_folder(str(self.run_dir), trial_id), "output.log")
-            if path.is_file():
-                return path
-        return None
+        return next((path for path in self._places(trial_folder, "output.log") if path.is_file()), None)
 
     @property
     def folder(self) -> Path | None:
         """The trial's own folder, of :func:`fluid.trial_dir`; ``None`` if there is none."""
-        for trial_id, _ in reversed(self.submitted):
-            path = Path(own_folder(str(self.run_dir), trial_id))
-            if path.is_dir():
-                return path
-        return None
+        return next((path for path in self._places(own_folder) if path.is_dir()), None)
 
     @property
     def checkpoints(self) -> tuple[KeptCheckpoint, ...]:
@@ -215,18 +209,28 @@ class TrialFiles:
         return tuple(
             KeptCheckpoint(before + found.iteration, found.path)
             for trial_id, before in self.submitted
-            for found in kept_checkpoints(self.run_dir, trial_id)
+            for found in sorted(
+                (one for folder in beside(self.run_dir) for one in kept_checkpoints(folder, trial_id)),
+                key=attrgetter("iteration"),
+            )
         )
 
     def load(self, checkpoint: Path) -> Any:
         """Loads one of the checkpoints."""
-        trial_id = next(
-            trial_id
+        folder, trial_id = next(
+            (folder, trial_id)
             for trial_id, _ in self.submitted
-            if any(found.path == checkpoint for found in kept_checkpoints(self.run_dir, trial_id))
+            for folder in beside(self.run_dir)
+            if any(found.path == checkpoint for found in kept_checkpoints(folder, trial_id))
         )
         source = self.source or partial(stored_trainable, self.run_dir, trial_id)
-        return load_checkpoint(self.run_dir, trial_id, checkpoint, source)
+        return load_checkpoint(folder, trial_id, checkpoint, source)
+
+    def _places(self, folder_in: Callable[[str, str], str], *names: str) -> Iterator[Path]:
+        """Where a file or folder of the trial may be, the likeliest first."""
+        for trial_id, _ in reversed(self.submitted):
+            for folder in beside(self.run_dir):
+                yield Path(folder_in(str(folder), trial_id), *names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

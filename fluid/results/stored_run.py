@@ -16,6 +16,7 @@ from typing import Any
 
 from fluid.checksums import LineChecks
 from fluid.errors import FluidError, InvalidFieldError
+from fluid.joint.folders import fullest, is_shared, member_notes
 from fluid.measure.json_input import without_surrogates
 from fluid.measure.profile import Profile
 from fluid.results.code_changes import code_notes
@@ -61,7 +62,7 @@ def read_run(folder: str | Path, argument: str = "run_dir") -> StoredRun:
         ('rung-0', [(1, {'loss': 0.5})], [])
 
     Args:
-        folder: the run folder.
+        folder: the run folder, or one that several drivers share.
         argument: how the caller names it, for errors.
 
     Raises:
@@ -73,9 +74,12 @@ def read_run(folder: str | Path, argument: str = "run_dir") -> StoredRun:
     if not path.is_dir():
         reason = "is a file; give the folder of a run" if path.exists() else "does not exist"
         raise InvalidFieldError(argument, str(folder), reason)
+    shared = path if is_shared(path) and not (path / RESULTS).is_file() else None
+    if shared is not None:
+        path = fullest(shared) or shared
     if not (path / RESULTS).is_file():
         raise InvalidFieldError(argument, str(folder), "is not the folder of a run: it has no results.jsonl")
-    run = StoredRun(path, argument)
+    run = StoredRun(path, argument, shared)
     newer = why_unreadable(run.session)
     if newer is not None:
         raise InvalidFieldError(argument, str(folder), newer)
@@ -88,10 +92,13 @@ class StoredRun:
     Args:
         path: the run folder.
         argument: how the caller named it, for errors.
+        shared: the folder in which several drivers work, of one of which this is the run folder; ``None`` for a run
+            by itself.
     """
 
-    def __init__(self, path: Path, argument: str = "run_dir") -> None:
+    def __init__(self, path: Path, argument: str = "run_dir", shared: Path | None = None) -> None:
         self.path = path
+        self._shared = shared
         self._argument = argument
         self._journal_lines = JournalLines(path / JOURNAL)
         self._lines = {name: JsonLines(path / name) for name in (TRIALS, FORECASTS)}
@@ -242,7 +249,8 @@ class StoredRun:
         for one in itertools.islice(self.reported, self._followed, None):
             self._gaps.take(one.trial_id, one.number)
         self._followed = len(self.reported)
-        notes = [*self._gaps.notes(self.journal.reported), *code_notes(self.lines)]
+        notes = [] if self._shared is None else member_notes(self._shared)
+        notes += [*self._gaps.notes(self.journal.reported), *code_notes(self.lines)]
         if not self.is_running:  # Else files that are read later have more.
             notes += self._submitted.lost(has_journal=not self._notes.get(JOURNAL))
         return notes

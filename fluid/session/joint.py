@@ -9,6 +9,7 @@ everywhere, and only what needs doing once is asked for by an entry: to run a tr
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,10 +22,11 @@ from msgspec import structs
 
 from fluid._logs import logger_of
 from fluid.backends.hosts import memory as host_memory
-from fluid.engine.commands import Command, Report, ReportEnd, ReportStart
+from fluid.engine.commands import Command, NoteDeviceLost, Report, ReportEnd, ReportStart
 from fluid.engine.events import (
     BudgetExtended,
     Checkpoint,
+    DeviceAdded,
     EndedElsewhere,
     Event,
     FailRequested,
@@ -57,6 +59,7 @@ from fluid.joint.membership import MEMBERS, Entry, Membership, has_ended
 from fluid.joint.state import BegunTrial, Fact, Gone, JointState, JointTrial, Tenure
 from fluid.lane.checkpoints.files import entries_of, iteration_of
 from fluid.policies.engine import EngineState
+from fluid.resources import Device
 from fluid.results.run_files import is_used
 from fluid.session.folder.folder import folder_of
 from fluid.session.folder.resume import CheckpointFolders
@@ -162,6 +165,10 @@ class JointSession:
         self._wanted = 0
         #: Iterations that this member's program has let trials run in all, by id.
         self._budgets: dict[str, int] = {}
+        #: The numbers of other members' devices in this one's files, by name and number there.
+        self._devices: dict[tuple[str, int], int] = {}
+        #: Seconds from each member's clock to this one's, as far as is known.
+        self._ahead: dict[str, float] = {}
         #: The folders of members whose checkpoints in memory were moved to disk, or are about to be.
         self._reclaimed: set[str] = set()
         #: Whether nothing is begun any more.
@@ -270,6 +277,11 @@ class JointSession:
 
     def apply(self, entries: Sequence[Entry]) -> None:
         """Does what entries of the log tell, in their order."""
+        now = self._now()
+        for _, writer, items in entries:
+            for item in items:
+                if isinstance(item, Iterated):  # What was told soonest tells how far the clocks are apart.
+                    self._ahead[writer] = min(now - item.at, self._ahead.get(writer, math.inf))
         for number, writer, items in entries:
             for item in items:
                 if writer == self.me:
@@ -288,10 +300,26 @@ class JointSession:
             self._begins -= 1
 
     def _joined(self, name: str, joined: Joined) -> None:
-        if joined.folder == self.membership.folder.name:
-            self.me = name
-            self._claims.clear()
-            self._begins = self._wanted = 0
+        if joined.folder != self.membership.folder.name:
+            self._name_devices(name, joined)
+            return
+        self.me = name
+        self._claims.clear()
+        self._begins = self._wanted = 0
+
+    def _name_devices(self, name: str, joined: Joined) -> None:
+        """Gives another member's devices numbers of their own in this one's files."""
+        known = {
+            device: number for (whose, device), number in self._devices.items() if whose.split("~")[0] == joined.folder
+        }
+        first = max([*self._state.occupancy.residents, *self._devices.values()], default=-1) + 1
+        added = []
+        for number, (device, kind) in enumerate(joined.devices.items()):
+            self._devices[name, device] = known.get(device, first + number)
+            if device not in known:
+                shown = Device(first + number, host=joined.folder, kind="gpu" if kind == "gpu" else "cpu")
+                added.append(DeviceAdded(self._now(), shown))
+        self._deliver(events=added, others=True)
 
     def _take(self, fact: Fact) -> None:
         """Does what follows from one fact."""
@@ -349,10 +377,12 @@ class JointSession:
         trial_id = fact.trial_id
         own = self._sent.pop((trial_id, fact.iteration), None) if trial_id in self._here else None
         if own is None:
-            at, group_id = self._now(), self._state.trials[trial_id].group_id
-            own = _report(fact, group_id, at)
-            self._handle(IteratedElsewhere(at, trial_id, fact.iteration))
-            self._deliver(own, others=True)
+            member = self.log.members[self.log.trials[trial_id].tenures[-1].member]
+            devices = tuple([self._devices.get((member.name, device), 0) for device in fact.device_ids])
+            at = fact.at + self._ahead[member.name]
+            report = _report(fact, self._state.trials[trial_id].group_id, at, devices)
+            self._handle(IteratedElsewhere(self._now(), trial_id, fact.iteration))
+            self._deliver(report, others=True)
         else:
             self._deliver(own)
 
@@ -379,7 +409,7 @@ class JointSession:
                 names.pop(trial_id, None)
         # What its submitter said of it is to be with its end.
         events = [asked] if known.is_over and asked is not None and not is_here else []
-        self._deliver(notice, events, others=not is_here)
+        self._deliver(notice, events=events, others=not is_here)
 
     def _extend(self, fact: Extended) -> None:
         record = self._state.trials[fact.trial_id]
@@ -405,6 +435,8 @@ class JointSession:
         elif gone.is_lost:
             number = len(gone.trials)
             _log.warning("driver %s is gone (%s); others go on with its %d trials", gone.member, gone.reason, number)
+        lost = [number for (name, _), number in self._devices.items() if name == gone.member]
+        self._deliver(*[NoteDeviceLost(number, self._now()) for number in lost], others=True)
         for trial_id in gone.trials:
             if trial_id in self._state.trials:
                 self._free[trial_id] = None
@@ -446,7 +478,7 @@ class JointSession:
         if not known.reported:
             self._arrived(trial_id, lease, None)
             return
-        shared, tenures = self.membership.folder.parent.parent, list(known.tenures)
+        shared, tenures = self.membership.shared, list(known.tenures)
         members = [self.log.members[tenure.member] for tenure in tenures]
         folders = {member.name: member.joined.folder for member in members}
         ended = [member.joined for member in members if member.gone and has_ended(member.joined.process)]
@@ -614,6 +646,7 @@ def _iterated(report: Report, lease: int) -> Iterated:
         iteration=report.iteration,
         metrics=tuple([metrics.text for _, _, _, metrics in found]),
         seconds=tuple([seconds for _, _, seconds, _ in found]),
+        at=report.at,
         ages=tuple([report.at - at for _, at, _, _ in found]),
         width=report.width,
         device_ids=report.device_ids,
@@ -622,8 +655,8 @@ def _iterated(report: Report, lease: int) -> Iterated:
     )
 
 
-def _report(fact: Iterated, group_id: str, at: float) -> Report:
-    """The report of what another member has run, as of now."""
+def _report(fact: Iterated, group_id: str, at: float, device_ids: tuple[int, ...]) -> Report:
+    """The report of what another member has run, by the clock and the devices of this one's files."""
     metrics = tuple([EncodedMetrics(text, numbers_in(json.loads(text))) for text in fact.metrics])
     run = IterationRun(tuple([at - age for age in fact.ages]), fact.seconds, metrics)
     return Report(
@@ -633,7 +666,7 @@ def _report(fact: Iterated, group_id: str, at: float) -> Report:
         metrics=metrics[-1],
         seconds=fact.seconds[-1],
         width=fact.width,
-        device_ids=fact.device_ids,
+        device_ids=device_ids,
         at=at,
         rows=fact.rows,
         run=run if len(metrics) > 1 else None,

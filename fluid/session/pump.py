@@ -562,17 +562,17 @@ class Pump:
         self.handle(event, *self.joint.holding(event.trials), accepted=accepted)
         self.joint.submitted(name, ids)
 
-    def _deliver(self, notice: TrialNotice, asked: Sequence[Event] = (), *, others: bool = False) -> None:
-        """Writes and tells what the log of a shared folder tells of a trial.
+    def _deliver(self, *notices: Notice, events: Sequence[Event] = (), others: bool = False) -> None:
+        """Writes and tells what the log of a shared folder tells.
 
         Args:
-            notice: what it tells.
-            asked: what its submitter had asked for, for the journal.
-            others: whether another driver ran it.
+            notices: what is told of trials, or of devices.
+            events: what had happened, for the journal.
+            others: whether it happened to other drivers.
         """
         with self._ending_on_error():
-            self._folder.journal(asked, [notice], followed=not others)
-        self._tell((), [notice])
+            self._folder.journal(events, notices, followed=not others)
+        self._tell((), [notice for notice in notices if isinstance(notice, TrialNotice)])
 
     def _heard(self, entries: list[Entry]) -> None:
         """Takes entries of the log of a shared folder; called in the membership's thread."""
@@ -669,7 +669,7 @@ class Pump:
             for device in devices:
                 self.handle(DeviceAdded(self._backend.now(), device))
             if self.joint is not None:
-                self.joint.membership.start(device.kind for device in devices)
+                self.joint.membership.start({device.index: device.kind for device in devices})
             while not self._closing and self._broken is None:
                 self._turn()
             if self._broken is None:

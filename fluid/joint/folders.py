@@ -1,0 +1,109 @@
+"""Where a shared folder's members write, for those who read what is in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fluid.joint.entries import Ended, Iterated, Joined, Started, read_entry
+from fluid.joint.log import LOG, LogError, SharedLog
+from fluid.joint.membership import MEMBERS
+from fluid.joint.state import JointState
+
+#: The file of a run folder that has a line for each iteration.
+_RESULTS = "results.jsonl"
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether several drivers share a folder, or may."""
+    return (folder / LOG).is_dir() and (folder / MEMBERS).is_dir()
+
+
+def fullest(shared: Path) -> Path | None:
+    """The run folder of the member that has written most; each writes what all have run. ``None`` if there is none."""
+    sizes = {folder: _size(folder / _RESULTS) for folder in _members(shared)}
+    known = {folder: size for folder, size in sizes.items() if size is not None}
+    return max(known, key=lambda folder: (known[folder], folder.name), default=None)
+
+
+def beside(run_dir: Path) -> Sequence[Path]:
+    """The run folders in which files of a run's trials may be: its own, and those of the drivers that share it."""
+    shared = run_dir.parent.parent
+    if run_dir.parent.name != MEMBERS or not is_shared(shared):
+        return [run_dir]
+    return [run_dir, *(folder for folder in _members(shared) if folder != run_dir)]
+
+
+def _members(shared: Path) -> list[Path]:
+    try:
+        return sorted(Path(entry) for entry in os.scandir(shared / MEMBERS) if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+# -- members for people --------------------------------------------------------------------------
+
+
+class MemberFacts(NamedTuple):
+    """What a member did.
+
+    Attributes:
+        name: its name.
+        joined: what it said of itself.
+        gone: why it takes part no more; empty while it does.
+        trials, iterations: that it has run, so that they count.
+    """
+
+    name: str
+    joined: Joined
+    gone: str
+    trials: int
+    iterations: int
+
+
+def members_of(shared: Path) -> list[MemberFacts]:
+    """What the members of a shared folder did, by its log, in the order in which they joined.
+
+    Raises:
+        LogError: the log is damaged.
+    """
+    state = JointState()
+    iterations: dict[str, int] = {}
+    trials: dict[str, set[str]] = {}
+    for number, content in SharedLog(shared, "reader", make=False).read():
+        try:
+            writer, items = read_entry(content)
+        except ValueError as error:
+            raise LogError(f"entry {number} of the log in {shared} cannot be read: {error}") from error
+        for item in items:
+            for fact in state.apply(number, writer, item):
+                if isinstance(fact, (Started, Iterated, Ended)):
+                    trials.setdefault(writer, set()).add(fact.trial_id)
+                if isinstance(fact, Iterated):
+                    iterations[writer] = iterations.get(writer, 0) + len(fact.metrics)
+    return [
+        MemberFacts(name, one.joined, one.gone, len(trials.get(name, ())), iterations.get(name, 0))
+        for name, one in state.members.items()
+    ]
+
+
+def member_notes(shared: Path) -> list[str]:
+    """A sentence about each member, for reports."""
+    try:
+        found = members_of(shared)
+    except (LogError, OSError) as error:
+        return [f"The shared folder's log cannot be read: {error}."]
+    return [
+        f"Driver {one.name} on {one.joined.host}: {one.iterations:,} iterations of {one.trials:,} trials"
+        f"{f'; {one.gone}' if one.gone else ''}."
+        for one in found
+    ]
