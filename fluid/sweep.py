@@ -198,6 +198,12 @@ def run(
     require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
+    if join and resume:
+        raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
+    if join and seed is None:
+        raise InvalidFieldError(
+            "seed", None, "cannot be with join=True: all drivers make the same trials from one seed"
+        )
     earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed)
     is_given = searcher is not None
     if searcher is not None:
@@ -334,7 +340,8 @@ def _outcome(
 ) -> SweepResult:
     result, stays_open = _result(loop, executor.run_dir), _stays_open(executor)
     counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
-    resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
+    again = "resume" if executor.session.joint is None else "join"
+    resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, {again}=True) goes on"
     if executor.session.hold.is_virtual or not loop.plan.goes_on:
         resume = ""  # A rehearsal begins anew.
     if heard is not None:
@@ -353,7 +360,7 @@ def _outcome(
 
 
 def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
-    plan = loop.plan
+    plan, joint = loop.plan, loop.trials.executor.session.joint
     metrics, modes = tuple(goal.metric for goal in plan.goals), tuple(goal.mode for goal in plan.goals)
     early = () if loop.reason is None else (f"The sweep ended early: {loop.reason}.",)
     entries = (line.entry for line in JsonLines(run_dir / TRIALS).there()) if loop.was_resumed else ()
@@ -362,7 +369,7 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
         trials=loop.trials.results,
         metric=metrics if len(metrics) > 1 else metrics[0],
         mode=modes if len(modes) > 1 else modes[0],
-        run_dir=run_dir,
+        run_dir=run_dir if joint is None else joint.membership.shared,
         name=plan.name,
         state="UNFINISHED" if loop.trials.unfinished else "DONE",
         notes=(*early, *changes),

@@ -73,7 +73,7 @@ def sweep_in(run: StoredRun, metric: Any = None, mode: Any = None) -> SweepResul
     return SweepResult.make(
         trials,
         *wanted,
-        run_dir=run.path,
+        run_dir=run.folder,
         name=run.name,
         state="RUNNING" if is_running else _state(trials),
         notes=(*run.notes, *run.losses()),

@@ -98,6 +98,8 @@ class StoredRun:
 
     def __init__(self, path: Path, argument: str = "run_dir", shared: Path | None = None) -> None:
         self.path = path
+        #: What is read, for people and for what they write about it.
+        self.folder = shared or path
         self._shared = shared
         self._argument = argument
         self._journal_lines = JournalLines(path / JOURNAL)

@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.engine.events import Failure
-from fluid.errors import FluidError
+from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
@@ -126,7 +126,13 @@ class SweepLoop(TrialListener):
         """Works the sweep together with other drivers: all that it does is done in the session's thread.
 
         So it is done where the log is read, one thing after another.
+
+        Raises:
+            InvalidFieldError: each driver would make trials of its own.
         """
+        if self.plan.seed is None:
+            reason = "cannot be in a shared folder: all drivers make the same trials"
+            raise InvalidFieldError("seed", None, reason)
         self._joint = JointStarts(
             self.plan,
             self.trials,

@@ -179,7 +179,7 @@ class _Content:
             packs=recorded.packs,
         )
         self._run = RecordedRun(
-            files.path,
+            files.folder,
             self._session,
             self._groups,
             timeline,

@@ -47,6 +47,7 @@ from fluid.checksums import checked_lines, checked_object, checked_parts
 from fluid.engine.commands import Command, Report
 from fluid.engine.events import Event
 from fluid.errors import InvalidFieldError
+from fluid.joint.folders import beside, is_shared
 from fluid.measure.profile import Profile
 from fluid.results.checkpoints import checked_frames
 from fluid.results.iterations import CLOCK_RESET_S
@@ -243,6 +244,8 @@ class RunFolder:
             home = Path(os.environ.get("FLUID_RUNS", DEFAULT_HOME)).expanduser()
             path = home / f"{timestamp().replace(':', '').replace(' ', '-')}-{secrets.token_hex(3)}"
         folder = folder_of(path)
+        if is_shared(folder):
+            raise InvalidFieldError("run_dir", str(path), "is shared by several drivers: join=True takes part")
         try:
             make_folder(folder)
             if not any(folder.iterdir()) and folder.stat().st_uid == os.geteuid():
@@ -262,6 +265,8 @@ class RunFolder:
                 or it cannot be written to.
         """
         folder = folder_of(path)
+        if is_shared(folder) or len(beside(folder)) > 1:
+            raise InvalidFieldError("run_dir", str(path), "is shared by several drivers: join=True goes on there")
         if not (folder / JOURNAL).is_file():
             raise InvalidFieldError("run_dir", str(path), f"is not the folder of a session: it has no {JOURNAL}")
         newer = why_unreadable(read_facts(folder))
