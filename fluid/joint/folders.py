@@ -76,6 +76,8 @@ def members_of(shared: Path) -> list[MemberFacts]:
     Raises:
         LogError: the log is damaged.
     """
+    if not is_shared(shared):
+        return []
     state = JointState()
     iterations: dict[str, int] = {}
     trials: dict[str, set[str]] = {}

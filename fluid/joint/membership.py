@@ -26,7 +26,18 @@ from fluid._clock import Clock, MonotonicClock, read_clock
 from fluid._private_files import FILE_MODE, make_folder
 from fluid._version import __version__
 from fluid.errors import FluidError
-from fluid.joint.entries import Item, Iterated, Joined, Left, Lost, Wrote, entry_of, read_entry
+from fluid.joint.entries import (
+    Extended,
+    Founded,
+    Item,
+    Iterated,
+    Joined,
+    Left,
+    Lost,
+    StopAsked,
+    entry_of,
+    read_entry,
+)
 from fluid.joint.log import LogError, SharedLog
 from fluid.waiting.waits import AwaitedThread
 
@@ -195,8 +206,12 @@ class Membership:
     def _join(self) -> None:
         self._names += 1
         self._name = self._base if self._names == 1 else f"{self._base}~{self._names}"
-        self._outbox.clear()
-        self._outbox.append(
+        for _ in range(len(self._outbox)):
+            item = self._outbox.popleft()
+            # What is about a lease, or asked for one, was of the member that was taken for dead.
+            if self._names == 1 or isinstance(item, (Founded, Extended, StopAsked)):
+                self._outbox.append(item)
+        self._outbox.appendleft(
             Joined(
                 folder=self._base,
                 host=socket.gethostname(),
@@ -319,6 +334,3 @@ def lost_error(error: BaseException) -> FluidError:
     if isinstance(error, FluidError):
         return error
     return FluidError(f"the shared folder cannot be used any more: {type(error).__name__}: {error}")
-
-
-__all__ = ["ALIVE", "MEMBERS", "Entry", "Membership", "Wrote", "has_ended", "lost_error", "own_process"]
