@@ -93,6 +93,8 @@ _ENDED = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
 _NONE: frozenset[str] = frozenset()
 #: How displays and results show a trial that the user paused by hand; one that waits for its search is PAUSED.
 PAUSED_BY_USER = "PAUSED BY THE USER"
+#: What is shown of a trial that another driver of a shared folder runs, or may run.
+IS_ELSEWHERE = "ELSEWHERE"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from fluid.display.format import number, printable, shortened
-from fluid.trialgroup import PAUSED_BY_USER, TrialState
+from fluid.trialgroup import IS_ELSEWHERE, PAUSED_BY_USER, TrialState
 
 #: Most characters of one hyperparameter's value.
 _LONGEST_VALUE = 16
@@ -105,6 +105,7 @@ _STYLES: dict[str, str] = {
     TrialState.STOPPED: "dim",
     TrialState.PAUSED: "yellow",
     PAUSED_BY_USER: "yellow",
+    IS_ELSEWHERE: "cyan",
     TrialState.STOPPING: "yellow",
     "UNFINISHED": "yellow",
     "INTERRUPTED": "yellow",

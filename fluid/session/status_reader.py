@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from fluid.engine.events import BY_USER, SET_ASIDE
+from fluid.engine.events import BY_USER, ELSEWHERE, SET_ASIDE
 from fluid.engine.records import EndedTrial, GroupRecord
 from fluid.measure.profile import Profile
 from fluid.policies.engine import EngineState
@@ -16,8 +16,10 @@ from fluid.session.facts import Forecast, GoalStatus
 from fluid.session.forecasting.progress import LiveLength
 from fluid.session.forecasting.progress import forecast as forecast_search
 from fluid.session.status import GroupFacts, GroupStatus, Status
-from fluid.trialgroup import PAUSED_BY_USER, Search, TrialState
+from fluid.trialgroup import IS_ELSEWHERE, PAUSED_BY_USER, Search, TrialState
 
+#: What is shown of a trial that waits, by what holds it.
+_HELD = {BY_USER: PAUSED_BY_USER, ELSEWHERE: IS_ELSEWHERE}
 _ENDED = frozenset(state.value for state in TrialState if state.ended)
 
 
@@ -158,7 +160,7 @@ def _count(group: GroupRecord, search: Search | None) -> tuple[Counter[str], int
     """Number of a group's trials by what is shown of them, and their iterations: done, and in all."""
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
     for trial in group.live.values():
-        counts[PAUSED_BY_USER if trial.state is TrialState.PAUSED and trial.held == BY_USER else trial.state.value] += 1
+        counts[_HELD.get(trial.held, "PAUSED") if trial.state is TrialState.PAUSED else trial.state.value] += 1
         done += min(trial.progress.done, trial.progress.budget)
         total += trial.progress.budget
     for ended, number in group.ended.items():
