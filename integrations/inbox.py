@@ -42,6 +42,11 @@ class EventInbox(TrialListener):
     def on_request(self, request: TrialRequest) -> None:
         self.post(partial(self._listener.on_request, request))
 
+    def on_left(self, trial_id: str) -> None:
+        """A driver that is gone has left a trial of a group of this name, which no other one had submitted."""
+        if (take_up := getattr(self._listener, "on_left", None)) is not None:
+            self.post(partial(take_up, trial_id))
+
     def on_broken(self, error: BaseException) -> None:
         self.post(partial(self._listener.on_broken, error))
 

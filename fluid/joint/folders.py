@@ -14,6 +14,8 @@ from fluid.joint.state import JointState
 
 #: The file of a run folder that has a line for each iteration.
 _RESULTS = "results.jsonl"
+#: Most members that reports name.
+_MOST_NAMED = 12
 
 
 def is_shared(folder: Path) -> bool:
@@ -99,13 +101,15 @@ def members_of(shared: Path) -> list[MemberFacts]:
 
 
 def member_notes(shared: Path) -> list[str]:
-    """A sentence about each member, for reports."""
+    """What each member did, in a sentence for reports."""
     try:
         found = members_of(shared)
     except (LogError, OSError) as error:
         return [f"The shared folder's log cannot be read: {error}."]
-    return [
-        f"Driver {one.name} on {one.joined.host}: {one.iterations:,} iterations of {one.trials:,} trials"
-        f"{f'; {one.gone}' if one.gone else ''}."
-        for one in found
+    told = [
+        f"{one.name}: {one.iterations:,} iterations of {one.trials:,} trials{f' ({one.gone})' if one.gone else ''}"
+        for one in found[:_MOST_NAMED]
     ]
+    more = len(found) - len(told)
+    told += [f"and {more} more"] if more > 0 else []
+    return [f"Drivers: {'; '.join(told)}."] if told else []

@@ -329,6 +329,11 @@ class GroupInbox(ChangeWaits):
             _log.exception("%s raised", self._whose)
             guarded(self._whose, request.refuse, error)
 
+    def take_left(self, trial_id: str) -> None:
+        """Tells the listener of a trial that another driver has left, if it takes such up: it may submit it, too."""
+        if hasattr(self.listener, "on_left"):
+            self._call_listener("on_left", trial_id)
+
     def _take_start(self, start: ReportStart) -> None:
         if self.listener is not None:
             self._call_listener("on_start", start.trial_id)

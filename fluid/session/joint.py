@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,10 +56,11 @@ from fluid.joint.entries import (
     StopAsked,
     Wants,
 )
-from fluid.joint.membership import MEMBERS, Entry, Membership, has_ended
+from fluid.joint.membership import MEMBERS, Entry, Membership
 from fluid.joint.state import BegunTrial, Fact, Gone, JointState, JointTrial, Tenure
 from fluid.lane.checkpoints.files import entries_of, iteration_of
 from fluid.policies.engine import EngineState
+from fluid.processes.identity import has_ended
 from fluid.resources import Device
 from fluid.results.run_files import is_used
 from fluid.session.folder.folder import folder_of
@@ -121,6 +123,7 @@ class JointSession:
         deliver: writes what trials report to the run folder, and tells who submitted them.
         post: has a call made in the session's thread, from any thread.
         name_of: the name of a group, by its id.
+        left: told of a group, by its name, and of a trial there that a member has left and only that one had submitted.
     """
 
     def __init__(
@@ -132,9 +135,11 @@ class JointSession:
         deliver: Callable[..., None],
         post: Callable[[Callable[[], None]], None],
         name_of: Callable[[str], str],
+        left: Callable[[str, str], None],
     ) -> None:
         self._state = state
         self._name_of = name_of
+        self._left = left
         self.membership = membership
         self._now = now
         self._handle = handle
@@ -143,6 +148,7 @@ class JointSession:
         self.log = JointState()
         #: This member's name of now; empty while it has none.
         self.me = ""
+        self._has_joined = threading.Event()
         self._groups: dict[str, _Group] = {}
         #: What the log told of groups that the program has not come to.
         self._early: dict[str, list[Fact]] = {}
@@ -193,17 +199,43 @@ class JointSession:
 
     def submitted(self, name: str, trial_ids: Iterable[str]) -> None:
         """The engine knows trials of a group, which are held, and goes on with what the log tells of them."""
-        group = self._groups.setdefault(name, _Group())
+        is_new, group = name not in self._groups, self._groups.setdefault(name, _Group())
         for fact in self._early.pop(name, []):
             group.early.setdefault(_trial_of(fact), []).append(fact)
         for trial_id in trial_ids:
+            for fact in group.early.pop(trial_id, []):
+                self._take(fact)
             known = self.log.trials.get(trial_id)
             if known is None or (known.lease is None and not known.is_over):
                 self._free[trial_id] = None
-            for fact in group.early.pop(trial_id, []):
-                self._take(fact)
-            if known is not None and known.holder == self.me and known.lease is not None:
+            elif known.holder == self.me:
                 self._go_on(known)
+        if is_new:
+            for trial in list(self.log.trials.values()):
+                self._look_left(trial)
+
+    def _look_left(self, trial: JointTrial) -> None:
+        """Tells of a trial that nobody has and that is to go on, where this member's program has not submitted it."""
+        group = self._groups.get(trial.group)
+        if group is None or group.sweep is not None or trial.trial_id in self._state.trials:
+            return
+        if trial.lease is None and trial.tenures and not trial.ended:
+            self._left(trial.group, trial.trial_id)
+
+    def await_log(self, timeout: float) -> None:
+        """Waits until what was in the log as this member joined is known here; from any thread but the session's."""
+        self._has_joined.wait(timeout)
+
+    def under_way(self, name: str) -> list[str]:
+        """Ids of a group's trials that have not ended, by the log."""
+        return [trial.trial_id for trial in self.log.trials.values() if trial.group == name and not trial.ended]
+
+    def forgotten(self, trial_id: str) -> None:
+        """The engine knows a trial that has ended no more."""
+        if (lease := self._here.pop(trial_id, None)) is not None:
+            self.membership.post(Released(trial_id, lease))
+        for names in (self._free, self._stops, self._coming, self._offered, self._ends, self._budgets):
+            names.pop(trial_id, None)
 
     def holding(self, specs: Iterable[TrialSpec]) -> list[TrialMoved]:
         """The events by which the engine holds trials, to be handled together with the one that tells of them."""
@@ -304,6 +336,7 @@ class JointSession:
             self._name_devices(name, joined)
             return
         self.me = name
+        self._has_joined.set()
         self._claims.clear()
         self._begins = self._wanted = 0
 
@@ -434,13 +467,16 @@ class JointSession:
                 names.clear()
         elif gone.is_lost:
             number = len(gone.trials)
-            _log.warning("driver %s is gone (%s); others go on with its %d trials", gone.member, gone.reason, number)
+            trials = f"; others go on with its {number} trial{'' if number == 1 else 's'}" if number else ""
+            _log.warning("driver %s is gone (%s)%s", gone.member, gone.reason, trials)
         lost = [number for (name, _), number in self._devices.items() if name == gone.member]
         self._deliver(*[NoteDeviceLost(number, self._now()) for number in lost], others=True)
         for trial_id in gone.trials:
             if trial_id in self._state.trials:
                 self._free[trial_id] = None
                 self._end_stopped(trial_id)
+            else:
+                self._look_left(self.log.trials[trial_id])
 
     def _end_stopped(self, trial_id: str) -> None:
         """Stops a trial that nobody has any more, if that was asked for: every member does, at this place."""
@@ -467,9 +503,8 @@ class JointSession:
     def _go_on(self, known: JointTrial) -> None:
         """Runs a trial that this member has, from the newest checkpoint of those who had it before."""
         trial_id, lease = known.trial_id, known.lease
-        assert lease is not None
         record = self._state.trials.get(trial_id)
-        if record is None:
+        if record is None or lease is None or lease in (self._coming.get(trial_id), self._here.get(trial_id)):
             return
         if record.state.ended:
             self.membership.post(Released(trial_id, lease))

@@ -436,6 +436,7 @@ class Pump:
             self.joint = JointSession(
                 *(state, membership, backend.now, self.handle, self._deliver, self._post),
                 name_of=lambda group_id: self.inboxes[group_id].group.name,
+                left=self._left,
             )
         #: What the log tells as the session ends.
         self._last_entries: list[Entry] = []
@@ -573,6 +574,11 @@ class Pump:
         with self._ending_on_error():
             self._folder.journal(events, notices, followed=not others)
         self._tell((), [notice for notice in notices if isinstance(notice, TrialNotice)])
+
+    def _left(self, name: str, trial_id: str) -> None:
+        for inbox in self.inboxes.values():
+            if inbox.group.name == name:
+                self.notify(partial(inbox.take_left, trial_id))
 
     def _heard(self, entries: list[Entry]) -> None:
         """Takes entries of the log of a shared folder; called in the membership's thread."""

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fluid._imports import try_import
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 #: Below Optuna's own, so that ``optuna.logging.set_verbosity`` applies to it.
 _log = logging.getLogger("optuna.fluid")
 _loops = itertools.count()
+#: Seconds that a shared folder's log may take to be read.
+_JOIN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +115,7 @@ class OptimizeLoop(TrialListener):
             StudyRun(self._study) as self._run,
             bar as self._progress_bar,
         ):
-            for number in retry_stale_trials(self._study):
+            for number in retry_stale_trials(self._study, self._shared_trials()):
                 _log.info(f"Trial {number} was left RUNNING by a run that was killed; it is failed and queued again.")
             try:
                 self._fill()
@@ -123,6 +126,15 @@ class OptimizeLoop(TrialListener):
                 raise
         if self._error is not None:
             raise self._error
+
+    def _shared_trials(self) -> set[int]:
+        """Numbers of the trials that drivers of a shared folder have under way: if one is gone, others go on there."""
+        session = self._executor.session
+        if session.joint is None:
+            return set()
+        session.joint.await_log(_JOIN_S)
+        ids = session.do(partial(session.joint.under_way, self._study.study_name))
+        return {number for trial_id in ids if (number := _number_in(trial_id)) is not None}
 
     # -- asking --------------------------------------------------------------------------------------------
 
@@ -158,8 +170,12 @@ class OptimizeLoop(TrialListener):
             self._error = error
             return []
         self._asked += 1
-        trial_id = f"{self._name}-{asked.number:04d}"
-        running = self._live[trial_id] = RunningTrial(study, asked, work.outcome())
+        return self._made(f"{self._name}-{asked.number:04d}", RunningTrial(study, asked, work.outcome()))
+
+    def _made(self, trial_id: str, running: RunningTrial) -> list[Trial]:
+        """Makes the trial to submit; the list is empty if that fails it."""
+        work, asked = self._arguments.work, running.trial
+        self._live[trial_id] = running
         try:
             self._run.under_way(running.trial.number for running in self._live.values())
             trial = Trial(
@@ -257,6 +273,18 @@ class OptimizeLoop(TrialListener):
             self._handle.forget(trial_id)
         self._fill()
 
+    def on_left(self, trial_id: str) -> None:
+        """Takes up a trial of another driver on this study that is gone, where its last checkpoint is."""
+        number, study = _number_in(trial_id), self._study
+        left = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        found = next((trial for trial in left if trial.number == number), None)
+        if found is None or trial_id in self._live:
+            return  # The storage has failed it, or another driver has told of it.
+        _log.info(f"Trial {number} was left RUNNING by a driver that is gone; it goes on here.")
+        outcome = self._arguments.work.outcome()
+        asked = private_api.trial_of(study, found)
+        self._submit(self._made(trial_id, RunningTrial(study, asked, outcome, is_taken_up=True)))
+
     def on_broken(self, error: BaseException) -> None:
         if self._live:
             raise ended_early(error, "the executor ended before the study") from error
@@ -316,3 +344,9 @@ class OptimizeLoop(TrialListener):
             best = self._study.best_trial
             text += f" Best is trial {best.number} with value: {best.value}."
         _log.info(text)
+
+
+def _number_in(trial_id: str) -> int | None:
+    """The number of the study's trial that a trial of Fluid's is; ``None`` if it is none of a study."""
+    number = trial_id.rpartition("-")[2]
+    return int(number) if number.isdecimal() else None

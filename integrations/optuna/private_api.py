@@ -21,7 +21,7 @@ with try_import("Optuna", extra="optuna"):
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
 
 
 @contextmanager
@@ -40,6 +40,11 @@ def optimizing(study: Study) -> Iterator[None]:
     finally:
         study._thread_local.in_optimize_loop = False
         study._storage.remove_session()
+
+
+def trial_of(study: Study, frozen: FrozenTrial) -> Trial:
+    """A trial that another process has asked for, as if this one had."""
+    return optuna.trial.Trial(study, frozen._trial_id)
 
 
 def was_stopped(study: Study) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fluid._imports import try_import
@@ -57,6 +58,7 @@ class RunningTrial:
         study: the trial's study.
         trial: Optuna's trial.
         outcome: takes its results.
+        is_taken_up: whether a driver that is gone had asked for it, so that another one may tell of it, too.
 
     Attributes:
         trial: Optuna's trial.
@@ -64,8 +66,9 @@ class RunningTrial:
         error: an error that ends it; ``TrialPruned`` counts as ``pruned``.
     """
 
-    def __init__(self, study: Study, trial: Trial, outcome: Outcome) -> None:
+    def __init__(self, study: Study, trial: Trial, outcome: Outcome, *, is_taken_up: bool = False) -> None:
         self.trial = trial
+        self._is_taken_up = is_taken_up
         self.pruned = False
         self.error: BaseException | None = None
         self._study = study
@@ -86,7 +89,10 @@ class RunningTrial:
     def record(self, result: Result) -> bool:
         """Records a result; returns whether the trial is to end now."""
         try:
-            self.pruned = self._outcome.record(self.trial, result)
+            with warnings.catch_warnings():
+                if self._is_taken_up:  # The study has what the other driver told.
+                    warnings.filterwarnings("ignore", "The reported value is ignored")
+                self.pruned = self._outcome.record(self.trial, result)
         except Exception as error:
             self.error = error
         return self.is_decided
@@ -114,7 +120,7 @@ class RunningTrial:
         if isinstance(self.error, TrialPruned):
             self.pruned = True
         if self.pruned:
-            frozen = study.tell(self.trial, state=TrialState.PRUNED)
+            frozen = study.tell(self.trial, state=TrialState.PRUNED, skip_if_finished=self._is_taken_up)
             _log.info(f"Trial {number} pruned. {self.error or ''}".rstrip())
             return frozen
         problem = repr(self.error)
@@ -122,8 +128,8 @@ class RunningTrial:
             values = self._outcome.values
             problem = private_api.problem_with_values(study, values)
             if not problem:
-                return study.tell(self.trial, values)
-        frozen = study.tell(self.trial, state=TrialState.FAIL)
+                return study.tell(self.trial, values, skip_if_finished=self._is_taken_up)
+        frozen = study.tell(self.trial, state=TrialState.FAIL, skip_if_finished=self._is_taken_up)
         _log.warning(
             f"Trial {number} failed with parameters: {self.trial.params} because of the following error: {problem}.",
             exc_info=self.error,

@@ -11,12 +11,12 @@ import itertools
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fluid._imports import try_import
 from fluid.integrations.optuna import private_api
+from fluid.processes.identity import begun_at, own_machine
 
 with try_import("Optuna", extra="optuna"):
     import optuna
@@ -49,8 +49,8 @@ class StudyRun:
             number = next(_run_numbers)
             self._place = next(place for place in itertools.count() if place not in _active_runs)
             _active_runs[self._place] = number
-        process = {**_machine(), "pid": os.getpid()}
-        self.record: dict[str, Any] = {**process, "started": _start_time(os.getpid()), "run": number}
+        process = {**own_machine()._asdict(), "pid": os.getpid()}
+        self.record: dict[str, Any] = {**process, "started": begun_at(os.getpid()), "run": number}
         #: A process has one attribute for each of the runs that it has at a time, however many follow one another.
         self._key = ":".join([_KEY, *map(str, process.values()), str(self._place)])
 
@@ -67,8 +67,12 @@ class StudyRun:
             private_api.set_system_attr(self._study, self._key, {**self.record, "trials": sorted(trials)})
 
 
-def retry_stale_trials(study: Study) -> list[int]:
+def retry_stale_trials(study: Study, taken_up: Container[int] = ()) -> list[int]:
     """Fails stale trials, and queues them again with the same parameters.
+
+    Args:
+        study: the study.
+        taken_up: numbers of those that go on where they were.
 
     Returns:
         Their numbers; none where the storage has heartbeats and handles them itself.
@@ -83,7 +87,7 @@ def retry_stale_trials(study: Study) -> list[int]:
     retry = _retry_callback()
     numbers = []
     for stale in study.get_trials(deepcopy=True, states=(TrialState.RUNNING,)):
-        if stale.number not in left:
+        if stale.number not in left or stale.number in taken_up:
             continue
         try:
             study.tell(stale.number, state=TrialState.FAIL)
@@ -96,9 +100,9 @@ def retry_stale_trials(study: Study) -> list[int]:
 
 def has_ended(run: Mapping[str, Any]) -> bool:
     """Whether a run is known to have ended; False for one whose process cannot be observed from here."""
-    if any(run.get(name) != value for name, value in _machine().items()):
+    if any(run.get(name) != value for name, value in own_machine()._asdict().items()):
         return False
-    if _start_time(run["pid"]) != run["started"]:
+    if begun_at(run["pid"]) != run["started"]:
         return True
     return bool(run["pid"] == os.getpid() and run["run"] not in _active_runs.values())
 
@@ -111,20 +115,3 @@ def _retry_callback() -> Any:
         if hasattr(storages, "RetryHeartbeatStaleTrialCallback"):
             return storages.RetryHeartbeatStaleTrialCallback(max_retry=MAX_RETRY)
         return storages.RetryFailedTrialCallback(max_retry=MAX_RETRY)
-
-
-@lru_cache(maxsize=1)
-def _machine() -> dict[str, Any]:
-    """Returns what two processes must share to identify each other by process id."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return {"boot": file.read().strip(), "pids": os.readlink("/proc/self/ns/pid")}
-
-
-def _start_time(pid: int) -> int | None:
-    """Returns a process's start time in clock ticks since boot; ``None`` if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # The process name, in parentheses, may hold anything.
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -18,6 +18,7 @@ import pytest
 
 from fluid.executor import FluidExecutor
 from fluid.integrations.optuna import optimize, private_api, stale_trials
+from fluid.processes.identity import begun_at
 
 optuna = pytest.importorskip("optuna")
 
@@ -117,7 +118,7 @@ def test_a_trial_of_a_live_run_is_left_alone(executor: FluidExecutor) -> None:
     unknown = study.ask()
     parents = study.ask()
     with stale_trials.StudyRun(study) as run, stale_trials.StudyRun(study) as of_parent:
-        of_parent.record.update(pid=os.getppid(), started=stale_trials._start_time(os.getppid()))
+        of_parent.record.update(pid=os.getppid(), started=begun_at(os.getppid()))
         of_parent.under_way([parents.number])
         own = study.ask()
         run.under_way([own.number])
@@ -158,7 +159,7 @@ def test_what_can_be_seen_of_a_run() -> None:
         assert not stale_trials.has_ended({**run, "started": 0, "boot": "another"})
         assert not stale_trials.has_ended({**run, "started": 0, "pids": "pid:[1]"})
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-            theirs = {**run, "pid": other.pid, "started": stale_trials._start_time(other.pid)}
+            theirs = {**run, "pid": other.pid, "started": begun_at(other.pid)}
             assert not stale_trials.has_ended(theirs)
             other.kill()
             # It is a zombie until it is waited for.
