@@ -66,7 +66,8 @@ def has_ended(process: str) -> bool:
     """Whether a process of this machine, named by :func:`own_process`, has ended; ``False`` if it is of another one."""
     *place, pid, begun = process.split()
     *own_place, _, own_begun = own_process().split()
-    if place != own_place or not own_begun.isdigit() or not begun.isdigit() or not pid.isdigit():
+    is_known = len(place) == 2 and pid.isdigit() and begun.isdigit() and own_begun.isdigit()
+    if place != own_place or not is_known:  # Machines may have namespaces of one number: the boot tells them apart.
         return False
     return _begun(int(pid)) != begun
 
@@ -184,17 +185,15 @@ class Membership:
     def _join(self) -> None:
         self._names += 1
         self._name = self._base if self._names == 1 else f"{self._base}~{self._names}"
-        self._outbox.clear()
-        self._outbox.append(
-            Joined(
-                folder=self._base,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                process=own_process(),
-                devices=self._devices,
-                version=__version__,
-            )
+        joined = Joined(
+            folder=self._base,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process=own_process(),
+            devices=self._devices,
+            version=__version__,
         )
+        self._outbox = deque([joined])  # What others post from now on comes behind it.
         self._append()
 
     def _turn(self) -> None:
@@ -273,19 +272,21 @@ class Membership:
     def _beat(self) -> None:
         self._beats += 1
         self._beat_at = self._clock.now()
-        file = os.open(self.folder / ALIVE, os.O_WRONLY | os.O_CREAT, FILE_MODE)
-        try:
-            os.pwrite(file, b"%020d" % self._beats, 0)
-        finally:
-            os.close(file)  # On NFS this writes it, and opening reads it anew.
+        with suppress(OSError):  # Others see it the next time; if the folder is gone, so is the log.
+            file = os.open(self.folder / ALIVE, os.O_WRONLY | os.O_CREAT, FILE_MODE)
+            try:
+                os.pwrite(file, b"%020d" % self._beats, 0)
+            finally:
+                os.close(file)  # On NFS this writes it, and opening reads it anew.
 
     def _look(self, since_s: float) -> None:
         """Looks for the others' signs of life; ``since_s`` is how long ago it did so last."""
-        # Whoever was held up itself has not watched meanwhile.
+        # Whoever was held up itself has not watched meanwhile. Who is lost is watched until the log tells so: what is
+        # to be appended is dropped if this member is taken for dead meanwhile.
         seen_s = min(since_s, 2.0 * BEAT_S)
-        for name, watched in list(self._watched.items()):
+        for name, watched in self._watched.items():
             if has_ended(watched.joined.process):
-                self._lose(name, "its process has ended")
+                self._outbox.append(Lost(name, "its process has ended"))
                 continue
             try:
                 sign = (self._shared / MEMBERS / watched.joined.folder / ALIVE).read_bytes()
@@ -296,11 +297,7 @@ class Membership:
                 continue
             watched.silent_s += seen_s
             if watched.silent_s >= LEASE_S:
-                self._lose(name, f"it gave no sign of life for {watched.silent_s:.0f} s")
-
-    def _lose(self, name: str, reason: str) -> None:
-        del self._watched[name]
-        self._outbox.append(Lost(name, reason))
+                self._outbox.append(Lost(name, f"it gave no sign of life for {watched.silent_s:.0f} s"))
 
 
 def lost_error(error: BaseException) -> FluidError:
