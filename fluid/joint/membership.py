@@ -64,10 +64,11 @@ def own_process() -> str:
 
 def has_ended(process: str) -> bool:
     """Whether a process of this machine, named by :func:`own_process`, has ended; ``False`` if it is of another one."""
-    *place, pid, begun = process.split()
-    *own_place, _, own_begun = own_process().split()
-    is_known = len(place) == 2 and pid.isdigit() and begun.isdigit() and own_begun.isdigit()
-    if place != own_place or not is_known:  # Machines may have namespaces of one number: the boot tells them apart.
+    place, pid, begun = process.rsplit(" ", 2)
+    own_place, _, own_begun = own_process().rsplit(" ", 2)
+    # Machines may have namespaces of one number: the boot tells them apart.
+    is_known = not place.startswith(" ") and begun.isdigit() and own_begun.isdigit()
+    if place != own_place or not is_known:
         return False
     return _begun(int(pid)) != begun
 

@@ -202,7 +202,12 @@ def test_what_submitters_ask_for(shared: Log) -> None:
 
 def test_the_same_log_gives_the_same_state_however_it_is_cut_into_reads() -> None:
     draw = random.Random(4)
-    items: list[tuple[int, str, Any]] = [(0, "a", JOINED), (1, "b", JOINED), (2, "c", JOINED), (3, "a", Founded("g", {}))]
+    items: list[tuple[int, str, Any]] = [
+        (0, "a", JOINED),
+        (1, "b", JOINED),
+        (2, "c", JOINED),
+        (3, "a", Founded("g", {})),
+    ]
     for number in range(4, 600):
         trial_id, lease = f"g-{draw.randrange(5):05d}", draw.randrange(max(4, number - 30), number + 1)
         item = draw.choice(
