@@ -29,6 +29,9 @@ _HEAD = b"fluid 1 %08x\n"
 _HEAD_BYTES = len(_HEAD % 0)
 #: Times that an operation is tried which the file system refuses, and seconds from the first time to the second.
 _TRIES, _PAUSE_S = 8, 0.05
+#: Seconds for which an entry may be there and not be found.
+_HIDDEN_S = 60.0
+_ADVICE = "fluid doctor --shared says what several drivers need"
 #: What a file system may answer where nothing is wrong for good: a file handle that it has to look up again, a server
 #: that does not answer.
 _PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY)
@@ -90,13 +93,25 @@ class SharedLog:
         whole = _HEAD % zlib.crc32(content) + content
         try:
             _patiently(lambda: _write(draft, whole), f"{self._folder} cannot be written to")
+            hidden_s, waits_s = 0.0, 0.0
             while True:
+                before = self.next
                 for number, found in self._new():
                     yield number, found
                     if found == content:  # An answer that says so may be lost on the way.
                         return
-                with suppress(FileExistsError):
-                    _patiently(lambda: self._link(draft), f"{self._folder} takes no entry", FileExistsError)
+                if self.next == before:
+                    # The next number was taken, and its entry is not seen yet; at first it is not known to be taken.
+                    if hidden_s > _HIDDEN_S:
+                        raise LogError(f"{self._folder / _name(self.next)} exists, and cannot be found: {_ADVICE}")
+                    nap(waits_s)
+                    hidden_s, waits_s = hidden_s + waits_s, min(1.0, 2.0 * waits_s)
+                else:
+                    hidden_s, waits_s = 0.0, 0.0
+                try:
+                    _patiently(lambda: self._link(draft), f"{self._folder} takes no entry: {_ADVICE}", FileExistsError)
+                except FileExistsError:
+                    waits_s = waits_s or _PAUSE_S / 10
         finally:
             with suppress(OSError):
                 os.unlink(draft)
@@ -107,7 +122,7 @@ class SharedLog:
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                 reason = f"{self._folder} is on a file system without hard links ({error.strerror})"
-                raise LogError(f"{reason}; fluid doctor --shared says what several drivers need") from error
+                raise LogError(f"{reason}; {_ADVICE}") from error
             raise
 
     def _new(self) -> Iterator[tuple[int, bytes]]:

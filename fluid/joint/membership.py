@@ -17,6 +17,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,9 +104,6 @@ class Membership:
 
     Args:
         shared: the folder.
-        devices: the names of this member's devices.
-        deliver: called in the membership's thread, with the entries that are new, in order.
-        broken: called there once, with what keeps it from going on.
         clock: of this process.
 
     Attributes:
@@ -115,14 +113,11 @@ class Membership:
     def __init__(
         self,
         shared: Path,
-        *,
-        deliver: Callable[[list[Entry]], None],
-        broken: Callable[[BaseException], None],
         clock: Clock | None = None,
     ) -> None:
         self._shared = shared
-        self._deliver = deliver
-        self._broken = broken
+        self._deliver: Callable[[list[Entry]], None] = lambda entries: None
+        self._broken: Callable[[BaseException], None] = lambda error: None
         self._clock = clock or MonotonicClock()
         host = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in socket.gethostname())
         self._base = f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -143,6 +138,16 @@ class Membership:
         self._beat_at = self._looked_at = self._new_at = self._clock.now()
         self._closing = False
         self._thread: AwaitedThread | None = None
+        self._finder = ThreadPoolExecutor(1, "fluid-finder")
+
+    def hear(self, deliver: Callable[[list[Entry]], None], broken: Callable[[BaseException], None]) -> None:
+        """Says who hears of the log; to be called before :meth:`start`.
+
+        Args:
+            deliver: called in the membership's thread, with the entries that are new, in order.
+            broken: called there once, with what keeps it from going on.
+        """
+        self._deliver, self._broken = deliver, broken
 
     def start(self, devices: Iterable[str]) -> None:
         """Joins: reads the log from its beginning, and takes part."""
@@ -155,10 +160,15 @@ class Membership:
         self._outbox.extend(items)
         self._woken.set()
 
+    def call(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Has something looked for in the shared folder, in a thread of its own; ``then`` takes what that returns."""
+        self._finder.submit(lambda: then(work()))
+
     def close(self) -> None:
         """Appends what is left, and leaves; waits for that, but not for ever."""
         self._closing = True
         self._woken.set()
+        self._finder.shutdown(wait=False, cancel_futures=True)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_LAST_S)
 

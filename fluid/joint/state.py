@@ -76,7 +76,8 @@ class JointTrial:
         trial_id, group: its id, and its group's name.
         lease, holder: the number of the lease that holds, and whose it is; ``None`` if nobody's.
         reported: iterations that count.
-        ended: ``DONE``, ``STOPPED`` or ``FAILED``; empty while it has not ended.
+        ended: ``DONE``, ``STOPPED`` or ``FAILED``; empty while it has not ended. DONE also once it was extended.
+        by_itself: whether it has no more to do.
         runs: whether its holder has it running.
         losses: how often it took its holder with it since its last iteration.
         tenures: whose it was so far, in order.
@@ -88,6 +89,7 @@ class JointTrial:
     holder: str | None = None
     reported: int = 0
     ended: str = ""
+    by_itself: bool = False
     runs: bool = False
     losses: int = 0
     tenures: list[Tenure] = field(default_factory=list)
@@ -121,12 +123,12 @@ class BegunTrial:
 
     Attributes:
         trial: the trial.
-        number: its number in the sweep, from 0.
-        begun: what was told.
+        writer: the member that told of it.
+        begun: what it told.
     """
 
     trial: JointTrial
-    number: int
+    writer: str
     begun: Begun
 
 
@@ -220,7 +222,7 @@ class JointState:
         self.trials[trial.trial_id] = trial
         # Several begin in one entry: each has the lease of its own trial, which the entry's number is enough for.
         self._lend(trial, number, member)
-        yield BegunTrial(trial, place, item)
+        yield BegunTrial(trial, member.name, item)
 
     def _lend(self, trial: JointTrial, lease: int, member: Member) -> None:
         trial.lease, trial.holder, trial.runs = lease, member.name, False
@@ -237,7 +239,7 @@ class JointState:
                 trial.ended, trial.losses, trial.runs = "", 0, True
                 yield item
         elif isinstance(item, Ended):
-            trial.ended, trial.runs = item.state, False
+            trial.ended, trial.by_itself, trial.runs = item.state, item.by_itself, False
             if trial.is_over:
                 self._take_back(trial)
             yield item

@@ -55,7 +55,8 @@ class FakeMember:
         self._state = JointState()
         self._scheduler = make_scheduler(algorithm, rungs=rungs_of(BUDGET, ETA, 1), eta=ETA, samples=SAMPLES)
         self._told: queue.SimpleQueue[list[Entry] | BaseException] = queue.SimpleQueue()
-        self._membership = Membership(shared, deliver=self._told.put, broken=self._told.put)
+        self._membership = Membership(shared)
+        self._membership.hear(self._told.put, self._told.put)
         self._names: set[str] = set()
         #: Whether it takes part: what is posted before may be dropped.
         self._is_in = False
@@ -115,8 +116,8 @@ class FakeMember:
             self._is_in, self._runs = False, None
         elif isinstance(fact, BegunTrial):
             budget = self._scheduler.start()
-            assert budget is not None and budget.trial == fact.number == len(self._numbers)
-            self._numbers[fact.trial.trial_id] = fact.number
+            assert budget is not None and budget.trial == len(self._numbers)
+            self._numbers[fact.trial.trial_id] = budget.trial
             self._metrics[fact.trial.trial_id] = []
             self._head(fact.trial.trial_id, budget.budget)
         elif isinstance(fact, Iterated):

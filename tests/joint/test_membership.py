@@ -47,7 +47,8 @@ class Part:
         self.free = threading.Event()
         self.free.set()
         self.is_held = threading.Event()
-        self.membership = Membership(shared, deliver=self._hear, broken=self.errors.append, clock=self.clock)
+        self.membership = Membership(shared, self.clock)
+        self.membership.hear(self._hear, self.errors.append)
         self.name = self.membership.folder.name
         self.membership.start(["d0"])
 

@@ -185,7 +185,7 @@ def test_trials_are_numbered_by_the_log(shared: Log) -> None:
     assert shared.add("b", Begun("other")) == [], "nobody has founded it"
     number = shared.number
     facts = shared.add("b", Begun("g", most=2), Begun("g", most=2))
-    assert [fact.number for fact in facts] == [1], "the sweep has two trials"
+    assert len(facts) == 1, "the sweep has two trials"
     assert (facts[0].trial.trial_id, facts[0].trial.holder, facts[0].trial.lease) == ("g-00001", "b", number)
 
 
