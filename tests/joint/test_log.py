@@ -160,7 +160,7 @@ def test_a_file_system_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(log, "_PAUSE_S", 1.0)
     monkeypatch.setattr(log, "nap", naps.append)
     failing(monkeypatch, "link", [errno.ETIMEDOUT] * 100)
-    with pytest.raises(LogError, match="takes no entry: .*Connection timed out"):
+    with pytest.raises(LogError, match=r"takes no entry: .*Connection timed out"):
         list(SharedLog(tmp_path, "a").append(b"1"))
     assert list(filter(None, naps)) == [2.0**tried for tried in range(log._TRIES - 1)], (
         "it does not wait for nothing at the end"
@@ -180,5 +180,5 @@ def test_a_log_that_was_deleted(tmp_path: Path, what: str) -> None:
 
 def test_a_log_that_is_deleted_before_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, "link", [errno.ENOENT])
-    with pytest.raises(LogError, match="takes no entry: .*No such file"):
+    with pytest.raises(LogError, match=r"takes no entry: .*No such file"):
         list(SharedLog(tmp_path, "a").append(b"1"))

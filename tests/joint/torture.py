@@ -36,11 +36,13 @@ class Torn:
         shared: their folder.
         injected: how many faults of each kind.
         ended: exit codes and outputs of those that ended by themselves.
+        orphans: how many processes were left of members in the end.
     """
 
     shared: Path
     injected: Counter[str] = field(default_factory=Counter)
     ended: list[tuple[int, str]] = field(default_factory=list)
+    orphans: int = 0
 
 
 class MemberProcess:
@@ -76,17 +78,20 @@ class MemberProcess:
     def output(self) -> str:
         return self._output.read_text(errors="replace")
 
-    def kill(self) -> None:
-        """Kills it as a machine that fails would: first what drives, a moment later what it has started."""
+    def kill(self, *, whole: bool) -> None:
+        """Kills it; ``whole`` with all that it has started, as a machine that fails, else that has to end by itself."""
         self._process.kill()
         self._process.wait()
-        self.sweep_up()
+        if whole:
+            self.sweep_up()
 
-    def sweep_up(self) -> None:
-        """Kills what is left of its processes."""
-        for pid in self._pids():
+    def sweep_up(self) -> int:
+        """Kills what is left of its processes; returns how many these were."""
+        left = self._pids()
+        for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return len(left)
 
     def pause(self, *, whole: bool) -> None:
         """Stops it; ``whole`` with all that it has started, as a machine that sleeps."""
@@ -147,6 +152,7 @@ class Torture:
         self._count = 0
         #: When those that are stopped go on.
         self._waking: dict[MemberProcess, float] = {}
+        self._killed: list[MemberProcess] = []
         self._members = [self._started() for _ in range(members)]
 
     def run(self, after_faults: Callable[[], None] = lambda: None) -> Torn:
@@ -163,8 +169,8 @@ class Torture:
             after_faults()
             self._await()
         finally:
-            for member in self._members:
-                member.sweep_up()
+            for member in self._members + self._killed:
+                self._torn.orphans += member.sweep_up()
         return self._torn
 
     def _started(self) -> MemberProcess:
@@ -183,7 +189,8 @@ class Torture:
             victim, kind = self._random.choice(running), self._random.choice(kinds)
             self._torn.injected[kind] += 1
             if kind == "kill":
-                victim.kill()
+                victim.kill(whole=self._random.random() < 0.5)
+                self._killed.append(victim)
                 self._members[self._members.index(victim)] = self._started()
             elif kind == "stop":
                 victim.pause(whole=self._random.random() < 0.5)
