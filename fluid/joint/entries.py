@@ -28,7 +28,7 @@ class Joined(Frame, frozen=True, kw_only=True):
         folder: its folder's name, in ``members/``.
         host, pid: where it runs, for people.
         process: names the process for others on its machine: see :func:`fluid.joint.liveness.own_process`.
-        devices: the names of its devices.
+        devices: the kinds of its devices, by their numbers.
         version: of its Fluid.
     """
 
@@ -36,7 +36,7 @@ class Joined(Frame, frozen=True, kw_only=True):
     host: str
     pid: int
     process: str
-    devices: tuple[str, ...]
+    devices: Mapping[int, str]
     version: str
 
 
@@ -113,13 +113,15 @@ class Iterated(TrialFrame, frozen=True, kw_only=True):
     Attributes:
         metrics: what it reported, JSON as ``results.jsonl`` has it.
         seconds: how long each took.
-        ages: how many seconds before the last each ended.
+        at: when the last one ended, seconds on the member's own clock, which tells how far apart its iterations are.
+        ages: how many seconds before that each ended.
         width, device_ids, rows, usage: see :class:`fluid.engine.commands.Report`; the devices are the member's.
     """
 
     iteration: int
     metrics: tuple[str, ...]
     seconds: tuple[float, ...]
+    at: float
     ages: tuple[float, ...]
     width: float
     device_ids: tuple[int, ...]

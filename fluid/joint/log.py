@@ -56,17 +56,19 @@ class SharedLog:
         [(1, b'second')]
 
     Args:
-        folder: the shared folder; it is made if it does not exist.
+        folder: the shared folder.
         writer: tells the entries of this process from all others'.
+        make: whether the folder is made if it does not exist, as it is by default.
 
     Attributes:
         next: the number of the first entry that was not read.
         appended: how many entries this process has appended, or tried to.
     """
 
-    def __init__(self, folder: str | Path, writer: str) -> None:
+    def __init__(self, folder: str | Path, writer: str, *, make: bool = True) -> None:
         self._folder = Path(folder) / LOG
-        make_folder(self._folder)
+        if make:
+            make_folder(self._folder)
         self._writer = writer
         self.appended = 0
         self.next = 0

@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +26,18 @@ from fluid._clock import Clock, MonotonicClock, read_clock
 from fluid._private_files import FILE_MODE, make_folder
 from fluid._version import __version__
 from fluid.errors import FluidError
-from fluid.joint.entries import Item, Iterated, Joined, Left, Lost, Wrote, entry_of, read_entry
+from fluid.joint.entries import (
+    Extended,
+    Founded,
+    Item,
+    Iterated,
+    Joined,
+    Left,
+    Lost,
+    StopAsked,
+    entry_of,
+    read_entry,
+)
 from fluid.joint.log import LogError, SharedLog
 from fluid.waiting.waits import AwaitedThread
 
@@ -41,6 +52,8 @@ _SETTLES_S = 2.0
 #: Seconds for which iterations wait, so that several make one entry: at least; and for each entry of the log, so that
 #: their number grows with the root of the time only.
 GATHER_S, GATHER_S_PER_ENTRY = 0.25, 1.0 / 5000
+#: What a member that was taken for dead tells all the same; all else is about a lease, or asks for one.
+_LASTING = (Founded, Extended, StopAsked)
 #: Seconds that the last entries have as the member leaves.
 _LAST_S = 20.0
 
@@ -107,6 +120,7 @@ class Membership:
         clock: of this process.
 
     Attributes:
+        shared: the same.
         folder: the member's own folder.
     """
 
@@ -115,7 +129,7 @@ class Membership:
         shared: Path,
         clock: Clock | None = None,
     ) -> None:
-        self._shared = shared
+        self.shared = shared
         self._deliver: Callable[[list[Entry]], None] = lambda entries: None
         self._broken: Callable[[BaseException], None] = lambda error: None
         self._clock = clock or MonotonicClock()
@@ -124,7 +138,7 @@ class Membership:
         make_folder(shared)
         self.folder = shared / MEMBERS / self._base
         make_folder(self.folder)
-        self._devices: tuple[str, ...] = ()
+        self._devices: dict[int, str] = {}
         self._names = 0
         #: This member's name of now; empty before it has joined.
         self._name = ""
@@ -149,9 +163,9 @@ class Membership:
         """
         self._deliver, self._broken = deliver, broken
 
-    def start(self, devices: Iterable[str]) -> None:
-        """Joins: reads the log from its beginning, and takes part."""
-        self._devices = tuple(devices)
+    def start(self, devices: Mapping[int, str]) -> None:
+        """Joins: reads the log from its beginning, and takes part; ``devices`` are the kinds of this member's."""
+        self._devices = dict(devices)
         self._thread = AwaitedThread("fluid-member", self._run)
         self._thread.start()
 
@@ -177,7 +191,7 @@ class Membership:
     def _run(self) -> None:
         try:
             self._beat()
-            self._log = SharedLog(self._shared, self._base)
+            self._log = SharedLog(self.shared, self._base)
             self._read()
             self._join()
             while not self._closing:
@@ -196,15 +210,20 @@ class Membership:
     def _join(self) -> None:
         self._names += 1
         self._name = self._base if self._names == 1 else f"{self._base}~{self._names}"
-        joined = Joined(
-            folder=self._base,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process=own_process(),
-            devices=self._devices,
-            version=__version__,
+        for _ in range(len(self._outbox)):
+            item = self._outbox.popleft()
+            if self._names == 1 or isinstance(item, _LASTING):
+                self._outbox.append(item)
+        self._outbox.appendleft(
+            Joined(
+                folder=self._base,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                process=own_process(),
+                devices=self._devices,
+                version=__version__,
+            )
         )
-        self._outbox = deque([joined])  # What others post from now on comes behind it.
         self._append()
 
     def _turn(self) -> None:
@@ -245,6 +264,7 @@ class Membership:
         for number, content in self._log.append(entry_of(name, self._log.appended, items)):
             self._take([(number, content)])
             if self._name != name:  # It was taken for dead, and what it was about to tell does not count.
+                self._outbox.extend(item for item in items if isinstance(item, _LASTING))
                 return
 
     def _take(self, entries: list[tuple[int, bytes]]) -> None:
@@ -258,7 +278,7 @@ class Membership:
             try:
                 writer, items = read_entry(content)
             except ValueError as error:
-                text = f"entry {number} of the log in {self._shared} is not of Fluid {__version__}: {error}"
+                text = f"entry {number} of the log in {self.shared} is not of Fluid {__version__}: {error}"
                 raise LogError(text) from error
             found.append(Entry(number, writer, items))
             for item in items:
@@ -300,7 +320,7 @@ class Membership:
                 self._outbox.append(Lost(name, "its process has ended"))
                 continue
             try:
-                sign = (self._shared / MEMBERS / watched.joined.folder / ALIVE).read_bytes()
+                sign = (self.shared / MEMBERS / watched.joined.folder / ALIVE).read_bytes()
             except OSError:
                 sign = b""
             if sign != watched.sign:
@@ -316,6 +336,3 @@ def lost_error(error: BaseException) -> FluidError:
     if isinstance(error, FluidError):
         return error
     return FluidError(f"the shared folder cannot be used any more: {type(error).__name__}: {error}")
-
-
-__all__ = ["ALIVE", "MEMBERS", "Entry", "Membership", "Wrote", "has_ended", "lost_error", "own_process"]

@@ -73,7 +73,7 @@ class FakeMember:
         self._began: set[int] = set()
 
     def run(self) -> None:
-        self._membership.start(["fake"])
+        self._membership.start({0: "cpu"})
         while not self._is_over:
             self._listen()
             trial = self._trial()
@@ -187,6 +187,7 @@ class FakeMember:
                         iteration=self._done,
                         metrics=(json.dumps({"loss": loss_of(config, self._done), "pid": os.getpid()}),),
                         seconds=(time.monotonic() - began,),
+                        at=1.0,
                         ages=(0.0,),
                         width=1.0,
                         device_ids=(0,),

@@ -24,6 +24,7 @@ def iterated(number: int, lease: int, iteration: int, loss: float | None = None)
         iteration=iteration,
         metrics=metrics,
         seconds=(1.0,),
+        at=1.0,
         ages=(0.0,),
         width=1.0,
         device_ids=(0,),
@@ -35,7 +36,7 @@ def ended(number: int, lease: int, iteration: int, state: str = "DONE") -> Ended
 
 
 def joined(name: str) -> Entry:
-    return name, [Joined(folder=name, host="h", pid=1, process="p", devices=("d",), version="v")]
+    return name, [Joined(folder=name, host="h", pid=1, process="p", devices={0: "cpu"}, version="v")]
 
 
 def log() -> list[Entry]:

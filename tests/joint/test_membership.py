@@ -17,7 +17,7 @@ from waiting import eventually
 
 from fluid._clock import ClockReading, MonotonicClock
 from fluid.joint import membership
-from fluid.joint.entries import Item, Iterated, Joined, Left, Lost, Wants, entry_of, read_entry
+from fluid.joint.entries import Claimed, Extended, Item, Iterated, Joined, Left, Lost, Wants, entry_of, read_entry
 from fluid.joint.log import LOG, LogError, SharedLog
 from fluid.joint.membership import ALIVE, MEMBERS, Entry, Membership, has_ended, lost_error, own_process
 
@@ -50,7 +50,7 @@ class Part:
         self.membership = Membership(shared, self.clock)
         self.membership.hear(self._hear, self.errors.append)
         self.name = self.membership.folder.name
-        self.membership.start(["d0"])
+        self.membership.start({0: "cpu"})
 
     def _hear(self, entries: list[Entry]) -> None:
         self.heard += entries
@@ -84,7 +84,9 @@ class Pen:
     def __init__(self, shared: Path, name: str, process: str = "") -> None:
         self._log, self._name = SharedLog(shared, name), name
         (shared / MEMBERS / name).mkdir(parents=True)
-        self.write(Joined(folder=name, host="h", pid=1, process=process or own_process(), devices=("d",), version="v"))
+        self.write(
+            Joined(folder=name, host="h", pid=1, process=process or own_process(), devices={0: "cpu"}, version="v")
+        )
 
     def write(self, *items: Item) -> None:
         list(self._log.append(entry_of(self._name, self._log.appended, items)))
@@ -183,7 +185,9 @@ def test_iterations_wait_for_each_other(parts: list[Part], monkeypatch: pytest.M
     monkeypatch.setattr(membership, "GATHER_S", 1.0)
     for step in range(1, 21):
         one.membership.post(
-            Iterated("t", 1, iteration=step, metrics=("1",), seconds=(1.0,), ages=(0.0,), width=1.0, device_ids=(0,))
+            Iterated(
+                "t", 1, iteration=step, metrics=("1",), seconds=(1.0,), at=1.0, ages=(0.0,), width=1.0, device_ids=(0,)
+            )
         )
         time.sleep(0.01)
     assert [item.iteration for _, item in other.awaits(Iterated, 20)] == list(range(1, 21))
@@ -258,6 +262,19 @@ def test_who_is_lost_is_told_by_one_that_was_lost_itself(
     time.sleep(0.2)
     one.free.set()
     eventually(lambda: (f"{one.name}~2", "killed") in [(writer, item.member) for writer, item in one.items(Lost)])
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_what_a_lost_member_tells_all_the_same(parts: list[Part], tmp_path: Path, is_under_way: bool) -> None:
+    one, other = parts
+    one.hold()
+    Pen(tmp_path, "pen").write(Lost(one.name))
+    if is_under_way:  # It learns of its death as it appends.
+        one.membership._log.read = list  # type: ignore[method-assign, union-attr]
+    one.membership.post(Wants(5), Extended("t", 7), Claimed("g", "t"))
+    one.free.set()
+    assert other.awaits(Extended) == [(f"{one.name}~2", Extended("t", 7))]
+    assert not other.items(Claimed) and Wants(5) not in [item for _, item in other.items(Wants)]
 
 
 def test_signs_of_life_that_cannot_be_written_are_no_end(parts: list[Part]) -> None:

@@ -26,7 +26,7 @@ from fluid.joint.entries import (
 )
 from fluid.joint.state import MOST_LOSSES, BegunTrial, Gone, JointState, Tenure
 
-JOINED = Joined(folder="f", host="h", pid=1, process="p", devices=("d",), version="v")
+JOINED = Joined(folder="f", host="h", pid=1, process="p", devices={0: "cpu"}, version="v")
 
 
 def iterated(lease: int, iteration: int, count: int = 1, trial_id: str = "g-00000") -> Iterated:
@@ -36,6 +36,7 @@ def iterated(lease: int, iteration: int, count: int = 1, trial_id: str = "g-0000
         iteration=iteration,
         metrics=('{"loss": 1}',) * count,
         seconds=(1.0,) * count,
+        at=1.0,
         ages=(0.0,) * count,
         width=1.0,
         device_ids=(0,),
