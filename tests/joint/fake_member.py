@@ -69,6 +69,8 @@ class FakeMember:
         self._asks = False
         #: What it does, under which lease, and how many iterations of that it has told.
         self._runs: tuple[JointTrial, int] | None = None
+        #: The same of when it was taken for dead.
+        self._lost: tuple[JointTrial, int] | None = None
         self._done = 0
         self._began: set[int] = set()
 
@@ -112,8 +114,11 @@ class FakeMember:
             self._names.add(writer)
             self._is_in, self._asks = True, False
             self._membership.post(Founded(GROUP, {}))
+            if self._lost is not None:  # As a process would that does not know yet: it must not count.
+                trial, lease = self._lost
+                self._tell(trial.trial_id, lease, trial.reported + 1, -1.0)
         elif isinstance(fact, Gone) and fact.member in self._names:
-            self._is_in, self._runs = False, None
+            self._lost, self._is_in, self._runs = self._runs, False, None
         elif isinstance(fact, BegunTrial):
             budget = self._scheduler.start()
             assert budget is not None and budget.trial == len(self._numbers)
@@ -180,25 +185,28 @@ class FakeMember:
             self._done += 1
             config = config_of(self._numbers[trial.trial_id])
             if self._done > trial.reported:
-                self._membership.post(
-                    Iterated(
-                        trial.trial_id,
-                        lease,
-                        iteration=self._done,
-                        metrics=(json.dumps({"loss": loss_of(config, self._done), "pid": os.getpid()}),),
-                        seconds=(time.monotonic() - began,),
-                        at=1.0,
-                        ages=(0.0,),
-                        width=1.0,
-                        device_ids=(0,),
-                    )
-                )
+                self._tell(trial.trial_id, lease, self._done, loss_of(config, self._done), time.monotonic() - began)
             self._listen()
             if (self._runs, trial.lease) != ((trial, lease), lease):
                 return  # It was taken for dead.
         self._membership.post(Ended(trial.trial_id, lease, state="DONE", iteration=self._done))
         while trial.trial_id in self._heading and self._granted[trial.trial_id] == budget and trial.lease == lease:
             self._listen(0.05)
+
+    def _tell(self, trial_id: str, lease: int, iteration: int, loss: float, seconds: float = 0.0) -> None:
+        self._membership.post(
+            Iterated(
+                trial_id,
+                lease,
+                iteration=iteration,
+                metrics=(json.dumps({"loss": loss, "pid": os.getpid()}),),
+                seconds=(seconds,),
+                at=time.monotonic(),
+                ages=(0.0,),
+                width=1.0,
+                device_ids=(0,),
+            )
+        )
 
 
 if __name__ == "__main__":

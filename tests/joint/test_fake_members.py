@@ -30,9 +30,9 @@ def torture(folder: Path, algorithm: str, *, faults: int, members: int, shim: Pa
     command = [fake_member.__file__, str(shared), algorithm, str(slow)]
     torture = Torture(command, shared, folder, members=members, faults=faults, lease_s=fake_member.LEASE_S, shim=shim)
     torn = torture.run(after_faults=lambda: slow.unlink(missing_ok=True))
-    assert torn.injected.total() == faults, "the sweep was over before its faults"
     assert [code for code, _ in torn.ended] == [0] * members, torn.ended
     assert torn.orphans == 0
+    assert torn.injected.total() == faults, "the sweep was over before its faults"
     alone = [
         (config_of(number), [loss_of(config_of(number), step + 1) for step in range(BUDGET)])
         for number in range(SAMPLES)

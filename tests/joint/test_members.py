@@ -28,9 +28,9 @@ def torture(folder: Path, algorithm: str, *, faults: int, members: int, shim: Pa
     torn = Torture(command, shared, folder, members=members, faults=faults, lease_s=LEASE_S, shim=shim).run(
         after_faults=lambda: slow.unlink(missing_ok=True)
     )
-    assert torn.injected.total() == faults, "the sweep was over before its faults"
     assert [code for code, _ in torn.ended] == [0] * members, torn.ended
     assert torn.orphans == 0
+    assert torn.injected.total() == faults, "the sweep was over before its faults"
     alone = folder / "alone"
     subprocess.run(
         [sys.executable, member_script.__file__, "alone", str(alone), *arguments],
