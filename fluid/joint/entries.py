@@ -27,7 +27,7 @@ class Joined(Frame, frozen=True, kw_only=True):
     Attributes:
         folder: its folder's name, in ``members/``.
         host, pid: where it runs, for people.
-        process: names the process for others on its machine: see :func:`fluid.joint.liveness.own_process`.
+        process: names the process for others on its machine: see :func:`fluid.processes.identity.own_process`.
         devices: the kinds of its devices, by their numbers.
         version: of its Fluid.
     """

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fluid._clock import Clock, MonotonicClock, read_clock
+from fluid._clock import Clock, MonotonicClock
 from fluid._private_files import FILE_MODE, make_folder
 from fluid._version import __version__
 from fluid.errors import FluidError
@@ -39,6 +39,7 @@ from fluid.joint.entries import (
     read_entry,
 )
 from fluid.joint.log import LogError, SharedLog
+from fluid.processes.identity import has_ended, own_process
 from fluid.waiting.waits import AwaitedThread
 
 #: The folder of the members' folders, in the shared one, and a member's sign of life in its own.
@@ -64,38 +65,6 @@ class Entry(NamedTuple):
     number: int
     writer: str
     items: Sequence[Any]
-
-
-def own_process() -> str:
-    """Names this process for others on its machine: its boot, its namespace, its id and when it began."""
-    pid = os.getpid()
-    try:
-        space = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        space = ""
-    return f"{read_clock().name} {space} {pid} {_begun(pid)}"
-
-
-def has_ended(process: str) -> bool:
-    """Whether a process of this machine, named by :func:`own_process`, has ended; ``False`` if it is of another one."""
-    place, pid, begun = process.rsplit(" ", 2)
-    own_place, _, own_begun = own_process().rsplit(" ", 2)
-    # Machines may have namespaces of one number: the boot tells them apart.
-    is_known = not place.startswith(" ") and begun.isdigit() and own_begun.isdigit()
-    if place != own_place or not is_known:
-        return False
-    return _begun(int(pid)) != begun
-
-
-def _begun(pid: int) -> str:
-    """When a process began, in ticks of its machine; empty if it has ended, ``?`` if that cannot be known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "" if os.path.exists("/proc/self/stat") else "?"
-    except OSError:
-        return "?"
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 class _Watched:
