@@ -111,7 +111,7 @@ class SharedLog:
                 else:
                     hidden_s, waits_s = 0.0, 0.0
                 try:
-                    _patiently(lambda: self._link(draft), f"{self._folder} takes no entry: {_ADVICE}")
+                    _patiently(lambda: self._link(draft), f"{self._folder} takes no entry: {_ADVICE}", FileExistsError)
                 except FileExistsError:
                     waits_s = waits_s or _PAUSE_S / 10
         finally:
@@ -132,7 +132,8 @@ class SharedLog:
         try:
             while True:
                 try:
-                    content = _patiently(lambda: _read(_name(self.next), folder), f"{self._folder} cannot be read")
+                    problem = f"{self._folder / _name(self.next)} cannot be read"
+                    content = _patiently(lambda: _read(_name(self.next), folder), problem, FileNotFoundError)
                 except FileNotFoundError:
                     return
                 self.next += 1
@@ -167,20 +168,21 @@ def _read(name: str, folder: int) -> bytes:
     whole = b"".join(parts)
     content = whole[_HEAD_BYTES:]
     if whole[:_HEAD_BYTES] != _HEAD % zlib.crc32(content):
-        raise OSError(errno.EIO, "damaged")
+        raise OSError(errno.EIO, "it is damaged")
     return content
 
 
-def _patiently(work: Callable[[], T], problem: str) -> T:
-    """Does what a file system may refuse for a moment."""
+def _patiently(work: Callable[[], T], problem: str, *answers: type[OSError]) -> T:
+    """Does what a file system may refuse for a moment; raises an error that is an answer as it is."""
     for tried in range(_TRIES):
+        if tried:
+            nap(_PAUSE_S * 2.0 ** (tried - 1))
         try:
             return work()
+        except answers:
+            raise
         except OSError as error:
-            if error.errno not in _PASSING:
-                if isinstance(error, (FileExistsError, FileNotFoundError)) and not problem.endswith("is gone"):
-                    raise
-                raise LogError(f"{problem}: {error.strerror}") from error
             last = error
-        nap(_PAUSE_S * 2.0**tried)
+            if error.errno not in _PASSING:
+                break
     raise LogError(f"{problem}: {last.strerror}") from last

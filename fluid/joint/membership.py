@@ -53,6 +53,8 @@ _SETTLES_S = 2.0
 #: Seconds for which iterations wait, so that several make one entry: at least; and for each entry of the log, so that
 #: their number grows with the root of the time only.
 GATHER_S, GATHER_S_PER_ENTRY = 0.25, 1.0 / 5000
+#: What a member that was taken for dead tells all the same; all else is about a lease, or asks for one.
+_LASTING = (Founded, Extended, StopAsked)
 #: Seconds that the last entries have as the member leaves.
 _LAST_S = 20.0
 
@@ -179,8 +181,7 @@ class Membership:
         self._name = self._base if self._names == 1 else f"{self._base}~{self._names}"
         for _ in range(len(self._outbox)):
             item = self._outbox.popleft()
-            # What is about a lease, or asked for one, was of the member that was taken for dead.
-            if self._names == 1 or isinstance(item, (Founded, Extended, StopAsked)):
+            if self._names == 1 or isinstance(item, _LASTING):
                 self._outbox.append(item)
         self._outbox.appendleft(
             Joined(
@@ -232,6 +233,7 @@ class Membership:
         for number, content in self._log.append(entry_of(name, self._log.appended, items)):
             self._take([(number, content)])
             if self._name != name:  # It was taken for dead, and what it was about to tell does not count.
+                self._outbox.extend(item for item in items if isinstance(item, _LASTING))
                 return
 
     def _take(self, entries: list[tuple[int, bytes]]) -> None:
@@ -270,19 +272,21 @@ class Membership:
     def _beat(self) -> None:
         self._beats += 1
         self._beat_at = self._clock.now()
-        file = os.open(self.folder / ALIVE, os.O_WRONLY | os.O_CREAT, FILE_MODE)
-        try:
-            os.pwrite(file, b"%020d" % self._beats, 0)
-        finally:
-            os.close(file)  # On NFS this writes it, and opening reads it anew.
+        with suppress(OSError):  # Others see it the next time; if the folder is gone, so is the log.
+            file = os.open(self.folder / ALIVE, os.O_WRONLY | os.O_CREAT, FILE_MODE)
+            try:
+                os.pwrite(file, b"%020d" % self._beats, 0)
+            finally:
+                os.close(file)  # On NFS this writes it, and opening reads it anew.
 
     def _look(self, since_s: float) -> None:
         """Looks for the others' signs of life; ``since_s`` is how long ago it did so last."""
-        # Whoever was held up itself has not watched meanwhile.
+        # Whoever was held up itself has not watched meanwhile. Who is lost is watched until the log tells so: what is
+        # to be appended is dropped if this member is taken for dead meanwhile.
         seen_s = min(since_s, 2.0 * BEAT_S)
-        for name, watched in list(self._watched.items()):
+        for name, watched in self._watched.items():
             if has_ended(watched.joined.process):
-                self._lose(name, "its process has ended")
+                self._outbox.append(Lost(name, "its process has ended"))
                 continue
             try:
                 sign = (self.shared / MEMBERS / watched.joined.folder / ALIVE).read_bytes()
@@ -293,11 +297,7 @@ class Membership:
                 continue
             watched.silent_s += seen_s
             if watched.silent_s >= LEASE_S:
-                self._lose(name, f"it gave no sign of life for {watched.silent_s:.0f} s")
-
-    def _lose(self, name: str, reason: str) -> None:
-        del self._watched[name]
-        self._outbox.append(Lost(name, reason))
+                self._outbox.append(Lost(name, f"it gave no sign of life for {watched.silent_s:.0f} s"))
 
 
 def lost_error(error: BaseException) -> FluidError:
