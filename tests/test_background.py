@@ -49,6 +49,7 @@ _OTHERS = {
     "fluid/loggers/hub.py": "nothing more is logged",
     "fluid/session/forecasting/forecasts.py": "a forecast each",
     "fluid/session/pump.py": "the session ends",
+    "fluid/joint/membership.py": "the session ends",
 }
 
 

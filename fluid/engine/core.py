@@ -486,10 +486,16 @@ class SessionState:
             progress.grant(limit)
             self.commands.append(RunIteration(trial.trial_id, trial.placement.hosts, more))
 
-    def end(self, trial: TrialRecord, state: TrialState, why: str) -> None:
+    def end(self, trial: TrialRecord, state: TrialState, why: str, *, tells: bool = True) -> None:
         """Ends a trial that holds no device any more; its submitter is told, unless only a call had restored it.
 
         One that is stopped because its submitter found that it has failed is FAILED.
+
+        Args:
+            trial: the trial.
+            state: how it ends.
+            why: for people.
+            tells: whether its submitter is told.
         """
         verdict = trial.limits.verdict
         if state is TrialState.STOPPED and verdict is not None:
@@ -502,7 +508,7 @@ class SessionState:
         if state is not TrialState.DONE:
             self.refuse_calls(trial)
             self.commands += newest_to_keep(trial)
-        if state is not TrialState.DONE or not known:
+        if tells and (state is not TrialState.DONE or not known):
             self.report_end(trial)
 
     # -- what submitters are told --------------------------------------------------------------------------

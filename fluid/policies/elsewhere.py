@@ -150,4 +150,4 @@ class Elsewhere(Policy):
             trial.progress.finish_early()
         if event.failure is not None:
             trial.limits = replace(trial.limits, failure=event.failure)
-        core.end(trial, event.state, "ended in another driver")
+        core.end(trial, event.state, "ended in another driver", tells=False)  # Its submitter hears that from the log.

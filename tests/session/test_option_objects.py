@@ -36,11 +36,12 @@ VALUES: dict[str, Any] = {
     "loggers": [CSV()],
     "metrics_port": "0.0.0.0:0",
     "run_dir": Path("runs"),
+    "join": True,
 }
 #: Those that an executor names itself: they may be given by position, or as the object.
 BY_POSITION = {"packing", "max_packing", "keep"}
 #: What a field cannot do without.
-BESIDES: dict[str, dict[str, Any]] = {"budget_usd": {"price_per_device_hour": 2.5}}
+BESIDES: dict[str, dict[str, Any]] = {"budget_usd": {"price_per_device_hour": 2.5}, "join": {"run_dir": Path("runs")}}
 #: Each field, with the argument whose object it is of.
 ALL = [(name, field) for name, those in FIELDS.items() for field in those]
 
