@@ -28,7 +28,7 @@ from rich.table import Table
 
 import fluid
 from fluid.joint.entries import Begun, Ended, Founded, Iterated
-from fluid.joint.folders import members_of
+from fluid.joint.folders import MembersReader
 from fluid.joint.membership import Entry, Membership
 from fluid.joint.state import JointState
 from fluid.search import loguniform
@@ -54,7 +54,8 @@ def driver(folder: str, algorithm: str, seconds: float, devices: int, drivers: i
     shared: dict[str, Any] = {"run_dir": folder, "join": True} if drivers > 1 else {"run_dir": folder}
     space = {"lr": loguniform(1e-4, 1.0), "pace": loguniform(0.7, 1.4), "seconds": seconds}
     with fluid.FluidExecutor("local", devices, packing="off", verbose=0, **shared):
-        while drivers > 1 and len(members_of(Path(folder))) < drivers:
+        members = MembersReader(Path(folder))
+        while drivers > 1 and len(members.read()) < drivers:
             time.sleep(0.02)
         result = fluid.run(
             train, space, metric="loss", mode="min", samples=_SAMPLES, algorithm=algorithm, budget=_BUDGET

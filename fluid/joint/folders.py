@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -72,44 +73,52 @@ class MemberFacts(NamedTuple):
     iterations: int
 
 
-def members_of(shared: Path) -> list[MemberFacts]:
-    """What the members of a shared folder did, by its log, in the order in which they joined.
+class MembersReader:
+    """Reads what the members of a shared folder did, by its log; each reading takes the entries that are new.
 
-    Raises:
-        LogError: the log is damaged.
+    Args:
+        shared: the folder.
     """
-    if not is_shared(shared):
-        return []
-    state = JointState()
-    iterations: dict[str, int] = {}
-    trials: dict[str, set[str]] = {}
-    for number, content in SharedLog(shared, "reader", make=False).read():
+
+    def __init__(self, shared: Path) -> None:
+        self._shared = shared
+        self._log = SharedLog(shared, "reader", make=False)
+        self._state = JointState()
+        self._iterations = Counter[str]()
+        self._trials: dict[str, set[str]] = {}
+
+    def read(self) -> list[MemberFacts]:
+        """The members, in the order in which they joined.
+
+        Raises:
+            LogError: the log is damaged.
+        """
+        for number, content in self._log.read() if is_shared(self._shared) else ():
+            try:
+                writer, items = read_entry(content)
+            except ValueError as error:
+                raise LogError(f"entry {number} of the log in {self._shared} cannot be read: {error}") from error
+            for item in items:
+                for fact in self._state.apply(number, writer, item):
+                    if isinstance(fact, (Started, Iterated, Ended)):
+                        self._trials.setdefault(writer, set()).add(fact.trial_id)
+                    if isinstance(fact, Iterated):
+                        self._iterations[writer] += len(fact.metrics)
+        return [
+            MemberFacts(name, one.joined, one.gone, len(self._trials.get(name, ())), self._iterations[name])
+            for name, one in self._state.members.items()
+        ]
+
+    def notes(self) -> list[str]:
+        """What each member did, in a sentence for reports."""
         try:
-            writer, items = read_entry(content)
-        except ValueError as error:
-            raise LogError(f"entry {number} of the log in {shared} cannot be read: {error}") from error
-        for item in items:
-            for fact in state.apply(number, writer, item):
-                if isinstance(fact, (Started, Iterated, Ended)):
-                    trials.setdefault(writer, set()).add(fact.trial_id)
-                if isinstance(fact, Iterated):
-                    iterations[writer] = iterations.get(writer, 0) + len(fact.metrics)
-    return [
-        MemberFacts(name, one.joined, one.gone, len(trials.get(name, ())), iterations.get(name, 0))
-        for name, one in state.members.items()
-    ]
-
-
-def member_notes(shared: Path) -> list[str]:
-    """What each member did, in a sentence for reports."""
-    try:
-        found = members_of(shared)
-    except (LogError, OSError) as error:
-        return [f"The shared folder's log cannot be read: {error}."]
-    told = [
-        f"{one.name}: {one.iterations:,} iterations of {one.trials:,} trials{f' ({one.gone})' if one.gone else ''}"
-        for one in found[:_MOST_NAMED]
-    ]
-    more = len(found) - len(told)
-    told += [f"and {more} more"] if more > 0 else []
-    return [f"Drivers: {'; '.join(told)}."] if told else []
+            found = self.read()
+        except (LogError, OSError) as error:
+            return [f"The shared folder's log cannot be read: {error}."]
+        told = [
+            f"{one.name}: {one.iterations:,} iterations of {one.trials:,} trials{f' ({one.gone})' if one.gone else ''}"
+            for one in found[:_MOST_NAMED]
+        ]
+        more = len(found) - len(told)
+        told += [f"and {more} more"] if more > 0 else []
+        return [f"Drivers: {'; '.join(told)}."] if told else []

@@ -16,7 +16,7 @@ from typing import Any
 
 from fluid.checksums import LineChecks
 from fluid.errors import FluidError, InvalidFieldError
-from fluid.joint.folders import fullest, is_shared, member_notes
+from fluid.joint.folders import MembersReader, fullest, is_shared
 from fluid.measure.json_input import without_surrogates
 from fluid.measure.profile import Profile
 from fluid.results.code_changes import code_notes
@@ -100,7 +100,7 @@ class StoredRun:
         self.path = path
         #: What is read, for people and for what they write about it.
         self.folder = shared or path
-        self._shared = shared
+        self._members = None if shared is None else MembersReader(shared)
         self._argument = argument
         self._journal_lines = JournalLines(path / JOURNAL)
         self._lines = {name: JsonLines(path / name) for name in (TRIALS, FORECASTS)}
@@ -251,7 +251,7 @@ class StoredRun:
         for one in itertools.islice(self.reported, self._followed, None):
             self._gaps.take(one.trial_id, one.number)
         self._followed = len(self.reported)
-        notes = [] if self._shared is None else member_notes(self._shared)
+        notes = [] if self._members is None else self._members.notes()
         notes += [*self._gaps.notes(self.journal.reported), *code_notes(self.lines)]
         if not self.is_running:  # Else files that are read later have more.
             notes += self._submitted.lost(has_journal=not self._notes.get(JOURNAL))
