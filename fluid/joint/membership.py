@@ -46,6 +46,9 @@ from fluid.waiting.waits import AwaitedThread
 MEMBERS, ALIVE = "members", "alive"
 #: Seconds between two signs of life, and without one until a member is taken for dead.
 BEAT_S, LEASE_S = 1.0, 15.0
+#: Members that each one watches, of those that joined after it: in a ring, so that all are watched, and many members
+#: cost a file server no more than few do.
+WATCHED = 3
 #: Seconds between two looks at the log: while there is something new, and while there is not.
 BUSY_S, QUIET_S = 0.05, 0.2
 #: Seconds since something was new until it is quiet.
@@ -71,12 +74,14 @@ class _Watched:
     """What was seen of a member's sign of life.
 
     Attributes:
+        number: its place among all that joined.
         sign: the last one.
         silent_s: seconds for which it was looked at and stayed the same.
     """
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: Joined, number: int) -> None:
         self.joined = joined
+        self.number = number
         self.sign = b""
         self.silent_s = 0.0
 
@@ -114,6 +119,8 @@ class Membership:
         self._log: SharedLog | None = None
         self._entries = 0
         self._watched: dict[str, _Watched] = {}
+        #: How many members have joined so far, and this one's place among them.
+        self._joined = self._number = 0
         self._outbox: deque[Item] = deque()
         self._gathering_since: float | None = None
         self._woken = threading.Event()
@@ -260,8 +267,11 @@ class Membership:
 
     def _follow(self, writer: str, item: Any) -> None:
         if isinstance(item, Joined):
-            if item.folder != self._base:
-                self._watched[writer] = _Watched(item)
+            self._joined += 1
+            if item.folder == self._base:
+                self._number = self._joined
+            else:
+                self._watched[writer] = _Watched(item, self._joined)
         elif isinstance(item, Left):
             self._watched.pop(writer, None)
         elif isinstance(item, Lost):
@@ -284,7 +294,9 @@ class Membership:
         # Whoever was held up itself has not watched meanwhile. Who is lost is watched until the log tells so: what is
         # to be appended is dropped if this member is taken for dead meanwhile.
         seen_s = min(since_s, 2.0 * BEAT_S)
-        for name, watched in self._watched.items():
+        ring = sorted(self._watched, key=lambda name: (self._watched[name].number - self._number) % (self._joined + 1))
+        for name in ring[:WATCHED]:
+            watched = self._watched[name]
             if has_ended(watched.joined.process):
                 self._outbox.append(Lost(name, "its process has ended"))
                 continue
