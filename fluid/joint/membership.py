@@ -50,7 +50,9 @@ BEAT_S, LEASE_S = 1.0, 15.0
 #: cost a file server no more than few do.
 WATCHED = 3
 #: Seconds between two looks at the log: while there is something new, and while there is not.
-BUSY_S, QUIET_S = 0.05, 0.2
+BUSY_S, QUIET_S = 0.02, 0.2
+#: So many members look so often while there is something new; more of them look less often.
+_BUSY_MEMBERS = 8
 #: Seconds since something was new until it is quiet.
 _SETTLES_S = 2.0
 #: Seconds for which iterations wait, so that several make one entry: at least; and for each entry of the log, so that
@@ -209,7 +211,9 @@ class Membership:
             self._look(now - self._looked_at)
             self._looked_at = now
         self._read()
-        wait_s = BUSY_S if self._clock.now() < self._new_at + _SETTLES_S else QUIET_S
+        wait_s = QUIET_S
+        if self._clock.now() < self._new_at + _SETTLES_S:
+            wait_s = min(QUIET_S, BUSY_S * max(1.0, len(self._watched) / _BUSY_MEMBERS))
         if self._outbox:
             left_s = self._gathering_left()
             if left_s <= 0.0:
