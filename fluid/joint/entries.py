@@ -71,17 +71,19 @@ class Founded(Frame, frozen=True):
 
 
 class Begun(Frame, frozen=True):
-    """The sweep's next trial begins, with the member: it has the number of those that began before it.
+    """The sweep's next trial begins: it has the number of those that began before it.
 
     Attributes:
         group: the sweep's name.
-        config: its hyperparameters.
+        config: its hyperparameters, where they do not follow from what all members agree on.
         most: trials that the sweep has at most; ``None`` for no limit.
+        is_free: whether any member may claim it; else it is the one's that tells this.
     """
 
     group: str
     config: Any = None
     most: int | None = None
+    is_free: bool = False
 
 
 class Claimed(Frame, frozen=True):

@@ -76,6 +76,7 @@ class JointTrial:
         trial_id, group: its id, and its group's name.
         lease, holder: the number of the lease that holds, and whose it is; ``None`` if nobody's.
         reported: iterations that count.
+        pace_s: seconds that the last of them took; 0 before.
         ended: ``DONE``, ``STOPPED`` or ``FAILED``; empty while it has not ended. DONE also once it was extended.
         by_itself: whether it has no more to do.
         runs: whether its holder has it running.
@@ -88,6 +89,7 @@ class JointTrial:
     lease: int | None = None
     holder: str | None = None
     reported: int = 0
+    pace_s: float = 0.0
     ended: str = ""
     by_itself: bool = False
     runs: bool = False
@@ -221,7 +223,8 @@ class JointState:
             return
         self.trials[trial.trial_id] = trial
         # Several begin in one entry: each has the lease of its own trial, which the entry's number is enough for.
-        self._lend(trial, number, member)
+        if not item.is_free:
+            self._lend(trial, number, member)
         yield BegunTrial(trial, member.name, item)
 
     def _lend(self, trial: JointTrial, lease: int, member: Member) -> None:
@@ -236,7 +239,7 @@ class JointState:
         elif isinstance(item, Iterated):
             if item.iteration - len(item.metrics) == trial.reported and item.metrics:
                 trial.reported = trial.tenures[-1].reported = item.iteration
-                trial.ended, trial.losses, trial.runs = "", 0, True
+                trial.ended, trial.losses, trial.runs, trial.pace_s = "", 0, True, item.seconds[-1]
                 yield item
         elif isinstance(item, Ended):
             trial.ended, trial.by_itself, trial.runs = item.state, item.by_itself, False
