@@ -104,7 +104,9 @@ def merged(shared: Path) -> Merged:
             assert len(groups) == 1, groups
             if item.most is None or len(reached) < item.most:
                 trial_id = f"{item.group}-{len(reached):05d}"
-                leases[trial_id], reached[trial_id] = (writer, number), 0
+                reached[trial_id] = 0
+                if not item.is_free:
+                    leases[trial_id] = writer, number
                 yield Event("begun", trial_id, item.config)
         elif isinstance(item, Claimed):
             if item.trial_id in reached and item.trial_id not in leases and item.trial_id not in over:

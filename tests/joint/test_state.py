@@ -231,3 +231,13 @@ def test_the_same_log_gives_the_same_state_however_it_is_cut_into_reads() -> Non
     for member in one.members.values():
         mine = {trial.trial_id for trial in one.trials.values() if trial.holder == member.name}
         assert mine == set(member.trials) and not (member.gone and mine)
+
+
+def test_a_trial_may_begin_for_any_member() -> None:
+    shared = Log()
+    shared.add("a", JOINED), shared.add("b", JOINED), shared.add("a", Founded("g", {}))
+    (fact,) = shared.add("a", Begun("g", most=1, is_free=True))
+    assert isinstance(fact, BegunTrial) and fact.trial.lease is None
+    claimed = Claimed("g", "g-00000")
+    assert shared.add("b", claimed) == [claimed] and shared.add("a", claimed) == []
+    assert shared.state.trials["g-00000"].holder == "b"
