@@ -16,8 +16,6 @@ from torture import ROOT, Torture, shim_or_none
 import fluid
 from fluid.joint.membership import MEMBERS
 
-pytest.importorskip("fluid.session.joint")
-
 
 def torture(folder: Path, algorithm: str, *, faults: int, members: int, shim: Path | None) -> None:
     slow, shared = folder / "slow", folder / "shared"

@@ -386,8 +386,8 @@ def test_three_runs(shown: Open, session: Sessions) -> None:
     paths = [write_sweep(session, name, 12, seed=seed, devices=seed) for seed, name in enumerate(("a", "b", "c"), 1)]
     with shown(*paths) as opened:
         page = opened.page
-        cells = page.texts("#runs tbody td")
-        for row, path in zip([cells[k : k + 11] for k in (0, 11, 22)], paths, strict=True):
+        cells, width = page.texts("#runs tbody td"), len(page.texts("#runs thead th"))
+        for row, path in zip([cells[k : k + width] for k in range(0, len(cells), width)], paths, strict=True):
             run, best = load_run(path), best_of(path)
             assert row[0] == f"sweep ({path.name})"
             assert row[1:3] == [f"{best.ranges['loss'][0]:.5g}", best.trial_id]
