@@ -26,7 +26,19 @@ from fluid._clock import Clock, MonotonicClock, read_clock
 from fluid._private_files import FILE_MODE, make_folder
 from fluid._version import __version__
 from fluid.errors import FluidError
-from fluid.joint.entries import Item, Iterated, Joined, Left, Lost, Wrote, entry_of, read_entry
+from fluid.joint.entries import (
+    Extended,
+    Founded,
+    Item,
+    Iterated,
+    Joined,
+    Left,
+    Lost,
+    StopAsked,
+    Wrote,
+    entry_of,
+    read_entry,
+)
 from fluid.joint.log import LogError, SharedLog
 from fluid.waiting.waits import AwaitedThread
 
@@ -41,6 +53,8 @@ _SETTLES_S = 2.0
 #: Seconds for which iterations wait, so that several make one entry: at least; and for each entry of the log, so that
 #: their number grows with the root of the time only.
 GATHER_S, GATHER_S_PER_ENTRY = 0.25, 1.0 / 5000
+#: What a member tells by whatever name: it is about no trial that it has.
+_LASTING = (Founded, Extended, StopAsked)
 #: Seconds that the last entries have as the member leaves.
 _LAST_S = 20.0
 
@@ -130,6 +144,8 @@ class Membership:
         self._entries = 0
         self._watched: dict[str, _Watched] = {}
         self._outbox: deque[Item] = deque()
+        #: What is being appended.
+        self._leaving: list[Item] = []
         self._gathering_since: float | None = None
         self._woken = threading.Event()
         self._beats = 0
@@ -194,6 +210,8 @@ class Membership:
     def _join(self) -> None:
         self._names += 1
         self._name = self._base if self._names == 1 else f"{self._base}~{self._names}"
+        kept = [item for item in (*self._leaving, *self._outbox) if isinstance(item, _LASTING)]
+        self._leaving = []
         self._outbox.clear()
         self._outbox.append(
             Joined(
@@ -205,6 +223,7 @@ class Membership:
                 version=__version__,
             )
         )
+        self._outbox.extend(kept)
         self._append()
 
     def _turn(self) -> None:
@@ -239,13 +258,14 @@ class Membership:
 
     def _append(self) -> None:
         assert self._log is not None
-        items = [self._outbox.popleft() for _ in range(len(self._outbox))]
+        self._leaving = items = [self._outbox.popleft() for _ in range(len(self._outbox))]
         self._gathering_since = None
         name = self._name
         for number, content in self._log.append(entry_of(name, self._log.appended, items)):
             self._take([(number, content)])
-            if self._name != name:  # It was taken for dead, and what it was about to tell does not count.
+            if self._name != name:  # It was taken for dead, and what it was about to tell of trials does not count.
                 return
+        self._leaving = []
 
     def _take(self, entries: list[tuple[int, bytes]]) -> None:
         """Takes new entries of the log."""

@@ -25,6 +25,7 @@ from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDrained, Notice, ReportRequest, StopLane, StopTrial, TrialNotice
 from fluid.engine.events import (
     Alarm,
+    BudgetExtended,
     DeviceAdded,
     DeviceDraining,
     Event,
@@ -434,7 +435,11 @@ class Pump:
         if membership is not None:
             membership.hear(self._heard, self._lost_folder)
             self.joint = JointSession(
-                *(state, membership, backend.now, self.handle, self._deliver, self._post),
+                *(state, membership, backend.now, self.handle),
+                extend=lambda event: self.extend(self._inbox_of(event.trial_id), event),
+                stop=lambda event: self._inbox_of(event.trial_id).stop(event.trial_id, event.outcome),
+                deliver=self._deliver,
+                post=self._post,
                 name_of=lambda group_id: self.inboxes[group_id].group.name,
             )
         #: What the log tells as the session ends.
@@ -561,6 +566,20 @@ class Pump:
         ids = [spec.trial_id for spec in event.trials]
         self.handle(event, *self.joint.holding(event.trials), accepted=accepted)
         self.joint.submitted(name, ids)
+
+    def extend(self, inbox: GroupInbox, event: BudgetExtended) -> None:
+        """Gives a trial of a group further iterations, and has waiters wait for it again."""
+
+        def accepted() -> None:
+            follow_up = event.follow_up_iterations
+            inbox.change(partial(inbox.group.extend, follow_up_iterations=follow_up), event.trial_id, event.iterations)
+            if not self._state.trials[event.trial_id].state.ended:
+                self.notify(partial(inbox.reopen, event.trial_id))
+
+        self.handle(event, accepted=accepted)
+
+    def _inbox_of(self, trial_id: str) -> GroupInbox:
+        return self.inboxes[self._state.trials[trial_id].group_id]
 
     def _deliver(self, notice: TrialNotice, asked: Sequence[Event] = (), *, others: bool = False) -> None:
         """Writes and tells what the log of a shared folder tells of a trial.

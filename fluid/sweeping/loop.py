@@ -495,7 +495,8 @@ class SweepLoop(TrialListener):
 
     @property
     def _can_rest(self) -> bool:
-        return self.plan.goes_on and not self.trials.executor.session.hold.is_virtual
+        goes_on = self.plan.goes_on or self._joint is not None  # Other drivers go on.
+        return goes_on and not self.trials.executor.session.hold.is_virtual
 
     def _look_at_rest(self) -> None:
         """Ends the sweep once nothing is under way but trials that rest: no event tells of these."""
