@@ -210,20 +210,18 @@ class Membership:
     def _join(self) -> None:
         self._names += 1
         self._name = self._base if self._names == 1 else f"{self._base}~{self._names}"
-        kept = [item for item in (*self._leaving, *self._outbox) if isinstance(item, _LASTING)]
-        self._leaving = []
-        self._outbox.clear()
-        self._outbox.append(
-            Joined(
-                folder=self._base,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                process=own_process(),
-                devices=self._devices,
-                version=__version__,
-            )
+        joined = Joined(
+            folder=self._base,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process=own_process(),
+            devices=self._devices,
+            version=__version__,
         )
-        self._outbox.extend(kept)
+        told = [*self._leaving, *(self._outbox.popleft() for _ in range(len(self._outbox)))]
+        self._leaving = []
+        kept = [item for item in told if isinstance(item, _LASTING)]
+        self._outbox.extendleft(reversed([joined, *kept]))  # Others may be about to post.
         self._append()
 
     def _turn(self) -> None:

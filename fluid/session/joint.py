@@ -313,6 +313,10 @@ class JointSession:
             self.membership.post(Extended(trial_id, budget))
         return max(0, budget - record.progress.budget)
 
+    def is_settled(self, group: str) -> bool:
+        """Whether no other member has a trial of a group that is stopped."""
+        return not any(self._name_of(self._state.trials[trial_id].group_id) == group for trial_id in self._stops)
+
     def leave(self) -> None:
         """Begins and claims nothing any more."""
         self._is_leaving = True
@@ -593,7 +597,8 @@ class JointSession:
         for name, group in self._groups.items():
             if group.unfit and not self._state.awaits_devices(group.unfit):
                 group.unfit = ""
-            if group.sweep is not None and not group.unfit and sum(found.values()) < most:
+            may_begin = name in self.log.founded and not group.unfit
+            if group.sweep is not None and may_begin and sum(found.values()) < most:
                 found[name] = group.sweep.ready(most - sum(found.values()))
         return found
 

@@ -590,7 +590,7 @@ class Pump:
             others: whether another driver ran it.
         """
         with self._ending_on_error():
-            self._folder.journal(asked, [notice], followed=not others)
+            self._folder.journal(asked, [notice], others=others)
         self._tell((), [notice])
 
     def _heard(self, entries: list[Entry]) -> None:

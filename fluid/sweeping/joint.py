@@ -85,6 +85,10 @@ class JointStarts:
         """Takes part no more: what has not ended is for the other drivers."""
         self._detach()
 
+    def is_settled(self) -> bool:
+        """Whether all that the sweep has stopped is known to have ended; called in the session's thread."""
+        return self._session is None or self._session.is_settled(self._plan.name)
+
     @property
     def has_all(self) -> bool:
         """Whether no further trial begins."""

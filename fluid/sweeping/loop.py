@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
+from time import sleep
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.engine.events import Failure
@@ -39,6 +40,8 @@ from fluid.trialgroup import Trial, TrialState
 _CHUNK = 1024
 #: Seconds between two looks at trials that are to rest.
 _REST_LOOK_S = 0.05
+#: Seconds between two looks whether other drivers have stopped their trials of a sweep that is over.
+_SETTLE_LOOK_S = 0.02
 #: States in which a trial ends that the sweep has stopped: it may fail before it hears of that.
 _TOLD = frozenset({TrialState.STOPPED.value, TrialState.FAILED.value})
 
@@ -103,6 +106,8 @@ class SweepLoop(TrialListener):
             self._work.start(partial(self._guard, self._fill if earlier is None else partial(self._go_on, earlier)))
         try:
             self._await_end()
+            while self._joint is not None and self._error is None and not executor.session.do(self._joint.is_settled):
+                sleep(_SETTLE_LOOK_S)
         finally:
             if self._joint is not None:
                 with suppress(FluidError):  # The session has ended.
