@@ -50,6 +50,45 @@ def together(*programs: Callable[[], Any], timeout: float = 60.0) -> list[Any]:
     return found
 
 
+def start(folder: Path, text: str, **variables: str) -> subprocess.Popen[str]:
+    """Starts a member as a process of its own, in a session of its own: a script, in which ``shared`` is the folder.
+
+    What the script puts into ``found`` is printed as it ends.
+    """
+    script = folder / "member.py"
+    body = f"""
+        import json, os, signal, sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        import fluid
+        import fluid.joint.membership as membership
+        from fluid import FluidExecutor, Trial, TrialGroup
+        from fluid.search import uniform
+        from joint_members import *
+
+        membership.LEASE_S = 4.0
+        shared, found = Path({str(folder / "shared")!r}), None
+    """
+    whole = textwrap.dedent(body) + textwrap.dedent(text) + "\nprint(json.dumps(found))\n"
+    if not script.exists() or script.read_text() != whole:
+        script.write_text(whole)
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(member: subprocess.Popen[str], timeout: float = 60.0) -> Any:
+    """What a member has found, once it has ended well."""
+    out, err = member.communicate(timeout=timeout)
+    assert member.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
 def folders(shared: Path) -> list[Path]:
     """The members' run folders."""
     return sorted((shared / MEMBERS).iterdir())

@@ -92,8 +92,17 @@ class JointSweep(Protocol):
         """What to tell the log of so many trials that are ready and are to begin here."""
         ...
 
-    def founded(self, founded: Founded) -> None:
-        """Takes what all members agree on."""
+    def founded(self, founded: Founded, *, is_own: bool) -> None:
+        """Takes what all members agree on.
+
+        Args:
+            founded: what that is.
+            is_own: whether this member has said it.
+        """
+        ...
+
+    def rejoined(self) -> None:
+        """This member was taken for dead: what it was about to begin has not begun."""
         ...
 
 
@@ -170,6 +179,8 @@ class JointSession:
         self._then: dict[str, JointTrial | None] = {}
         #: Whether what the log tells is being done: what a sweep decides then, it decides in every member.
         self._applies = False
+        #: Who has told what is being done.
+        self._writer = ""
         #: The trials that run here: id -> lease.
         self._here: dict[str, int] = {}
         #: Those that are to, once their checkpoint is found.
@@ -207,7 +218,7 @@ class JointSession:
         if founded is None:
             self.membership.post(Founded(name, dict(arguments), tuple(seeds)))
         else:
-            sweep.founded(founded)
+            sweep.founded(founded, is_own=False)
         begun = [known.trial_id for known in self.log.trials.values() if known.group == name]
         self._catch_up(begun, self._early.pop(name, []))
         return partial(self._detach, name)
@@ -332,6 +343,7 @@ class JointSession:
         """Does what entries of the log tell, in their order."""
         self._applies = True
         for number, writer, items in entries:
+            self._writer = writer
             for item in items:
                 if writer == self.me:
                     self._came_back(item)
@@ -354,6 +366,9 @@ class JointSession:
             self.me = name
             self._claims.clear()
             self._begins = self._wanted = 0
+            for group in self._groups.values():
+                if group.sweep is not None:
+                    group.sweep.rejoined()
 
     def _take(self, fact: Fact) -> None:
         """Does what follows from one fact."""
@@ -362,7 +377,7 @@ class JointSession:
         elif isinstance(fact, Founded):
             group = self._groups.get(fact.group)
             if group is not None and group.sweep is not None:
-                group.sweep.founded(fact)
+                group.sweep.founded(fact, is_own=self._writer == self.me)
         elif isinstance(fact, BegunTrial):
             group = self._groups.get(fact.begun.group)
             if group is None or group.sweep is None:

@@ -21,13 +21,13 @@ from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
-from fluid.search.suggestion import Suggestion
+from fluid.search.suggestion import ELSEWHERE, Suggestion
 from fluid.session.joint import JointSession
 from fluid.session.listeners import LimitReachedError, TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.closing import SweepClosing
-from fluid.sweeping.joint import ELSEWHERE, JointStarts
+from fluid.sweeping.joint import JointStarts
 from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
 from fluid.sweeping.reported import SweepMetrics
 from fluid.sweeping.resuming import EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
@@ -395,7 +395,8 @@ class SweepLoop(TrialListener):
         self._tell(trial, TrialState.PAUSED.value, trial.values)
 
     def _tell(self, trial: SweepTrial, state: str, values: tuple[float, ...] | None) -> None:
-        if not trial.is_told and trial.suggestion.token != ELSEWHERE:
+        is_elsewhere = trial.suggestion.token == ELSEWHERE
+        if not trial.is_told and (not is_elsewhere or callable(getattr(self.plan.searcher, "share", None))):
             trial.is_told = True
             self._asking.tell(trial.outcome(state, values, with_metrics=self.plan.learns))
 
