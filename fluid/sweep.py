@@ -335,7 +335,9 @@ def _outcome(
     result, stays_open = _result(loop, executor.run_dir), _stays_open(executor)
     counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
     resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
-    if executor.session.hold.is_virtual or not loop.plan.goes_on:
+    if executor.session.joint is not None:
+        resume = f"; {executor.session.joint.others}"
+    elif executor.session.hold.is_virtual or not loop.plan.goes_on:
         resume = ""  # A rehearsal begins anew.
     if heard is not None:
         call = f"fluid.load({str(result.run_dir)!r}) has what there is{'' if stays_open else resume}"

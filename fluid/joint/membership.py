@@ -119,6 +119,7 @@ class Membership:
         clock: of this process.
 
     Attributes:
+        shared: the folder.
         folder: the member's own folder.
     """
 
@@ -127,7 +128,7 @@ class Membership:
         shared: Path,
         clock: Clock | None = None,
     ) -> None:
-        self._shared = shared
+        self.shared = shared
         self._deliver: Callable[[list[Entry]], None] = lambda entries: None
         self._broken: Callable[[BaseException], None] = lambda error: None
         self._clock = clock or MonotonicClock()
@@ -191,7 +192,7 @@ class Membership:
     def _run(self) -> None:
         try:
             self._beat()
-            self._log = SharedLog(self._shared, self._base)
+            self._log = SharedLog(self.shared, self._base)
             self._read()
             self._join()
             while not self._closing:
@@ -276,7 +277,7 @@ class Membership:
             try:
                 writer, items = read_entry(content)
             except ValueError as error:
-                text = f"entry {number} of the log in {self._shared} is not of Fluid {__version__}: {error}"
+                text = f"entry {number} of the log in {self.shared} is not of Fluid {__version__}: {error}"
                 raise LogError(text) from error
             found.append(Entry(number, writer, items))
             for item in items:
@@ -316,7 +317,7 @@ class Membership:
                 self._lose(name, "its process has ended")
                 continue
             try:
-                sign = (self._shared / MEMBERS / watched.joined.folder / ALIVE).read_bytes()
+                sign = (self.shared / MEMBERS / watched.joined.folder / ALIVE).read_bytes()
             except OSError:
                 sign = b""
             if sign != watched.sign:

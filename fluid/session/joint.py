@@ -324,6 +324,11 @@ class JointSession:
             self.membership.post(Extended(trial_id, budget))
         return max(0, budget - record.progress.budget)
 
+    @property
+    def others(self) -> str:
+        """Who goes on with what this member leaves, for people."""
+        return f"the other drivers of {str(self.membership.shared)!r} go on, and so does the same call"
+
     def is_settled(self, group: str) -> bool:
         """Whether no other member has a trial of a group that is stopped."""
         return not any(self._name_of(self._state.trials[trial_id].group_id) == group for trial_id in self._stops)
@@ -491,9 +496,9 @@ class JointSession:
                 self._give_up(trial_id)
             for names in (self._here, self._coming, self._offered, self._sent, self._ends):
                 names.clear()
-        elif gone.is_lost:
-            number = len(gone.trials)
-            _log.warning("driver %s is gone (%s); others go on with its %d trials", gone.member, gone.reason, number)
+        elif gone.is_lost and gone.trials and self.me:  # Else it was before this member joined.
+            trials = "trial" if len(gone.trials) == 1 else f"{len(gone.trials)} trials"
+            _log.warning("driver %s is gone (%s); others go on with its %s", gone.member, gone.reason, trials)
         for trial_id in gone.trials:
             self._of_trial(Released(trial_id, _NO_LEASE))
 
@@ -538,7 +543,7 @@ class JointSession:
         if not known.reported:
             self._arrived(trial_id, lease, None)
             return
-        shared, tenures = self.membership.folder.parent.parent, list(known.tenures)
+        shared, tenures = self.membership.shared, list(known.tenures)
         members = [self.log.members[tenure.member] for tenure in tenures]
         folders = {member.name: member.joined.folder for member in members}
         ended = [member.joined for member in members if member.gone and has_ended(member.joined.process)]

@@ -442,6 +442,7 @@ class Pump:
                 post=self._post,
                 name_of=lambda group_id: self.inboxes[group_id].group.name,
             )
+            self._alerts.others = self.joint.others
         #: What the log tells as the session ends.
         self._last_entries: list[Entry] = []
         self._thread = AwaitedThread("fluid-pump", self._run)

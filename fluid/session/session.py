@@ -728,4 +728,6 @@ def save_all(session: Session, deadline_s: float) -> str:
     except FluidError:
         return ""  # It was closed meanwhile.
     saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
+    if session.joint is not None:
+        return f"{saved}; {session.joint.others}"
     return f"{saved}; go on with FluidExecutor.resume({str(session.run_dir)!r})"
