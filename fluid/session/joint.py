@@ -68,6 +68,8 @@ from fluid.trialgroup import TrialState
 _log = logger_of("fluid.session")
 #: Seconds to wait for the processes of a driver that was killed to move its checkpoints from memory to disk.
 _PATIENCE_S = 5.0
+#: States of trials that are about to be over for all members.
+_ENDING = (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED)
 #: Of a trial whose member is gone.
 _NO_LEASE = -1
 
@@ -262,7 +264,8 @@ class JointSession:
         """A sweep is over here: others may go on with the trials that this member has of it."""
         del self._groups[name]
         for trial_id in list(self._here):
-            if self._name_of(self._state.trials[trial_id].group_id) == name:
+            record = self._state.trials[trial_id]
+            if self._name_of(record.group_id) == name and record.state not in _ENDING:
                 self._set_aside(trial_id)
 
     def holding(self, specs: Iterable[TrialSpec]) -> list[TrialMoved]:
@@ -686,7 +689,7 @@ class JointSession:
     def _set_aside(self, trial_id: str) -> None:
         """Has a trial leave its devices, and be saved, for another member."""
         self._offered[trial_id] = False
-        if self._state.trials[trial_id].state not in (TrialState.STOPPING, TrialState.DONE):
+        if self._state.trials[trial_id].state is not TrialState.DONE:
             self._handle(TrialSetAside(self._now(), trial_id))
         self._handle(TrialOffered(self._now(), trial_id))
 
