@@ -9,12 +9,11 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fluid
-from fluid import FluidExecutor, Trial, TrialGroup
 from fluid.joint.membership import MEMBERS
 
 

@@ -538,7 +538,10 @@ class JointSession:
         if record.state.ended or group is None:
             self.membership.post(Released(trial_id, lease))
             return
-        if self._state.awaits_devices(trial_id):
+        if self._state.lacks_devices(trial_id):
+            if not group.unfit:
+                text = "trials of %r need %s, which this driver does not have: others run them"
+                _log.warning(text, known.group, record.spec.wanted_devices)
             group.unfit = trial_id
             self.membership.post(Released(trial_id, lease))
             return
@@ -605,20 +608,21 @@ class JointSession:
             wanted = max(wanted, min(ahead, len(free) + fresh - others))
         if wanted > 0:
             self._ask(free, wanted)
-        self._want(len(idle) if waiting == 0 and not free else 0)
+        is_fit = any(not group.unfit for group in self._groups.values())
+        self._want(len(idle) if waiting == 0 and not free and is_fit else 0)
         self._offer()
 
     def _may_run(self, trial_id: str) -> bool:
         record = self._state.trials.get(trial_id)
         if record is None or record.state.ended or self._name_of(record.group_id) not in self._groups:
             return False
-        return not self._state.awaits_devices(trial_id)
+        return not self._state.lacks_devices(trial_id)
 
     def _ready(self, most: int) -> dict[str, int]:
         """How many trials of each sweep can begin, so many at most."""
         found: dict[str, int] = {}
         for name, group in self._groups.items():
-            if group.unfit and not self._state.awaits_devices(group.unfit):
+            if group.unfit and not self._state.lacks_devices(group.unfit):
                 group.unfit = ""
             may_begin = name in self.log.founded and not group.unfit
             if group.sweep is not None and may_begin and sum(found.values()) < most:
