@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
-from time import sleep
 
 from fluid._clock import Clock, MonotonicClock
 from fluid.engine.events import Failure
@@ -107,7 +106,7 @@ class SweepLoop(TrialListener):
         try:
             self._await_end()
             while self._joint is not None and self._error is None and not executor.session.do(self._joint.is_settled):
-                sleep(_SETTLE_LOOK_S)
+                self._asking.run_errand(_SETTLE_LOOK_S)
         finally:
             if self._joint is not None:
                 with suppress(FluidError):  # The session has ended.
