@@ -327,6 +327,12 @@ class JointSession:
             self.membership.post(Extended(trial_id, budget))
         return max(0, budget - record.progress.budget)
 
+    def forgotten(self, trial_id: str) -> None:
+        """The engine knows a trial no more, which has ended."""
+        for names in (self._here, self._free, self._coming, self._offered, self._gave, self._budgets, self._stops):
+            names.pop(trial_id, None)
+        self._ends.pop(trial_id, None)
+
     @property
     def others(self) -> str:
         """Who goes on with what this member leaves, for people."""
@@ -473,9 +479,9 @@ class JointSession:
         if known.is_over:
             for names in (self._here, self._free, self._stops, self._coming, self._offered, self._ends):
                 names.pop(trial_id, None)
-        # What its submitter said of it is to be with its end.
-        events = [asked] if known.is_over and asked is not None and not is_here else []
-        self._deliver(notice, events, others=not is_here)
+            if asked is not None and not is_here:  # What its submitter said of it is to be with its end.
+                self._handle(structs.replace(asked, at=at))
+        self._deliver(notice, others=not is_here)
 
     def _extend(self, fact: Extended) -> None:
         record = self._state.trials[fact.trial_id]

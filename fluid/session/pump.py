@@ -582,16 +582,15 @@ class Pump:
     def _inbox_of(self, trial_id: str) -> GroupInbox:
         return self.inboxes[self._state.trials[trial_id].group_id]
 
-    def _deliver(self, notice: TrialNotice, asked: Sequence[Event] = (), *, others: bool = False) -> None:
+    def _deliver(self, notice: TrialNotice, *, others: bool = False) -> None:
         """Writes and tells what the log of a shared folder tells of a trial.
 
         Args:
             notice: what it tells.
-            asked: what its submitter had asked for, for the journal.
             others: whether another driver ran it.
         """
         with self._ending_on_error():
-            self._folder.journal(asked, [notice], others=others)
+            self._folder.journal((), [notice], others=others)
         self._tell((), [notice])
 
     def _heard(self, entries: list[Entry]) -> None:

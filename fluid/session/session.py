@@ -208,6 +208,8 @@ class GroupRequests:
         def forget() -> None:
             known = self._state.trials.get(trial_id)
             self._handle(partial(TrialForgotten, trial_id=trial_id))
+            if self._pump.joint is not None:
+                self._pump.joint.forgotten(trial_id)
             self._pump.notify(partial(self.backend.forget, trial_id))
             if known is not None:
                 self._pump.notify(partial(self._inbox.drop, trial_id, known.outcome))

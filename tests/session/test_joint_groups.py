@@ -219,6 +219,24 @@ def test_only_who_has_the_devices_runs_a_trial(tmp_path: Path) -> None:
     assert len(list((shared / "log").iterdir())) < 100
 
 
+def test_a_trial_that_its_program_has_forgotten_does_no_harm(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+
+    def program(executor: FluidExecutor) -> Any:
+        handle = submitted(executor)
+        handle.wait(30)
+        handle.forget("t0")
+        handle.forget("t1")
+        time.sleep(0.5)
+        handle.add(Trial(slow, budget=2, trial_id="u"))
+        handle.wait(30)
+        return states(handle)
+
+    found = together(*[member(shared, program)] * 2)
+    assert found == [dict.fromkeys(["t2", "t3", "u"], "DONE")] * 2
+    require_alike(shared, 2)
+
+
 def test_a_folder_of_one_driver_cannot_be_joined(tmp_path: Path) -> None:
     with FluidExecutor("local", 1, run_dir=tmp_path / "run", verbose=0):
         pass
