@@ -46,10 +46,10 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         os.mkdir(path, FOLDER_MODE)
     except FileNotFoundError:
         above = os.path.dirname(path)
-        if os.path.isdir(above):  # As /proc, where no folder can be made.
-            raise
-        make_folder(above)
-        make_folder(path)
+        if not os.path.isdir(above):
+            make_folder(above)
+        with suppress(FileExistsError):  # Another process may have made them at this instant.
+            os.mkdir(path, FOLDER_MODE)
     except FileExistsError:
         if not os.path.isdir(path):
             raise

@@ -340,9 +340,10 @@ def _outcome(
 ) -> SweepResult:
     result, stays_open = _result(loop, executor.run_dir), _stays_open(executor)
     counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
-    again = "resume" if executor.session.joint is None else "join"
-    resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, {again}=True) goes on"
-    if executor.session.hold.is_virtual or not loop.plan.goes_on:
+    resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
+    if executor.session.joint is not None:
+        resume = f"; {executor.session.joint.others}"
+    elif executor.session.hold.is_virtual or not loop.plan.goes_on:
         resume = ""  # A rehearsal begins anew.
     if heard is not None:
         call = f"fluid.load({str(result.run_dir)!r}) has what there is{'' if stays_open else resume}"

@@ -230,6 +230,11 @@ class Engine:
         """Whether a trial waits for devices that there are not."""
         return self._core.awaits_devices(self.trials[trial_id])
 
+    def lacks_devices(self, trial_id: str) -> bool:
+        """Whether a trial, wherever it is now, could never start with the devices that there are."""
+        trial = self.trials[trial_id]
+        return self._core.feasibility.awaits(trial.spec.memory, trial.constraint)
+
     def awaited(self, group_id: str) -> tuple[str, ...]:
         """The devices that some trials of a group wait for and that there are not, in words, each once."""
         live = self.groups[group_id].live.values()

@@ -96,7 +96,7 @@ class Membership:
         clock: of this process.
 
     Attributes:
-        shared: the same.
+        shared: the folder.
         folder: the member's own folder.
     """
 

@@ -82,6 +82,8 @@ class LoggerHub:
         self._written = _lines_of(folder)
         #: What was told, each with the lines of results.jsonl that come before it.
         self._told: deque[tuple[int, _Told]] = deque()
+        #: Lines of it that another driver's loggers get: the number before the first, and the last.
+        self._left_out: deque[tuple[int, int]] = deque()
         self._wake = threading.Event()
         self._closing = threading.Event()
         #: How submitted trials ended, and what their submitter said of it, by id; as what they were shown last.
@@ -95,9 +97,15 @@ class LoggerHub:
 
     # -- from the engine's thread --------------------------------------------------------------------------
 
-    def _follow(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        """Notes what the session has just written."""
+    def _follow(self, events: Sequence[Event], commands: Sequence[Command], others: bool) -> None:
+        """Notes what the session has just written; of what ``others`` have run, that it is there."""
         written = self._written
+        if others:
+            lines = sum(command.count for command in commands if type(command) is Report)
+            if lines:
+                self._left_out.append((written, written + lines))
+            self._written = written + lines
+            return
         for event in events:  # First: it says what the end that follows from it is to be called.
             if type(event) is StopRequested or type(event) is TrialForgotten:
                 self._told.append((written, event))
@@ -179,7 +187,10 @@ class LoggerHub:
         for line, trial, result in self._reader.results(written, after=wanted):
             while told and told[0][0] < line:
                 self._tell(told.popleft()[1])
-            if trial is not None and result is not None:
+            while self._left_out and self._left_out[0][1] < line:
+                self._left_out.popleft()
+            is_others = bool(self._left_out) and self._left_out[0][0] < line
+            if trial is not None and result is not None and not is_others:
                 for sink in self._sinks:
                     sink.result(line, trial, result)
             if line % _MOST_AT_ONCE == 0:

@@ -85,10 +85,15 @@ class Elsewhere(Policy):
         self._copied.pop(trial.trial_id, None)
 
     def offered(self, event: TrialOffered) -> None:
-        """Has the state of a trial that no lane keeps copied to disk."""
+        """Has the state of a trial that is at rest saved to disk."""
         trial = self._core.trials.get(event.trial_id)
-        checkpoint = None if trial is None or trial.residence.lane is not None else trial.residence.checkpoint
-        if checkpoint is not None and checkpoint.in_memory:
+        if trial is None or trial.state.holds_devices:
+            return
+        residence = trial.residence
+        if residence.lane is not None:
+            if trial.spec.can_save and not (trial.calls or residence.saving):
+                self._residency.save_out(trial, durable=True)
+        elif (checkpoint := residence.checkpoint) is not None and checkpoint.in_memory:
             self._copied[event.trial_id] = checkpoint
             self._core.commands.append(Persist(event.trial_id, checkpoint))
 

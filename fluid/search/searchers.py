@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.search.samplers import Sampler
-from fluid.search.suggestion import Suggestion
+from fluid.search.study_sampler import StudySampler
+from fluid.search.suggestion import ELSEWHERE, Suggestion
 
 
 class AskLater(Exception):
@@ -71,6 +72,10 @@ class Searcher(Protocol):
     One of a library that knows by itself what it optimizes may have a method ``mode_of(metric)``, too, which returns
     ``"min"``, ``"max"`` or ``None``: it counts where ``fluid.run`` is given no mode, and the metric's name says none.
 
+    Where several drivers work the sweep (``docs/shared_folder.md``), each asks a searcher of its own. One that has a
+    method ``share()`` is told of all configs, those of the others with the token -1; it is called before the first
+    config is asked for, but not in the driver that has begun the sweep.
+
     Example:
         >>> from fluid.search import AskTell, Searcher
         >>> configs = iter([{"x": 1}, {"x": 2}])
@@ -127,8 +132,16 @@ class SamplerSearcher:
     def ask(self) -> Suggestion | None:
         return self._sampler.ask()
 
+    def share(self) -> None:
+        """Suggests other configs than the searcher of the same seed that has begun the sweep."""
+        if isinstance(self._sampler, StudySampler):
+            self._sampler.share()
+
     def tell(self, outcome: SearchOutcome) -> None:
-        self._sampler.tell(outcome.token, outcome.values, failed=outcome.values is None)
+        if outcome.token != ELSEWHERE:
+            self._sampler.tell(outcome.token, outcome.values, failed=outcome.values is None)
+        elif outcome.values is not None and isinstance(self._sampler, StudySampler):
+            self._sampler.learn(outcome.config, outcome.values)
 
 
 class AskTell:

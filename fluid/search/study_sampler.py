@@ -75,6 +75,29 @@ class StudySampler:
         else:
             self._study.tell(trial, list(found))
 
+    def share(self) -> None:
+        """Suggests other configs than a sampler of the same seed and points."""
+        self._points = ()
+        self._study.sampler.reseed_rng()
+
+    def learn(self, config: Mapping[str, Any], values: Sequence[float]) -> None:
+        """Takes what came of a config that another sampler has suggested; of a function's space, nothing.
+
+        Args:
+            config: the config, nested as the space.
+            values: one for each metric.
+        """
+        if not isinstance(self._space, Space):
+            return
+        found = {}
+        for name, domain in self._space.domains.items():
+            value: Any = config
+            for key in self._space.paths[name]:
+                value = value[key]
+            found[name] = _into_optuna(domain, value)
+        trial = optuna.trial.create_trial(params=found, distributions=self._distributions, values=list(values))
+        self._study.add_trial(trial)
+
     def _sample(self, space: Space | ConditionalSpace, point: dict[str, Any], field: str) -> tuple[Any, dict[str, Any]]:
         if isinstance(space, Space):
             fixed = {name: _into_optuna(space.domains[name], point[name]) for name in space.domains if name in point}

@@ -9,6 +9,9 @@ from typing import Any
 
 from fluid.errors import InvalidFieldError, require_number
 
+#: The token of a config that another driver's searcher has suggested.
+ELSEWHERE = -1
+
 
 @dataclass(frozen=True)
 class Suggestion:

@@ -34,6 +34,8 @@ class Alerts:
     ) -> None:
         self._state = state
         self.resumable = resumable
+        #: Who goes on with what is left of a session in a shared folder.
+        self.others = ""
         self._folder = str(folder)
         self._inboxes = inboxes
         #: (group, kind, class of the exception) of the failures that were told.
@@ -71,7 +73,10 @@ class Alerts:
         if dropped and not state.drained:
             trials = "1 trial that had not ended was" if dropped == 1 else f"{dropped} trials that had not ended were"
             further = f"; FluidExecutor.resume({self._folder!r}) goes on with the session" if self.resumable else ""
-            _log.warning("%s dropped%s", trials, further)
+            if self.others:
+                _log.warning("%s left: %s", trials, self.others)
+            else:
+                _log.warning("%s dropped%s", trials, further)
         for group_id, group in state.groups.items():
             states = [state.trials[trial_id].state for trial_id in group.trial_ids]
             failed = states.count(TrialState.FAILED) + group.past[TrialState.FAILED.value]

@@ -241,8 +241,9 @@ class GroupInbox(ChangeWaits):
             if each.process.seeds is not None:
                 self._tracker.take_seeds(trial, each.process.seeds)
 
-    def say(self, trial_id: str, outcome: str | None) -> None:
-        """Takes it how a trial came out, as its submitter says, if that says anything."""
+    def stop(self, trial_id: str, outcome: str | None) -> None:
+        """Takes it that a trial is stopped, and how it came out, if its submitter says anything of that."""
+        self.change(self.group.stop, trial_id)
         self._tracker.say(trial_id, outcome)
 
     def drop(self, trial_id: str, outcome: TrialState | None) -> None:

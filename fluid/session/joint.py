@@ -14,10 +14,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import structs
 
@@ -33,6 +33,7 @@ from fluid.engine.events import (
     FailRequested,
     Failure,
     IteratedElsewhere,
+    ResumeRequested,
     StopRequested,
     TrialHistory,
     TrialMoved,
@@ -72,6 +73,10 @@ from fluid.trialgroup import TrialState
 _log = logger_of("fluid.session")
 #: Seconds to wait for the processes of a driver that was killed to move its checkpoints from memory to disk.
 _PATIENCE_S = 5.0
+#: States of trials that are about to be over for all members.
+_ENDING = (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED)
+#: Of a trial whose member is gone.
+_NO_LEASE = -1
 
 
 class JointSweep(Protocol):
@@ -94,9 +99,30 @@ class JointSweep(Protocol):
         """What to tell the log of so many trials that are ready and are to begin here."""
         ...
 
-    def founded(self, founded: Founded) -> None:
-        """Takes what all members agree on."""
+    def founded(self, founded: Founded, *, is_own: bool) -> None:
+        """Takes what all members agree on.
+
+        Args:
+            founded: what that is.
+            is_own: whether this member has said it.
+        """
         ...
+
+    def rejoined(self) -> None:
+        """This member was taken for dead: what it was about to begin has not begun."""
+        ...
+
+
+class _Early(NamedTuple):
+    """What the log told of a trial before the program came to it.
+
+    Attributes:
+        fact: what it told.
+        trial: the trial as it stood then.
+    """
+
+    fact: Fact
+    trial: JointTrial
 
 
 @dataclass
@@ -106,10 +132,12 @@ class _Group:
     Attributes:
         sweep: begins its trials; ``None`` if the program itself submits them.
         early: what the log told of trials before the program submitted them, by id.
+        unfit: a trial of the sweep for which this member has no devices; empty if it has them.
     """
 
     sweep: JointSweep | None = None
-    early: dict[str, list[Fact]] = field(default_factory=dict)
+    early: dict[str, list[_Early]] = field(default_factory=dict)
+    unfit: str = ""
 
 
 class JointSession:
@@ -120,6 +148,8 @@ class JointSession:
         membership: reads and writes the log.
         now: tells the time, on the clock of the events.
         handle: gives the engine events, at one instant.
+        extend: gives the engine further iterations of a trial, and has waiters wait for it.
+        stop: notes that a submitter stops a trial.
         deliver: writes what trials report to the run folder, and tells who submitted them.
         post: has a call made in the session's thread, from any thread.
         name_of: the name of a group, by its id.
@@ -132,6 +162,8 @@ class JointSession:
         membership: Membership,
         now: Callable[[], float],
         handle: Callable[..., None],
+        extend: Callable[[BudgetExtended], None],
+        stop: Callable[[StopRequested], None],
         deliver: Callable[..., None],
         post: Callable[[Callable[[], None]], None],
         name_of: Callable[[str], str],
@@ -143,6 +175,8 @@ class JointSession:
         self.membership = membership
         self._now = now
         self._handle = handle
+        self._give = extend
+        self._note_stop = stop
         self._deliver = deliver
         self._post = post
         self.log = JointState()
@@ -151,7 +185,13 @@ class JointSession:
         self._has_joined = threading.Event()
         self._groups: dict[str, _Group] = {}
         #: What the log told of groups that the program has not come to.
-        self._early: dict[str, list[Fact]] = {}
+        self._early: dict[str, list[_Early]] = {}
+        #: While the program comes to trials: how they stood when what is done now was told; ``None`` before they began.
+        self._then: dict[str, JointTrial | None] = {}
+        #: Whether what the log tells is being done: what a sweep decides then, it decides in every member.
+        self._applies = False
+        #: Who has told what is being done.
+        self._writer = ""
         #: The trials that run here: id -> lease.
         self._here: dict[str, int] = {}
         #: Those that are to, once their checkpoint is found.
@@ -168,6 +208,8 @@ class JointSession:
         self._stops: dict[str, Event] = {}
         #: Trials that are given up for others, as keys; and those of them of which the log knows.
         self._offered: dict[str, bool] = {}
+        #: How far trials had come when they were given up last, by id: if nobody has taken one, it stays.
+        self._gave: dict[str, int] = {}
         self._wanted = 0
         #: Iterations that this member's program has let trials run in all, by id.
         self._budgets: dict[str, int] = {}
@@ -190,26 +232,31 @@ class JointSession:
         founded = self.log.founded.get(name)
         if founded is None:
             self.membership.post(Founded(name, dict(arguments), tuple(seeds)))
-        early = self._early.pop(name, [])
-        if founded is not None:
-            sweep.founded(founded)
-        for fact in early:
-            self._take(fact)
-        return partial(self._groups.pop, name, None)
+        else:
+            sweep.founded(founded, is_own=False)
+        begun = [known.trial_id for known in self.log.trials.values() if known.group == name]
+        self._catch_up(begun, self._early.pop(name, []))
+        return partial(self._detach, name)
 
     def submitted(self, name: str, trial_ids: Iterable[str]) -> None:
         """The engine knows trials of a group, which are held, and goes on with what the log tells of them."""
         is_new, group = name not in self._groups, self._groups.setdefault(name, _Group())
-        for fact in self._early.pop(name, []):
-            group.early.setdefault(_trial_of(fact), []).append(fact)
+        for early in self._early.pop(name, []):
+            group.early.setdefault(_trial_of(early.fact), []).append(early)
         for trial_id in trial_ids:
-            for fact in group.early.pop(trial_id, []):
-                self._take(fact)
-            known = self.log.trials.get(trial_id)
+            if (told := group.early.pop(trial_id, None)) is not None:
+                self._catch_up([trial_id], told)
+            known = self._known(trial_id)
             if known is None or (known.lease is None and not known.is_over):
                 self._free[trial_id] = None
-            elif known.holder == self.me:
+            elif known.holder == self.me and known.lease is not None:
                 self._go_on(known)
+            if group.sweep is not None:
+                continue
+            if trial_id in self.log.budgets:
+                self._of_trial(Extended(trial_id, self.log.budgets[trial_id]))
+            if trial_id in self.log.stops:
+                self._of_trial(StopAsked(trial_id, self.log.stops[trial_id]))
         if is_new:
             for trial in list(self.log.trials.values()):
                 self._look_left(trial)
@@ -230,12 +277,28 @@ class JointSession:
         """Ids of a group's trials that have not ended, by the log."""
         return [trial.trial_id for trial in self.log.trials.values() if trial.group == name and not trial.ended]
 
-    def forgotten(self, trial_id: str) -> None:
-        """The engine knows a trial that has ended no more."""
-        if (lease := self._here.pop(trial_id, None)) is not None:
-            self.membership.post(Released(trial_id, lease))
-        for names in (self._free, self._stops, self._coming, self._offered, self._ends, self._budgets):
-            names.pop(trial_id, None)
+    def _catch_up(self, trial_ids: Iterable[str], told: Iterable[_Early]) -> None:
+        """Does what the log has told of trials before the program came to them, each as they stood then."""
+        then, applies = self._then, self._applies
+        self._then, self._applies = {**then, **dict.fromkeys(trial_ids)}, True
+        try:
+            for fact, trial in told:
+                self._then[trial.trial_id] = trial
+                self._take(fact)
+        finally:
+            self._then, self._applies = then, applies
+
+    def _known(self, trial_id: str) -> JointTrial | None:
+        """What the log has told of a trial."""
+        return self._then[trial_id] if trial_id in self._then else self.log.trials.get(trial_id)
+
+    def _detach(self, name: str) -> None:
+        """A sweep is over here: others may go on with the trials that this member has of it."""
+        del self._groups[name]
+        for trial_id in list(self._here):
+            record = self._state.trials[trial_id]
+            if self._name_of(record.group_id) == name and record.state not in _ENDING:
+                self._set_aside(trial_id)
 
     def holding(self, specs: Iterable[TrialSpec]) -> list[TrialMoved]:
         """The events by which the engine holds trials, to be handled together with the one that tells of them."""
@@ -254,7 +317,7 @@ class JointSession:
                 continue
             lease = self._here.get(command.trial_id)
             if lease is None:
-                known = self.log.trials.get(command.trial_id)
+                known = self._known(command.trial_id)
                 if isinstance(command, ReportEnd) and (known is None or known.lease is None):
                     self._free.pop(command.trial_id, None)
                     kept.append(command)
@@ -277,7 +340,7 @@ class JointSession:
         trial_id = event.trial_id
         if not self._replicates(group) and trial_id not in self.log.stops and isinstance(event, StopRequested):
             self.membership.post(StopAsked(trial_id, "" if event.outcome is None else event.outcome.value))
-        known = self.log.trials.get(trial_id)
+        known = self._known(trial_id)
         if trial_id in self._here or known is None or known.lease is None:
             return True
         self._stops[trial_id] = event
@@ -296,14 +359,31 @@ class JointSession:
             self.membership.post(Extended(trial_id, budget))
         return max(0, budget - record.progress.budget)
 
+    def forgotten(self, trial_id: str) -> None:
+        """The engine knows a trial no more, which has ended."""
+        if (lease := self._here.get(trial_id)) is not None:
+            self.membership.post(Released(trial_id, lease))
+        for names in (self._here, self._free, self._coming, self._offered, self._gave, self._budgets, self._stops):
+            names.pop(trial_id, None)
+        self._ends.pop(trial_id, None)
+
+    @property
+    def others(self) -> str:
+        """Who goes on with what this member leaves, for people."""
+        return f"the other drivers of {str(self.membership.shared)!r} go on, and so does the same call"
+
+    def is_settled(self, group: str) -> bool:
+        """Whether no other member has a trial of a group that is stopped."""
+        return not any(self._name_of(self._state.trials[trial_id].group_id) == group for trial_id in self._stops)
+
     def leave(self) -> None:
         """Begins and claims nothing any more."""
         self._is_leaving = True
 
     def _replicates(self, group: str) -> bool:
-        """Whether every member stops and extends the trials of a group by itself."""
+        """Whether every member stops and extends the trials of a group by itself, as it does now."""
         found = self._groups.get(group)
-        return found is not None and found.sweep is not None
+        return self._applies and found is not None and found.sweep is not None
 
     # -- from the log --------------------------------------------------------------------------------------
 
@@ -314,7 +394,9 @@ class JointSession:
             for item in items:
                 if isinstance(item, Iterated):  # What was told soonest tells how far the clocks are apart.
                     self._ahead[writer] = min(now - item.at, self._ahead.get(writer, math.inf))
+        self._applies = True
         for number, writer, items in entries:
+            self._writer = writer
             for item in items:
                 if writer == self.me:
                     self._came_back(item)
@@ -323,6 +405,7 @@ class JointSession:
                         self._joined(writer, fact)
                     else:
                         self._take(fact)
+        self._applies = False
         self.look()
 
     def _came_back(self, item: Item) -> None:
@@ -339,6 +422,9 @@ class JointSession:
         self._has_joined.set()
         self._claims.clear()
         self._begins = self._wanted = 0
+        for group in self._groups.values():
+            if group.sweep is not None:
+                group.sweep.rejoined()
 
     def _name_devices(self, name: str, joined: Joined) -> None:
         """Gives another member's devices numbers of their own in this one's files."""
@@ -361,26 +447,24 @@ class JointSession:
         elif isinstance(fact, Founded):
             group = self._groups.get(fact.group)
             if group is not None and group.sweep is not None:
-                group.sweep.founded(fact)
+                group.sweep.founded(fact, is_own=self._writer == self.me)
         elif isinstance(fact, BegunTrial):
             group = self._groups.get(fact.begun.group)
             if group is None or group.sweep is None:
-                self._early.setdefault(fact.begun.group, []).append(fact)
+                self._early.setdefault(fact.begun.group, []).append(_Early(fact, _copy(fact.trial)))
             else:
                 group.sweep.begin(fact.begun.config, is_own=fact.writer == self.me)
+            trial = fact.trial
+            if fact.writer == self.me and trial.trial_id not in self._state.trials and trial.lease is not None:
+                self.membership.post(Released(trial.trial_id, trial.lease))  # The sweep is over here.
         elif not isinstance(fact, Wants):
             self._of_trial(fact)
 
     def _of_trial(self, fact: Any) -> None:
         trial_id = fact.trial_id
-        known = self.log.trials.get(trial_id)
+        known = self._known(trial_id)
         if trial_id not in self._state.trials:
-            name = "" if known is None else known.group
-            group = self._groups.get(name)
-            if group is None:
-                self._early.setdefault(name, []).append(fact)
-            elif group.sweep is None:
-                group.early.setdefault(trial_id, []).append(fact)
+            self._keep(trial_id, fact)
             return
         if isinstance(fact, Claimed):
             self._free.pop(trial_id, None)
@@ -401,10 +485,22 @@ class JointSession:
         elif isinstance(fact, StopAsked):
             outcome = TrialState(fact.outcome) if fact.outcome else None
             event = StopRequested(self._now(), trial_id, outcome=outcome)
+            self._note_stop(event)
             if trial_id in self._here or known is None or known.lease is None:
                 self._handle(event)
             else:
                 self._stops[trial_id] = event
+
+    def _keep(self, trial_id: str, fact: Fact) -> None:
+        """Keeps what the log tells of a trial that the program has not come to."""
+        known = self.log.trials.get(trial_id)
+        if known is None:
+            return  # It was stopped or extended, which is seen when it is submitted.
+        early, group = _Early(fact, _copy(known)), self._groups.get(known.group)
+        if group is None:
+            self._early.setdefault(known.group, []).append(early)
+        elif group.sweep is None:
+            group.early.setdefault(trial_id, []).append(early)
 
     def _iterated(self, fact: Iterated) -> None:
         trial_id = fact.trial_id
@@ -421,7 +517,8 @@ class JointSession:
 
     def _ended(self, fact: Ended) -> None:
         trial_id = fact.trial_id
-        record, known = self._state.trials[trial_id], self.log.trials[trial_id]
+        record, known = self._state.trials[trial_id], self._known(trial_id)
+        assert known is not None
         own = self._ends.get(trial_id)
         is_here = trial_id in self._here and fact.lease == self._here[trial_id]
         failure = Failure(fact.kind, fact.message, fact.traceback) if fact.kind else None
@@ -440,15 +537,16 @@ class JointSession:
         if known.is_over:
             for names in (self._here, self._free, self._stops, self._coming, self._offered, self._ends):
                 names.pop(trial_id, None)
-        # What its submitter said of it is to be with its end.
-        events = [asked] if known.is_over and asked is not None and not is_here else []
-        self._deliver(notice, events=events, others=not is_here)
+            if asked is not None and not is_here:  # What its submitter said of it is to be with its end.
+                self._handle(structs.replace(asked, at=at))
+        self._deliver(notice, others=not is_here)
 
     def _extend(self, fact: Extended) -> None:
         record = self._state.trials[fact.trial_id]
-        if fact.budget > record.progress.budget and not record.progress.finished_early:
-            more = fact.budget - record.progress.budget
-            self._handle(BudgetExtended(self._now(), fact.trial_id, more))
+        more = fact.budget - record.progress.budget
+        is_over = record.state in (TrialState.STOPPED, TrialState.FAILED) or record.progress.finished_early
+        if more > 0 and not is_over:
+            self._give(BudgetExtended(self._now(), fact.trial_id, more))
 
     def _released(self, trial_id: str) -> None:
         if self._here.pop(trial_id, None) is not None:
@@ -465,18 +563,14 @@ class JointSession:
                 self._give_up(trial_id)
             for names in (self._here, self._coming, self._offered, self._sent, self._ends):
                 names.clear()
-        elif gone.is_lost:
-            number = len(gone.trials)
-            trials = f"; others go on with its {number} trial{'' if number == 1 else 's'}" if number else ""
-            _log.warning("driver %s is gone (%s)%s", gone.member, gone.reason, trials)
+        elif gone.is_lost and gone.trials and self.me:  # Else it was before this member joined.
+            trials = "trial" if len(gone.trials) == 1 else f"{len(gone.trials)} trials"
+            _log.warning("driver %s is gone (%s); others go on with its %s", gone.member, gone.reason, trials)
         lost = [number for (name, _), number in self._devices.items() if name == gone.member]
         self._deliver(*[NoteDeviceLost(number, self._now()) for number in lost], others=True)
         for trial_id in gone.trials:
-            if trial_id in self._state.trials:
-                self._free[trial_id] = None
-                self._end_stopped(trial_id)
-            else:
-                self._look_left(self.log.trials[trial_id])
+            self._of_trial(Released(trial_id, _NO_LEASE))
+            self._look_left(self.log.trials[trial_id])
 
     def _end_stopped(self, trial_id: str) -> None:
         """Stops a trial that nobody has any more, if that was asked for: every member does, at this place."""
@@ -506,7 +600,15 @@ class JointSession:
         record = self._state.trials.get(trial_id)
         if record is None or lease is None or lease in (self._coming.get(trial_id), self._here.get(trial_id)):
             return
-        if record.state.ended:
+        group = self._groups.get(known.group)
+        if record.state.ended or group is None:
+            self.membership.post(Released(trial_id, lease))
+            return
+        if self._state.lacks_devices(trial_id):
+            if not group.unfit:
+                text = "trials of %r need %s, which this driver does not have: others run them"
+                _log.warning(text, known.group, record.spec.wanted_devices)
+            group.unfit = trial_id
             self.membership.post(Released(trial_id, lease))
             return
         self._coming[trial_id] = lease
@@ -527,6 +629,9 @@ class JointSession:
         if self._coming.get(trial_id) != lease or known.lease != lease:
             return  # It was lost again meanwhile.
         del self._coming[trial_id]
+        if known.group not in self._groups:
+            self.membership.post(Released(trial_id, lease))
+            return
         self._here[trial_id] = lease
         record = self._state.trials[trial_id]
         self._handle(self._moved(record, known.reported, checkpoint, here=True))
@@ -569,18 +674,24 @@ class JointSession:
             wanted = max(wanted, min(ahead, len(free) + fresh - others))
         if wanted > 0:
             self._ask(free, wanted)
-        self._want(len(idle) if waiting == 0 and not free else 0)
+        is_fit = any(not group.unfit for group in self._groups.values())
+        self._want(len(idle) if waiting == 0 and not free and is_fit else 0)
         self._offer()
 
     def _may_run(self, trial_id: str) -> bool:
         record = self._state.trials.get(trial_id)
-        return record is not None and not record.state.ended and self._name_of(record.group_id) in self._groups
+        if record is None or record.state.ended or self._name_of(record.group_id) not in self._groups:
+            return False
+        return not self._state.lacks_devices(trial_id)
 
     def _ready(self, most: int) -> dict[str, int]:
         """How many trials of each sweep can begin, so many at most."""
         found: dict[str, int] = {}
         for name, group in self._groups.items():
-            if group.sweep is not None and sum(found.values()) < most:
+            if group.unfit and not self._state.lacks_devices(group.unfit):
+                group.unfit = ""
+            may_begin = name in self.log.founded and not group.unfit
+            if group.sweep is not None and may_begin and sum(found.values()) < most:
                 found[name] = group.sweep.ready(most - sum(found.values()))
         return found
 
@@ -614,14 +725,23 @@ class JointSession:
 
     def _offer(self) -> None:
         """Gives up trials that wait here, where others have idle devices; those that were not begun first."""
+        wanted = sum(member.wants for member in self.log.present if member.name != self.me)
         for trial_id, is_told in list(self._offered.items()):
             record = self._state.trials.get(trial_id)
             if record is None or trial_id not in self._here:
                 del self._offered[trial_id]
-            elif not is_told and record.state is TrialState.PAUSED and _is_on_disk(record):
+            elif is_told:
+                continue
+            elif record.state in (TrialState.PAUSED, TrialState.DONE) and (
+                _is_on_disk(record) or not (record.spec.can_save or self._may_run(trial_id))
+            ):
                 self._offered[trial_id] = True
+                self._gave[trial_id] = record.progress.reported
                 self.membership.post(Released(trial_id, self._here[trial_id]))
-        wanted = sum(member.wants for member in self.log.present if member.name != self.me) - len(self._offered)
+            elif not (wanted and record.spec.can_save) and self._may_run(trial_id):  # Then it goes on here.
+                del self._offered[trial_id]
+                self._handle(ResumeRequested(self._now(), trial_id))
+        wanted -= len(self._offered)
         if wanted <= 0 or not len(self._state.queue):
             return
         waiting = [
@@ -629,13 +749,19 @@ class JointSession:
             for trial_id in self._here
             if (record := self._state.trials[trial_id]).state is TrialState.QUEUED
             and trial_id not in self._offered
+            and self._gave.get(trial_id) != record.progress.reported
             and (record.spec.can_save or not record.progress.reported)
         ]
         waiting.sort(key=lambda record: (record.progress.reported, record.trial_id))
         for record in waiting[:wanted]:
-            self._offered[record.trial_id] = False
-            at = self._now()
-            self._handle(TrialSetAside(at, record.trial_id), TrialOffered(at, record.trial_id))
+            self._set_aside(record.trial_id)
+
+    def _set_aside(self, trial_id: str) -> None:
+        """Has a trial leave its devices, and be saved, for another member."""
+        self._offered[trial_id] = False
+        if self._state.trials[trial_id].state is not TrialState.DONE:
+            self._handle(TrialSetAside(self._now(), trial_id))
+        self._handle(TrialOffered(self._now(), trial_id))
 
 
 def joining(output: Output, *, rehearsed: bool) -> Membership | None:
@@ -659,6 +785,10 @@ def joining(output: Output, *, rehearsed: bool) -> Membership | None:
         return Membership(shared)
     except OSError as error:
         raise InvalidFieldError("run_dir", str(shared), f"cannot be used: {error.strerror}") from error
+
+
+def _copy(trial: JointTrial) -> JointTrial:
+    return replace(trial, tenures=[replace(tenure) for tenure in trial.tenures])
 
 
 def _trial_of(fact: Any) -> str:

@@ -25,6 +25,7 @@ from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDrained, Notice, ReportRequest, StopLane, StopTrial, TrialNotice
 from fluid.engine.events import (
     Alarm,
+    BudgetExtended,
     DeviceAdded,
     DeviceDraining,
     Event,
@@ -434,10 +435,15 @@ class Pump:
         if membership is not None:
             membership.hear(self._heard, self._lost_folder)
             self.joint = JointSession(
-                *(state, membership, backend.now, self.handle, self._deliver, self._post),
+                *(state, membership, backend.now, self.handle),
+                extend=lambda event: self.extend(self._inbox_of(event.trial_id), event),
+                stop=lambda event: self._inbox_of(event.trial_id).stop(event.trial_id, event.outcome),
+                deliver=self._deliver,
+                post=self._post,
                 name_of=lambda group_id: self.inboxes[group_id].group.name,
                 left=self._left,
             )
+            self._alerts.others = self.joint.others
         #: What the log tells as the session ends.
         self._last_entries: list[Entry] = []
         self._thread = AwaitedThread("fluid-pump", self._run)
@@ -563,6 +569,20 @@ class Pump:
         self.handle(event, *self.joint.holding(event.trials), accepted=accepted)
         self.joint.submitted(name, ids)
 
+    def extend(self, inbox: GroupInbox, event: BudgetExtended) -> None:
+        """Gives a trial of a group further iterations, and has waiters wait for it again."""
+
+        def accepted() -> None:
+            follow_up = event.follow_up_iterations
+            inbox.change(partial(inbox.group.extend, follow_up_iterations=follow_up), event.trial_id, event.iterations)
+            if not self._state.trials[event.trial_id].state.ended:
+                self.notify(partial(inbox.reopen, event.trial_id))
+
+        self.handle(event, accepted=accepted)
+
+    def _inbox_of(self, trial_id: str) -> GroupInbox:
+        return self.inboxes[self._state.trials[trial_id].group_id]
+
     def _deliver(self, *notices: Notice, events: Sequence[Event] = (), others: bool = False) -> None:
         """Writes and tells what the log of a shared folder tells.
 
@@ -572,7 +592,7 @@ class Pump:
             others: whether it happened to other drivers.
         """
         with self._ending_on_error():
-            self._folder.journal(events, notices, followed=not others)
+            self._folder.journal(events, notices, others=others)
         self._tell((), [notice for notice in notices if isinstance(notice, TrialNotice)])
 
     def _left(self, name: str, trial_id: str) -> None:

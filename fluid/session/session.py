@@ -141,24 +141,12 @@ class GroupRequests:
         """Gives a trial ``budget`` further iterations."""
         inbox = self._inbox
 
-        def accepted() -> None:
-            inbox.change(partial(inbox.group.extend, follow_up_iterations=follow_up_iterations), trial_id, budget)
-            if not self._state.trials[trial_id].state.ended:
-                self._pump.notify(partial(inbox.reopen, trial_id))
-
         def extend() -> None:
             joint = self._pump.joint
             further = budget if joint is None else joint.extends(trial_id, budget, inbox.group.name)
             if further:
-                self._handle(
-                    partial(
-                        BudgetExtended,
-                        trial_id=trial_id,
-                        iterations=further,
-                        follow_up_iterations=follow_up_iterations,
-                    ),
-                    accepted,
-                )
+                at = self.backend.now()
+                self._pump.extend(inbox, BudgetExtended(at, trial_id, further, follow_up_iterations))
 
         self._pump.work(extend)
 
@@ -170,8 +158,7 @@ class GroupRequests:
         event = partial(StopRequested, trial_id=trial_id, outcome=known, now=now)
 
         def accepted() -> None:
-            inbox.change(inbox.group.stop, trial_id)
-            inbox.say(trial_id, outcome)
+            inbox.stop(trial_id, outcome)
 
         self._pump.act(lambda: self._stop(event, accepted))
 
@@ -743,4 +730,6 @@ def save_all(session: Session, deadline_s: float) -> str:
     except FluidError:
         return ""  # It was closed meanwhile.
     saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
+    if session.joint is not None:
+        return f"{saved}; {session.joint.others}"
     return f"{saved}; go on with FluidExecutor.resume({str(session.run_dir)!r})"

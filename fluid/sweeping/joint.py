@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fluid.errors import InvalidFieldError
 from fluid.joint.entries import Begun, Founded
 from fluid.random_state import SeedOrigin
-from fluid.search.suggestion import Suggestion
+from fluid.search.searchers import SearchOutcome
+from fluid.search.suggestion import ELSEWHERE, Suggestion
 from fluid.session.joint import JointSession
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.plan import SweepPlan
@@ -23,8 +26,6 @@ from fluid.sweeping.submitting import SweepTrials
 
 #: How the log names the config that the space, the seed and the points give first.
 _FIRST = "space, seed and points, which give the first config"
-#: The token of a config that another driver's searcher has suggested, and is told of.
-ELSEWHERE = -1
 
 
 class JointStarts:
@@ -84,6 +85,12 @@ class JointStarts:
     def detach(self) -> None:
         """Takes part no more: what has not ended is for the other drivers."""
         self._detach()
+        for suggestion in (*self._ready, *self._told):
+            self._asking.tell(partial(_not_begun, suggestion))
+
+    def is_settled(self) -> bool:
+        """Whether all that the sweep has stopped is known to have ended; called in the session's thread."""
+        return self._session is None or self._session.is_settled(self._plan.name)
 
     @property
     def has_all(self) -> bool:
@@ -99,11 +106,11 @@ class JointStarts:
         if suggestion.budget is not None or suggestion.continues is not None:
             raise InvalidFieldError("join", True, "cannot be with a searcher that decides how far trials run")
         try:
-            json.dumps(suggestion.config)
+            config = json.loads(json.dumps(suggestion.config))  # As the others read it.
         except (TypeError, ValueError):
             reason = "needs a searcher whose configs are JSON: other drivers run them too"
             raise InvalidFieldError("join", True, reason) from None
-        self._ready.append(suggestion)
+        self._ready.append(replace(suggestion, config=config))
         if self._session is not None:
             self._session.look()
 
@@ -152,7 +159,12 @@ class JointStarts:
         if suggestion is not None:
             self._begin(suggestion)
 
-    def founded(self, founded: Founded) -> None:
+    def rejoined(self) -> None:
+        """What was told to the log and has not come back never will: this driver was taken for dead."""
+        self._ready.extendleft(reversed(self._told))
+        self._told.clear()
+
+    def founded(self, founded: Founded, *, is_own: bool) -> None:
         """Checks that all drivers were given the same, and takes the seeds of the first."""
         for name, mine in self._arguments.items():
             theirs = founded.arguments.get(name)
@@ -160,6 +172,9 @@ class JointStarts:
                 reason = f"works the sweep {self._plan.name!r}, of which the first driver says {name}: {theirs}"
                 self._fail(InvalidFieldError("join", True, f"{reason}; this call says {mine}"))
                 return
+        share = getattr(self._plan.searcher, "share", None)
+        if not is_own and callable(share):
+            share()
         if len(founded.seeds) > 1:
             *states, salt = founded.seeds
             self._trials.seed_origin = SeedOrigin(tuple(map(bytes.fromhex, states)), salt)
@@ -180,6 +195,10 @@ class JointStarts:
         if self._first is not None:
             found[_FIRST] = json.dumps(self._first.config, default=lambda value: type(value).__qualname__)
         return found
+
+
+def _not_begun(suggestion: Suggestion) -> SearchOutcome:
+    return SearchOutcome(token=suggestion.token, config=suggestion.config, values=None, state="STOPPED", iteration=0)
 
 
 __all__ = ["JointStarts"]

@@ -20,13 +20,13 @@ from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
-from fluid.search.suggestion import Suggestion
+from fluid.search.suggestion import ELSEWHERE, Suggestion
 from fluid.session.joint import JointSession
 from fluid.session.listeners import LimitReachedError, TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.closing import SweepClosing
-from fluid.sweeping.joint import ELSEWHERE, JointStarts
+from fluid.sweeping.joint import JointStarts
 from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
 from fluid.sweeping.reported import SweepMetrics
 from fluid.sweeping.resuming import EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
@@ -39,6 +39,8 @@ from fluid.trialgroup import Trial, TrialState
 _CHUNK = 1024
 #: Seconds between two looks at trials that are to rest.
 _REST_LOOK_S = 0.05
+#: Seconds between two looks whether other drivers have stopped their trials of a sweep that is over.
+_SETTLE_LOOK_S = 0.02
 #: States in which a trial ends that the sweep has stopped: it may fail before it hears of that.
 _TOLD = frozenset({TrialState.STOPPED.value, TrialState.FAILED.value})
 
@@ -103,6 +105,8 @@ class SweepLoop(TrialListener):
             self._work.start(partial(self._guard, self._fill if earlier is None else partial(self._go_on, earlier)))
         try:
             self._await_end()
+            while self._joint is not None and self._error is None and not executor.session.do(self._joint.is_settled):
+                self._asking.run_errand(_SETTLE_LOOK_S)
         finally:
             if self._joint is not None:
                 with suppress(FluidError):  # The session has ended.
@@ -396,7 +400,8 @@ class SweepLoop(TrialListener):
         self._tell(trial, TrialState.PAUSED.value, trial.values)
 
     def _tell(self, trial: SweepTrial, state: str, values: tuple[float, ...] | None) -> None:
-        if not trial.is_told and trial.suggestion.token != ELSEWHERE:
+        is_elsewhere = trial.suggestion.token == ELSEWHERE
+        if not trial.is_told and (not is_elsewhere or callable(getattr(self.plan.searcher, "share", None))):
             trial.is_told = True
             self._asking.tell(trial.outcome(state, values, with_metrics=self.plan.learns))
 
@@ -501,7 +506,8 @@ class SweepLoop(TrialListener):
 
     @property
     def _can_rest(self) -> bool:
-        return self.plan.goes_on and not self.trials.executor.session.hold.is_virtual
+        goes_on = self.plan.goes_on or self._joint is not None  # Other drivers go on.
+        return goes_on and not self.trials.executor.session.hold.is_virtual
 
     def _look_at_rest(self) -> None:
         """Ends the sweep once nothing is under way but trials that rest: no event tells of these."""

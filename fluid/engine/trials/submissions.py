@@ -282,6 +282,10 @@ class UserPauses(Policy):
         #: Held trials that are not PAUSED yet, by row. Read at every instant.
         self.under_way: dict[int, TrialRecord] = {}
 
+    def forgotten(self, trial: TrialRecord) -> None:
+        """Knows it no more."""
+        self.under_way.pop(trial.row, None)
+
     def check_pause(self, event: PauseRequested | TrialSetAside, claims: Claims) -> None:
         """Refuses to pause a trial that has ended."""
         trial = self._core.require_known(event.trial_id)

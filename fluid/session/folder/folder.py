@@ -191,8 +191,8 @@ _BATCH = 256
 
 T = TypeVar("T")
 
-#: Is told what happened, and what the engine decided.
-Follower = Callable[[Sequence[Event], Sequence[Command]], None]
+#: Is told what happened, what the engine decided, and whether another driver has run it.
+Follower = Callable[[Sequence[Event], Sequence[Command], bool], None]
 
 
 class RunFolder:
@@ -380,8 +380,8 @@ class RunFolder:
         """Calls ``follower`` from now on, in the session's thread, after what happened was written."""
         self._followers.append(follower)
 
-    def journal(self, events: Sequence[Event], commands: Sequence[Command], *, followed: bool = True) -> None:
-        """Writes what happened and what the engine decided; what is not ``followed`` is told to no follower."""
+    def journal(self, events: Sequence[Event], commands: Sequence[Command], *, others: bool = False) -> None:
+        """Writes what happened and what the engine decided; ``others`` is whether another driver has run it."""
         reports = [command for command in commands if isinstance(command, Report)]
         if reports:
             _append_lines(self._results, (line for report in reports for line in _result_lines(report, self.shift)))
@@ -395,8 +395,8 @@ class RunFolder:
             elif (entry := encode(item)) is not None:
                 entries.append(self._timed(entry))
         self._append_entries(entries)
-        for follower in self._followers if followed else ():
-            follower(events, commands)
+        for follower in self._followers:
+            follower(events, commands, others)
 
     def _append_entries(self, entries: list[dict[str, Any]]) -> None:
         if entries:

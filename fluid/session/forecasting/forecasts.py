@@ -71,7 +71,7 @@ class ForecastLog:
         self._next_at = 0.0
         folder.follow(self._follow)
 
-    def _follow(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
+    def _follow(self, events: Sequence[Event], commands: Sequence[Command], others: bool) -> None:
         now = self._now()
         if self._began is None:
             self._began = self._next_at = now
