@@ -148,6 +148,7 @@ class JointState:
         begun: how many trials of each sweep have begun, by its name.
         budgets: iterations that submitters have let trials run in all, by id.
         stops: ids of trials that are to run no further, with the outcome.
+        pace_s: seconds that an iteration took in the mean, so far; 0 before the first.
     """
 
     def __init__(self) -> None:
@@ -157,6 +158,8 @@ class JointState:
         self.begun: dict[str, int] = {}
         self.budgets: dict[str, int] = {}
         self.stops: dict[str, str] = {}
+        self.pace_s = 0.0
+        self._paces = 0
 
     @property
     def present(self) -> list[Member]:
@@ -240,6 +243,8 @@ class JointState:
             if item.iteration - len(item.metrics) == trial.reported and item.metrics:
                 trial.reported = trial.tenures[-1].reported = item.iteration
                 trial.ended, trial.losses, trial.runs, trial.pace_s = "", 0, True, item.seconds[-1]
+                self._paces += 1
+                self.pace_s += (trial.pace_s - self.pace_s) / self._paces
                 yield item
         elif isinstance(item, Ended):
             trial.ended, trial.by_itself, trial.runs = item.state, item.by_itself, False

@@ -196,8 +196,10 @@ class JointSession:
         self._here: dict[str, int] = {}
         #: Those that are to, once their checkpoint is found.
         self._coming: dict[str, int] = {}
-        #: Known trials that nobody has, as keys.
+        #: Known trials that nobody has, as keys; and these in the order in which they are asked for, the last first,
+        #: ``None`` if that is not known.
         self._free: dict[str, None] = {}
+        self._order: list[str] | None = None
         #: What was told to the log and has not come back: reports by trial and iteration, and ends by trial.
         self._sent: dict[tuple[str, int], Report] = {}
         self._ends: dict[str, deque[ReportEnd]] = {}
@@ -224,14 +226,19 @@ class JointSession:
 
     # -- from the session ----------------------------------------------------------------------------------
 
-    def attach(
-        self, name: str, sweep: JointSweep, arguments: Mapping[str, str], seeds: Sequence[str]
-    ) -> Callable[[], object]:
-        """Has a sweep begin its trials as the log says; returns what ends that."""
+    def attach(self, sweep: JointSweep, founds: Founded, begins: Sequence[Begun]) -> Callable[[], object]:
+        """Has a sweep begin its trials as the log says; returns what ends that.
+
+        Args:
+            sweep: the sweep.
+            founds: what is told where no member has begun it.
+            begins: its trials that begin then, for any member.
+        """
+        name = founds.group
         self._groups[name] = _Group(sweep)
         founded = self.log.founded.get(name)
         if founded is None:
-            self.membership.post(Founded(name, dict(arguments), tuple(seeds)))
+            self.membership.post(founds, *begins)
         else:
             sweep.founded(founded, is_own=False)
         begun = [known.trial_id for known in self.log.trials.values() if known.group == name]
@@ -248,7 +255,7 @@ class JointSession:
                 self._catch_up([trial_id], told)
             known = self._known(trial_id)
             if known is None or (known.lease is None and not known.is_over):
-                self._free[trial_id] = None
+                self._set_free(trial_id)
             elif known.holder == self.me and known.lease is not None:
                 self._go_on(known)
             if group.sweep is not None:
@@ -260,6 +267,9 @@ class JointSession:
         if is_new:
             for trial in list(self.log.trials.values()):
                 self._look_left(trial)
+
+    def _set_free(self, trial_id: str) -> None:
+        self._free[trial_id], self._order = None, None
 
     def _look_left(self, trial: JointTrial) -> None:
         """Tells of a trial that nobody has and that is to go on, where this member's program has not submitted it."""
@@ -295,6 +305,8 @@ class JointSession:
     def _detach(self, name: str) -> None:
         """A sweep is over here: others may go on with the trials that this member has of it."""
         del self._groups[name]
+        for trial_id in [one for one in self._free if self._name_of(self._state.trials[one].group_id) == name]:
+            del self._free[trial_id]
         for trial_id in list(self._here):
             record = self._state.trials[trial_id]
             if self._name_of(record.group_id) == name and record.state not in _ENDING:
@@ -351,6 +363,7 @@ class JointSession:
 
         Where each member's program extends a trial by itself, as all do the same, the first one counts.
         """
+        self._order = None
         if self._replicates(group) or (record := self._state.trials.get(trial_id)) is None:
             return by
         budget = self._budgets.get(trial_id, record.spec.budget) + by
@@ -411,7 +424,7 @@ class JointSession:
     def _came_back(self, item: Item) -> None:
         if isinstance(item, Claimed):
             self._claims.discard(item.trial_id)
-        elif isinstance(item, Begun):
+        elif isinstance(item, Begun) and not item.is_free:
             self._begins -= 1
 
     def _joined(self, name: str, joined: Joined) -> None:
@@ -506,9 +519,10 @@ class JointSession:
         trial_id = fact.trial_id
         own = self._sent.pop((trial_id, fact.iteration), None) if trial_id in self._here else None
         if own is None:
-            member = self.log.members[self.log.trials[trial_id].tenures[-1].member]
-            devices = tuple([self._devices.get((member.name, device), 0) for device in fact.device_ids])
-            at = fact.at + self._ahead[member.name]
+            tenures = self.log.trials[trial_id].tenures  # What is told late may be of an earlier one.
+            member = next(tenure.member for tenure in tenures if tenure.lease == fact.lease)
+            devices = tuple([self._devices.get((member, device), 0) for device in fact.device_ids])
+            at = fact.at + self._ahead[member]
             report = _report(fact, self._state.trials[trial_id].group_id, at, devices)
             self._handle(IteratedElsewhere(self._now(), trial_id, fact.iteration))
             self._deliver(report, others=True)
@@ -551,7 +565,7 @@ class JointSession:
     def _released(self, trial_id: str) -> None:
         if self._here.pop(trial_id, None) is not None:
             self._give_up(trial_id)
-        self._free[trial_id] = None
+        self._set_free(trial_id)
         self._end_stopped(trial_id)
 
     def _gone(self, gone: Gone) -> None:
@@ -660,22 +674,21 @@ class JointSession:
         """Asks for trials if there are devices for them, and gives up such as wait for others' idle devices."""
         if not self.me or self._is_leaving or self._state.drained:
             return
-        idle = [device for device in self._state.occupancy.idle_since if not self._state.occupancy.is_closed(device)]
+        idle = sum(not self._state.occupancy.is_closed(device) for device in self._state.occupancy.idle_since)
         waiting = len(self._state.queue) + len(self._state.arrivals) + len(self._coming)
         waiting += len(self._claims) + self._begins
-        free = [trial_id for trial_id in self._free if trial_id not in self._claims and self._may_run(trial_id)]
+        free = len(self._free) - len(self._claims)
         present = [member for member in self.log.present if member.name != self.me]
         others = sum(len(member.joined.devices) for member in present)
-        wanted = len(idle) - waiting
+        wanted = idle - waiting
         if not any(member.wants for member in present):
             # Trials that wait here let the engine pack, and start at once; the last ones are for who is idle first.
             ahead = len(self._state.devices) * self._state.estimates.max_packing - waiting
-            fresh = sum(self._ready(ahead + others - len(free)).values()) if ahead > 0 else 0
-            wanted = max(wanted, min(ahead, len(free) + fresh - others))
-        if wanted > 0:
-            self._ask(free, wanted)
+            fresh = sum(self._ready(ahead + others - free).values()) if ahead > 0 else 0
+            wanted = max(wanted, min(ahead, free + fresh - others))
+        asked = self._ask(wanted) if wanted > 0 else 0
         is_fit = any(not group.unfit for group in self._groups.values())
-        self._want(len(idle) if waiting == 0 and not free and is_fit else 0)
+        self._want(idle if waiting + asked == 0 and is_fit else 0)
         self._offer()
 
     def _may_run(self, trial_id: str) -> bool:
@@ -695,17 +708,12 @@ class JointSession:
                 found[name] = group.sweep.ready(most - sum(found.values()))
         return found
 
-    def _ask(self, free: list[str], wanted: int) -> None:
-        """Asks the log for so many trials."""
-        # Those that came furthest first; members that ask at once ask for different ones.
-        place = sum(member.number < self.log.members[self.me].number for member in self.log.present)
-        among = len(self.log.present)
-        free.sort(key=lambda trial_id: (-self._reported(trial_id), trial_id))
-        chosen = [*free[place::among], *(one for start in range(among) if start != place for one in free[start::among])]
-        items: list[Item] = []
-        for trial_id in chosen[:wanted]:
-            self._claims.add(trial_id)
-            items.append(Claimed(self._name_of(self._state.trials[trial_id].group_id), trial_id))
+    def _ask(self, wanted: int) -> int:
+        """Asks the log for so many trials; returns for how many there are."""
+        items: list[Item] = [
+            Claimed(self._name_of(self._state.trials[trial_id].group_id), trial_id) for trial_id in self._chosen(wanted)
+        ]
+        self._claims.update(item.trial_id for item in items if isinstance(item, Claimed))
         for name, number in self._ready(wanted - len(items)).items():
             sweep = self._groups[name].sweep
             begun = [] if sweep is None else sweep.begins(number)
@@ -713,10 +721,30 @@ class JointSession:
             items += begun
         if items:
             self.membership.post(*items)
+        return len(items)
 
-    def _reported(self, trial_id: str) -> int:
-        known = self.log.trials.get(trial_id)
-        return 0 if known is None else known.reported
+    def _chosen(self, wanted: int) -> list[str]:
+        """The trials to ask for; members that ask at once ask for different ones."""
+        if self._order is None:
+            self._order = sorted(self._free, key=self._left_s)
+        among = len(self.log.present)
+        first: list[str] = []
+        for trial_id in reversed(self._order):
+            if len(first) == wanted * among:
+                break
+            if trial_id in self._free and trial_id not in self._claims and self._may_run(trial_id):
+                first.append(trial_id)
+        place = sum(member.number < self.log.members[self.me].number for member in self.log.present)
+        mine = first[place::among]
+        return [*mine, *(trial_id for trial_id in first if trial_id not in mine)][:wanted]
+
+    def _left_s(self, trial_id: str) -> tuple[float, str]:
+        """Seconds that a trial is to run still, as far as is known: those that take longest start first."""
+        known, record = self.log.trials.get(trial_id), self._state.trials.get(trial_id)
+        if record is None:
+            return 0.0, trial_id
+        reported, pace_s = (0, 0.0) if known is None else (known.reported, known.pace_s)
+        return (record.progress.budget - reported) * (pace_s or self.log.pace_s or 1.0), trial_id
 
     def _want(self, devices: int) -> None:
         if devices != self._wanted:

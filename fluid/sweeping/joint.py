@@ -23,6 +23,7 @@ from fluid.session.joint import JointSession
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.plan import SweepPlan
 from fluid.sweeping.submitting import SweepTrials
+from fluid.sweeping.under_way import begin_together
 
 #: How the log names the config that the space, the seed and the points give first.
 _FIRST = "space, seed and points, which give the first config"
@@ -77,9 +78,12 @@ class JointStarts:
         if not self._plan.learns:
             self._first = self._asking.ask_now()
         self._arguments = self._said()
-        origin = self._trials.seed_origin
+        origin, plan = self._trials.seed_origin, self._plan
         seeds = (*(state.hex() for state in origin.states), origin.salt)
-        self._detach = session.attach(self._plan.name, self, self._arguments, seeds)
+        # Those that begin together in one driver do so here: what takes longest is to start first.
+        together = plan.samples if begin_together(plan) else None
+        begins = [Begun(plan.name, None, plan.samples, is_free=True)] * (together or 0)
+        self._detach = session.attach(self, Founded(plan.name, self._arguments, seeds), begins)
         session.look()
 
     def detach(self) -> None:

@@ -37,11 +37,15 @@ def most_under_way(plan: SweepPlan, devices: int, *, in_rounds: bool) -> int | N
         return plan.under_way
     if plan.learns:
         return devices + 1
-    if in_rounds and plan.samples is not None:
+    if begin_together(plan) or (in_rounds and plan.samples is not None):
         return None
-    if plan.algorithm == "asha" or plan.samples is None:
-        return devices * (_PER_DEVICE_FUSIBLE if is_fusible(plan.trainable) else _PER_DEVICE)
-    return None
+    return devices * (_PER_DEVICE_FUSIBLE if is_fusible(plan.trainable) else _PER_DEVICE)
+
+
+def begin_together(plan: SweepPlan) -> bool:
+    """Whether all trials of a sweep are under way from its beginning, also where they do not advance in rounds."""
+    is_limited = plan.under_way is not None or plan.samples is None
+    return not (is_limited or plan.learns or plan.algorithm == "asha")
 
 
 class UnderWay:
