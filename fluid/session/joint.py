@@ -206,7 +206,7 @@ class JointSession:
         #: What was asked for and has not come back: trials by id, and how many are to begin.
         self._claims: set[str] = set()
         self._begins = 0
-        #: Trials of other members that are to be stopped once those have told how they ended.
+        #: Stops of trials that members have, by id, until those have told how they ended.
         self._stops: dict[str, Event] = {}
         #: Trials that are given up for others, as keys; and those of them of which the log knows.
         self._offered: dict[str, bool] = {}
@@ -353,10 +353,10 @@ class JointSession:
         if not self._replicates(group) and trial_id not in self.log.stops and isinstance(event, StopRequested):
             self.membership.post(StopAsked(trial_id, "" if event.outcome is None else event.outcome.value))
         known = self._known(trial_id)
-        if trial_id in self._here or known is None or known.lease is None:
+        if known is None or known.lease is None:
             return True
         self._stops[trial_id] = event
-        return self._state.trials[trial_id].state is TrialState.DONE
+        return trial_id in self._here or self._state.trials[trial_id].state is TrialState.DONE
 
     def extends(self, trial_id: str, by: int, group: str) -> int:
         """A submitter gives a trial further iterations; returns how many the engine is to give it.
@@ -386,7 +386,7 @@ class JointSession:
         return f"the other drivers of {str(self.membership.shared)!r} go on, and so does the same call"
 
     def is_settled(self, group: str) -> bool:
-        """Whether no other member has a trial of a group that is stopped."""
+        """Whether all that was stopped of a group has ended."""
         return not any(self._name_of(self._state.trials[trial_id].group_id) == group for trial_id in self._stops)
 
     def leave(self) -> None:
@@ -499,10 +499,10 @@ class JointSession:
             outcome = TrialState(fact.outcome) if fact.outcome else None
             event = StopRequested(self._now(), trial_id, outcome=outcome)
             self._note_stop(event)
+            if known is not None and known.lease is not None:
+                self._stops[trial_id] = event
             if trial_id in self._here or known is None or known.lease is None:
                 self._handle(event)
-            else:
-                self._stops[trial_id] = event
 
     def _keep(self, trial_id: str, fact: Fact) -> None:
         """Keeps what the log tells of a trial that the program has not come to."""
@@ -649,7 +649,7 @@ class JointSession:
         self._here[trial_id] = lease
         record = self._state.trials[trial_id]
         self._handle(self._moved(record, known.reported, checkpoint, here=True))
-        if (event := self._stops.pop(trial_id, None)) is not None:
+        if (event := self._stops.get(trial_id)) is not None:
             self._handle(structs.replace(event, at=self._now()))
         self.look()
 
