@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import structs
@@ -75,6 +76,11 @@ _log = logger_of("fluid.session")
 _PATIENCE_S = 5.0
 #: States of trials that are about to be over for all members.
 _ENDING = (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED)
+#: Seconds in which a device may be free soon; and how many times what a trial's move takes it waits here before others
+#: may run it.
+_SOON_S, _PATIENT = 0.5, 4.0
+#: Seconds for which no trials are taken to be packed after some had waited for that.
+_UNPACKED_S = 10.0
 #: Of a trial whose member is gone.
 _NO_LEASE = -1
 
@@ -213,6 +219,9 @@ class JointSession:
         #: How far trials had come when they were given up last, by id: if nobody has taken one, it stays.
         self._gave: dict[str, int] = {}
         self._wanted = 0
+        #: Since when trials wait here, by id; and when trials are taken for packing again.
+        self._queued_at: dict[str, float] = {}
+        self._packs_at = -math.inf
         #: Iterations that this member's program has let trials run in all, by id.
         self._budgets: dict[str, int] = {}
         #: The numbers of other members' devices in this one's files, by name and number there.
@@ -682,14 +691,32 @@ class JointSession:
         others = sum(len(member.joined.devices) for member in present)
         wanted = idle - waiting
         if not any(member.wants for member in present):
-            # Trials that wait here let the engine pack, and start at once; the last ones are for who is idle first.
-            ahead = len(self._state.devices) * self._state.estimates.max_packing - waiting
+            # Trials that wait here start at once, or are packed; the last ones are for who is idle first.
+            ahead = self._soon - waiting
             fresh = sum(self._ready(ahead + others - free).values()) if ahead > 0 else 0
             wanted = max(wanted, min(ahead, free + fresh - others))
         asked = self._ask(wanted) if wanted > 0 else 0
         is_fit = any(not group.unfit for group in self._groups.values())
         self._want(idle if waiting + asked == 0 and is_fit else 0)
         self._offer()
+
+    @property
+    def _soon(self) -> int:
+        """How many trials may start here soon: beside those that run, or as they end."""
+        devices, packed = len(self._state.devices), self._state.estimates.max_packing
+        if packed > 1 and self._now() >= self._packs_at:
+            return devices * packed
+        return sum(self._left_s(record) <= _SOON_S for record in self._running)
+
+    @property
+    def _running(self) -> list[TrialRecord]:
+        found = (self._state.trials.by_row.get(row) for row in self._state.occupancy.held)
+        return [record for record in found if record is not None]
+
+    def _left_s(self, record: TrialRecord) -> float:
+        """Seconds until a trial that runs here has come to its budget, as far as is known."""
+        pace_s = record.pace.seconds or self.log.pace_s
+        return record.progress.left * pace_s if pace_s else math.inf
 
     def _may_run(self, trial_id: str) -> bool:
         record = self._state.trials.get(trial_id)
@@ -726,7 +753,7 @@ class JointSession:
     def _chosen(self, wanted: int) -> list[str]:
         """The trials to ask for; members that ask at once ask for different ones."""
         if self._order is None:
-            self._order = sorted(self._free, key=self._left_s)
+            self._order = sorted(self._free, key=self._urgency)
         among = len(self.log.present)
         first: list[str] = []
         for trial_id in reversed(self._order):
@@ -738,13 +765,14 @@ class JointSession:
         mine = first[place::among]
         return [*mine, *(trial_id for trial_id in first if trial_id not in mine)][:wanted]
 
-    def _left_s(self, trial_id: str) -> tuple[float, str]:
-        """Seconds that a trial is to run still, as far as is known: those that take longest start first."""
+    def _urgency(self, trial_id: str) -> tuple[float, int]:
+        """Those start first after which most follows, later rungs included, and of equal ones the first to begin."""
         known, record = self.log.trials.get(trial_id), self._state.trials.get(trial_id)
         if record is None:
-            return 0.0, trial_id
+            return 0.0, 0
         reported, pace_s = (0, 0.0) if known is None else (known.reported, known.pace_s)
-        return (record.progress.budget - reported) * (pace_s or self.log.pace_s or 1.0), trial_id
+        left = record.progress.budget - reported + record.progress.follow_up_iterations
+        return left * (pace_s or self.log.pace_s or 1.0), -record.row
 
     def _want(self, devices: int) -> None:
         if devices != self._wanted:
@@ -766,23 +794,40 @@ class JointSession:
                 self._offered[trial_id] = True
                 self._gave[trial_id] = record.progress.reported
                 self.membership.post(Released(trial_id, self._here[trial_id]))
-            elif not (wanted and record.spec.can_save) and self._may_run(trial_id):  # Then it goes on here.
+            elif (
+                not (wanted and record.spec.can_save) and self._may_run(trial_id) and self._is_idle
+            ):  # It goes on here.
                 del self._offered[trial_id]
                 self._handle(ResumeRequested(self._now(), trial_id))
-        wanted -= len(self._offered)
-        if wanted <= 0 or not len(self._state.queue):
-            return
-        waiting = [
-            record
-            for trial_id in self._here
-            if (record := self._state.trials[trial_id]).state is TrialState.QUEUED
-            and trial_id not in self._offered
-            and self._gave.get(trial_id) != record.progress.reported
-            and (record.spec.can_save or not record.progress.reported)
-        ]
-        waiting.sort(key=lambda record: (record.progress.reported, record.trial_id))
-        for record in waiting[:wanted]:
-            self._set_aside(record.trial_id)
+        waiting = self._waiting()
+        overdue = sum(waits_s > self._patience_s(trial_id) for trial_id, waits_s in waiting.items())
+        if overdue:
+            self._packs_at = self._now() + _UNPACKED_S
+        for trial_id in sorted(waiting, key=self._urgency)[: max(wanted - len(self._offered), overdue)]:
+            record = self._state.trials[trial_id]
+            if self._gave.get(trial_id) != record.progress.reported and (
+                record.spec.can_save or not record.progress.reported
+            ):
+                self._set_aside(trial_id)
+
+    def _waiting(self) -> dict[str, float]:
+        """For how many seconds trials have waited here that others might run, by id."""
+        now, before, self._queued_at = self._now(), self._queued_at, {}
+        if not len(self._state.queue) or len(self.log.present) < 2:
+            return {}
+        for trial_id in self._here:
+            if self._state.trials[trial_id].state is TrialState.QUEUED and trial_id not in self._offered:
+                self._queued_at[trial_id] = before.get(trial_id, now)
+        return {trial_id: now - at for trial_id, at in self._queued_at.items()}
+
+    def _patience_s(self, trial_id: str) -> float:
+        """Seconds for which a trial waits here before it is for others: some times what its move takes."""
+        saves = self._state.estimates.of_key(self._state.trials[trial_id]).saves
+        return max(_SOON_S, _PATIENT * median(saves) if saves else 0.0)
+
+    @property
+    def _is_idle(self) -> bool:
+        return bool(self._state.occupancy.idle_since) and not len(self._state.queue)
 
     def _set_aside(self, trial_id: str) -> None:
         """Has a trial leave its devices, and be saved, for another member."""
