@@ -43,6 +43,7 @@ from fluid.engine.events import (
     TrialSpec,
 )
 from fluid.engine.records import TrialRecord
+from fluid.engine.tuning import OVERTAKES
 from fluid.errors import InvalidFieldError
 from fluid.joint.entries import (
     Begun,
@@ -206,6 +207,8 @@ class JointSession:
         #: ``None`` if that is not known.
         self._free: dict[str, None] = {}
         self._order: list[str] | None = None
+        #: Seconds of the longest of them after which further rungs come.
+        self._longest_s = math.inf
         #: What was told to the log and has not come back: reports by trial and iteration, and ends by trial.
         self._sent: dict[tuple[str, int], Report] = {}
         self._ends: dict[str, deque[ReportEnd]] = {}
@@ -695,6 +698,8 @@ class JointSession:
             ahead = self._soon - waiting
             fresh = sum(self._ready(ahead + others - free).values()) if ahead > 0 else 0
             wanted = max(wanted, min(ahead, free + fresh - others))
+        if wanted <= 0 and not waiting and free > 0 and present:
+            wanted = self._preempt()
         asked = self._ask(wanted) if wanted > 0 else 0
         is_fit = any(not group.unfit for group in self._groups.values())
         self._want(idle if waiting + asked == 0 and is_fit else 0)
@@ -753,6 +758,9 @@ class JointSession:
     def _chosen(self, wanted: int) -> list[str]:
         """The trials to ask for; members that ask at once ask for different ones."""
         if self._order is None:
+            records = (self._state.trials.get(trial_id) for trial_id in self._free)
+            led = [record for record in records if record is not None and record.progress.follow_up_iterations]
+            self._longest_s = max(map(self._path_s, led), default=math.inf)
             self._order = sorted(self._free, key=self._urgency)
         among = len(self.log.present)
         first: list[str] = []
@@ -765,14 +773,46 @@ class JointSession:
         mine = first[place::among]
         return [*mine, *(trial_id for trial_id in first if trial_id not in mine)][:wanted]
 
-    def _urgency(self, trial_id: str) -> tuple[float, int]:
-        """Those start first after which most follows, later rungs included, and of equal ones the first to begin."""
-        known, record = self.log.trials.get(trial_id), self._state.trials.get(trial_id)
+    def _urgency(self, trial_id: str) -> tuple[bool, float, int]:
+        """Those start first after which most follows, later rungs included, and of equal ones the first to begin.
+
+        A rung waits for the last of its trials: they go before those after which none comes, unless these are longer.
+        """
+        record = self._state.trials.get(trial_id)
         if record is None:
-            return 0.0, 0
-        reported, pace_s = (0, 0.0) if known is None else (known.reported, known.pace_s)
-        left = record.progress.budget - reported + record.progress.follow_up_iterations
-        return left * (pace_s or self.log.pace_s or 1.0), -record.row
+            return False, 0.0, 0
+        path_s = self._path_s(record)
+        leads = record.progress.follow_up_iterations > 0 or path_s > OVERTAKES * self._longest_s
+        return leads, path_s, -record.row
+
+    def _path_s(self, record: TrialRecord) -> float:
+        """Seconds of what begins with a trial; the pace of what follows in later rungs, of other trials, is a guess."""
+        known, progress = self.log.trials.get(record.trial_id), record.progress
+        done = max(progress.done, 0 if known is None else known.reported)
+        mean_s = self.log.pace_s or 1.0
+        pace_s = record.pace.seconds or (0.0 if known is None else known.pace_s) or mean_s
+        return max(0, progress.budget - done) * pace_s + progress.follow_up_iterations * mean_s
+
+    def _preempt(self) -> int:
+        """Gives up a trial that runs for one that nobody runs, and that ends later; returns how many.
+
+        So no device is left with a long trial at the end, while the others have nothing to run.
+        """
+        chosen = self._chosen(1)
+        running = [record for record in self._running if record.state is TrialState.RUNNING and record.spec.can_save]
+        if not chosen or not running or any(not told for told in self._offered.values()):
+            return 0
+        first = self._state.trials[chosen[0]]
+        last = min(running, key=lambda record: self._urgency(record.trial_id))
+        are_few = len(self._free) <= sum(len(member.joined.devices) for member in self.log.present)
+        leads = first.progress.follow_up_iterations > 0 and not last.progress.follow_up_iterations
+        gain_s = self._path_s(first) - OVERTAKES * self._path_s(last)
+        if not (are_few or leads) or gain_s < 2.0 * self._patience_s(last.trial_id):
+            return 0
+        if last.trial_id not in self._here or self._gave.get(last.trial_id) == last.progress.reported:
+            return 0
+        self._set_aside(last.trial_id)
+        return 1
 
     def _want(self, devices: int) -> None:
         if devices != self._wanted:
