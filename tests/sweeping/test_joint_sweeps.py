@@ -175,11 +175,11 @@ def test_each_ends_by_its_own_time_budget_and_others_go_on(tmp_path: Path) -> No
 
 def test_all_leave_by_time_and_the_same_call_goes_on(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    options = {"samples": 12, "budget": 27}
+    options = {"samples": 48, "budget": 27}
     first = together(*[run(shared, time_budget_s=1.0, **options)] * 2)
     assert [result.state for result in first] == ["UNFINISHED"] * 2
     found = together(*[run(shared, **options)] * 2)
-    assert outcome(found[0]) == outcome(found[1]) and len(found[0].trials) == 12
+    assert outcome(found[0]) == outcome(found[1]) and len(found[0].trials) == 48
     assert [result.state for result in found] == ["DONE"] * 2
 
 
