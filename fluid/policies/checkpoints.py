@@ -22,7 +22,15 @@ import numpy as np
 
 from fluid.engine.commands import CheckpointValue, PrefetchCheckpoint, ValueCheckpoints
 from fluid.engine.core import Claims, SessionState
-from fluid.engine.events import Checkpoint, CheckpointPlaced, Event, RungReached, TrialForgotten, TrialSaved
+from fluid.engine.events import (
+    Checkpoint,
+    CheckpointPlaced,
+    Event,
+    RungReached,
+    TrialForgotten,
+    TrialMoved,
+    TrialSaved,
+)
 from fluid.engine.policy import Check, Handler, Policy
 from fluid.engine.records import TrialRecord
 from fluid.search_shape import Rung
@@ -279,6 +287,8 @@ class CheckpointValues(Policy):
         self._rung_of: dict[str, RungKey] = {}
         #: By group: iterations of the highest rung reached, the best score there negated, and the trial that has it.
         self._best: dict[str, tuple[int, float, str]] = {}
+        #: Those whose checkpoint another driver has written, in a folder of its own.
+        self._foreign: set[str] = set()
         #: Of trials whose checkpoint was asked for and has not come: its iteration, and the host.
         self._asked: dict[str, tuple[int, str]] = {}
 
@@ -291,7 +301,13 @@ class CheckpointValues(Policy):
             CheckpointPlaced: (None, self.checkpoint_placed),
             TrialSaved: (None, self.saved),
             TrialForgotten: (None, self.trial_forgotten),
+            TrialMoved: (None, self.moved),
         }
+
+    def moved(self, event: TrialMoved) -> None:
+        """A trial goes on from what another driver has written, which lanes read where it is."""
+        self._in_memory.discard(event.trial_id)
+        self._foreign.add(event.trial_id)
 
     def check_reached(self, event: RungReached, claims: Claims) -> None:
         """Refuses the rung of an unknown trial."""
@@ -321,6 +337,7 @@ class CheckpointValues(Policy):
     def saved(self, event: TrialSaved) -> None:
         """A trial has a new checkpoint, or one that was copied to disk."""
         self._due.add(event.trial_id)
+        self._foreign.discard(event.trial_id)
         if event.checkpoint.in_memory:
             self._in_memory.add(event.trial_id)
 
@@ -344,7 +361,7 @@ class CheckpointValues(Policy):
     def trial_forgotten(self, event: TrialForgotten) -> None:
         """Drops what was known of a trial that is forgotten; its checkpoints are deleted."""
         trial_id = event.trial_id
-        for known in (self._in_memory, self._due):
+        for known in (self._in_memory, self._due, self._foreign):
             known.discard(trial_id)
         self.told.pop(trial_id, None)
         self._asked.pop(trial_id, None)
@@ -465,6 +482,8 @@ class CheckpointValues(Policy):
         key = self._rung_of.get(trial.trial_id)
         if key is None or trial.state not in _WAITS or trial.residence.lane is not None:
             return None
+        if trial.trial_id in self._foreign:
+            return None  # A copy in memory may be given up: its original is not where lanes look for it.
         if not self._rankings[key].goes_on_surely(trial.trial_id):
             return None
         host = self._host_for(trial, checkpoint.host)

@@ -984,7 +984,8 @@ def find_checkpoint(
     for folder in left:
         host_memory.reclaim_of(str(shared / MEMBERS / folder), _PATIENCE_S)
     for tenure in reversed(tenures):
-        for root in CheckpointFolders(str(shared / MEMBERS / folders[tenure.member])).of(trial_id):
+        # What is kept for its value may make way for a better one meanwhile: it comes last.
+        for root in reversed(CheckpointFolders(str(shared / MEMBERS / folders[tenure.member])).of(trial_id)):
             for path in entries_of(root):
                 iteration = iteration_of(path) if os.path.basename(path)[:1].isdigit() else 0
                 if 0 < iteration <= tenure.reported and (best is None or iteration > best.iteration):
