@@ -269,11 +269,17 @@ class PauseRequested(TrialEvent, frozen=True):
 
 #: Why a trial is held: see :class:`fluid.engine.records.TrialRecord`.
 BY_USER, SET_ASIDE = "paused by the user", "set aside: no further iteration would end in time"
-ELSEWHERE = "for another driver to run"
+ELSEWHERE, OFFERED = "for another driver to run", "set aside: another driver may run it"
 
 
 class TrialSetAside(TrialEvent, frozen=True):
-    """A trial pauses after its iteration, is saved to disk, and starts no more; one that waits rests."""
+    """A trial pauses after its iteration, is saved to disk, and starts no more; one that waits rests.
+
+    Attributes:
+        why: for people: :data:`SET_ASIDE` or :data:`OFFERED`.
+    """
+
+    why: str = SET_ASIDE
 
 
 class ResumeRequested(TrialEvent, frozen=True):

@@ -26,6 +26,7 @@ from fluid._logs import logger_of
 from fluid.backends.hosts import memory as host_memory
 from fluid.engine.commands import Command, NoteDeviceLost, Report, ReportEnd, ReportStart
 from fluid.engine.events import (
+    OFFERED,
     BudgetExtended,
     Checkpoint,
     DeviceAdded,
@@ -873,7 +874,7 @@ class JointSession:
         """Has a trial leave its devices, and be saved, for another member."""
         self._offered[trial_id] = False
         if self._state.trials[trial_id].state is not TrialState.DONE:
-            self._handle(TrialSetAside(self._now(), trial_id))
+            self._handle(TrialSetAside(self._now(), trial_id, OFFERED))
         self._handle(TrialOffered(self._now(), trial_id))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from fluid.engine.events import BY_USER, ELSEWHERE, SET_ASIDE
+from fluid.engine.events import BY_USER, ELSEWHERE, OFFERED, SET_ASIDE
 from fluid.engine.records import EndedTrial, GroupRecord
 from fluid.measure.profile import Profile
 from fluid.policies.engine import EngineState
@@ -19,7 +19,7 @@ from fluid.session.status import GroupFacts, GroupStatus, Status
 from fluid.trialgroup import IS_ELSEWHERE, PAUSED_BY_USER, Search, TrialState
 
 #: What is shown of a trial that waits, by what holds it.
-_HELD = {BY_USER: PAUSED_BY_USER, ELSEWHERE: IS_ELSEWHERE}
+_HELD = {BY_USER: PAUSED_BY_USER, ELSEWHERE: IS_ELSEWHERE, OFFERED: IS_ELSEWHERE}
 _ENDED = frozenset(state.value for state in TrialState if state.ended)
 
 
@@ -236,7 +236,7 @@ def standing_of(state: EngineState, group_ids: Iterable[str], only: str | None =
         for trial_id in group.trial_ids if only is None else group.trial_ids.keys() & {only}:
             trial = state.trials[trial_id]
             found.states[trial_id] = trial.state
-            if trial.held == SET_ASIDE:
+            if trial.held in (SET_ASIDE, OFFERED):
                 found.set_aside.add(trial_id)
                 is_kept = trial.residence.lane is not None and trial.spec.can_save
                 if trial.state is TrialState.PAUSED and (is_kept or trial.residence.saving):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fluid.engine.core import Claims, SessionState
 from fluid.engine.events import (
     BY_USER,
+    OFFERED,
     OUTCOMES,
     SET_ASIDE,
     BudgetExtended,
@@ -299,7 +300,7 @@ class UserPauses(Policy):
         if trial.state.ended or trial.state is TrialState.STOPPING:
             self._core.log(trial, "was paused at the instant it ended")
         elif not trial.held:
-            trial.held = SET_ASIDE if isinstance(event, TrialSetAside) else BY_USER
+            trial.held = event.why if isinstance(event, TrialSetAside) else BY_USER
             self._core.log(trial, f"is to be {trial.held}")
             self.under_way[trial.row] = trial
 
@@ -330,7 +331,7 @@ class UserPauses(Policy):
                 self._interrupt(trial)
             if not trial.held or trial.state is TrialState.PAUSED:
                 del self.under_way[row]
-                if trial.held == SET_ASIDE:
+                if trial.held in (SET_ASIDE, OFFERED):
                     self._save(trial)
 
     def _save(self, trial: TrialRecord) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from fluid.engine.events import ELSEWHERE, OFFERED, SET_ASIDE
 from fluid.errors import InvalidFieldError
 from fluid.resources import Device, Requires
 from fluid.results.iterations import FinishedIterations
@@ -144,14 +145,28 @@ def requires_of(spec: Mapping[str, Any]) -> Requires | None:
     return requires if requires.asks else None
 
 
+#: Why a trial rests that the user has not paused, in words, by what its journal says.
+_WORDS = {
+    SET_ASIDE: "set aside, as no further one would end in time",
+    OFFERED: "set aside, as another driver may run it",
+    ELSEWHERE: "left to the other drivers",
+    "extended": "left to the other drivers, with further iterations",  # Only what they run rests then.
+}
+
+
 def is_set_aside(paused: Entry) -> bool:
-    """Whether it is the session that has paused a trial, to save it before a deadline, and not the user."""
-    return str(paused.fields.get("why", "")).startswith("set aside")
+    """Whether it is the session that has paused a trial, or another driver that runs it, and not the user."""
+    return paused.fields.get("why") in _WORDS
+
+
+def is_elsewhere(paused: Entry) -> bool:
+    """Whether it is other drivers that may run the trial."""
+    return paused.fields.get("why") in (ELSEWHERE, "extended")
 
 
 def why_paused(paused: Entry) -> str:
     """Why a trial rests, in words."""
-    return "set aside, as no further one would end in time" if is_set_aside(paused) else "paused by the user"
+    return _WORDS.get(str(paused.fields.get("why")), "paused by the user")
 
 
 # -- history -------------------------------------------------------------------------------------

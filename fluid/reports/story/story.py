@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fluid.display.format import count, duration
 from fluid.reports.analysis.cohorts import predicted_text
 from fluid.reports.analysis.restores import set_up_words
-from fluid.reports.story.history import UNUSABLE, Entry, RunHistory, Stay, why_paused
+from fluid.reports.story.history import UNUSABLE, Entry, RunHistory, Stay, is_elsewhere, why_paused
 from fluid.reports.story.waits import SHORTEST_WAIT, WaitTeller, fusing_ended
 from fluid.reports.story.words import (
     StoryLine,
@@ -331,7 +331,8 @@ class _Story:
         if entry.fields.get("kind") is not None:
             return self._queued(entry)
         on, why = after_iteration(int(entry.fields["iteration"])), why_paused(entry)
-        return StoryLine(entry.at, "paused", f"{why}: it holds no device, and goes on {on} once resumed")
+        text = why if is_elsewhere(entry) else f"{why}: it holds no device, and goes on {on} once resumed"
+        return StoryLine(entry.at, "paused", text)
 
     def _hung(self, entry: Entry) -> StoryLine:
         seconds = float(entry.fields["seconds"])

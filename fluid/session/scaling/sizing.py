@@ -15,6 +15,8 @@ from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.engine.commands import Command, NoteDeviceLost, ReportEnd
 from fluid.engine.events import (
+    ELSEWHERE,
+    OFFERED,
     SET_ASIDE,
     BudgetExtended,
     DeviceAdded,
@@ -55,6 +57,8 @@ _LOOKS_S = 0.05
 _LOOKS_SHARE = 0.1
 #: Seconds between two looks at the costs for ``session.json``.
 _FACTS_S = 30.0
+#: Why trials rest that do not go on in this session before its end.
+_LEFT = (SET_ASIDE, OFFERED, ELSEWHERE)
 #: A deadline that cannot be met is told of again if the earliest end has moved by so large a share of the deadline, and
 #: a budget that does not suffice if the expected cost has moved by so large a share of the budget.
 _TOLD_AGAIN = 0.25
@@ -374,7 +378,7 @@ class DeviceSizing:
         state = self._state
         open_groups = [group for group in state.groups.values() if group.open]
         trials = (state.trials[name] for group in open_groups for name in group.trial_ids)
-        return any(not trial.state.ended and trial.held != SET_ASIDE for trial in trials)
+        return any(not trial.state.ended and trial.held not in _LEFT for trial in trials)
 
     def _spare_s(self) -> float:
         """Seconds before the end at which all is drained: what rests is saved by then."""
