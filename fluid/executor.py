@@ -29,7 +29,7 @@ from fluid.session.folder.given_code import GivenCode
 from fluid.session.folder.resume import read_session
 from fluid.session.handle import TrialGroupHandle, session_facts, table_html
 from fluid.session.inbox import GroupInbox
-from fluid.session.joint import joining
+from fluid.session.joint.session import joining
 from fluid.session.listeners import TrialListener, require_listener
 from fluid.session.live_trials import LiveTrials
 from fluid.session.notice import NOTICE, InForce

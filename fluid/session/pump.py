@@ -51,7 +51,7 @@ from fluid.session.ending import Endings, take_last
 from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.keeper import Keeper
 from fluid.session.inbox import GroupInbox
-from fluid.session.joint import JointSession
+from fluid.session.joint.session import JointSession
 from fluid.session.listeners import LimitReachedError, TrialRequest, ended_early
 from fluid.session.options import IdleLanes
 from fluid.session.scaling.scaling import DeviceScaling, apart, earlier
@@ -789,7 +789,7 @@ class Pump:
         if self._broken is None and (self._ticks.is_overdue(self._backend.now(), waited) or settled):
             self._tick()
         if self.joint is not None and self._broken is None:
-            self.joint.look()
+            self.joint.claims.look()
         # Only if it was due before poll() began: what lanes had reported by then is known now. It may have removed the
         # deadline. A wait that a suspension of the driver interrupts may end without it.
         alarm_at = self._state.alarm_at

@@ -51,7 +51,7 @@ from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.resume import LeftSession, lost_checkpoints
 from fluid.session.forecasting.forecasts import Forecasts
 from fluid.session.inbox import GroupInbox
-from fluid.session.joint import JointSession
+from fluid.session.joint.session import JointSession
 from fluid.session.listeners import TrialListener
 from fluid.session.pump import Pump
 from fluid.session.specs import (

@@ -19,7 +19,7 @@ from fluid.joint.entries import Begun, Founded
 from fluid.random_state import SeedOrigin
 from fluid.search.searchers import SearchOutcome
 from fluid.search.suggestion import ELSEWHERE, Suggestion
-from fluid.session.joint import JointSession
+from fluid.session.joint.session import JointSession
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.plan import SweepPlan
 from fluid.sweeping.submitting import SweepTrials
@@ -84,7 +84,7 @@ class JointStarts:
         together = plan.samples if begin_together(plan) else None
         begins = [Begun(plan.name, None, plan.samples, is_free=True)] * (together or 0)
         self._detach = session.attach(self, Founded(plan.name, self._arguments, seeds), begins)
-        session.look()
+        session.claims.look()
 
     def detach(self) -> None:
         """Takes part no more: what has not ended is for the other drivers."""
@@ -116,7 +116,7 @@ class JointStarts:
             raise InvalidFieldError("join", True, reason) from None
         self._ready.append(replace(suggestion, config=config))
         if self._session is not None:
-            self._session.look()
+            self._session.claims.look()
 
     # -- of a JointSweep -----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
 from fluid.search.suggestion import ELSEWHERE, Suggestion
-from fluid.session.joint import JointSession
+from fluid.session.joint.session import JointSession
 from fluid.session.listeners import LimitReachedError, TrialListener, TrialRequest
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks

@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from msgspec import structs
 
 from fluid._logs import logger_of
-from fluid.backends.hosts import memory as host_memory
 from fluid.engine.commands import Command, NoteDeviceLost, Report, ReportEnd, ReportStart
 from fluid.engine.events import (
-    OFFERED,
     BudgetExtended,
     Checkpoint,
     DeviceAdded,
@@ -35,16 +30,12 @@ from fluid.engine.events import (
     FailRequested,
     Failure,
     IteratedElsewhere,
-    ResumeRequested,
     StopRequested,
     TrialHistory,
     TrialMoved,
-    TrialOffered,
-    TrialSetAside,
     TrialSpec,
 )
 from fluid.engine.records import TrialRecord
-from fluid.engine.tuning import OVERTAKES
 from fluid.errors import InvalidFieldError
 from fluid.joint.entries import (
     Begun,
@@ -52,7 +43,6 @@ from fluid.joint.entries import (
     Ended,
     Extended,
     Founded,
-    Item,
     Iterated,
     Joined,
     Released,
@@ -60,92 +50,22 @@ from fluid.joint.entries import (
     StopAsked,
     Wants,
 )
-from fluid.joint.membership import MEMBERS, Entry, Membership
-from fluid.joint.state import BegunTrial, Fact, Gone, JointState, JointTrial, Tenure
-from fluid.lane.checkpoints.files import entries_of, iteration_of
+from fluid.joint.membership import Entry, Membership
+from fluid.joint.state import BegunTrial, Fact, Gone, JointTrial
 from fluid.policies.engine import EngineState
 from fluid.processes.identity import has_ended
 from fluid.resources import Device
 from fluid.results.run_files import is_used
 from fluid.session.folder.folder import folder_of
-from fluid.session.folder.resume import CheckpointFolders
+from fluid.session.joint.checkpoints import find_checkpoint
+from fluid.session.joint.claims import Claims, Early, JointGroup, JointSweep, Standing
 from fluid.session.output import Output
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun, numbers_in
 from fluid.trialgroup import TrialState
 
 _log = logger_of("fluid.session")
-#: Seconds to wait for the processes of a driver that was killed to move its checkpoints from memory to disk.
-_PATIENCE_S = 5.0
-#: States of trials that are about to be over for all members.
-_ENDING = (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED)
-#: Seconds in which a device may be free soon; and how many times what a trial's move takes it waits here before others
-#: may run it.
-_SOON_S, _PATIENT = 0.5, 4.0
-#: Seconds for which no trials are taken to be packed after some had waited for that.
-_UNPACKED_S = 10.0
 #: Of a trial whose member is gone.
 _NO_LEASE = -1
-
-
-class JointSweep(Protocol):
-    """A sweep that begins its trials as the log says, in every member alike."""
-
-    def begin(self, config: Any, *, is_own: bool) -> None:
-        """Begins the next trial, if there is one: the engine knows it then.
-
-        Args:
-            config: its hyperparameters, as the member said that begins it; ``None`` if they follow from the sweep.
-            is_own: whether that is this member.
-        """
-        ...
-
-    def ready(self, most: int) -> int:
-        """How many trials can begin now, so many at most; a searcher is asked for what it has not suggested yet."""
-        ...
-
-    def begins(self, number: int) -> list[Begun]:
-        """What to tell the log of so many trials that are ready and are to begin here."""
-        ...
-
-    def founded(self, founded: Founded, *, is_own: bool) -> None:
-        """Takes what all members agree on.
-
-        Args:
-            founded: what that is.
-            is_own: whether this member has said it.
-        """
-        ...
-
-    def rejoined(self) -> None:
-        """This member was taken for dead: what it was about to begin has not begun."""
-        ...
-
-
-class _Early(NamedTuple):
-    """What the log told of a trial before the program came to it.
-
-    Attributes:
-        fact: what it told.
-        trial: the trial as it stood then.
-    """
-
-    fact: Fact
-    trial: JointTrial
-
-
-@dataclass
-class _Group:
-    """A group of which this member's program has told the session.
-
-    Attributes:
-        sweep: begins its trials; ``None`` if the program itself submits them.
-        early: what the log told of trials before the program submitted them, by id.
-        unfit: a trial of the sweep for which this member has no devices; empty if it has them.
-    """
-
-    sweep: JointSweep | None = None
-    early: dict[str, list[_Early]] = field(default_factory=dict)
-    unfit: str = ""
 
 
 class JointSession:
@@ -187,45 +107,22 @@ class JointSession:
         self._note_stop = stop
         self._deliver = deliver
         self._post = post
-        self.log = JointState()
-        #: This member's name of now; empty while it has none.
-        self.me = ""
+        self.at = Standing(state)
+        self.claims = Claims(self.at, membership.post, now, handle, name_of)
         self._has_joined = threading.Event()
-        self._groups: dict[str, _Group] = {}
         #: What the log told of groups that the program has not come to.
-        self._early: dict[str, list[_Early]] = {}
+        self._early: dict[str, list[Early]] = {}
         #: While the program comes to trials: how they stood when what is done now was told; ``None`` before they began.
         self._then: dict[str, JointTrial | None] = {}
         #: Whether what the log tells is being done: what a sweep decides then, it decides in every member.
         self._applies = False
         #: Who has told what is being done.
         self._writer = ""
-        #: The trials that run here: id -> lease.
-        self._here: dict[str, int] = {}
-        #: Those that are to, once their checkpoint is found.
-        self._coming: dict[str, int] = {}
-        #: Known trials that nobody has, as keys; and these in the order in which they are asked for, the last first,
-        #: ``None`` if that is not known.
-        self._free: dict[str, None] = {}
-        self._order: list[str] | None = None
-        #: Seconds of the longest of them after which further rungs come.
-        self._longest_s = math.inf
         #: What was told to the log and has not come back: reports by trial and iteration, and ends by trial.
         self._sent: dict[tuple[str, int], Report] = {}
         self._ends: dict[str, deque[ReportEnd]] = {}
-        #: What was asked for and has not come back: trials by id, and how many are to begin.
-        self._claims: set[str] = set()
-        self._begins = 0
         #: Stops of trials that members have, by id, until those have told how they ended.
         self._stops: dict[str, Event] = {}
-        #: Trials that are given up for others, as keys; and those of them of which the log knows.
-        self._offered: dict[str, bool] = {}
-        #: How far trials had come when they were given up last, by id: if nobody has taken one, it stays.
-        self._gave: dict[str, int] = {}
-        self._wanted = 0
-        #: Since when trials wait here, by id; and when trials are taken for packing again.
-        self._queued_at: dict[str, float] = {}
-        self._packs_at = -math.inf
         #: Iterations that this member's program has let trials run in all, by id.
         self._budgets: dict[str, int] = {}
         #: The numbers of other members' devices in this one's files, by name and number there.
@@ -234,8 +131,6 @@ class JointSession:
         self._ahead: dict[str, float] = {}
         #: The folders of members whose checkpoints in memory were moved to disk, or are about to be.
         self._reclaimed: set[str] = set()
-        #: Whether nothing is begun any more.
-        self._is_leaving = False
 
     # -- from the session ----------------------------------------------------------------------------------
 
@@ -248,19 +143,19 @@ class JointSession:
             begins: its trials that begin then, for any member.
         """
         name = founds.group
-        self._groups[name] = _Group(sweep)
-        founded = self.log.founded.get(name)
+        self.at.groups[name] = JointGroup(sweep)
+        founded = self.at.log.founded.get(name)
         if founded is None:
             self.membership.post(founds, *begins)
         else:
             sweep.founded(founded, is_own=False)
-        begun = [known.trial_id for known in self.log.trials.values() if known.group == name]
+        begun = [known.trial_id for known in self.at.log.trials.values() if known.group == name]
         self._catch_up(begun, self._early.pop(name, []))
         return partial(self._detach, name)
 
     def submitted(self, name: str, trial_ids: Iterable[str]) -> None:
         """The engine knows trials of a group, which are held, and goes on with what the log tells of them."""
-        is_new, group = name not in self._groups, self._groups.setdefault(name, _Group())
+        is_new, group = name not in self.at.groups, self.at.groups.setdefault(name, JointGroup())
         for early in self._early.pop(name, []):
             group.early.setdefault(_trial_of(early.fact), []).append(early)
         for trial_id in trial_ids:
@@ -268,25 +163,22 @@ class JointSession:
                 self._catch_up([trial_id], told)
             known = self._known(trial_id)
             if known is None or (known.lease is None and not known.is_over):
-                self._set_free(trial_id)
-            elif known.holder == self.me and known.lease is not None:
+                self.claims.set_free(trial_id)
+            elif known.holder == self.at.me and known.lease is not None:
                 self._go_on(known)
             if group.sweep is not None:
                 continue
-            if trial_id in self.log.budgets:
-                self._of_trial(Extended(trial_id, self.log.budgets[trial_id]))
-            if trial_id in self.log.stops:
-                self._of_trial(StopAsked(trial_id, self.log.stops[trial_id]))
+            if trial_id in self.at.log.budgets:
+                self._of_trial(Extended(trial_id, self.at.log.budgets[trial_id]))
+            if trial_id in self.at.log.stops:
+                self._of_trial(StopAsked(trial_id, self.at.log.stops[trial_id]))
         if is_new:
-            for trial in list(self.log.trials.values()):
+            for trial in list(self.at.log.trials.values()):
                 self._look_left(trial)
-
-    def _set_free(self, trial_id: str) -> None:
-        self._free[trial_id], self._order = None, None
 
     def _look_left(self, trial: JointTrial) -> None:
         """Tells of a trial that nobody has and that is to go on, where this member's program has not submitted it."""
-        group = self._groups.get(trial.group)
+        group = self.at.groups.get(trial.group)
         if group is None or group.sweep is not None or trial.trial_id in self._state.trials:
             return
         if trial.lease is None and trial.tenures and not trial.ended:
@@ -298,9 +190,9 @@ class JointSession:
 
     def under_way(self, name: str) -> list[str]:
         """Ids of a group's trials that have not ended, by the log."""
-        return [trial.trial_id for trial in self.log.trials.values() if trial.group == name and not trial.ended]
+        return [trial.trial_id for trial in self.at.log.trials.values() if trial.group == name and not trial.ended]
 
-    def _catch_up(self, trial_ids: Iterable[str], told: Iterable[_Early]) -> None:
+    def _catch_up(self, trial_ids: Iterable[str], told: Iterable[Early]) -> None:
         """Does what the log has told of trials before the program came to them, each as they stood then."""
         then, applies = self._then, self._applies
         self._then, self._applies = {**then, **dict.fromkeys(trial_ids)}, True
@@ -313,17 +205,12 @@ class JointSession:
 
     def _known(self, trial_id: str) -> JointTrial | None:
         """What the log has told of a trial."""
-        return self._then[trial_id] if trial_id in self._then else self.log.trials.get(trial_id)
+        return self._then[trial_id] if trial_id in self._then else self.at.log.trials.get(trial_id)
 
     def _detach(self, name: str) -> None:
         """A sweep is over here: others may go on with the trials that this member has of it."""
-        del self._groups[name]
-        for trial_id in [one for one in self._free if self._name_of(self._state.trials[one].group_id) == name]:
-            del self._free[trial_id]
-        for trial_id in list(self._here):
-            record = self._state.trials[trial_id]
-            if self._name_of(record.group_id) == name and record.state not in _ENDING:
-                self._set_aside(trial_id)
+        del self.at.groups[name]
+        self.claims.leave(name)
 
     def holding(self, specs: Iterable[TrialSpec]) -> list[TrialMoved]:
         """The events by which the engine holds trials, to be handled together with the one that tells of them."""
@@ -340,11 +227,11 @@ class JointSession:
             if not isinstance(command, (Report, ReportEnd, ReportStart)):
                 kept.append(command)
                 continue
-            lease = self._here.get(command.trial_id)
+            lease = self.at.here.get(command.trial_id)
             if lease is None:
                 known = self._known(command.trial_id)
                 if isinstance(command, ReportEnd) and (known is None or known.lease is None):
-                    self._free.pop(command.trial_id, None)
+                    self.claims.taken(command.trial_id)
                     kept.append(command)
             elif isinstance(command, ReportStart):
                 self.membership.post(Started(command.trial_id, lease))
@@ -363,33 +250,34 @@ class JointSession:
     def stops(self, event: StopRequested | FailRequested, group: str) -> bool:
         """Whether the engine is to be told to stop a trial now; one of another member ends when that says so."""
         trial_id = event.trial_id
-        if not self._replicates(group) and trial_id not in self.log.stops and isinstance(event, StopRequested):
+        if not self._replicates(group) and trial_id not in self.at.log.stops and isinstance(event, StopRequested):
             self.membership.post(StopAsked(trial_id, "" if event.outcome is None else event.outcome.value))
         known = self._known(trial_id)
         if known is None or known.lease is None:
             return True
         self._stops[trial_id] = event
-        return trial_id in self._here or self._state.trials[trial_id].state is TrialState.DONE
+        return trial_id in self.at.here or self._state.trials[trial_id].state is TrialState.DONE
 
     def extends(self, trial_id: str, by: int, group: str) -> int:
         """A submitter gives a trial further iterations; returns how many the engine is to give it.
 
         Where each member's program extends a trial by itself, as all do the same, the first one counts.
         """
-        self._order = None
+        self.claims.extended()
         if self._replicates(group) or (record := self._state.trials.get(trial_id)) is None:
             return by
         budget = self._budgets.get(trial_id, record.spec.budget) + by
         self._budgets[trial_id] = budget
-        if budget > self.log.budgets.get(trial_id, 0):
+        if budget > self.at.log.budgets.get(trial_id, 0):
             self.membership.post(Extended(trial_id, budget))
         return max(0, budget - record.progress.budget)
 
     def forgotten(self, trial_id: str) -> None:
         """The engine knows a trial no more, which has ended."""
-        if (lease := self._here.get(trial_id)) is not None:
+        if (lease := self.at.here.get(trial_id)) is not None:
             self.membership.post(Released(trial_id, lease))
-        for names in (self._here, self._free, self._coming, self._offered, self._gave, self._budgets, self._stops):
+        self.claims.forget(trial_id)
+        for names in (self.at.here, self.at.coming, self._budgets, self._stops):
             names.pop(trial_id, None)
         self._ends.pop(trial_id, None)
 
@@ -404,11 +292,11 @@ class JointSession:
 
     def leave(self) -> None:
         """Begins and claims nothing any more."""
-        self._is_leaving = True
+        self.claims.leave()
 
     def _replicates(self, group: str) -> bool:
         """Whether every member stops and extends the trials of a group by itself, as it does now."""
-        found = self._groups.get(group)
+        found = self.at.groups.get(group)
         return self._applies and found is not None and found.sweep is not None
 
     # -- from the log --------------------------------------------------------------------------------------
@@ -424,31 +312,24 @@ class JointSession:
         for number, writer, items in entries:
             self._writer = writer
             for item in items:
-                if writer == self.me:
-                    self._came_back(item)
-                for fact in self.log.apply(number, writer, item):
+                if writer == self.at.me:
+                    self.claims.came_back(item)
+                for fact in self.at.log.apply(number, writer, item):
                     if isinstance(fact, Joined):
                         self._joined(writer, fact)
                     else:
                         self._take(fact)
         self._applies = False
-        self.look()
-
-    def _came_back(self, item: Item) -> None:
-        if isinstance(item, Claimed):
-            self._claims.discard(item.trial_id)
-        elif isinstance(item, Begun) and not item.is_free:
-            self._begins -= 1
+        self.claims.look()
 
     def _joined(self, name: str, joined: Joined) -> None:
         if joined.folder != self.membership.folder.name:
             self._name_devices(name, joined)
             return
-        self.me = name
+        self.at.me = name
         self._has_joined.set()
-        self._claims.clear()
-        self._begins = self._wanted = 0
-        for group in self._groups.values():
+        self.claims.joined()
+        for group in self.at.groups.values():
             if group.sweep is not None:
                 group.sweep.rejoined()
 
@@ -471,17 +352,17 @@ class JointSession:
         if isinstance(fact, Gone):
             self._gone(fact)
         elif isinstance(fact, Founded):
-            group = self._groups.get(fact.group)
+            group = self.at.groups.get(fact.group)
             if group is not None and group.sweep is not None:
-                group.sweep.founded(fact, is_own=self._writer == self.me)
+                group.sweep.founded(fact, is_own=self._writer == self.at.me)
         elif isinstance(fact, BegunTrial):
-            group = self._groups.get(fact.begun.group)
+            group = self.at.groups.get(fact.begun.group)
             if group is None or group.sweep is None:
-                self._early.setdefault(fact.begun.group, []).append(_Early(fact, _copy(fact.trial)))
+                self._early.setdefault(fact.begun.group, []).append(Early(fact, _copy(fact.trial)))
             else:
-                group.sweep.begin(fact.begun.config, is_own=fact.writer == self.me)
+                group.sweep.begin(fact.begun.config, is_own=fact.writer == self.at.me)
             trial = fact.trial
-            if fact.writer == self.me and trial.trial_id not in self._state.trials and trial.lease is not None:
+            if fact.writer == self.at.me and trial.trial_id not in self._state.trials and trial.lease is not None:
                 self.membership.post(Released(trial.trial_id, trial.lease))  # The sweep is over here.
         elif not isinstance(fact, Wants):
             self._of_trial(fact)
@@ -493,11 +374,11 @@ class JointSession:
             self._keep(trial_id, fact)
             return
         if isinstance(fact, Claimed):
-            self._free.pop(trial_id, None)
-            if known is not None and known.holder == self.me:
+            self.claims.taken(trial_id)
+            if known is not None and known.holder == self.at.me:
                 self._go_on(known)
         elif isinstance(fact, Started):
-            if trial_id not in self._here:
+            if trial_id not in self.at.here:
                 group_id = self._state.trials[trial_id].group_id
                 self._deliver(ReportStart(trial_id, group_id, at=self._now(), width=1.0, device_ids=()))
         elif isinstance(fact, Iterated):
@@ -514,15 +395,15 @@ class JointSession:
             self._note_stop(event)
             if known is not None and known.lease is not None:
                 self._stops[trial_id] = event
-            if trial_id in self._here or known is None or known.lease is None:
+            if trial_id in self.at.here or known is None or known.lease is None:
                 self._handle(event)
 
     def _keep(self, trial_id: str, fact: Fact) -> None:
         """Keeps what the log tells of a trial that the program has not come to."""
-        known = self.log.trials.get(trial_id)
+        known = self.at.log.trials.get(trial_id)
         if known is None:
             return  # It was stopped or extended, which is seen when it is submitted.
-        early, group = _Early(fact, _copy(known)), self._groups.get(known.group)
+        early, group = Early(fact, _copy(known)), self.at.groups.get(known.group)
         if group is None:
             self._early.setdefault(known.group, []).append(early)
         elif group.sweep is None:
@@ -530,9 +411,9 @@ class JointSession:
 
     def _iterated(self, fact: Iterated) -> None:
         trial_id = fact.trial_id
-        own = self._sent.pop((trial_id, fact.iteration), None) if trial_id in self._here else None
+        own = self._sent.pop((trial_id, fact.iteration), None) if trial_id in self.at.here else None
         if own is None:
-            tenures = self.log.trials[trial_id].tenures  # What is told late may be of an earlier one.
+            tenures = self.at.log.trials[trial_id].tenures  # What is told late may be of an earlier one.
             member = next(tenure.member for tenure in tenures if tenure.lease == fact.lease)
             devices = tuple([self._devices.get((member, device), 0) for device in fact.device_ids])
             at = fact.at + self._ahead[member]
@@ -547,7 +428,7 @@ class JointSession:
         record, known = self._state.trials[trial_id], self._known(trial_id)
         assert known is not None
         own = self._ends.get(trial_id)
-        is_here = trial_id in self._here and fact.lease == self._here[trial_id]
+        is_here = trial_id in self.at.here and fact.lease == self.at.here[trial_id]
         failure = Failure(fact.kind, fact.message, fact.traceback) if fact.kind else None
         state, at = TrialState(fact.state), self._now()
         notice = ReportEnd(trial_id, record.group_id, state=state, iteration=fact.iteration, at=at, failure=failure)
@@ -562,7 +443,8 @@ class JointSession:
             )
         asked = self._stops.get(trial_id)
         if known.is_over:
-            for names in (self._here, self._free, self._stops, self._coming, self._offered, self._ends):
+            self.claims.forget(trial_id)
+            for names in (self.at.here, self.at.coming, self._stops, self._ends):
                 names.pop(trial_id, None)
             if asked is not None and not is_here:  # What its submitter said of it is to be with its end.
                 self._handle(structs.replace(asked, at=at))
@@ -576,28 +458,29 @@ class JointSession:
             self._give(BudgetExtended(self._now(), fact.trial_id, more))
 
     def _released(self, trial_id: str) -> None:
-        if self._here.pop(trial_id, None) is not None:
+        if self.at.here.pop(trial_id, None) is not None:
             self._give_up(trial_id)
-        self._set_free(trial_id)
+        self.claims.set_free(trial_id)
         self._end_stopped(trial_id)
 
     def _gone(self, gone: Gone) -> None:
-        if gone.member == self.me:
-            self.me = ""
+        if gone.member == self.at.me:
+            self.at.me = ""
             if gone.is_lost:
                 _log.warning("this driver was taken for dead (%s): others go on with its trials", gone.reason)
-            for trial_id in list(self._here):
+            for trial_id in list(self.at.here):
                 self._give_up(trial_id)
-            for names in (self._here, self._coming, self._offered, self._sent, self._ends):
+            self.claims.lost()
+            for names in (self.at.here, self.at.coming, self._sent, self._ends):
                 names.clear()
-        elif gone.is_lost and gone.trials and self.me:  # Else it was before this member joined.
+        elif gone.is_lost and gone.trials and self.at.me:  # Else it was before this member joined.
             trials = "trial" if len(gone.trials) == 1 else f"{len(gone.trials)} trials"
             _log.warning("driver %s is gone (%s); others go on with its %s", gone.member, gone.reason, trials)
         lost = [number for (name, _), number in self._devices.items() if name == gone.member]
         self._deliver(*[NoteDeviceLost(number, self._now()) for number in lost], others=True)
         for trial_id in gone.trials:
             self._of_trial(Released(trial_id, _NO_LEASE))
-            self._look_left(self.log.trials[trial_id])
+            self._look_left(self.at.log.trials[trial_id])
 
     def _end_stopped(self, trial_id: str) -> None:
         """Stops a trial that nobody has any more, if that was asked for: every member does, at this place."""
@@ -613,7 +496,7 @@ class JointSession:
 
     def _give_up(self, trial_id: str) -> None:
         """Has the engine hold a trial that ran here, as it stands by the log."""
-        known, record = self.log.trials[trial_id], self._state.trials[trial_id]
+        known, record = self.at.log.trials[trial_id], self._state.trials[trial_id]
         moved = self._moved(record, known.reported, None, here=False)
         if known.ended == TrialState.DONE and (known.by_itself or moved.history.budget <= known.reported):
             moved = structs.replace(moved, history=structs.replace(moved.history, ended=TrialState.DONE))
@@ -625,9 +508,9 @@ class JointSession:
         """Runs a trial that this member has, from the newest checkpoint of those who had it before."""
         trial_id, lease = known.trial_id, known.lease
         record = self._state.trials.get(trial_id)
-        if record is None or lease is None or lease in (self._coming.get(trial_id), self._here.get(trial_id)):
+        if record is None or lease is None or lease in (self.at.coming.get(trial_id), self.at.here.get(trial_id)):
             return
-        group = self._groups.get(known.group)
+        group = self.at.groups.get(known.group)
         if record.state.ended or group is None:
             self.membership.post(Released(trial_id, lease))
             return
@@ -638,12 +521,12 @@ class JointSession:
             group.unfit = trial_id
             self.membership.post(Released(trial_id, lease))
             return
-        self._coming[trial_id] = lease
+        self.at.coming[trial_id] = lease
         if not known.reported:
             self._arrived(trial_id, lease, None)
             return
         shared, tenures = self.membership.shared, list(known.tenures)
-        members = [self.log.members[tenure.member] for tenure in tenures]
+        members = [self.at.log.members[tenure.member] for tenure in tenures]
         folders = {member.name: member.joined.folder for member in members}
         ended = [member.joined for member in members if member.gone and has_ended(member.joined.process)]
         left = {joined.folder for joined in ended} - self._reclaimed
@@ -652,19 +535,19 @@ class JointSession:
         self.membership.call(find, lambda found: self._post(partial(self._arrived, trial_id, lease, found)))
 
     def _arrived(self, trial_id: str, lease: int, checkpoint: Checkpoint | None) -> None:
-        known = self.log.trials[trial_id]
-        if self._coming.get(trial_id) != lease or known.lease != lease:
+        known = self.at.log.trials[trial_id]
+        if self.at.coming.get(trial_id) != lease or known.lease != lease:
             return  # It was lost again meanwhile.
-        del self._coming[trial_id]
-        if known.group not in self._groups:
+        del self.at.coming[trial_id]
+        if known.group not in self.at.groups:
             self.membership.post(Released(trial_id, lease))
             return
-        self._here[trial_id] = lease
+        self.at.here[trial_id] = lease
         record = self._state.trials[trial_id]
         self._handle(self._moved(record, known.reported, checkpoint, here=True))
         if (event := self._stops.get(trial_id)) is not None:
             self._handle(structs.replace(event, at=self._now()))
-        self.look()
+        self.claims.look()
 
     def _moved(
         self,
@@ -680,202 +563,6 @@ class JointSession:
         budget = progress.budget if not progress.finished_early else max(record.spec.budget, progress.budget)
         history = TrialHistory(spec, budget=budget, reported=reported, checkpoint=checkpoint, outcome=record.outcome)
         return TrialMoved(self._now(), record.trial_id, history, here)
-
-    # -- which trials to run -------------------------------------------------------------------------------
-
-    def look(self) -> None:
-        """Asks for trials if there are devices for them, and gives up such as wait for others' idle devices."""
-        if not self.me or self._is_leaving or self._state.drained:
-            return
-        idle = sum(not self._state.occupancy.is_closed(device) for device in self._state.occupancy.idle_since)
-        waiting = len(self._state.queue) + len(self._state.arrivals) + len(self._coming)
-        waiting += len(self._claims) + self._begins
-        free = len(self._free) - len(self._claims)
-        present = [member for member in self.log.present if member.name != self.me]
-        others = sum(len(member.joined.devices) for member in present)
-        wanted = idle - waiting
-        if not any(member.wants for member in present):
-            # Trials that wait here start at once, or are packed; the last ones are for who is idle first.
-            ahead = self._soon - waiting
-            fresh = sum(self._ready(ahead + others - free).values()) if ahead > 0 else 0
-            wanted = max(wanted, min(ahead, free + fresh - others))
-        if wanted <= 0 and not waiting and free > 0 and present:
-            wanted = self._preempt()
-        asked = self._ask(wanted) if wanted > 0 else 0
-        is_fit = any(not group.unfit for group in self._groups.values())
-        self._want(idle if waiting + asked == 0 and is_fit else 0)
-        self._offer()
-
-    @property
-    def _soon(self) -> int:
-        """How many trials may start here soon: beside those that run, or as they end."""
-        devices, packed = len(self._state.devices), self._state.estimates.max_packing
-        if packed > 1 and self._now() >= self._packs_at:
-            return devices * packed
-        return sum(self._left_s(record) <= _SOON_S for record in self._running)
-
-    @property
-    def _running(self) -> list[TrialRecord]:
-        found = (self._state.trials.by_row.get(row) for row in self._state.occupancy.held)
-        return [record for record in found if record is not None]
-
-    def _left_s(self, record: TrialRecord) -> float:
-        """Seconds until a trial that runs here has come to its budget, as far as is known."""
-        pace_s = record.pace.seconds or self.log.pace_s
-        return record.progress.left * pace_s if pace_s else math.inf
-
-    def _may_run(self, trial_id: str) -> bool:
-        record = self._state.trials.get(trial_id)
-        if record is None or record.state.ended or self._name_of(record.group_id) not in self._groups:
-            return False
-        return not self._state.lacks_devices(trial_id)
-
-    def _ready(self, most: int) -> dict[str, int]:
-        """How many trials of each sweep can begin, so many at most."""
-        found: dict[str, int] = {}
-        for name, group in self._groups.items():
-            if group.unfit and not self._state.lacks_devices(group.unfit):
-                group.unfit = ""
-            may_begin = name in self.log.founded and not group.unfit
-            if group.sweep is not None and may_begin and sum(found.values()) < most:
-                found[name] = group.sweep.ready(most - sum(found.values()))
-        return found
-
-    def _ask(self, wanted: int) -> int:
-        """Asks the log for so many trials; returns for how many there are."""
-        items: list[Item] = [
-            Claimed(self._name_of(self._state.trials[trial_id].group_id), trial_id) for trial_id in self._chosen(wanted)
-        ]
-        self._claims.update(item.trial_id for item in items if isinstance(item, Claimed))
-        for name, number in self._ready(wanted - len(items)).items():
-            sweep = self._groups[name].sweep
-            begun = [] if sweep is None else sweep.begins(number)
-            self._begins += len(begun)
-            items += begun
-        if items:
-            self.membership.post(*items)
-        return len(items)
-
-    def _chosen(self, wanted: int) -> list[str]:
-        """The trials to ask for; members that ask at once ask for different ones."""
-        if self._order is None:
-            records = (self._state.trials.get(trial_id) for trial_id in self._free)
-            led = [record for record in records if record is not None and record.progress.follow_up_iterations]
-            self._longest_s = max(map(self._path_s, led), default=math.inf)
-            self._order = sorted(self._free, key=self._urgency)
-        among = len(self.log.present)
-        first: list[str] = []
-        for trial_id in reversed(self._order):
-            if len(first) == wanted * among:
-                break
-            if trial_id in self._free and trial_id not in self._claims and self._may_run(trial_id):
-                first.append(trial_id)
-        place = sum(member.number < self.log.members[self.me].number for member in self.log.present)
-        mine = first[place::among]
-        return [*mine, *(trial_id for trial_id in first if trial_id not in mine)][:wanted]
-
-    def _urgency(self, trial_id: str) -> tuple[bool, float, int]:
-        """Those start first after which most follows, later rungs included, and of equal ones the first to begin.
-
-        A rung waits for the last of its trials: they go before those after which none comes, unless these are longer.
-        """
-        record = self._state.trials.get(trial_id)
-        if record is None:
-            return False, 0.0, 0
-        path_s = self._path_s(record)
-        leads = record.progress.follow_up_iterations > 0 or path_s > OVERTAKES * self._longest_s
-        return leads, path_s, -record.row
-
-    def _path_s(self, record: TrialRecord) -> float:
-        """Seconds of what begins with a trial; the pace of what follows in later rungs, of other trials, is a guess."""
-        known, progress = self.log.trials.get(record.trial_id), record.progress
-        done = max(progress.done, 0 if known is None else known.reported)
-        mean_s = self.log.pace_s or 1.0
-        pace_s = record.pace.seconds or (0.0 if known is None else known.pace_s) or mean_s
-        return max(0, progress.budget - done) * pace_s + progress.follow_up_iterations * mean_s
-
-    def _preempt(self) -> int:
-        """Gives up a trial that runs for one that nobody runs, and that ends later; returns how many.
-
-        So no device is left with a long trial at the end, while the others have nothing to run.
-        """
-        chosen = self._chosen(1)
-        running = [record for record in self._running if record.state is TrialState.RUNNING and record.spec.can_save]
-        if not chosen or not running or any(not told for told in self._offered.values()):
-            return 0
-        first = self._state.trials[chosen[0]]
-        last = min(running, key=lambda record: self._urgency(record.trial_id))
-        are_few = len(self._free) <= sum(len(member.joined.devices) for member in self.log.present)
-        leads = first.progress.follow_up_iterations > 0 and not last.progress.follow_up_iterations
-        gain_s = self._path_s(first) - OVERTAKES * self._path_s(last)
-        if not (are_few or leads) or gain_s < 2.0 * self._patience_s(last.trial_id):
-            return 0
-        if last.trial_id not in self._here or self._gave.get(last.trial_id) == last.progress.reported:
-            return 0
-        self._set_aside(last.trial_id)
-        return 1
-
-    def _want(self, devices: int) -> None:
-        if devices != self._wanted:
-            self._wanted = devices
-            self.membership.post(Wants(devices))
-
-    def _offer(self) -> None:
-        """Gives up trials that wait here, where others have idle devices; those that were not begun first."""
-        wanted = sum(member.wants for member in self.log.present if member.name != self.me)
-        for trial_id, is_told in list(self._offered.items()):
-            record = self._state.trials.get(trial_id)
-            if record is None or trial_id not in self._here:
-                del self._offered[trial_id]
-            elif is_told:
-                continue
-            elif record.state in (TrialState.PAUSED, TrialState.DONE) and (
-                _is_on_disk(record) or not (record.spec.can_save or self._may_run(trial_id))
-            ):
-                self._offered[trial_id] = True
-                self._gave[trial_id] = record.progress.reported
-                self.membership.post(Released(trial_id, self._here[trial_id]))
-            elif (
-                not (wanted and record.spec.can_save) and self._may_run(trial_id) and self._is_idle
-            ):  # It goes on here.
-                del self._offered[trial_id]
-                self._handle(ResumeRequested(self._now(), trial_id))
-        waiting = self._waiting()
-        overdue = sum(waits_s > self._patience_s(trial_id) for trial_id, waits_s in waiting.items())
-        if overdue:
-            self._packs_at = self._now() + _UNPACKED_S
-        for trial_id in sorted(waiting, key=self._urgency)[: max(wanted - len(self._offered), overdue)]:
-            record = self._state.trials[trial_id]
-            if self._gave.get(trial_id) != record.progress.reported and (
-                record.spec.can_save or not record.progress.reported
-            ):
-                self._set_aside(trial_id)
-
-    def _waiting(self) -> dict[str, float]:
-        """For how many seconds trials have waited here that others might run, by id."""
-        now, before, self._queued_at = self._now(), self._queued_at, {}
-        if not len(self._state.queue) or len(self.log.present) < 2:
-            return {}
-        for trial_id in self._here:
-            if self._state.trials[trial_id].state is TrialState.QUEUED and trial_id not in self._offered:
-                self._queued_at[trial_id] = before.get(trial_id, now)
-        return {trial_id: now - at for trial_id, at in self._queued_at.items()}
-
-    def _patience_s(self, trial_id: str) -> float:
-        """Seconds for which a trial waits here before it is for others: some times what its move takes."""
-        saves = self._state.estimates.of_key(self._state.trials[trial_id]).saves
-        return max(_SOON_S, _PATIENT * median(saves) if saves else 0.0)
-
-    @property
-    def _is_idle(self) -> bool:
-        return bool(self._state.occupancy.idle_since) and not len(self._state.queue)
-
-    def _set_aside(self, trial_id: str) -> None:
-        """Has a trial leave its devices, and be saved, for another member."""
-        self._offered[trial_id] = False
-        if self._state.trials[trial_id].state is not TrialState.DONE:
-            self._handle(TrialSetAside(self._now(), trial_id, OFFERED))
-        self._handle(TrialOffered(self._now(), trial_id))
 
 
 def joining(output: Output, *, rehearsed: bool) -> Membership | None:
@@ -907,14 +594,6 @@ def _copy(trial: JointTrial) -> JointTrial:
 
 def _trial_of(fact: Any) -> str:
     return fact.trial.trial_id if isinstance(fact, BegunTrial) else getattr(fact, "trial_id", "")
-
-
-def _is_on_disk(record: TrialRecord) -> bool:
-    residence = record.residence
-    if residence.lane is not None or residence.saving:
-        return False
-    durable = 0 if residence.durable is None else residence.durable.iteration
-    return residence.checkpoint is None or durable >= residence.checkpoint.iteration
 
 
 def _iterated(report: Report, lease: int) -> Iterated:
@@ -965,30 +644,3 @@ def _ended(command: ReportEnd, lease: int, *, by_itself: bool) -> Ended:
         message=failure.message,
         traceback=failure.traceback,
     )
-
-
-def find_checkpoint(
-    shared: Path, trial_id: str, tenures: Sequence[Tenure], folders: Mapping[str, str], left: Iterable[str] = ()
-) -> Checkpoint | None:
-    """The newest checkpoint of a trial that those have written who had it before; ``None`` if there is none.
-
-    What a member has saved counts as far as its iterations count: it may have gone on after it was taken for dead.
-
-    Args:
-        shared: the shared folder.
-        trial_id: the trial.
-        tenures: whose it was.
-        folders: the members' folders, by their names.
-        left: those of members whose processes have ended on this machine, and may have left checkpoints in its memory.
-    """
-    best: Checkpoint | None = None
-    for folder in left:
-        host_memory.reclaim_of(str(shared / MEMBERS / folder), _PATIENCE_S)
-    for tenure in reversed(tenures):
-        # What is kept for its value may make way for a better one meanwhile: it comes last.
-        for root in reversed(CheckpointFolders(str(shared / MEMBERS / folders[tenure.member])).of(trial_id)):
-            for path in entries_of(root):
-                iteration = iteration_of(path) if os.path.basename(path)[:1].isdigit() else 0
-                if 0 < iteration <= tenure.reported and (best is None or iteration > best.iteration):
-                    best = Checkpoint(iteration, path)
-    return best
