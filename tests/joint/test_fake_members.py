@@ -10,7 +10,7 @@ import fake_member
 import pytest
 from check_log import check_log
 from fake_member import BUDGET, RESULTS, SAMPLES, config_of, loss_of
-from torture import Torture, shim_or_none
+from member_torture import Torture, shim_or_none
 
 
 def results_of(folder: Path) -> dict[str, list[Any]] | None:

@@ -11,7 +11,7 @@ import member_script
 import pytest
 from check_log import check_log
 from member_script import BUDGET, LEASE_S, SAMPLES
-from torture import ROOT, Torture, shim_or_none
+from member_torture import ROOT, Torture, shim_or_none
 
 import fluid
 from fluid.joint.membership import MEMBERS
