@@ -105,7 +105,7 @@ class SweepLoop(TrialListener):
             self._work.start(partial(self._guard, self._fill if earlier is None else partial(self._go_on, earlier)))
         try:
             self._await_end()
-            while self._joint is not None and self._error is None and not executor.session.do(self._joint.is_settled):
+            while self._error is None and not self._is_settled:
                 self._asking.run_errand(_SETTLE_LOOK_S)
         finally:
             if self._joint is not None:
@@ -115,6 +115,14 @@ class SweepLoop(TrialListener):
             raise self._error
         self._asking.run_all()
         self._reported.require_any(self.trials.by_id.values())
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether no other driver has a trial still that the sweep has stopped."""
+        try:
+            return self._joint is None or self.trials.executor.session.do(self._joint.is_settled)
+        except FluidError:  # The session has ended.
+            return True
 
     def _await_end(self) -> None:
         while not self._is_over:
@@ -200,10 +208,10 @@ class SweepLoop(TrialListener):
     def _do(self, piece: Callable[[], None], *, counts: bool = False) -> None:
         """Does a piece of work, here or in the thread that is at it; one that ``counts`` also when all is over."""
         self._work.add(partial(self._guard, piece, counts=counts))
-        session = self.trials.executor.session
-        if self._joint is not None and not session.is_in_thread:
+        # A session that goes on may report before this sweep has its executor.
+        if self._joint is not None and not self.trials.executor.session.is_in_thread:
             with suppress(FluidError):  # The session has ended, and this thread may do what is left.
-                session.do(self._work.do)
+                self.trials.executor.session.do(self._work.do)
                 return
         self._work.do()
 
