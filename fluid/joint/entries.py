@@ -78,12 +78,14 @@ class Begun(Frame, frozen=True):
         config: its hyperparameters, where they do not follow from what all members agree on.
         most: trials that the sweep has at most; ``None`` for no limit.
         is_free: whether any member may claim it; else it is the one's that tells this.
+        under_way: most trials of the sweep that have begun and not ended; ``None`` for no limit.
     """
 
     group: str
     config: Any = None
     most: int | None = None
     is_free: bool = False
+    under_way: int | None = None
 
 
 class Claimed(Frame, frozen=True):

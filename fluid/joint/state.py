@@ -11,6 +11,7 @@ So an iteration counts once: under the lease that holds, and only if it follows 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -160,6 +161,8 @@ class JointState:
         self.stops: dict[str, str] = {}
         self.pace_s = 0.0
         self._paces = 0
+        #: How many trials have not ended, by group.
+        self._open = Counter[str]()
 
     @property
     def present(self) -> list[Member]:
@@ -220,11 +223,14 @@ class JointState:
         place = self.begun.get(item.group, 0)
         if item.group not in self.founded or (item.most is not None and place >= item.most):
             return
+        if item.under_way is not None and self._open[item.group] >= item.under_way:
+            return  # Another member has begun one at the same time.
         self.begun[item.group] = place + 1
         trial = JointTrial(f"{item.group}-{place:05d}", item.group)
         if trial.trial_id in self.trials:
             return
         self.trials[trial.trial_id] = trial
+        self._open[item.group] += 1
         # Several begin in one entry: each has the lease of its own trial, which the entry's number is enough for.
         if not item.is_free:
             self._lend(trial, number, member)
@@ -242,11 +248,13 @@ class JointState:
         elif isinstance(item, Iterated):
             if item.iteration - len(item.metrics) == trial.reported and item.metrics:
                 trial.reported = trial.tenures[-1].reported = item.iteration
+                self._open[trial.group] += bool(trial.ended)
                 trial.ended, trial.losses, trial.runs, trial.pace_s = "", 0, True, item.seconds[-1]
                 self._paces += 1
                 self.pace_s += (trial.pace_s - self.pace_s) / self._paces
                 yield item
         elif isinstance(item, Ended):
+            self._open[trial.group] -= not trial.ended
             trial.ended, trial.by_itself, trial.runs = item.state, item.by_itself, False
             if trial.is_over:
                 self._take_back(trial)
@@ -273,6 +281,7 @@ class JointState:
             self._take_back(trial)
         yield Gone(member.name, tuple(trial.trial_id for trial in taken), is_lost, reason)
         for trial in failed:
+            self._open[trial.group] -= not trial.ended
             trial.ended = "FAILED"
             text = f"{MOST_LOSSES} drivers in a row were lost while they ran it, without an iteration in between"
             yield Ended(trial.trial_id, -1, state="FAILED", iteration=trial.reported, kind="lane_lost", message=text)

@@ -139,10 +139,10 @@ class JointStarts:
         """What to tell the log of trials that are to begin here."""
         plan = self._plan
         if not plan.learns:
-            return [Begun(plan.name, None, plan.samples)] * number
+            return [Begun(plan.name, None, plan.samples, under_way=plan.under_way)] * number
         fresh = [self._ready.popleft() for _ in range(number)]
         self._told += fresh
-        return [Begun(plan.name, suggestion.config, plan.samples) for suggestion in fresh]
+        return [Begun(plan.name, one.config, plan.samples) for one in fresh]
 
     def begin(self, config: Any, *, is_own: bool) -> None:
         """Begins the next trial."""

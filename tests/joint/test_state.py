@@ -241,3 +241,17 @@ def test_a_trial_may_begin_for_any_member() -> None:
     claimed = Claimed("g", "g-00000")
     assert shared.add("b", claimed) == [claimed] and shared.add("a", claimed) == []
     assert shared.state.trials["g-00000"].holder == "b"
+
+
+def test_no_more_trials_are_under_way_than_may_be() -> None:
+    shared = Log()
+    shared.add("a", JOINED), shared.add("b", JOINED), shared.add("a", Founded("g", {}))
+    begun = Begun("g", under_way=1)
+    assert len(shared.add("a", begun)) == 1 and shared.add("b", begun) == []
+    lease = shared.state.trials["g-00000"].lease
+    assert lease is not None
+    shared.add("a", ended(lease))
+    assert len(shared.add("b", begun, begun)) == 1, "the first has ended"
+    shared.add("a", iterated(lease, 1))
+    shared.add("b", ended(shared.state.trials["g-00001"].lease or 0, trial_id="g-00001"))
+    assert shared.add("b", begun) == [], "the first goes on"
