@@ -153,8 +153,19 @@ class Membership:
         self._woken.set()
 
     def call(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Has something looked for in the shared folder, in a thread of its own; ``then`` takes what that returns."""
-        self._finder.submit(lambda: then(work()))
+        """Has something looked for in the shared folder, in a thread of its own; ``then`` takes what that returns.
+
+        An error there breaks it off, as one of the log does. A member that leaves looks for nothing any more.
+        """
+
+        def find() -> None:
+            try:
+                then(work())
+            except Exception as error:
+                self._broken(error)
+
+        if not self._closing:
+            self._finder.submit(find)
 
     def close(self) -> None:
         """Appends what is left, and leaves; waits for that, but not for ever."""

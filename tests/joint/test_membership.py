@@ -296,6 +296,23 @@ def test_a_log_that_cannot_be_read_breaks_off(parts: list[Part], tmp_path: Path,
         assert lost_error(part.errors[0]) is part.errors[0]
 
 
+def test_what_cannot_be_looked_for_breaks_off(parts: list[Part]) -> None:
+    member, found = parts[0].membership, list[object]()
+    member.call(lambda: 1, found.append)
+    member.call(lambda: os.listdir("/no/such/folder"), found.append)
+    eventually(lambda: parts[0].errors)
+    assert found == [1]
+    assert isinstance(parts[0].errors[0], FileNotFoundError)
+
+
+def test_a_member_that_leaves_looks_for_nothing(parts: list[Part]) -> None:
+    member, found = parts[0].membership, list[object]()
+    member.close()
+    member.call(lambda: 1, found.append)  # What it had asked for has come back meanwhile.
+    assert not found
+    assert not parts[0].errors
+
+
 def test_the_log_of_members_can_be_read_alone(parts: list[Part], tmp_path: Path) -> None:
     entries = [read_entry(content) for _, content in SharedLog(tmp_path, "reader").read()]
     assert sorted(writer for writer, items in entries if isinstance(items[0], Joined)) == sorted(
