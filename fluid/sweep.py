@@ -29,6 +29,7 @@ from fluid.search import Searcher, Space, make_sampler, make_space
 from fluid.search.algorithms import make_scheduler, shape_for
 from fluid.search.rungs import rungs_of
 from fluid.search.searchers import SamplerSearcher
+from fluid.search.space import ConditionalSpace
 from fluid.search.stop_rules import StopArgument, StopRules
 from fluid.session.folder.given_code import CODES
 from fluid.session.listeners import SweepInterrupted, TrialListener, require_listener
@@ -157,7 +158,8 @@ def run(
             ``max_concurrent`` and ``trial_options`` may be others; so may the code of the trainable: see ``code``.
         code: which trials of a sweep that goes on run the trainable given where it has changed, which a warning names:
             ``"begun"``, the default: those that have reported nothing yet, while others keep the code that they began
-            with; ``"new"``: all that have not ended. It needs ``resume``.
+            with; ``"new"``: all that have not ended. It needs ``resume``; or ``join``, where a driver whose code is not
+            that of the first one is refused, but with ``"new"`` runs its own, which the results note.
         retry_failed: whether trials that failed in an earlier session are tried again, from their last checkpoint if
             they have one; ``False`` by default. It needs ``resume``.
         callbacks: listeners of the trials, which are called besides, not of what an earlier session reported; their
@@ -198,20 +200,21 @@ def run(
     require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
-    if join and resume:
+    joins = _joins(executor, asked)
+    if joins and resume:
         raise InvalidFieldError("resume", True, "cannot be with join=True, which goes on with what is there by itself")
-    if join and seed is None:
+    if joins and seed is None:
         raise InvalidFieldError(
             "seed", None, "cannot be with join=True: all drivers make the same trials from one seed"
         )
-    earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed)
+    earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed, joins=joins)
     is_given = searcher is not None
     if searcher is not None:
         if earlier is not None:
             raise InvalidFieldError("resume", resume, "cannot be with a searcher, whose library has its own state")
-        constants = _checked_constants(searcher, space, points)
+        constants, known_space = _checked_constants(searcher, space, points), None
     else:
-        constants = {}
+        constants, known_space = {}, make_space(space)
         if earlier is not None and algorithm == "tpe":
             if callable(space):
                 raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
@@ -220,7 +223,7 @@ def run(
         sampler_seed = seed_in_force(seed)
         if algorithm == "tpe" and points and earlier is not None and sampler_seed is not None:
             sampler_seed = _seed_behind(sampler_seed, len(points))
-        searcher = _make_searcher(algorithm, space, compared, sampler_seed, points)
+        searcher = _make_searcher(algorithm, known_space, compared, sampler_seed, points)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
@@ -251,6 +254,9 @@ def run(
         group=GroupOptions.checked(requires, owner, priority, preempt),
         seed=seed_in_force(seed),
         goes_on=not is_given,
+        space=known_space,
+        points=points,
+        takes_other_code=code == "new",
     )
     if earlier is not None:
         earlier.require_goals(compared)
@@ -373,7 +379,7 @@ def _result(loop: SweepLoop, run_dir: Path) -> SweepResult:
         run_dir=run_dir if joint is None else joint.membership.shared,
         name=plan.name,
         state="UNFINISHED" if loop.trials.unfinished else "DONE",
-        notes=(*early, *changes),
+        notes=(*early, *changes, *(() if joint is None else joint.at.log.notes)),
     )
 
 
@@ -398,11 +404,15 @@ def _seed_behind(seed: int, trials: int) -> int:
 
 
 def _make_searcher(
-    algorithm: str, space: Any, goals: Sequence[Goal], seed: int | None, points: Sequence[Mapping[str, Any]]
+    algorithm: str,
+    space: Space | ConditionalSpace,
+    goals: Sequence[Goal],
+    seed: int | None,
+    points: Sequence[Mapping[str, Any]],
 ) -> Searcher:
     sampler = algorithm if algorithm in ("grid", "tpe") else "random"
     modes = [goal.mode for goal in goals]
-    return SamplerSearcher(make_sampler(sampler, make_space(space), modes=modes, seed=seed, points=points))
+    return SamplerSearcher(make_sampler(sampler, space, modes=modes, seed=seed, points=points))
 
 
 def _checked_constants(searcher: Any, space: Any, points: Any) -> Mapping[str, Any]:
@@ -461,14 +471,22 @@ def _checked_callbacks(callbacks: Any) -> tuple[TrialListener, ...]:
     return listeners
 
 
-def _earlier_sweep(resume: Any, run_dir: Any, name: str, code: Any, retry_failed: Any) -> EarlierSweep | None:
+def _joins(executor: Any, asked: Mapping[str, Any]) -> bool:
+    """Whether the sweep is worked with other drivers, by this call or by the executor that it runs on."""
+    used = executor if isinstance(executor, FluidExecutor) else executor_in_force()
+    return bool(asked.get("join")) if used is None else used.session.joint is not None
+
+
+def _earlier_sweep(
+    resume: Any, run_dir: Any, name: str, code: Any, retry_failed: Any, *, joins: bool
+) -> EarlierSweep | None:
     """Returns what there is to go on with; ``None`` if the folder is still empty."""
     for argument, value in (("resume", resume), ("retry_failed", retry_failed)):
         if not isinstance(value, bool):
             raise InvalidFieldError(argument, value, "must be True or False")
     require_one_of("code", code, CODES)
     for argument, value, default in (("code", code, "begun"), ("retry_failed", retry_failed, False)):
-        if value != default and not resume:
+        if value != default and not (resume or (joins and argument == "code")):
             raise InvalidFieldError(argument, value, "needs resume=True: it is about a sweep that goes on")
     if not resume or plan_in_force() is not None:  # A rehearsal begins anew.
         return None

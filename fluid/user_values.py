@@ -7,8 +7,11 @@ compares a user's values, or asks whether one is true.
 from __future__ import annotations
 
 import io
+import json
+import numbers
 import pickle
 import sys
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 #: Types whose ``==`` gives a truth value.
@@ -44,6 +47,31 @@ def is_equal_value(one: Any, other: Any) -> bool:
         return type(equal).__name__ in ("bool", "bool_") and bool(equal)
     except Exception:
         return False
+
+
+def text_of(value: Any) -> str:
+    """A text of a value that other processes give it, too; never raises.
+
+    Dicts are in the order of their names. Of what is neither a text, a number, a dataclass nor a list or dict of these,
+    the text has only the name: of a function or class its own, of any other object that of its class.
+
+    Example:
+        >>> from fluid.user_values import text_of
+        >>> text_of({"lr": 0.1, "activation": len, "device": object()})
+        '{"activation": "len", "device": "object", "lr": 0.1}'
+    """
+    try:
+        return json.dumps(value, sort_keys=True, default=_text_of_other)
+    except Exception:  # Its names are no texts, it contains itself, or its class raises.
+        return type(value).__qualname__
+
+
+def _text_of_other(value: Any) -> Any:
+    if isinstance(value, numbers.Number):  # Such as NumPy's.
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {type(value).__qualname__: {field.name: getattr(value, field.name) for field in fields(value)}}
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import fluid
 from fluid.rehearsal.spaces import Condition, active
 from fluid.search import choice, make_sampler, make_space, uniform
 from fluid.search.domains import Domain
-from fluid.user_values import is_equal_value, is_same_value
+from fluid.user_values import is_equal_value, is_same_value, text_of
 
 
 class Guarded:
@@ -101,6 +104,44 @@ def test_a_condition_of_a_benchmark_does_not_hold_for_an_array() -> None:
     space: dict[str, Domain] = {"optimizer": choice(["sgd", "adam"]), "momentum": uniform(0.0, 1.0)}
     config = {"optimizer": np.array(["sgd", "sgd"]), "momentum": 0.5}
     assert list(active(config, space, conditions)) == ["optimizer"]
+
+
+@dataclass
+class Net:
+    layers: int
+    act: Any = max
+    inner: Any = None
+
+
+class Raises:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_texts_are_those_of_other_processes() -> None:
+    value = {"b": [1, 2.5, None, "é"], "a": (True, np.float32(0.5), np.int64(3)), "net": Net(2, inner=Net(1))}
+    text = text_of({**value, "data": np.zeros(3), "set": {"x"}, "cls": Net})
+    code = f"""
+import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}
+import numpy as np
+from test_user_values import *
+value = {{"net": Net(2, inner=Net(1)), "a": (True, np.float32(0.5), np.int64(3)), "b": [1, 2.5, None, "é"]}}
+print(text_of({{"set": {{"x"}}, "cls": Net, "data": np.zeros(3), **value}}))
+"""
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == text
+    inner = '{"Net": {"act": "max", "inner": null, "layers": 1}}'
+    assert f'"net": {{"Net": {{"act": "max", "inner": {inner}, "layers": 2}}}}' in text
+    assert '"cls": "Net", "data": "ndarray"' in text and '"set": "set"' in text
+
+
+def test_texts_of_odd_values_are_names() -> None:
+    cyclic: list[Any] = []
+    cyclic.append(cyclic)
+    assert text_of(cyclic) == "list"
+    assert text_of({(1, 2): 3, "a": 1}) == "dict"
+    assert text_of(Raises()) == "Raises"
+    assert text_of({"a": float("nan")}) == '{"a": NaN}'
 
 
 def curve(config: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fluid.trainables.trainable_code import TrainableCode
 from fluid.trainables.usage import NO_USAGE, Usage
 from fluid.wire import Frame, decoder, encode
 
@@ -57,17 +58,43 @@ class Lost(Frame, frozen=True):
 
 
 class Founded(Frame, frozen=True):
-    """What all members of a sweep must agree on. The first one counts; a member that was given something else ends.
+    """What all members of a group must agree on. The first one counts; a member that was given something else ends.
 
     Attributes:
-        group: the sweep's name.
-        arguments: those of the call, as texts, by name.
-        seeds: what the seeds of the trials follow from: see :class:`fluid.random_state.SeedOrigin`.
+        group: its name.
+        arguments: those of a sweep's call, as texts, by name.
+        seeds: what the seeds of a sweep's trials follow from: see :class:`fluid.random_state.SeedOrigin`.
+        codes: of what the trials run, and of functions in the sweep's space, by what they are for.
     """
 
     group: str
     arguments: Mapping[str, str]
     seeds: tuple[str, ...] = ()
+    codes: Mapping[str, TrainableCode] = {}
+
+
+class Submitted(Frame, frozen=True):
+    """A member's program has submitted trials; all programs must submit the same ones.
+
+    Attributes:
+        group: of a name that is no sweep's.
+        trials: texts of what they are, by id; of each trial the first one counts.
+    """
+
+    group: str
+    trials: Mapping[str, str]
+
+
+class OtherCode(Frame, frozen=True):
+    """The member's trials run other code than those of the group's first member.
+
+    Attributes:
+        group: its name.
+        names: some of the functions, classes and values that differ.
+    """
+
+    group: str
+    names: tuple[str, ...]
 
 
 class Begun(Frame, frozen=True):
@@ -184,6 +211,8 @@ Item = (
     | Left
     | Lost
     | Founded
+    | Submitted
+    | OtherCode
     | Begun
     | Claimed
     | Started

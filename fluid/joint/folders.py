@@ -121,4 +121,4 @@ class MembersReader:
         ]
         more = len(found) - len(told)
         told += [f"and {more} more"] if more > 0 else []
-        return [f"Drivers: {'; '.join(told)}."] if told else []
+        return [f"Drivers: {'; '.join(told)}.", *self._state.notes] if told else []

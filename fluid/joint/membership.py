@@ -34,7 +34,9 @@ from fluid.joint.entries import (
     Joined,
     Left,
     Lost,
+    OtherCode,
     StopAsked,
+    Submitted,
     entry_of,
     read_entry,
 )
@@ -59,7 +61,7 @@ _SETTLES_S = 2.0
 #: their number grows with the root of the time only.
 GATHER_S, GATHER_S_PER_ENTRY = 0.25, 1.0 / 5000
 #: What a member that was taken for dead tells all the same; all else is about a lease, or asks for one.
-_LASTING = (Founded, Extended, StopAsked)
+_LASTING = (Founded, Submitted, OtherCode, Extended, StopAsked)
 #: Seconds that the last entries have as the member leaves.
 _LAST_S = 20.0
 
@@ -166,6 +168,10 @@ class Membership:
 
         if not self._closing:
             self._finder.submit(find)
+
+    def break_off(self, error: BaseException) -> None:
+        """Ends what is done in the folder with an error; from any thread."""
+        self._broken(error)
 
     def close(self) -> None:
         """Appends what is left, and leaves; waits for that, but not for ever."""

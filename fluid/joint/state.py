@@ -26,9 +26,11 @@ from fluid.joint.entries import (
     Joined,
     Left,
     Lost,
+    OtherCode,
     Released,
     Started,
     StopAsked,
+    Submitted,
     TrialFrame,
     Wants,
 )
@@ -145,7 +147,9 @@ class JointState:
     Attributes:
         members: by name, also those that are gone.
         trials: by id.
-        founded: what the members of each sweep agree on, by its name.
+        founded: what the members of each group agree on, by its name.
+        submitted: texts of what trials are that programs have submitted by themselves, by id.
+        other_code: what differs in the code of a member from that of a group's first one, by the names of both.
         begun: how many trials of each sweep have begun, by its name.
         budgets: iterations that submitters have let trials run in all, by id.
         stops: ids of trials that are to run no further, with the outcome.
@@ -156,6 +160,8 @@ class JointState:
         self.members: dict[str, Member] = {}
         self.trials: dict[str, JointTrial] = {}
         self.founded: dict[str, Founded] = {}
+        self.submitted: dict[str, str] = {}
+        self.other_code: dict[tuple[str, str], tuple[str, ...]] = {}
         self.begun: dict[str, int] = {}
         self.budgets: dict[str, int] = {}
         self.stops: dict[str, str] = {}
@@ -168,6 +174,14 @@ class JointState:
     def present(self) -> list[Member]:
         """The members that take part."""
         return [member for member in self.members.values() if not member.gone]
+
+    @property
+    def notes(self) -> list[str]:
+        """What readers of the results must know."""
+        return [
+            f"{group}: driver {member} ran other code than the first one: {', '.join(names)}."
+            for (group, member), names in list(self.other_code.items())
+        ]
 
     def apply(self, number: int, writer: str, item: Item) -> Iterator[Fact]:
         """Applies an item of an entry; gives what came of it, nothing if it does not count.
@@ -199,6 +213,13 @@ class JointState:
             if item.group not in self.founded:
                 self.founded[item.group] = item
                 yield item
+        elif isinstance(item, Submitted):
+            for trial_id, text in item.trials.items():
+                self.submitted.setdefault(trial_id, text)
+            yield item
+        elif isinstance(item, OtherCode):
+            self.other_code[item.group, writer] = item.names
+            yield item
         elif isinstance(item, Begun):
             yield from self._begun(number, member, item)
         elif isinstance(item, Claimed):

@@ -51,6 +51,7 @@ from fluid.session.ending import Endings, take_last
 from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.keeper import Keeper
 from fluid.session.inbox import GroupInbox
+from fluid.session.joint.content import GroupContent
 from fluid.session.joint.session import JointSession
 from fluid.session.listeners import LimitReachedError, TrialRequest, ended_early
 from fluid.session.options import IdleLanes
@@ -560,14 +561,19 @@ class Pump:
             self._backend.execute([command for command in commands if not isinstance(command, Notice)])
         self._tell(events, commands)
 
-    def handle_new(self, event: GroupSubmitted | TrialsAdded, accepted: Callable[[], None], name: str) -> None:
+    def handle_new(
+        self,
+        event: GroupSubmitted | TrialsAdded,
+        accepted: Callable[[], None],
+        name: str,
+        content: GroupContent,
+    ) -> None:
         """Gives the engine new trials of a group of that name; in a shared folder they are held until its log says."""
         if self.joint is None:
             self.handle(event, accepted=accepted)
             return
-        ids = [spec.trial_id for spec in event.trials]
         self.handle(event, *self.joint.holding(event.trials), accepted=accepted)
-        self.joint.submitted(name, ids)
+        self.joint.submitted(name, content)
 
     def extend(self, inbox: GroupInbox, event: BudgetExtended) -> None:
         """Gives a trial of a group further iterations, and has waiters wait for it again."""

@@ -51,6 +51,7 @@ from fluid.session.folder.folder import RunFolder
 from fluid.session.folder.resume import LeftSession, lost_checkpoints
 from fluid.session.forecasting.forecasts import Forecasts
 from fluid.session.inbox import GroupInbox
+from fluid.session.joint.content import NOT_SHARED, GroupContent
 from fluid.session.joint.session import JointSession
 from fluid.session.listeners import TrialListener
 from fluid.session.pump import Pump
@@ -82,8 +83,9 @@ from fluid.trialgroup import PAUSED_BY_USER, Search, Submission, Trial, TrialGro
 # changed, too, and waiters wait for further trials, before anyone is told. An interrupted caller has nothing to undo.
 
 
-#: What the engine is to know of trials, and what registers and writes them once it has accepted them.
-Prepared = tuple[tuple[TrialSpec, ...], Callable[[], None]]
+#: What the engine, and other drivers, are to know of trials, and what registers and writes them once it has accepted
+#: them.
+Prepared = tuple[tuple[TrialSpec, ...], GroupContent, Callable[[], None]]
 
 
 class GroupRequests:
@@ -121,7 +123,7 @@ class GroupRequests:
     def add(self, trials: list[Trial]) -> None:
         """Adds trials to the group, all of them or none."""
         inbox = self._inbox
-        specs, take_in = self._prepare(trials)
+        specs, content, take_in = self._prepare(trials)
 
         def accepted() -> None:
             for trial in trials:
@@ -132,7 +134,7 @@ class GroupRequests:
         def add() -> None:
             inbox.require_new(trials)
             event = TrialsAdded(self.backend.now(), inbox.group_id, specs)
-            self._pump.handle_new(event, accepted, inbox.group.name)
+            self._pump.handle_new(event, accepted, inbox.group.name, content)
             say_what_is_awaited(self._state, inbox.group.name, specs)
 
         self._pump.work(add)
@@ -305,6 +307,7 @@ class Session:
         """
         self._keeper.require_goal(group.search)
         payloads, specs = self._prepare(group, group.active)
+        content = self._content(payloads)
         if self._insists_on_fusing and not self._pump.inboxes:
             warn_of_unfusible(group)
 
@@ -313,7 +316,7 @@ class Session:
             group_id = str(self._next_group)
             inbox = GroupInbox(group_id, group, listener, self.waits)
             event = GroupSubmitted(at=self.backend.now(), group_id=group_id, trials=specs, terms=terms)
-            self._pump.handle_new(event, lambda: self._open_group(inbox, payloads), group.name)
+            self._pump.handle_new(event, lambda: self._open_group(inbox, payloads), group.name, content)
             say_what_is_awaited(self._state, group.name, specs)
             return inbox
 
@@ -324,7 +327,7 @@ class Session:
 
         def prepare(trials: list[Trial]) -> Prepared:
             payloads, specs = self._prepare(inbox.group, trials)
-            return specs, lambda: self._take_in(inbox, payloads)
+            return specs, self._content(payloads), lambda: self._take_in(inbox, payloads)
 
         return GroupRequests(inbox, self._pump, self._state, self.backend, self._folder, prepare)
 
@@ -582,6 +585,9 @@ class Session:
         trials = with_requirements(trials, group)
         payloads = self._payloads(trials, group.submission or Submission())
         return payloads, tuple(self._spec(trial, group.search) for trial in trials)
+
+    def _content(self, payloads: Mapping[Trial, TrialPayload]) -> GroupContent:
+        return NOT_SHARED if self._pump.joint is None else GroupContent.of(payloads)
 
     def _payloads(
         self, trials: Iterable[Trial], submission: Submission, known: Mapping[str, Seeds] = MappingProxyType({})

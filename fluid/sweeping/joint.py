@@ -20,13 +20,11 @@ from fluid.random_state import SeedOrigin
 from fluid.search.searchers import SearchOutcome
 from fluid.search.suggestion import ELSEWHERE, Suggestion
 from fluid.session.joint.session import JointSession
+from fluid.sweeping.agreement import arguments_of, codes_of, require_alike
 from fluid.sweeping.asking import Asking
 from fluid.sweeping.plan import SweepPlan
 from fluid.sweeping.submitting import SweepTrials
 from fluid.sweeping.under_way import begin_together
-
-#: How the log names the config that the space, the seed and the points give first.
-_FIRST = "space, seed and points, which give the first config"
 
 
 class JointStarts:
@@ -36,7 +34,6 @@ class JointStarts:
         plan: of the sweep.
         trials: those that were started.
         asking: asks the searcher.
-        under_way: how many trials run, or wait for a device.
         begin: begins the next trial, by a suggestion.
         do: does a piece of the sweep's work, at once.
         fail: ends the sweep with an error.
@@ -64,6 +61,7 @@ class JointStarts:
         self._session: JointSession | None = None
         self._detach: Callable[[], object] = lambda: None
         self._arguments: Mapping[str, str] = {}
+        self._codes = codes_of(plan)
         #: How many trials have begun, in all drivers.
         self._begun = 0
         #: The first config, which is asked for ahead: all drivers must have the same.
@@ -77,13 +75,13 @@ class JointStarts:
         self._session = session
         if not self._plan.learns:
             self._first = self._asking.ask_now()
-        self._arguments = self._said()
         origin, plan = self._trials.seed_origin, self._plan
+        self._arguments = arguments_of(plan, self._first)
         seeds = (*(state.hex() for state in origin.states), origin.salt)
         # Those that begin together in one driver do so here: what takes longest is to start first.
         together = plan.samples if begin_together(plan) else None
         begins = [Begun(plan.name, None, plan.samples, is_free=True)] * (together or 0)
-        self._detach = session.attach(self, Founded(plan.name, self._arguments, seeds), begins)
+        self._detach = session.attach(self, Founded(plan.name, self._arguments, seeds, self._codes), begins)
         session.claims.look()
 
     def detach(self) -> None:
@@ -168,37 +166,20 @@ class JointStarts:
         self._ready.extendleft(reversed(self._told))
         self._told.clear()
 
-    def founded(self, founded: Founded, *, is_own: bool) -> None:
+    def founded(self, founded: Founded, *, is_own: bool) -> bool:
         """Checks that all drivers were given the same, and takes the seeds of the first."""
-        for name, mine in self._arguments.items():
-            theirs = founded.arguments.get(name)
-            if theirs is not None and theirs != mine:
-                reason = f"works the sweep {self._plan.name!r}, of which the first driver says {name}: {theirs}"
-                self._fail(InvalidFieldError("join", True, f"{reason}; this call says {mine}"))
-                return
+        try:
+            require_alike(founded, self._arguments, self._codes, takes_other_code=self._plan.takes_other_code)
+        except InvalidFieldError as error:
+            self._fail(error)
+            return False
         share = getattr(self._plan.searcher, "share", None)
         if not is_own and callable(share):
             share()
         if len(founded.seeds) > 1:
             *states, salt = founded.seeds
             self._trials.seed_origin = SeedOrigin(tuple(map(bytes.fromhex, states)), salt)
-
-    def _said(self) -> Mapping[str, str]:
-        """What the drivers must agree on, by the names of the arguments."""
-        plan = self._plan
-        found = {
-            "metric": ", ".join(f"{goal.metric} ({goal.mode})" for goal in plan.goals),
-            "algorithm": plan.algorithm,
-            "budget": str(plan.budget),
-            "samples": str(plan.samples),
-            "stop": plan.rules.text,
-            "on_oom": "worst" if plan.oom_is_worst else "fail",
-        }
-        if plan.shape is not None:
-            found["eta and min_budget"] = f"rungs {plan.shape.rungs}"
-        if self._first is not None:
-            found[_FIRST] = json.dumps(self._first.config, default=lambda value: type(value).__qualname__)
-        return found
+        return True
 
 
 def _not_begun(suggestion: Suggestion) -> SearchOutcome:

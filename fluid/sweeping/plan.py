@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +18,7 @@ from fluid.results.submitted import UNFINISHED
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, SearchOutcome
 from fluid.search.schedulers import RungScheduler
+from fluid.search.space import ConditionalSpace, Space
 from fluid.search.stop_rules import StopRules
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import SearchShape
@@ -79,6 +80,9 @@ class SweepPlan:
         seed: adds to the seeds of the trials; ``None`` for other seeds every time.
         goes_on: whether a later call can go on with the sweep; not where a searcher has its own state.
         keeps_best: whether the checkpoint of the best trial outlives the session, unless the executor says what does.
+        space: what the configs are drawn from; ``None`` where a searcher of the user's suggests them.
+        points: configs that are tried first.
+        takes_other_code: whether a driver may run other code than the first one of a shared folder.
     """
 
     trainable: Any
@@ -103,6 +107,9 @@ class SweepPlan:
     seed: int | None = 0
     goes_on: bool = True
     keeps_best: bool = True
+    space: Space | ConditionalSpace | None = None
+    points: Sequence[Mapping[str, Any]] = ()
+    takes_other_code: bool = False
 
     @property
     def extends(self) -> bool:

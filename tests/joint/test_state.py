@@ -17,9 +17,11 @@ from fluid.joint.entries import (
     Joined,
     Left,
     Lost,
+    OtherCode,
     Released,
     Started,
     StopAsked,
+    Submitted,
     Wants,
     entry_of,
     read_entry,
@@ -193,6 +195,19 @@ def test_trials_are_numbered_by_the_log(shared: Log) -> None:
 def test_the_first_founder_counts(shared: Log) -> None:
     assert shared.add("b", Founded("g", {"budget": "9"})) == []
     assert shared.state.founded["g"].arguments == {}
+
+
+def test_the_first_text_of_a_trial_counts(shared: Log) -> None:
+    assert shared.add("a", Submitted("h", {"t0": "x=1", "t1": "x=2"}))
+    assert shared.add("b", Submitted("h", {"t1": "x=3", "t2": "x=4"}))
+    assert shared.state.submitted == {"t0": "x=1", "t1": "x=2", "t2": "x=4"}
+    assert not shared.add("c", Submitted("h", {"t3": ""})), "it takes no part"
+
+
+def test_other_code_is_noted(shared: Log) -> None:
+    assert shared.state.notes == []
+    shared.add("b", OtherCode("g", ("train", "Net")))
+    assert shared.state.notes == ["g: driver b ran other code than the first one: train, Net."]
 
 
 def test_what_submitters_ask_for(shared: Log) -> None:

@@ -11,7 +11,8 @@ import pytest
 from joint_members import content, folders, options_of, require_alike, slow, together
 from waiting import eventually
 
-from fluid import Device, FluidExecutor, InvalidFieldError, Requires, Trial, TrialGroup
+import fluid
+from fluid import Device, FluidError, FluidExecutor, InvalidFieldError, Requires, Trial, TrialGroup
 from fluid.session.handle import TrialGroupHandle
 
 pytestmark = pytest.mark.slow
@@ -235,6 +236,61 @@ def test_a_trial_that_its_program_has_forgotten_does_no_harm(tmp_path: Path) -> 
     found = together(*[member(shared, program)] * 2)
     assert found == [dict.fromkeys(["t2", "t3", "u"], "DONE")] * 2
     require_alike(shared, 2)
+
+
+def other_code(config: dict[str, Any], state: int | None) -> Any:
+    for metrics, count in slow(config, state):
+        yield {**metrics, "loss": -1.0}, count
+
+
+@pytest.mark.parametrize("after", [0.0, 0.8])
+@pytest.mark.parametrize(("change", "named"), [({"x": 0.5}, '"x": 0.5'), ({"budget": 41}, "41 iterations")])
+def test_programs_that_submit_other_trials_do_not_go_on(
+    tmp_path: Path, after: float, change: dict[str, Any], named: str
+) -> None:
+    def program(executor: FluidExecutor, change: dict[str, Any], after: float = 0.0) -> Any:
+        time.sleep(after)
+        made = [Trial(slow, {"x": 0.0}, budget=40, trial_id=f"t{place}") for place in range(3)]
+        last = Trial(slow, {"x": change.get("x", 0.0)}, budget=change.get("budget", 40), trial_id="t3")
+        executor.submit_trialgroup(TrialGroup([*made, last], "g")).wait()
+        return "done"
+
+    shared = tmp_path / "shared"
+    found = together(
+        member(shared, lambda executor: program(executor, {})),
+        member(shared, lambda executor: program(executor, change, after)),
+    )
+    refused = [error for error in found if error != "done"]
+    assert len(refused) == 1 and (not after or found[0] == "done"), found
+    text = str(refused[0])
+    assert isinstance(refused[0], FluidError) and "'t3'" in text and named in text
+    assert "the program of each must submit the same trials of the group 'g'" in text
+
+
+def test_a_trial_that_is_added_must_be_the_same(tmp_path: Path) -> None:
+    def program(executor: FluidExecutor, x: float) -> Any:
+        handle = submitted(executor, 1, 30)
+        handle.add(Trial(slow, {"x": x}, budget=3, trial_id="more"))
+        handle.wait()
+        return "done"
+
+    found = together(*[member(tmp_path / "shared", lambda executor, x=x: program(executor, x)) for x in (1.0, 2.0)])
+    assert sorted(isinstance(error, FluidError) and "'more'" in str(error) for error in found) == [False, True], found
+
+
+def test_other_code_of_a_group_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def program(executor: FluidExecutor, trainable: Any) -> Any:
+        made = [Trial(trainable, {"x": 0.0}, budget=5, trial_id=f"t{place}") for place in range(3)]
+        executor.submit_trialgroup(TrialGroup(made, "g")).wait()
+        return "done"
+
+    shared = tmp_path / "shared"
+    members = [member(shared, lambda executor, one=one: program(executor, one)) for one in (slow, slow, other_code)]
+    assert together(*members) == ["done"] * 3
+    notes = [note for note in fluid.load(shared, metric="loss", mode="min").notes if "other code" in note]
+    assert len(notes) == caplog.text.count("this driver runs other code than the first one: other_code, slow") > 0
+    assert all(note.startswith("g: driver ") for note in notes)
+    assert len(notes) in (1, 2), "of the three, those whose code is not the first one's"
 
 
 def test_a_folder_of_one_driver_cannot_be_joined(tmp_path: Path) -> None:

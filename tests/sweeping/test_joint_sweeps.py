@@ -21,6 +21,12 @@ pytestmark = pytest.mark.slow
 SPACE = {"x": uniform(0.0, 1.0)}
 
 
+def slower(config: dict[str, Any], state: int | None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Another code: its losses are above 900."""
+    for metrics, count in slow(config, state):
+        yield {**metrics, "loss": 1000.0 - metrics["loss"]}, count
+
+
 class Heard(TrialListener):
     """What trials reported, and how they ended, in order."""
 
@@ -239,8 +245,11 @@ def test_only_who_has_the_devices_runs_trials(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"space": {"x": uniform(0.0, 2.0)}}, "space, seed and points"),
-        ({"seed": 1}, "space, seed and points"),
+        ({"space": {"x": uniform(0.0, 2.0)}}, r"space\['x'\]: .*\"high\": 1.0.*; this call says .*\"high\": 2.0"),
+        ({"space": {"x": uniform(0.0, 1.0), "y": 1}}, "names in space: x; this call says x, y"),
+        ({"seed": 1}, "seed: 0; this call says 1"),
+        ({"points": [{"x": 0.5}]}, "points"),
+        ({"trainable": slower, "name": "slow-asha"}, r"has other code: slower\. Give a fresh run_dir; or code='new'"),
         ({"algorithm": "random", "name": "slow-asha"}, "algorithm: asha; this call says random"),
         ({"budget": 3}, "budget: 9; this call says 3"),
         ({"samples": 10}, "samples: 9; this call says 10"),
@@ -256,6 +265,54 @@ def test_another_call_is_refused_and_the_others_go_on(tmp_path: Path, other: dic
     with pytest.raises(InvalidFieldError, match=named):
         raise second
     assert len(first.trials) == 9 and first.state == "DONE"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "named"),
+    [
+        ({"algorithm": "grid", "space": {"x": [1.0, 2.0]}}, {"space": {"x": [1.0, 3.0]}}, r"space\['x'\]"),
+        ({"points": [{"x": 0.5}, {"x": 0.6}]}, {"points": [{"x": 0.5}, {"x": 0.7}]}, "points"),
+        ({"algorithm": "tpe", "space": {**SPACE, "c": 1}}, {"space": {**SPACE, "c": 2}}, "'c'"),
+    ],
+)
+def test_what_begins_alike_and_goes_on_otherwise_is_refused(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], named: str
+) -> None:
+    pytest.importorskip("optuna")
+    options = {"algorithm": "random", "samples": None if "grid" in one.values() else 2, "budget": 30, **one}
+    shared = tmp_path / "shared"
+    first, second = together(run(shared, **options), run(shared, after=0.5, **{**options, **other}))
+    with pytest.raises(InvalidFieldError, match=named):
+        raise second
+    assert [trial.state for trial in first.trials] == ["DONE"] * 2
+
+
+def test_other_code_runs_if_that_is_said_and_is_noted(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    options: dict[str, Any] = {"name": "both", "code": "new", "samples": 6, "budget": 20, "algorithm": "random"}
+    found = together(run(shared, **options), run(shared, trainable=slower, after=0.3, **options))
+    assert [one.notes for one in found] == [found[0].notes] * 2
+    assert len(found[0].notes) == 1 and found[0].notes[0].endswith("ran other code than the first one: slower.")
+    assert found[0].notes[0] in fluid.load(shared).notes
+    losses = {trial.results[-1].metrics["loss"] > 900.0 for trial in found[0].trials}
+    assert losses == {True, False}
+
+
+def test_new_code_needs_other_drivers(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFieldError, match=r"code.*resume=True"):
+        fluid.run(slow, SPACE, metric="loss", mode="min", samples=1, run_dir=tmp_path / "alone", code="new")
+
+
+@pytest.mark.parametrize("where", ["join", "output"])
+@pytest.mark.parametrize("wrong", [{"seed": None}, {"resume": True}])
+def test_what_cannot_be_with_others_is_refused(tmp_path: Path, where: str, wrong: dict[str, Any]) -> None:
+    shared = tmp_path / "shared"
+    joined = (
+        {"run_dir": shared, "join": True} if where == "join" else {"output": fluid.Output(run_dir=shared, join=True)}
+    )
+    with pytest.raises(InvalidFieldError, match="join=True"):
+        fluid.run(slow, SPACE, metric="loss", mode="min", samples=1, **joined, **wrong)
+    assert not shared.exists()
 
 
 def test_configs_that_json_cannot_hold_are_refused(tmp_path: Path) -> None:

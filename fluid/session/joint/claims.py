@@ -8,7 +8,7 @@ and for a trial that would end later than one of its own, it gives up that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +24,7 @@ from fluid.engine.tuning import OVERTAKES
 from fluid.joint.entries import Begun, Claimed, Founded, Item, Released, Wants
 from fluid.joint.state import Fact, JointState, JointTrial
 from fluid.policies.engine import EngineState
+from fluid.trainables.trainable_code import TrainableCode
 from fluid.trialgroup import TrialState
 
 #: Seconds in which a device may be free soon; and how many times what a trial's move takes it waits here before others
@@ -55,8 +56,8 @@ class JointSweep(Protocol):
         """What to tell the log of so many trials that are ready and are to begin here."""
         ...
 
-    def founded(self, founded: Founded, *, is_own: bool) -> None:
-        """Takes what all members agree on.
+    def founded(self, founded: Founded, *, is_own: bool) -> bool:
+        """Takes what all members agree on; returns whether this one does.
 
         Args:
             founded: what that is.
@@ -87,11 +88,15 @@ class JointGroup:
 
     Attributes:
         sweep: begins its trials; ``None`` if the program itself submits them.
+        codes: of what its trials run, by what they are for.
+        submitted: texts of what trials are that the program has submitted by itself, by id.
         early: what the log told of trials before the program submitted them, by id.
         unfit: a trial of the sweep for which this member has no devices; empty if it has them.
     """
 
     sweep: JointSweep | None = None
+    codes: Mapping[str, TrainableCode] = field(default_factory=dict)
+    submitted: dict[str, str] = field(default_factory=dict)
     early: dict[str, list[Early]] = field(default_factory=dict)
     unfit: str = ""
 

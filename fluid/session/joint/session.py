@@ -12,7 +12,7 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,9 +45,11 @@ from fluid.joint.entries import (
     Founded,
     Iterated,
     Joined,
+    OtherCode,
     Released,
     Started,
     StopAsked,
+    Submitted,
     Wants,
 )
 from fluid.joint.membership import Entry, Membership
@@ -59,6 +61,7 @@ from fluid.results.run_files import is_used
 from fluid.session.folder.folder import folder_of
 from fluid.session.joint.checkpoints import find_checkpoint
 from fluid.session.joint.claims import Claims, Early, JointGroup, JointSweep, Standing
+from fluid.session.joint.content import GroupContent, differing
 from fluid.session.output import Output
 from fluid.trainables.encoded_metrics import EncodedMetrics, IterationRun, numbers_in
 from fluid.trialgroup import TrialState
@@ -143,22 +146,24 @@ class JointSession:
             begins: its trials that begin then, for any member.
         """
         name = founds.group
-        self.at.groups[name] = JointGroup(sweep)
+        self.at.groups[name] = JointGroup(sweep, founds.codes)
         founded = self.at.log.founded.get(name)
         if founded is None:
             self.membership.post(founds, *begins)
-        else:
-            sweep.founded(founded, is_own=False)
+        elif sweep.founded(founded, is_own=False):
+            self._note_other_code(name)
         begun = [known.trial_id for known in self.at.log.trials.values() if known.group == name]
         self._catch_up(begun, self._early.pop(name, []))
         return partial(self._detach, name)
 
-    def submitted(self, name: str, trial_ids: Iterable[str]) -> None:
+    def submitted(self, name: str, content: GroupContent) -> None:
         """The engine knows trials of a group, which are held, and goes on with what the log tells of them."""
-        is_new, group = name not in self.at.groups, self.at.groups.setdefault(name, JointGroup())
+        is_new, group = name not in self.at.groups, self.at.groups.setdefault(name, JointGroup(codes=content.codes))
+        if group.sweep is None:
+            self._tell(name, content.trials, is_new=is_new)
         for early in self._early.pop(name, []):
             group.early.setdefault(_trial_of(early.fact), []).append(early)
-        for trial_id in trial_ids:
+        for trial_id in content.trials:
             if (told := group.early.pop(trial_id, None)) is not None:
                 self._catch_up([trial_id], told)
             known = self._known(trial_id)
@@ -175,6 +180,36 @@ class JointSession:
         if is_new:
             for trial in list(self.at.log.trials.values()):
                 self._look_left(trial)
+
+    def _tell(self, name: str, trials: Mapping[str, str], *, is_new: bool) -> None:
+        """Tells the log what the program has submitted, or finds that another one has submitted something else."""
+        group = self.at.groups[name]
+        group.submitted |= trials
+        unknown = {trial_id: text for trial_id, text in trials.items() if trial_id not in self.at.log.submitted}
+        if is_new and name not in self.at.log.founded:
+            self.membership.post(Founded(name, {}, (), group.codes))
+        elif is_new:
+            self._note_other_code(name)
+        if unknown:
+            self.membership.post(Submitted(name, unknown))
+        self._require_alike(name, trials)
+
+    def _require_alike(self, name: str, trial_ids: Iterable[str]) -> None:
+        """Breaks off if another program has submitted something else as one of these trials."""
+        for trial_id in trial_ids:
+            mine = self.at.groups[name].submitted.get(trial_id)
+            theirs = self.at.log.submitted.get(trial_id, mine)
+            if mine is not None and theirs != mine:
+                reason = f"has {mine} here and {theirs} in another driver of the shared folder"
+                text = f"{reason}: the program of each must submit the same trials of the group {name!r}"
+                self.membership.break_off(InvalidFieldError("trial_id", trial_id, text))
+                return
+
+    def _note_other_code(self, name: str) -> None:
+        names = differing(self.at.log.founded[name].codes, self.at.groups[name].codes)
+        if names and (name, self.at.me) not in self.at.log.other_code:
+            _log.warning("%s: this driver runs other code than the first one: %s", name, ", ".join(names))
+            self.membership.post(OtherCode(name, names))
 
     def _look_left(self, trial: JointTrial) -> None:
         """Tells of a trial that nobody has and that is to go on, where this member's program has not submitted it."""
@@ -352,9 +387,13 @@ class JointSession:
         if isinstance(fact, Gone):
             self._gone(fact)
         elif isinstance(fact, Founded):
-            group = self.at.groups.get(fact.group)
-            if group is not None and group.sweep is not None:
-                group.sweep.founded(fact, is_own=self._writer == self.at.me)
+            if (group := self.at.groups.get(fact.group)) is not None:
+                is_own = self._writer == self.at.me
+                if group.sweep is None or group.sweep.founded(fact, is_own=is_own):
+                    self._note_other_code(fact.group)
+        elif isinstance(fact, Submitted):
+            if fact.group in self.at.groups:
+                self._require_alike(fact.group, fact.trials)
         elif isinstance(fact, BegunTrial):
             group = self.at.groups.get(fact.begun.group)
             if group is None or group.sweep is None:
@@ -364,7 +403,7 @@ class JointSession:
             trial = fact.trial
             if fact.writer == self.at.me and trial.trial_id not in self._state.trials and trial.lease is not None:
                 self.membership.post(Released(trial.trial_id, trial.lease))  # The sweep is over here.
-        elif not isinstance(fact, Wants):
+        elif not isinstance(fact, (Wants, OtherCode)):
             self._of_trial(fact)
 
     def _of_trial(self, fact: Any) -> None:
