@@ -249,7 +249,7 @@ def test_only_who_has_the_devices_runs_trials(tmp_path: Path) -> None:
         ({"space": {"x": uniform(0.0, 1.0), "y": 1}}, "names in space: x; this call says x, y"),
         ({"seed": 1}, "seed: 0; this call says 1"),
         ({"points": [{"x": 0.5}]}, "points"),
-        ({"trainable": slower, "name": "slow-asha"}, r"has other code: slower\. Give a fresh run_dir; or code='new'"),
+        ({"trainable": slower, "name": "slow-asha"}, r"has other code: slow, slower\. Give a fresh run_dir; or code='new'"),
         ({"algorithm": "random", "name": "slow-asha"}, "algorithm: asha; this call says random"),
         ({"budget": 3}, "budget: 9; this call says 3"),
         ({"samples": 10}, "samples: 9; this call says 10"),
@@ -292,7 +292,7 @@ def test_other_code_runs_if_that_is_said_and_is_noted(tmp_path: Path) -> None:
     options: dict[str, Any] = {"name": "both", "code": "new", "samples": 6, "budget": 20, "algorithm": "random"}
     found = together(run(shared, **options), run(shared, trainable=slower, after=0.3, **options))
     assert [one.notes for one in found] == [found[0].notes] * 2
-    assert len(found[0].notes) == 1 and found[0].notes[0].endswith("ran other code than the first one: slower.")
+    assert len(found[0].notes) == 1 and found[0].notes[0].endswith("ran other code than the first one: slow, slower.")
     assert found[0].notes[0] in fluid.load(shared).notes
     losses = {trial.results[-1].metrics["loss"] > 900.0 for trial in found[0].trials}
     assert losses == {True, False}
