@@ -104,7 +104,8 @@ class Begun(Frame, frozen=True):
         group: the sweep's name.
         config: its hyperparameters, where they do not follow from what all members agree on.
         most: trials that the sweep has at most; ``None`` for no limit.
-        is_free: whether any member may claim it; else it is the one's that tells this.
+        is_free: whether any member may claim it, as of those that begin with the sweep; else it is the one's that tells
+            this.
         under_way: most trials of the sweep that have begun and not ended; ``None`` for no limit.
     """
 

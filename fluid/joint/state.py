@@ -167,6 +167,8 @@ class JointState:
         self.stops: dict[str, str] = {}
         self.pace_s = 0.0
         self._paces = 0
+        #: Who has founded each group.
+        self._founders: dict[str, str] = {}
         #: How many trials have not ended, by group.
         self._open = Counter[str]()
 
@@ -212,6 +214,7 @@ class JointState:
         elif isinstance(item, Founded):
             if item.group not in self.founded:
                 self.founded[item.group] = item
+                self._founders[item.group] = writer
                 yield item
         elif isinstance(item, Submitted):
             for trial_id, text in item.trials.items():
@@ -244,6 +247,8 @@ class JointState:
         place = self.begun.get(item.group, 0)
         if item.group not in self.founded or (item.most is not None and place >= item.most):
             return
+        if item.is_free and self._founders[item.group] != member.name:
+            return  # They came with what another member has founded first, perhaps otherwise.
         if item.under_way is not None and self._open[item.group] >= item.under_way:
             return  # Another member has begun one at the same time.
         self.begun[item.group] = place + 1

@@ -197,6 +197,14 @@ def test_the_first_founder_counts(shared: Log) -> None:
     assert shared.state.founded["g"].arguments == {}
 
 
+def test_what_begins_with_a_sweep_is_the_founders() -> None:
+    log = Log()
+    log.add("a", JOINED), log.add("b", JOINED)
+    for member, most in (("a", 2), ("b", 3)):  # Both found it at once, with other arguments.
+        log.add(member, Founded("g", {"samples": str(most)}), *[Begun("g", most=most, is_free=True)] * most)
+    assert log.state.begun == {"g": 2} and log.state.trials["g-00001"].lease is None
+
+
 def test_the_first_text_of_a_trial_counts(shared: Log) -> None:
     assert shared.add("a", Submitted("h", {"t0": "x=1", "t1": "x=2"}))
     assert shared.add("b", Submitted("h", {"t1": "x=3", "t2": "x=4"}))
