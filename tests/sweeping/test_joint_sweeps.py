@@ -249,7 +249,10 @@ def test_only_who_has_the_devices_runs_trials(tmp_path: Path) -> None:
         ({"space": {"x": uniform(0.0, 1.0), "y": 1}}, "names in space: x; this call says x, y"),
         ({"seed": 1}, "seed: 0; this call says 1"),
         ({"points": [{"x": 0.5}]}, "points"),
-        ({"trainable": slower, "name": "slow-asha"}, r"has other code: slow, slower\. Give a fresh run_dir; or code='new'"),
+        (
+            {"trainable": slower, "name": "slow-asha"},
+            r"has other code: slow, slower\. Give a fresh run_dir; or code='new'",
+        ),
         ({"algorithm": "random", "name": "slow-asha"}, "algorithm: asha; this call says random"),
         ({"budget": 3}, "budget: 9; this call says 3"),
         ({"samples": 10}, "samples: 9; this call says 10"),
