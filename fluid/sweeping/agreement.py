@@ -89,7 +89,8 @@ def require_alike(
         theirs, mine = (said.get(name, "nothing") for said in (founded.arguments, arguments))
         if theirs != mine:
             theirs, mine = _where_they_differ(theirs, mine)
-            raise InvalidFieldError("join", True, f"{works} says {name}: {theirs}; this call says {mine}")
+            reason = f"{works} says {name}: {theirs}; this call says {mine}. Give the same, or a fresh run_dir"
+            raise InvalidFieldError("join", True, reason)
     names = differing(founded.codes, codes)
     if names and not takes_other_code:
         reason = f"{works} has other code: {', '.join(names)}. Give a fresh run_dir; or code='new' if both may count"
