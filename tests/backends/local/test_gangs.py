@@ -107,8 +107,8 @@ def test_a_gang_whose_process_dies_goes_on_from_its_checkpoint(executor: FluidEx
     handle = executor.submit_trialgroup(TrialGroup([trial]))
     eventually(lambda: bool(pids_at(wait)))
     (victim,) = pids_at(wait)
-    wait.touch()
     os.kill(victim, signal.SIGKILL)
+    wait.touch()
     seen = results(handle)["gang"]
     assert handle.states == {"gang": "DONE"}
     assert [result.iteration for result in seen] == [1, 2, 3, 4]
