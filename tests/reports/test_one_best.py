@@ -92,7 +92,7 @@ class Told:
 
     def say(self, trial: str, outcome: str) -> None:
         self.folder.stop(trial, TrialState(outcome))  # type: ignore[arg-type]
-        self.inbox.say(trial, outcome)
+        self.inbox.stop(trial, outcome)
 
     def extend(self, trial: str) -> None:
         self.folder.happened(BudgetExtended(0.0, trial, 3))
