@@ -424,6 +424,9 @@ class SlowToPickle:
     def __init__(self) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
 
+    def __deepcopy__(self, memo: Any) -> SlowToPickle:
+        return self  # A trial copies its config as it is made, which is not what is to wait.
+
     def __reduce__(self) -> Any:
         self.begun.set()
         assert self.may_end.wait(PATIENCE)
