@@ -2,8 +2,8 @@
 
 An entry is a file, whose name is its number. It is written under another name first and then linked, which fails where
 the number is taken: of two members that append at once, one is first, and the other reads that entry and takes the next
-number. So an entry is whole from the moment it is there, and no one waits for a lock. No clock is read, and no time of
-a file: what a file system may tell late does not matter.
+number. So an entry is whole from the moment it is there, and no member waits for a lock. No clock is read, and no time
+of a file: what a file system may tell late does not matter.
 
 On NFS a client may remember for a while that a name was not there. Opening the folder makes it ask the server again
 (close-to-open consistency), which each reading does first.
@@ -152,7 +152,7 @@ def _write(path: Path, content: bytes) -> None:
         rest = memoryview(content)
         while rest:
             rest = rest[os.write(file, rest) :]
-        os.fsync(file)  # Whoever sees the entry's name sees all of it.
+        os.fsync(file)  # A member that sees the entry's name sees all of it.
     finally:
         os.close(file)
 

@@ -312,8 +312,8 @@ class Membership:
 
     def _look(self, since_s: float) -> None:
         """Looks for the others' signs of life; ``since_s`` is how long ago it did so last."""
-        # Whoever was held up itself has not watched meanwhile. Who is lost is watched until the log tells so: what is
-        # to be appended is dropped if this member is taken for dead meanwhile.
+        # A member that was held up itself has not watched meanwhile. It watches a lost member until the log tells of
+        # the loss: what it is about to append is dropped if it is taken for dead meanwhile.
         seen_s = min(since_s, 2.0 * BEAT_S)
         ring = sorted(self._watched, key=lambda name: (self._watched[name].number - self._number) % (self._joined + 1))
         for name in ring[:WATCHED]:

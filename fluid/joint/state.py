@@ -77,7 +77,7 @@ class JointTrial:
 
     Attributes:
         trial_id, group: its id, and its group's name.
-        lease, holder: the number of the lease that holds, and whose it is; ``None`` if nobody's.
+        lease, holder: the number of the lease that holds, and its member; ``None`` if no member has the trial.
         reported: iterations that count.
         pace_s: seconds that the last of them took; 0 before.
         ended: ``DONE``, ``STOPPED`` or ``FAILED``; empty while it has not ended. DONE also once it was extended.
@@ -107,7 +107,7 @@ class JointTrial:
 
 @dataclass(slots=True)
 class Gone:
-    """A member takes part no more, and its trials are nobody's.
+    """A member takes part no more, and other members may claim its trials.
 
     Attributes:
         member: its name.

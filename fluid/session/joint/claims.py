@@ -146,7 +146,7 @@ class Claims:
         self._now = now
         self._handle = handle
         self._name_of = name_of
-        #: Known trials that nobody has, as keys; and these in the order in which they are asked for, the last first,
+        #: Known trials that no member has, as keys; and these in the order in which they are asked for, the last first,
         #: ``None`` if that is not known.
         self._free: dict[str, None] = {}
         self._order: list[str] | None = None
@@ -157,7 +157,7 @@ class Claims:
         self._begins = 0
         #: Trials that are given up for others, as keys; and those of them of which the log knows.
         self._offered: dict[str, bool] = {}
-        #: How far trials had come when they were given up last, by id: if nobody has taken one, it stays.
+        #: How far trials had come when they were given up last, by id: one that no member has taken stays here.
         self._gave: dict[str, int] = {}
         self._wanted = 0
         #: Since when trials wait here, by id; and when trials are taken for packing again.
@@ -166,7 +166,7 @@ class Claims:
         self._is_leaving = False
 
     def set_free(self, trial_id: str) -> None:
-        """Nobody has a trial."""
+        """No member has a trial."""
         self._free[trial_id], self._order = None, None
 
     def taken(self, trial_id: str) -> None:
@@ -324,7 +324,7 @@ class Claims:
         return max(0, progress.budget - done) * pace_s + progress.follow_up_iterations * mean_s
 
     def _preempt(self) -> int:
-        """Gives up a trial that runs for one that nobody runs, and that ends later; returns how many.
+        """Gives up a trial that runs for one that no member runs, and that ends later; returns how many.
 
         So no device is left with a long trial at the end, while the others have nothing to run.
         """

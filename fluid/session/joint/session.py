@@ -212,7 +212,7 @@ class JointSession:
             self.membership.post(OtherCode(name, names))
 
     def _look_left(self, trial: JointTrial) -> None:
-        """Tells of a trial that nobody has and that is to go on, where this member's program has not submitted it."""
+        """Tells of a trial that no member has and that is to go on, if this member's program has not submitted it."""
         group = self.at.groups.get(trial.group)
         if group is None or group.sweep is not None or trial.trial_id in self._state.trials:
             return
@@ -522,7 +522,7 @@ class JointSession:
             self._look_left(self.at.log.trials[trial_id])
 
     def _end_stopped(self, trial_id: str) -> None:
-        """Stops a trial that nobody has any more, if that was asked for: every member does, at this place."""
+        """Stops a trial that no member has any more, if that was asked for: every member does, at this place."""
         event = self._stops.pop(trial_id, None)
         if event is None:
             return
