@@ -86,6 +86,11 @@ class Bucket:
         self.seconds, self.streak, self.restarts = self.seconds[-DRIFT_STREAK:], 0, self.restarts + 1
         return True
 
+    def scale(self, ratio: float) -> None:
+        """Multiplies all that was observed."""
+        self.seconds = [each * ratio for each in self.seconds]
+        self._estimate = None
+
     def _side(self, seconds: float) -> int:
         """1 or -1 if the observation drifts above or below the baseline, else 0."""
         baseline = self.seconds[: len(self.seconds) - abs(self.streak)]
@@ -134,6 +139,18 @@ class KeyProfile:
         """Drops what was computed from the observations, as there are further ones."""
         self.fitted.clear()
         self.rates = None
+
+    def follow_alone(self, ratio: float) -> None:
+        """Changes what was measured of shared devices, widths and packs as much as iterations alone have drifted.
+
+        Overheads are factors: they are as before if trials of another pace have come. Where they are not, the buckets
+        drift in their turn.
+        """
+        for ids, bucket in self.buckets.items():
+            if ids != ALONE:
+                bucket.scale(ratio)
+        for bucket in self.fused.values():
+            bucket.scale(ratio)
 
     def line(self, overhead: Overhead) -> dict[int, Bucket]:
         """Measured buckets by co-residents (alpha) or width (beta), ascending; (1, 1) is in both."""

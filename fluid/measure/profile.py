@@ -394,9 +394,13 @@ class Profile:
         known.forget_fits()
         if share is not None and ids == ALONE and not is_fused:
             known.busy = [*known.busy, share][-self.window :]
-        if (known.fused if is_fused else known.buckets).setdefault(ids, Bucket()).add(each, self.window):
+        bucket = (known.fused if is_fused else known.buckets).setdefault(ids, Bucket())
+        before = bucket.estimate if bucket.seconds else each
+        if bucket.add(each, self.window):
             message = "profile %r, model %s, drifted at co_residents=%d, width=%d, rows=%d: measuring again"
             _log.info(message, key, model, co_residents, width, rows)
+            if ids == ALONE and not is_fused:
+                known.follow_alone(bucket.estimate / before)
 
     def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
         """Adds the peak memory of a trial on a device of that model, in bytes, without its seconds."""

@@ -394,7 +394,7 @@ def test_drift_is_seen_in_spite_of_stragglers() -> None:
     assert profile.seconds_per_iteration(KEY) == 1.5
 
 
-def test_drift_restarts_one_bucket_only() -> None:
+def test_what_was_measured_packed_follows_a_drift_alone() -> None:
     profile = profile_of([1.0, 1.2])
     feed(profile, [1.0] * DRIFT_BASELINE)
     feed(profile, [0.9] * DRIFT_STREAK)  # Within the floor.
@@ -402,7 +402,24 @@ def test_drift_restarts_one_bucket_only() -> None:
     feed(profile, [0.8] * DRIFT_STREAK)
     assert profile.needs_measuring(KEY)
     assert not profile.needs_measuring(KEY, co_residents=2)
-    assert profile.alpha(KEY) == pytest.approx(1.2 / 0.8)
+    assert profile.alpha(KEY) == pytest.approx(1.2)
+
+
+def test_a_width_measured_of_slow_trials_pays_for_the_fast_ones_that_follow() -> None:
+    profile = Profile()
+    feed(profile, [4.0] * DRIFT_BASELINE)
+    feed(profile, [2.0] * MIN_OBSERVATIONS, width=2)
+    feed(profile, [1.0] * DRIFT_STREAK)  # Their iterations alone are four times as fast, and a wide one would be.
+    assert profile.beta(KEY) == pytest.approx(1.0)
+    assert profile.width_limit(KEY, n=2, d_max=2) == 2
+
+
+def test_a_drift_of_a_packed_bucket_leaves_the_others_alone() -> None:
+    profile = profile_of([1.0, 1.2])
+    feed(profile, [1.2] * DRIFT_BASELINE, co_residents=2)
+    feed(profile, [1.6] * DRIFT_STREAK, co_residents=2)
+    assert profile.seconds_per_iteration(KEY) == 1.0
+    assert profile.alpha(KEY) == pytest.approx(1.6)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,13 @@ def test_a_pack_that_drifts_is_measured_again() -> None:
     assert profile.fused_rates(KEY) == FusedRates((1, 4), (1.0, 2.8))
 
 
+def test_packs_follow_a_drift_alone() -> None:
+    profile = measured({1: 1.0, 2: 1.2})
+    observe(profile, 1, *[1.0] * DRIFT_BASELINE, *[3.0] * DRIFT_STREAK)
+    rates = profile.fused_rates(KEY)
+    assert rates is not None and rates.stretch(2) == pytest.approx(1.2)
+
+
 def test_a_saved_profile_keeps_its_packs() -> None:
     profile = measured({1: 1.0, 2: 1.1, 4: 1.4})
     observe(profile, 4, 2.0, co_residents=2, memory=MemoryNeed(1.0, 2.0))
