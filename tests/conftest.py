@@ -37,6 +37,7 @@ if str(_HERE) not in sys.path:
 import lane_messages as to  # noqa: E402
 from browser import Browser, chromium, running_browser  # noqa: E402
 from iteration_runs import one_by_one  # noqa: E402
+from long_tests import long_tests  # noqa: E402
 
 # Nothing is timed. On CI every run tries the same examples, so that a failure belongs to the change it shows up with.
 settings.register_profile(
@@ -173,13 +174,18 @@ def pytest_runtest_teardown() -> None:
             signal.signal(number, handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # Before -m selects.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Brings the tests of the longest files to the front, in the same order in every worker."""
+    """Marks what long.txt names, and brings the tests of the longest files to the front, alike in every worker."""
+    named = long_tests()
 
     def place(item: pytest.Item) -> int:
         path = item.path.relative_to(_HERE).as_posix() if item.path.is_relative_to(_HERE) else ""
         return next((place for place, longest in enumerate(_LONGEST) if path.startswith(longest)), len(_LONGEST))
 
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in named:
+            item.add_marker(pytest.mark.long)
     items.sort(key=place)
 
 

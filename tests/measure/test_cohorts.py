@@ -60,6 +60,16 @@ def test_the_newest_trials_are_kept() -> None:
     assert sum(each.trials for each in tree.cohorts) == MOST_TRIALS
 
 
+def test_trials_without_what_parts_the_others_take_their_places_and_no_more() -> None:
+    tree = two_sizes(MOST_TRIALS)
+    for number in range(3 * MOST_TRIALS):
+        seconds = (1.0, 8.0)[number % 2]  # As unlike as the others: what parts those goes on to pay.
+        tree.learn(f"n{number}", config_of(depth=5), seconds=seconds, need=MemoryNeed(1e9, 1e8))
+    assert len(tree) == MOST_TRIALS
+    small, large = tree.predict(config_of(batch_size=32)), tree.predict(config_of(batch_size=256))
+    assert small.seconds == pytest.approx(1.0, rel=0.1) and large.seconds == pytest.approx(8.0, rel=0.1)
+
+
 def test_a_tree_is_the_same_after_it_was_saved() -> None:
     tree = two_sizes()
     loaded = CohortTree.from_json("cohorts['Net']", json.loads(json.dumps(tree.to_json())))

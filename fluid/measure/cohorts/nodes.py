@@ -546,6 +546,14 @@ class CohortNode:
         for child in self.children:
             yield from child.walk()
 
+    def number_ending_here(self) -> int:
+        """How many of its trials are in no node below: all those of a leaf."""
+        return len(self.samples) - sum(len(child.samples) for child in self.children)
+
+    def ending_here(self) -> list[str]:
+        """Its trials that are in no node below."""
+        return [trial for trial in self.samples if not any(trial in child.samples for child in self.children)]
+
     def put(self, trial_id: str, sample: CohortSample) -> None:
         """Adds a trial to this node and to those below."""
         for node in self.of(sample.values):

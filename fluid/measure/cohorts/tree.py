@@ -505,10 +505,11 @@ class CohortTree:
     def _dispensable(self) -> str:
         """A trial of the largest cohort, as if at random.
 
-        The longest trials start first: the oldest one would be the only one of its size.
+        The longest trials start first: the oldest one would be the only one of its size. Those that a split cannot
+        decide are together like a cohort: if they were never dropped, they would come to take all places.
         """
-        crowded = max((node.samples for node in self._root.walk() if not node.children), key=len)
-        return list(crowded)[self._learnt * _SCATTER % len(crowded)]
+        crowded = max(self._root.walk(), key=CohortNode.number_ending_here).ending_here()
+        return crowded[self._learnt * _SCATTER % len(crowded)]
 
     def _is_outgrown_by(self, sample: CohortSample) -> bool:
         """Whether a trial needs more memory than is reserved for its cohort, so that reservations must grow."""

@@ -88,7 +88,8 @@ def test_the_controller_is_told_of_a_few_live_trials_at_a_time_however_far_lanes
 
     monkeypatch.setattr(ControllerBridge, "_report_start", report_start)
     options = {
-        "config": {"x": tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])},
+        # Two trials run at the same time: an iteration takes longer than to report a trial.
+        "config": {"x": tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), "seconds": 0.1},
         "scheduler": SCHEDULERS[scheduler](),
         "stop": {"training_iteration": 4},
         "time_budget_s": PATIENCE,
