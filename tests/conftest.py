@@ -184,7 +184,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((place for place, longest in enumerate(_LONGEST) if path.startswith(longest)), len(_LONGEST))
 
     for item in items:
-        if item.nodeid.removeprefix("tests/") in named:
+        test = item.nodeid.removeprefix("tests/")
+        if test in named or test.partition("[")[0] in named:
             item.add_marker(pytest.mark.long)
     items.sort(key=place)
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum, IntEnum
@@ -426,9 +427,12 @@ class Killer(tune.Callback):  # type: ignore[misc]
 
     def on_trial_result(self, result: dict[str, Any], **_: Any) -> None:
         if result["training_iteration"] in self._iterations:
-            process = eventually(self._find)
-            os.kill(process, signal.SIGKILL)
-            eventually(lambda: has_ended(process))
+            # Where they have been given up meanwhile, none comes.
+            patience = time.monotonic() + 20.0
+            process = eventually(lambda: self._find() or -(time.monotonic() > patience))
+            if process > 0:
+                os.kill(process, signal.SIGKILL)
+                eventually(lambda: has_ended(process))
 
     def _find(self) -> int | None:
         for child in self._backend._host._server.lane_processes():
