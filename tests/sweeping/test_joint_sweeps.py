@@ -172,10 +172,10 @@ def test_out_of_memory_counts_as_the_worst_in_all(tmp_path: Path) -> None:
 
 def test_each_ends_by_its_own_time_budget_and_others_go_on(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    options = {"algorithm": "random", "samples": 8, "budget": 40}
+    options = {"algorithm": "random", "samples": 8, "budget": 80}
     short, whole = together(run(shared, time_budget_s=1.5, **options), run(shared, **options))
     assert short.state == "UNFINISHED" and whole.state == "DONE"
-    assert [len(trial.results) for trial in whole.trials] == [40] * 8
+    assert [len(trial.results) for trial in whole.trials] == [80] * 8
     assert sum("iteration" in line for line in (folders(shared)[0] / "results.jsonl").read_text().splitlines())
 
 
