@@ -237,7 +237,7 @@ def test_a_sweep_returns_the_best_model_and_leaves_no_litter(
     best = net.load_from_checkpoint(folder / "lightning.ckpt")
     assert best.hparams.lr == result.best.config["lr"]
     # ASHA stopped trials in the midst of fit, which ended as if it was done.
-    assert [path.name.partition("-")[0] for path in ends.iterdir()] == ["running"] * 5
+    eventually(lambda: [path.name.partition("-")[0] for path in ends.iterdir()] == ["running"] * 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ends"]
     for trial in result.trials:
         log = result.run_dir / "trials" / trial.trial_id / "output.log"
