@@ -427,10 +427,10 @@ class Killer(tune.Callback):  # type: ignore[misc]
 
     def on_trial_result(self, result: dict[str, Any], **_: Any) -> None:
         if result["training_iteration"] in self._iterations:
-            # Where they have been given up meanwhile, none comes.
-            patience = time.monotonic() + 20.0
-            process = eventually(lambda: self._find() or -(time.monotonic() > patience))
-            if process > 0:
+            patience = time.monotonic() + 20.0  # Once Fluid has given the loggers up, it starts no further process.
+            eventually(lambda: self._find() is not None or time.monotonic() > patience)
+            process = self._find()
+            if process is not None:
                 os.kill(process, signal.SIGKILL)
                 eventually(lambda: has_ended(process))
 
