@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -242,25 +242,70 @@ class MemoryNeed:
     Args:
         persistent_bytes: held between iterations (weights, optimizer state); 0 by default.
         ephemeral_bytes: needed on top of that at the peak of one iteration; 0 by default.
+        shared_bytes: those of the persistent ones that are there once for all trials that are fused with it, such as
+            data on the device, and the frozen base of adapters; 0 by default.
 
     Raises:
-        InvalidFieldError: one of them is negative or not a number.
+        InvalidFieldError: one of them is negative or not a number, or more is shared than persistent.
     """
 
     persistent_bytes: float = 0.0
     ephemeral_bytes: float = 0.0
+    shared_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("persistent_bytes", "ephemeral_bytes"):
+        for name in ("persistent_bytes", "ephemeral_bytes", "shared_bytes"):
             value = getattr(self, name)
             # Spelled out for what a lane measures, with each iteration.
             if type(value) is not float or not (value.is_integer() and value >= 0.0):
                 object.__setattr__(self, name, whole_bytes(require_number(name, value, at_least=0.0)))
+        if self.shared_bytes > self.persistent_bytes:
+            raise InvalidFieldError(
+                "shared_bytes", self.shared_bytes, f"must be at most persistent_bytes, {self.persistent_bytes:.0f}"
+            )
 
     @property
     def peak_bytes(self) -> float:
         """Bytes held while an iteration runs."""
         return self.persistent_bytes + self.ephemeral_bytes
+
+    @property
+    def own_persistent_bytes(self) -> float:
+        """Bytes held between iterations that are shared with no other trial."""
+        return self.persistent_bytes - self.shared_bytes
+
+    @property
+    def own_peak_bytes(self) -> float:
+        """Bytes held while an iteration runs that are shared with no other trial."""
+        return self.peak_bytes - self.shared_bytes
+
+    def covers(self, other: MemoryNeed) -> bool:
+        """Whether no part of another need is larger."""
+        return (
+            other.persistent_bytes <= self.persistent_bytes
+            and other.ephemeral_bytes <= self.ephemeral_bytes
+            and other.own_persistent_bytes <= self.own_persistent_bytes
+        )
+
+    @classmethod
+    def most(cls, *needs: MemoryNeed) -> MemoryNeed:
+        """Returns the largest of each part, persistent, own and ephemeral; of no needs, a need of nothing.
+
+        An average would admit a trial that does not fit.
+        """
+        return cls._of_parts(max, needs)
+
+    @classmethod
+    def least(cls, *needs: MemoryNeed) -> MemoryNeed:
+        """Returns the smallest of each part, persistent, own and ephemeral; of no needs, a need of nothing."""
+        return cls._of_parts(min, needs)
+
+    @classmethod
+    def _of_parts(cls, of: Callable[[Iterable[float]], float], needs: Sequence[MemoryNeed]) -> MemoryNeed:
+        if not needs:
+            return cls()
+        persistent, own = of(need.persistent_bytes for need in needs), of(need.own_persistent_bytes for need in needs)
+        return cls(persistent, of(need.ephemeral_bytes for need in needs), persistent - own)
 
 
 @dataclass(frozen=True, slots=True)

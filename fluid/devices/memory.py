@@ -57,11 +57,29 @@ class SharingGroups:
         rows = self._residents[index]
         return bool(rows) and self.of.get(rows[0]) in self.turns
 
-    def typical_bytes(self, group: str | None, need: MemoryNeed) -> float:
-        """Bytes that a trial takes among many of its group: of its lane's size, each trial there counts its part."""
-        if group is None or group not in self.turns:
-            return need.peak_bytes
-        return need.persistent_bytes + need.ephemeral_bytes / self.rows.get(group, 1)
+    def typical(self, group: str | None, need: MemoryNeed) -> MemoryNeed:
+        """What a trial takes among many of its group: its part of its lane's size, and of what fused trials share."""
+        if group is None:
+            return need
+        rows = self.rows.get(group, 1)
+        if group in self.turns:
+            return MemoryNeed(need.persistent_bytes, need.ephemeral_bytes / rows)
+        return MemoryNeed(need.own_persistent_bytes + need.shared_bytes / rows, need.ephemeral_bytes)
+
+    # -- trials that are fused -----------------------------------------------------------------------------
+
+    def saved_bytes(self, index: int, needs: Sequence[MemoryNeed]) -> float:
+        """Bytes by which trials of these needs take less on a device than each by itself, as fused ones share some.
+
+        Each lane has what its trials share once. A device's trials are of one group, that of the trials that are there.
+        """
+        if len(needs) < 2 or not self.of or not (largest := max(need.shared_bytes for need in needs)):
+            return 0.0
+        group = self.of.get(next(iter(self._residents[index]), -1))
+        if group is None or group in self.turns:
+            return 0.0
+        lanes = -(-len(needs) // self.rows.get(group, 1))
+        return max(0.0, sum(need.shared_bytes for need in needs) - lanes * largest)
 
     def ephemeral_bytes(
         self,
@@ -198,7 +216,7 @@ class MemoryLedger:
     def set_need(self, row: int, need: MemoryNeed | None) -> None:
         """Changes the need of a trial that holds devices; trials that come later must leave as much to it."""
         before = self._needs.pop(row, None)
-        if before is not None and (need is None or need.peak_bytes < before.peak_bytes):
+        if before is not None and (need is None or not need.covers(before)):
             self.has_freed = self._bounded > 0
         if need is None:
             self._placed.pop(row, None)  # Fused trials of its shape have not been measured.
@@ -206,8 +224,7 @@ class MemoryLedger:
             self._needs[row] = need
             if (placed := self._placed.get(row)) is not None:
                 # Measured on this device's model: trials are placed by it from now on.
-                persistent = min(placed.persistent_bytes, need.persistent_bytes)
-                self._placed[row] = MemoryNeed(persistent, min(placed.ephemeral_bytes, need.ephemeral_bytes))
+                self._placed[row] = MemoryNeed.least(placed, need)
             self._grown.update(self._held[row])
             self.note_change(row)
 
@@ -311,11 +328,22 @@ class MemoryLedger:
         return self._sum(index, self._placed)
 
     def _sum(self, index: int, needs: Mapping[int, MemoryNeed]) -> float:
-        rows = self._residents[index]
+        known = [needs[row] for row in self._residents[index] if row in needs]
         if not self._groups.take_turns(index):
-            return sum(needs[row].peak_bytes for row in rows if row in needs)
-        persistent = sum(needs[row].persistent_bytes for row in rows if row in needs)
-        return persistent + self._groups.ephemeral_bytes(index, needs)
+            return sum(need.peak_bytes for need in known) - self._groups.saved_bytes(index, known)
+        return sum(need.persistent_bytes for need in known) + self._groups.ephemeral_bytes(index, needs)
+
+    def part_bytes(self, index: int, row: int) -> float | None:
+        """Bytes that a trial on a device takes, with its part of what fused trials share; ``None`` if unknown."""
+        need = self._needs.get(row)
+        if need is None:
+            return None
+        known = self._needs_without(index, ())
+        return need.peak_bytes - self._groups.saved_bytes(index, known) / len(known)
+
+    def _needs_without(self, index: int, rows: Collection[int]) -> list[MemoryNeed]:
+        """The needs, where they are known, of the trials on a device but for these."""
+        return [self._needs[row] for row in self._residents[index] if row in self._needs and row not in rows]
 
     def ephemeral_bytes(
         self, index: int, *, without: Collection[int] = (), joining: Sequence[MemoryNeed | None] = ()
@@ -353,9 +381,16 @@ class MemoryLedger:
             without: trials there that have paused or left by then.
         """
         if not self._groups.take_turns(index):
-            return need.peak_bytes if need else 0.0
+            return need.peak_bytes - self._saved_by(index, need, without) if need else 0.0
         more = self.ephemeral_bytes(index, without=without, joining=(need,))
         return (need.persistent_bytes if need else 0.0) + more - self.ephemeral_bytes(index, without=without)
+
+    def _saved_by(self, index: int, need: MemoryNeed, without: Collection[int]) -> float:
+        """Bytes that a trial shares with those on a device, but for some of these."""
+        if not need.shared_bytes:
+            return 0.0
+        others = self._needs_without(index, without)
+        return self._groups.saved_bytes(index, [*others, need]) - self._groups.saved_bytes(index, others)
 
     def paused_bytes(self, index: int, row: int) -> float:
         """Bytes that are free on a device once a trial there has paused and keeps its state there."""
@@ -374,7 +409,7 @@ class MemoryLedger:
         """
         need = self._needs.get(gone[-1])
         if not self._groups.take_turns(index):
-            return 0.0 if need is None else need.peak_bytes
+            return 0.0 if need is None else need.peak_bytes - self._saved_by(index, need, gone)
         before, after = (self.ephemeral_bytes(index, without=rows, joining=(joining,)) for rows in (gone[:-1], gone))
         return (0.0 if need is None else need.persistent_bytes) + before - after
 

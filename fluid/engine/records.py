@@ -69,19 +69,14 @@ class Pace:
     def expected_need(self) -> MemoryNeed | None:
         """The memory to reserve: as predicted, or more where it was seen to need more; ``None`` if not predicted."""
         predicted, seen = self.predicted_need, self.need
-        if predicted is None or seen is None:
-            return predicted
-        persistent = max(predicted.persistent_bytes, seen.persistent_bytes)
-        ephemeral = max(predicted.ephemeral_bytes, seen.ephemeral_bytes)
-        return MemoryNeed(persistent, ephemeral)
+        return predicted if predicted is None or seen is None else MemoryNeed.most(predicted, seen)
 
     def grow_need(self, seen: MemoryNeed) -> bool:
         """Raises each part of the need to what was seen; returns whether that is more than before."""
-        known = self.need or MemoryNeed()
-        persistent = max(known.persistent_bytes, seen.persistent_bytes)
-        grown = MemoryNeed(persistent, max(known.ephemeral_bytes, seen.ephemeral_bytes))
-        changed, self.need = grown != self.need, grown
-        return changed
+        if self.need is not None and self.need.covers(seen):
+            return False
+        self.need = MemoryNeed.most(*filter(None, (self.need, seen)))
+        return True
 
     def predict(self, seconds: float | None, sigma: float, need: MemoryNeed | None) -> None:
         """Sets what is predicted of the trial."""
@@ -469,6 +464,11 @@ class TrialRecord:
     def takes_turns(self) -> bool:
         """Whether it takes turns with others of its lane."""
         return self.sharing_group == TURNS
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it shares its lane with trials that are fused with it."""
+        return self.sharing_group is not None and not self.takes_turns
 
     def add_to_story(self, at: float, text: str) -> None:
         """Adds what happened at a time, seconds; the oldest of many entries are dropped."""

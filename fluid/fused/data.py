@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -115,10 +116,17 @@ class TensorData:
         for start in range(0, len(self.evaluation[0]) if self.evaluation else 0, self.evaluation_batch_size):
             yield tuple(tensor[start : start + self.evaluation_batch_size] for tensor in self.evaluation)
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them."""
+        return *self.train, *self.evaluation
+
     def move_to(self, device: torch.device) -> None:
-        """Moves the tensors to a device."""
-        self.train = tuple(tensor.to(device) for tensor in self.train)
-        self.evaluation = tuple(tensor.to(device) for tensor in self.evaluation)
+        """Moves the tensors to a device, where equal ones of other trials are taken in their place."""
+        # A derived class may write to its tensors.
+        move = once_on if type(self) is TensorData else torch.Tensor.to
+        self.train = tuple(move(tensor, device) for tensor in self.train)
+        self.evaluation = tuple(move(tensor, device) for tensor in self.evaluation)
 
     def share(self, other: TensorData) -> bool:
         """Takes the other's tensors in place of its own if they are equal; returns whether both share theirs."""
@@ -131,8 +139,7 @@ class TensorData:
         """Whether the other has the very same tensors."""
         if not isinstance(other, TensorData):
             return False
-        pairs = zip((*self.train, *self.evaluation), (*other.train, *other.evaluation), strict=True)
-        return all(one is two for one, two in pairs)
+        return all(one is two for one, two in zip(self.tensors, other.tensors, strict=True))
 
 
 def _tensors(field: str, value: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -150,6 +157,56 @@ def _equal(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool
         return one is two or (alike and torch.equal(one, two))
 
     return len(ours) == len(theirs) and all(map(same, ours, theirs))
+
+
+# -- one copy on a device -------------------------------------------------------------------------------------
+#
+# Trials of one process need one copy of what none of them writes to. Each makes it anew, and it is compared with what is
+# there before it is moved, so that a device never has two, not even for a moment.
+
+
+#: The tensors of trials on devices, by what equal ones have in common.
+_present: dict[Any, list[weakref.ref[torch.Tensor]]] = {}
+#: Most bytes that are compared at once: as many are moved to the device for that.
+_COMPARED_BYTES = 32 * 2**20
+
+
+def once_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a tensor that nothing writes to on a device: the same one for all that are equal in every bit."""
+    key = (tensor.shape, tensor.dtype, device)
+    alike = [known for known in _present.get(key, ()) if known() is not None]
+    for known in alike:
+        there = known()
+        if there is not None and (there is tensor or _is_copy(tensor, there)):
+            return there
+    there = tensor.to(device)
+    _present[key] = [*alike, weakref.ref(there)]
+    for other in [other for other, known in _present.items() if not any(each() is not None for each in known)]:
+        del _present[other]
+    return there
+
+
+def _is_copy(tensor: torch.Tensor, there: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and type, maybe on two devices, have the same bits."""
+    if tensor.layout != torch.strided or not (tensor.is_contiguous() and there.is_contiguous()):
+        return False
+    if tensor.device == there.device and tensor.data_ptr() == there.data_ptr():
+        return True
+    step = max(1, _COMPARED_BYTES // max(1, tensor.itemsize))
+    pairs = zip(tensor.detach().reshape(-1).split(step), there.detach().reshape(-1).split(step), strict=True)
+    # As bytes: zeros have signs, and what is not a number equals nothing.
+    return all(torch.equal(one.to(two.device).view(torch.uint8), two.view(torch.uint8)) for one, two in pairs)
+
+
+def shared_tensors(datas: Sequence[Data]) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors that are there once for all rows; none if rows have their own."""
+    first = datas[0] if datas else None
+    return first.tensors if isinstance(first, TensorData) and all(first.shares(data) for data in datas) else ()
+
+
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Returns the bytes of tensors, of which some may be the same."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 # -- positions and batches ------------------------------------------------------------------------------------

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 import torch
 
 from fluid.errors import FluidError, InvalidFieldError, require_integer
-from fluid.fused.data import Position, TensorData, map_batch, row_evaluation_batches, row_train_batches
+from fluid.fused.data import (
+    Position,
+    TensorData,
+    map_batch,
+    row_evaluation_batches,
+    row_train_batches,
+    shared_tensors,
+    tensor_bytes,
+)
 from fluid.fused.dropout import MaskPlan, probabilities
 from fluid.fused.key import FusionKey, key_of
 from fluid.fused.obstacles import FusionError, require_fusible
@@ -170,6 +178,12 @@ class FusedPack:
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.trials)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes on the device that are there once for all rows: data, and parameters that are not trained."""
+        datas = [trial._fused.data for trial in self.trials]
+        return tensor_bytes((*shared_tensors(datas), *self._model.shared.values()))
 
     @property
     def traced(self) -> int:

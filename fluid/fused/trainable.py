@@ -15,7 +15,18 @@ from fluid.elastic.loader import Shard
 from fluid.elastic.runtime import seed_everything
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.errors import FluidError, InvalidFieldError, require_integer
-from fluid.fused.data import Data, Position, TensorData, batches_from, is_on, map_batch, samples_in
+from fluid.fused.data import (
+    Data,
+    Position,
+    TensorData,
+    batches_from,
+    is_on,
+    map_batch,
+    once_on,
+    samples_in,
+    shared_tensors,
+    tensor_bytes,
+)
 from fluid.fused.dropout import MaskPlan, Site, drawing, handing_out, has_dropout, probabilities, recording
 from fluid.fused.optimizers import OptimizerSpec
 from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator, own_seed, seed_of
@@ -179,6 +190,7 @@ class FusedTrainable(ElasticTrainable):
                 # A pack may have shared it with other trials, to which loading would write.
                 parameter.data = parameter.data.clone()
         super().load_elastic_state(state)
+        self._fused.frozen = self._share_frozen(self.model)
 
     def _elastic_build(self, config: dict[str, Any]) -> None:
         seed = self._elastic_trial_seed = seed_of(config)
@@ -193,6 +205,7 @@ class FusedTrainable(ElasticTrainable):
         data = self.data(config, seed)
         if not isinstance(data, Data):
             raise InvalidFieldError("data", data, "must return a TensorData, or an object with the methods of Data")
+        frozen = self._share_frozen(model)
         self.model = model.to(self.device)
         parameters = trained_parameters(self.model)
         if not parameters:
@@ -200,7 +213,21 @@ class FusedTrainable(ElasticTrainable):
         self.torch_optimizer = spec.make(parameters)
         if isinstance(data, TensorData):
             data.move_to(self.device)
-        self._fused = FusedState(config, seed, self.model, spec, data, self.iteration_batches)
+        self._fused = FusedState(config, seed, self.model, spec, data, self.iteration_batches, frozen)
+
+    def _share_frozen(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        """Moves the parameters that are not trained to the device, where trials of this process share equal ones."""
+        parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        frozen = [once_on(parameter.detach(), self.device) for parameter in parameters]
+        for parameter, tensor in zip(parameters, frozen, strict=True):
+            parameter.data = tensor
+        return frozen
+
+    @property
+    def shareable_bytes(self) -> int:
+        """Bytes on the device that trials of a pack share if theirs are equal: data, and what is not trained."""
+        data = self._fused.data
+        return tensor_bytes((*shared_tensors([data]), *self._fused.frozen))
 
     # -- training alone ------------------------------------------------------------------------------------------
 
@@ -287,6 +314,7 @@ class FusedState:
         handed_out: metrics that the next call of ``step`` returns; ``None`` if it runs an iteration.
         has_dropout: whether the model has a :class:`~fluid.fused.Dropout`.
         mask_plans: how to draw masks, by shape of the batch.
+        frozen: parameters that are not trained, which other trials of the process may share.
     """
 
     def __init__(
@@ -297,8 +325,10 @@ class FusedState:
         spec: OptimizerSpec,
         data: Data,
         iteration_batches: int | None,
+        frozen: list[torch.Tensor],
     ) -> None:
         self.config = config
+        self.frozen = frozen
         self.seed = seed
         self.spec = spec
         self.data = data

@@ -71,10 +71,7 @@ class _PendingRun:
         metrics.append(done.metrics)
         memory, busy = self._done.memory, self._done.busy
         if memory is not None and memory != done.memory:
-            more = done.memory or memory
-            persistent = max(memory.persistent_bytes, more.persistent_bytes)
-            most = MemoryNeed(persistent, max(memory.ephemeral_bytes, more.ephemeral_bytes))
-            done = structs.replace(done, memory=most)
+            done = structs.replace(done, memory=MemoryNeed.most(*filter(None, (memory, done.memory))))
         self._done = done if busy is None or done.busy is not None else structs.replace(done, busy=busy)
 
     def message(self) -> IterationDone:

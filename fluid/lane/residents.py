@@ -293,6 +293,8 @@ class Residents:
         """Cleans a resident up and removes it; what its clean-up raises goes to its log."""
         self.enter(resident)
         self._tell_clean_up(resident.trial_id)
+        if alike := self.fused.others_like([resident]):
+            self.memory.begin()
         self._clean_up(resident)
         if resident.is_alone and self._exit is not None:
             self._exit.run()
@@ -303,6 +305,8 @@ class Residents:
         self._put_back(resident)
         self._unbind()
         self._meter.release_cached(collect=True)
+        if alike:
+            self.memory.leave(resident, alike)
 
     def _put_back(self, resident: ResidentTrial) -> None:
         """Puts the process back to the lane's own state; tells the driver if that cannot be done, and matters."""
@@ -404,7 +408,8 @@ class Residents:
 
     def end_step(self, rows: Sequence[ResidentTrial], *, settle: bool) -> StepTook:
         """Called after the step; ``settle`` releases cached memory, so that what is held can be told."""
-        memory = self.memory.measure(rows, settle=settle)
+        shared, alike = self.fused.shared_bytes(rows), self.fused.others_like(rows)
+        memory = self.memory.measure(rows, settle=settle, shared=shared, alike=alike)
         now, (begun, waited) = self._clock.now(), self._begun
         seconds = max(0.0, now - begun - (self._requests.waited_s - waited))
         return StepTook(now, seconds, memory, self._busy.end(seconds), self._usage.end(now - begun, len(rows)))

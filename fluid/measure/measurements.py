@@ -115,6 +115,9 @@ class KeyProfile:
     #: Of packs of fused trials: seconds of an iteration of all their rows together.
     fused: dict[FusedId, Bucket] = field(default_factory=dict)
     memory: MemoryNeed | None = None
+    #: Of a row of a fused pack, and of how many rows that pack was.
+    row_memory: MemoryNeed | None = None
+    row_memory_of: int = 1
     #: Newest shares of an iteration, alone on a device, in which the device was busy, oldest first.
     busy: list[float] = field(default_factory=list)
     #: Fitted overheads, computed on demand and cleared by each observation.
@@ -165,11 +168,25 @@ class KeyProfile:
         seconds = self.buckets[ids].seconds
         return ids[1] > 1 and bool(seconds) and min(seconds) > HOPELESS * alone.estimate
 
-    def grow_memory(self, need: MemoryNeed) -> None:
-        """Raises each part to its maximum: an average would admit a trial that does not fit."""
-        seen = self.memory or MemoryNeed()
-        persistent = max(seen.persistent_bytes, need.persistent_bytes)
-        self.memory = MemoryNeed(persistent, max(seen.ephemeral_bytes, need.ephemeral_bytes))
+    def learns_memory(self, need: MemoryNeed, rows: int = 1) -> bool:
+        """Learns what a trial, or each of the rows of a pack, was seen to need; returns whether that is more, or new.
+
+        Raises each part to its maximum. What the rows of a pack need is a measurement of its own: there are no such
+        peaks as of one trial after the other, and a part that does not depend on their number. So a larger pack tells
+        what a row of it, or of a yet larger one, needs; a smaller one counts only if it took more in all.
+        """
+        known, of = (self.memory, 1) if rows == 1 else (self.row_memory, self.row_memory_of)
+        if known is not None and rows == of and known.covers(need):
+            return False
+        if rows == 1:
+            self.memory = MemoryNeed.most(*filter(None, (known, need)))
+            return True
+        if known is None or rows > of or (rows < of and rows * need.own_peak_bytes > of * known.own_peak_bytes):
+            self.row_memory, self.row_memory_of = need, rows
+            return True
+        if rows == of:
+            self.row_memory = MemoryNeed.most(known, need)
+        return rows == of
 
 
 def log_spread(logs: Sequence[float]) -> float:
@@ -310,27 +327,44 @@ class _SavedPack(SavedBucket):
 
 @dataclass(frozen=True)
 class _SavedMemory:
+    """A :class:`MemoryNeed`. Formats before the sixth have no shared bytes."""
+
     persistent_bytes: NonNegative
     ephemeral_bytes: NonNegative
+    shared_bytes: NonNegative = 0.0
+
+    def need(self) -> MemoryNeed:
+        return MemoryNeed(self.persistent_bytes, self.ephemeral_bytes, self.shared_bytes)
+
+
+@dataclass(frozen=True)
+class _SavedRowMemory(_SavedMemory):
+    """What each of so many rows of a pack needs."""
+
+    rows: int = 2
 
 
 @dataclass(frozen=True)
 class SavedKey:
-    """A :class:`KeyProfile`. Formats before the fourth have no fused packs."""
+    """A :class:`KeyProfile`. Formats before the fourth have no fused packs, and before the sixth no memory of rows."""
 
     model: str | None
     memory: _SavedMemory | None
     busy: list[Annotated[float, Meta(ge=0.0, le=1.0)]]
     buckets: list[_SavedShare]
     fused: list[_SavedPack] = field(default_factory=list)
+    row_memory: _SavedRowMemory | None = None
 
     def profile(self, where: str, window: int) -> KeyProfile:
         """What was saved; takes the same as :meth:`SavedBucket.bucket`."""
         _require_window(f"{where}.busy", self.busy, window)
+        of_rows = self.row_memory
         return KeyProfile(
             _buckets(f"{where}.buckets", self.buckets, window),
             _buckets(f"{where}.fused", self.fused, window),
-            None if self.memory is None else MemoryNeed(self.memory.persistent_bytes, self.memory.ephemeral_bytes),
+            None if self.memory is None else self.memory.need(),
+            None if of_rows is None else of_rows.need(),
+            1 if of_rows is None else require_integer(f"{where}.row_memory.rows", of_rows.rows, at_least=2),
             self.busy,
         )
 
@@ -373,6 +407,7 @@ def keys_of(saved: Mapping[str, Sequence[SavedKey]], window: int) -> dict[str, d
 def key_to_json(known: KeyProfile) -> dict[str, object]:
     return {
         "memory": None if known.memory is None else asdict(known.memory),
+        "row_memory": None if known.row_memory is None else {**asdict(known.row_memory), "rows": known.row_memory_of},
         "busy": known.busy,
         "buckets": [{"co_residents": p, "width": w, **bucket.to_json()} for (p, w), bucket in known.buckets.items()],
         "fused": [{"co_residents": p, "rows": k, **bucket.to_json()} for (p, k), bucket in known.fused.items()],

@@ -277,9 +277,9 @@ def is_measured(bucket: Bucket | None) -> TypeGuard[Bucket]:
 _log = logger_of(__name__)
 
 #: Version of what :meth:`Profile.to_json` writes.
-FORMAT = 5
-#: The version before, without cohorts.
-_WITHOUT_COHORTS = 4
+FORMAT = 6
+_WITHOUT_ROW_MEMORY = 5
+_WITHOUT_COHORTS = 4  # Nor did the version before that find cohorts.
 _WITHOUT_FUSED = 3  # Nor did the version before that measure fused packs.
 _WITHOUT_MODELS = 2  # Nor did the version before that tell device models apart.
 #: Newest observations a bucket keeps; odd, so that its median is an observation in the middle.
@@ -378,7 +378,7 @@ class Profile:
             width: devices the trial ran on; above 1 only without co-residents.
             rows: k, trials of the one fused pack that is observed, not each of them; 1 for a trial by itself.
             iterations: how many iterations took ``seconds``.
-            memory: the peak memory of one trial in bytes, if measured.
+            memory: the peak memory of one trial, or row, in bytes, if measured.
             busy: share of ``seconds`` in which it kept its device busy, if measured; used of a trial alone.
         """
         is_fused = require_integer("rows", rows, at_least=1) > 1
@@ -389,7 +389,7 @@ class Profile:
             raise InvalidFieldError("seconds", seconds, "must be above 0")
         share = None if busy is None else require_share("busy", busy)
         if memory is not None:
-            self.observe_memory(key, memory, model=model)
+            self.observe_memory(key, memory, model=model, rows=rows)
         known = self._keys.own(key, model)
         known.forget_fits()
         if share is not None and ids == ALONE and not is_fused:
@@ -402,11 +402,21 @@ class Profile:
             if ids == ALONE and not is_fused:
                 known.follow_alone(bucket.estimate / before)
 
-    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
-        """Adds the peak memory of a trial on a device of that model, in bytes, without its seconds."""
+    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None, rows: int = 1) -> bool:
+        """Adds the peak memory of a trial on a device of that model, in bytes, without its seconds.
+
+        Args:
+            key: the trial's profile key.
+            memory: what it needs, or each of the rows of a fused pack.
+            model: the device's.
+            rows: of the pack; 1 for a trial with tensors of its own.
+
+        Returns:
+            Whether that changes what is known.
+        """
         if not isinstance(memory, MemoryNeed):
             raise InvalidFieldError("memory", memory, "must be a MemoryNeed")
-        self._keys.own(key, model).grow_memory(memory)
+        return self._keys.own(key, model).learns_memory(memory, require_integer("rows", rows, at_least=1))
 
     def observe_resize(self, seconds: float) -> None:
         """Adds the measured cost of one resize, in seconds; 0 is allowed."""
@@ -457,8 +467,16 @@ class Profile:
         return self._keys.speeds(key, models)
 
     def memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
-        """The maximum of each part, in bytes; ``None`` until some is reported."""
+        """What a trial with tensors of its own needs: the maximum of each part, in bytes; ``None`` until reported."""
         return self._keys.known(key, model).memory
+
+    def row_memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
+        """What each row of a fused pack needs, in bytes; ``None`` until reported.
+
+        The persistent bytes are those of a pack of one, with what rows share: k rows need ``shared_bytes`` once, and
+        ``own_peak_bytes`` k times.
+        """
+        return self._keys.known(key, model).row_memory
 
     def busy(self, key: str, model: str | None = None) -> float | None:
         """Share of an iteration, alone on one device, in which the trial keeps it busy; ``None`` until measured."""
@@ -589,7 +607,7 @@ class Profile:
         if isinstance(data, Mapping):  # The checksum is left where another program has written the file anew.
             data = {name: value for name, value in data.items() if name != "crc"}
         version = data.get("format", FORMAT) if isinstance(data, Mapping) else FORMAT
-        if version not in (FORMAT, _WITHOUT_COHORTS, _WITHOUT_FUSED, _WITHOUT_MODELS):
+        if version not in (FORMAT, _WITHOUT_ROW_MEMORY, _WITHOUT_COHORTS, _WITHOUT_FUSED, _WITHOUT_MODELS):
             reason = f"is unknown; this Fluid reads formats {_WITHOUT_MODELS} to {FORMAT}"
             raise InvalidFieldError("format", version, reason)
         if version == _WITHOUT_MODELS:

@@ -362,7 +362,7 @@ class Admitting(Policy):
         return rooms
 
     def _bytes(self, trial: TrialRecord, need: MemoryNeed) -> float:
-        return self._occupancy.groups.typical_bytes(trial.sharing_group, need)
+        return self._occupancy.groups.typical(trial.sharing_group, need).peak_bytes
 
     # -- scarcity ------------------------------------------------------------------------------------------
 

@@ -104,7 +104,8 @@ class Cohorts(Policy):
         key = self._submitted_key(trial)
         if key is None:
             return
-        pace, seconds, memory = trial.pace, event.typical_seconds, event.memory
+        # What a row of a pack needs says nothing of its config: all rows of a pack are alike.
+        pace, seconds, memory = trial.pace, event.typical_seconds, event.memory if event.rows == 1 else None
         if pace.observed.bit_length() > (pace.observed - observed).bit_length():  # the first, second, fourth, ...
             known = pace.seconds
         elif not observed and pace.observed == 0 and not trial.starts_cold and self._is_alone(trial):

@@ -46,20 +46,20 @@ class Needs:
 
     def of(self, trial: TrialRecord) -> MemoryNeed | None:
         """Device memory, as specified, predicted or measured, scaled down to the largest device; ``None``: unknown."""
-        return trial.spec.memory or self._as_fits(trial.pace.expected_need or self._of_trials_key(trial))
+        of_row = self._of_key(trial).row_memory if trial.is_fused else None
+        return trial.spec.memory or self._as_fits(of_row or trial.pace.expected_need or self._of_trials_key(trial))
 
     def on(self, trial: TrialRecord, estimate: KeyEstimate) -> MemoryNeed | None:
         """The same on a device model of which this is the estimate."""
-        known = trial.pace.expected_need or estimate.memory or self._of_trials_key(trial)
+        of_row = estimate.row_memory if trial.is_fused else None
+        known = of_row or trial.pace.expected_need or estimate.memory or self._of_trials_key(trial)
         return trial.spec.memory or self._as_fits(known)
 
     def most_of(self, key: str) -> MemoryNeed | None:
         """The most that was measured of a key's trials on any device model."""
         models = self._occupancy.models or (None,)
         known = [need for model in models if (need := self._on_model(key, model).memory) is not None]
-        if not known:
-            return None
-        return MemoryNeed(max(need.persistent_bytes for need in known), max(need.ephemeral_bytes for need in known))
+        return MemoryNeed.most(*known) if known else None
 
     def most_usable(self) -> float:
         """Bytes that trials may fill on the device with the most memory."""
@@ -79,7 +79,7 @@ class Needs:
         if need is None or (usable := self.most_usable()) >= need.peak_bytes:
             return need
         persistent = float(math.floor(need.persistent_bytes / need.peak_bytes * usable))
-        return MemoryNeed(persistent, usable - persistent)
+        return MemoryNeed(persistent, usable - persistent, min(persistent, need.shared_bytes))
 
 
 # -- model speeds --------------------------------------------------------------------------------
@@ -533,6 +533,11 @@ class Estimates:
         by_model = self.by_model(trial)
         return self.need(trial) if by_model is None else by_model[self._occupancy.device(device).model].need
 
+    def typical_need(self, trial: TrialRecord) -> MemoryNeed | None:
+        """The same, with the trial's part of what it shares with as many trials as are fused with it."""
+        need = self.need(trial)
+        return self._occupancy.groups.typical(trial.sharing_group, need) if trial.is_fused and need else need
+
     def most_need_of(self, key: str) -> MemoryNeed | None:
         """The most that was measured of a key's trials on any device model."""
         return self._needs.most_of(key)
@@ -540,4 +545,4 @@ class Estimates:
     def kept_bytes(self, trial: TrialRecord) -> float:
         """Device memory that the trial's state takes between iterations; 0 if unknown."""
         need = self.need(trial)
-        return need.persistent_bytes if need is not None else 0.0
+        return 0.0 if need is None else self._occupancy.groups.typical(trial.sharing_group, need).persistent_bytes

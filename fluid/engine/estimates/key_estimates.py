@@ -195,6 +195,7 @@ class KeyEstimate:
         tried: the widest measured width.
         fusing: how far its trials are fused.
         memory: device memory; ``None`` until measured, unless that of the key of which this one was parted is known.
+        row_memory: the same of a row of a fused pack.
         inherited: that one.
         starts: seconds of its trials' latest starts, afresh or from a checkpoint.
         set_ups: the same without reading and loading the checkpoint, of those where that was measured.
@@ -237,6 +238,7 @@ class KeyEstimate:
     tried: int = 1
     fusing: FusingEstimate = field(default_factory=FusingEstimate)
     memory: MemoryNeed | None = None
+    row_memory: MemoryNeed | None = None
     inherited: MemoryNeed | None = None
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
     set_ups: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.LATEST_TIMES))
@@ -384,6 +386,7 @@ class KeyEstimate:
     def update_memory(self, profile: Profile) -> None:
         """Copies the memory from the profile."""
         self.memory = profile.memory(self.key, self.model) or self.inherited
+        self.row_memory = profile.row_memory(self.key, self.model)
 
     def _processes(self, profile: Profile, seconds: float, trying_pays: bool) -> int:
         if seconds < tuning.TOO_SHORT_TO_PACK_S:

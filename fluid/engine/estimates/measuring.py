@@ -94,7 +94,7 @@ class Measuring:
         """
         estimate, rows = self._estimates.of_key(trial), event.rows
         if event.memory is not None:
-            self.observe_memory(trial, event.memory)
+            self.observe_memory(trial, event.memory, rows)
         if event.typical_seconds <= 0.0:
             return
         fusing, speed = estimate.fusing, self._occupancy.speed(self._occupancy.held[trial.row])
@@ -167,11 +167,12 @@ class Measuring:
         if residents == 1:
             self._update_other_models(estimate, alone=alone)
 
-    def observe_memory(self, trial: TrialRecord, memory: MemoryNeed) -> None:
-        """Learns what a running trial was seen to need, whatever ran beside it."""
+    def observe_memory(self, trial: TrialRecord, memory: MemoryNeed, rows: int = 1) -> None:
+        """Learns what a running trial, or each of the rows of its pack, was seen to need, whatever ran beside it."""
         estimate = self._estimates.of_key(trial)
-        if _exceeds(memory, estimate.memory):
-            self._profile.observe_memory(estimate.key, memory, model=estimate.model)
+        if rows == 1 and estimate.memory is not None and estimate.memory.covers(memory):
+            return
+        if self._profile.observe_memory(estimate.key, memory, model=estimate.model, rows=rows):
             estimate.update_memory(self._profile)
             self._allocations.update_needs(estimate.key)
 
@@ -254,12 +255,6 @@ def _as_typical(trial: TrialRecord, estimate: KeyEstimate, seconds: float) -> fl
     if trial.pace.solo is None or estimate.pace is None:
         return seconds  # What was predicted of it does not count: a beta that is wrong once is not measured again.
     return seconds * estimate.pace / trial.pace.solo
-
-
-def _exceeds(seen: MemoryNeed, known: MemoryNeed | None) -> bool:
-    return (
-        known is None or seen.persistent_bytes > known.persistent_bytes or seen.ephemeral_bytes > known.ephemeral_bytes
-    )
 
 
 def notes_of(keys: list[KeyEstimate], now: float) -> list[NoteMeasured]:

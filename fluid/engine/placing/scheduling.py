@@ -67,7 +67,8 @@ class PlanInputs:
         """The planner's input, and the seconds of work left of each trial."""
         estimates = self._estimates
         of_keys = [estimates.of_key(trial) for trial in trials]
-        heights, needs = [estimates.height(trial) for trial in trials], [estimates.need(trial) for trial in trials]
+        heights = [estimates.height(trial) for trial in trials]
+        needs = [estimates.typical_need(trial) for trial in trials]
         instance = Instance.build(
             [max(height, tuning.LEAST_HEIGHT_S) for height in heights],
             cluster,

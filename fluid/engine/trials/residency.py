@@ -87,8 +87,7 @@ class MemoryLimits:
             trial = core.trials.by_row.get(row)
             if trial is None or not _runs_in_one_lane(trial):
                 continue
-            need = None if len(rows) == 1 else core.memory.need_of(row)
-            least = None if need is None else need.peak_bytes
+            least = None if len(rows) == 1 else core.memory.part_bytes(device, row)
             limit = None if least is None else max(tuning.MEMORY_TOLERANCE * least, least + spare)
             found.append((trial, limit or None))
         return found

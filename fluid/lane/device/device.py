@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -440,7 +441,14 @@ class ResidentMemory:
         """Starts a measurement."""
         self._meter.begin()
 
-    def measure(self, rows: Sequence[ResidentTrial], *, settle: bool = False) -> MemoryNeed | None:
+    def measure(
+        self,
+        rows: Sequence[ResidentTrial],
+        *,
+        settle: bool = False,
+        shared: float = 0.0,
+        alike: Sequence[ResidentTrial] = (),
+    ) -> MemoryNeed | None:
         """Ends a measurement of trials that ran at once, each of which has an equal part of what was measured.
 
         So the parts of all residents add up to what the lane holds, and takes in a step. What a pack keeps beside its
@@ -449,18 +457,39 @@ class ResidentMemory:
         Args:
             rows: the trials.
             settle: whether to release cached memory first: what cannot be released is held, too.
+            shared: bytes of what they hold that are there once for them and those that are alike.
+            alike: further residents, which hold as much as they do.
 
         Returns:
-            What one needs; ``None`` where that is not measured.
+            What one needs, with all that is shared; ``None`` where that is not measured.
         """
         measured = self._meter.end(settle=settle)
         if measured is None:
             return None
         self.may_hold_cache = True
-        held = (sum(resident.held or 0.0 for resident in rows) + measured[0]) / len(rows)
-        for resident in rows:
-            resident.held = held
-        return MemoryNeed(max(0.0, held), max(0.0, measured[1]) / len(rows))
+        holders = [*rows, *alike]
+        total = sum(resident.held or 0.0 for resident in holders) + measured[0]
+        for resident in holders:
+            resident.held = total / len(holders)
+        shared = math.floor(min(shared, max(0.0, total)))
+        own = math.ceil(max(0.0, total - shared) / len(holders))
+        return MemoryNeed(own + shared, max(0.0, measured[1]) / len(rows), shared)
+
+    def leave(self, resident: ResidentTrial, others: Sequence[ResidentTrial]) -> None:
+        """Ends a measurement in which a trial has left its lane: what it has not freed is held by those it shares with.
+
+        Args:
+            resident: the trial.
+            others: at least one trial that may hold what it held.
+        """
+        measured = None
+        with suppress(RuntimeError):  # A device with a fault; see is_usable.
+            measured = self._meter.end(settle=True)
+        if measured is None or resident.held is None:
+            return
+        stays = max(0.0, resident.held + measured[0]) / len(others)
+        for other in others:
+            other.held = None if other.held is None else other.held + stays
 
     def idle_timeout(self, current: ResidentTrial | None) -> float | None:
         """Returns the seconds to wait for messages before cached memory is released; ``None`` for no end.

@@ -40,6 +40,18 @@ class FusedRows:
         self.groups.add(resident, *found)
         return found[0]
 
+    def others_like(self, rows: Sequence[ResidentTrial]) -> list[ResidentTrial]:
+        """Returns the other residents that may share tensors with residents that run at once; any may be given."""
+        group = self.groups.group_of(rows[0])
+        return [] if group is None else list(group.members.difference(rows))
+
+    def shared_bytes(self, rows: Sequence[ResidentTrial]) -> float:
+        """Returns the bytes of residents that run at once that a pack has once; of one alone, those it can share."""
+        if (pack := self._packs.get(rows[0])) is not None:
+            return float(pack.fused.shared_bytes)
+        is_fusible = self.groups.group_of(rows[0]) is not None
+        return float(fused_trial_of(rows[0].body).shareable_bytes) if is_fusible else 0.0
+
     def forget(self, resident: ResidentTrial) -> None:
         """Takes a resident out of its pack and its group; any resident may be given."""
         self.groups.remove(resident)
