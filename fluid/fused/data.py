@@ -161,8 +161,8 @@ def _equal(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool
 
 # -- one copy on a device -------------------------------------------------------------------------------------
 #
-# Trials of one process need one copy of what none of them writes to. Each makes it anew, and it is compared with what is
-# there before it is moved, so that a device never has two, not even for a moment.
+# Trials of one process need one copy of what none of them writes to. Each makes it anew, and it is compared with what
+# is there before it is moved, so that a device never has two, not even for a moment.
 
 
 #: The tensors of trials on devices, by what equal ones have in common.

@@ -155,10 +155,9 @@ def test_trials_in_no_such_group_need_the_sum_of_their_peaks() -> None:
 
 def test_a_trial_among_many_takes_its_part_of_its_lane() -> None:
     groups = device_with([], 4).groups
-    assert groups.typical_bytes(GROUP, MemoryNeed(1.0, 8.0)) == 3.0
-    assert (
-        groups.typical_bytes("fused", MemoryNeed(1.0, 8.0)) == groups.typical_bytes(None, MemoryNeed(1.0, 8.0)) == 9.0
-    )
+    assert groups.typical(GROUP, MemoryNeed(1.0, 8.0)).peak_bytes == 3.0
+    assert groups.typical("fused", MemoryNeed(1.0, 8.0)) == groups.typical(None, MemoryNeed(1.0, 8.0))
+    assert groups.typical("fused", MemoryNeed(1.0, 8.0)).peak_bytes == 9.0
 
 
 def test_room_is_made_by_the_trials_whose_peaks_make_the_lane_large() -> None:

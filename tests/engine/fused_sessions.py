@@ -23,7 +23,7 @@ from fluid.measure.profile import Profile
 from fluid.measure.runtime_model import FusedRates
 from fluid.planners.portfolio import make_planner
 from fluid.policies.engine import EngineState
-from fluid.resources import Device
+from fluid.resources import Device, MemoryNeed
 from fluid.testing.validate import validate_state
 
 #: T(k)/T(1) of MLPs of width 32, of networks that gain a little, and of convolutions that get slower.
@@ -86,6 +86,8 @@ def run_fused(
     max_width: int = 1,
     insists: bool = False,
     culprit: str | None = None,
+    memory_bytes: float | None = None,
+    need: Callable[[int], MemoryNeed] | None = None,
     profile: Profile | None = None,
     later: Sequence[tuple[float, Event]] = (),
     on_report: Callable[[FusedSession, Report], None] | None = None,
@@ -96,6 +98,8 @@ def run_fused(
         shapes: by name.
         max_packing, max_fused, max_width, insists, profile: of the engine.
         culprit: a trial whose steps end their lane.
+        memory_bytes: of each device.
+        need: what a lane measures of each of so many rows; ``None`` if nothing.
         later: further events, and when they happen, seconds.
         on_report: called with each report.
     """
@@ -105,7 +109,7 @@ def run_fused(
         key = None if shape.rates is None else trial_id.split("-")[0]
         return Truth(shape.seconds, alpha=shape.alpha, beta=1.05, fusion_key=key, fused=shape.rates)
 
-    backend = SimulatedBackend(truth_of, [Device(index) for index in range(devices)], epsilon=0.05)
+    backend = SimulatedBackend(truth_of, [Device(index, memory_bytes=memory_bytes) for index in range(devices)], epsilon=0.05)
     state = EngineState(
         make_planner(planner, c=max_packing, d=max_width),
         profile or Profile(),
@@ -131,7 +135,12 @@ def run_fused(
                 session.ends[command.trial_id] = command.state
 
     def spoil(events: list[Event]) -> list[Event]:
-        """Notes steps; has lanes die of the culprit, and find their limits."""
+        """Notes steps, and what they need; has lanes die of the culprit, and find their limits."""
+        if need is not None:
+            events = [
+                structs.replace(event, memory=need(event.rows)) if isinstance(event, IterationDone) else event
+                for event in events
+            ]
         by_lane: dict[int, list[IterationDone]] = {}
         for event in events:
             if isinstance(event, IterationDone):

@@ -10,7 +10,7 @@ from fused_sessions import CONVOLUTION, MLP, SHORT_GAIN, FusedSession, Shape, ru
 
 from fluid.engine.commands import Report
 from fluid.engine.events import BudgetExtended, DeviceAdded, DeviceLost, PauseRequested, ResumeRequested, StopRequested
-from fluid.resources import Device
+from fluid.resources import Device, MemoryNeed
 from fluid.trialgroup import TrialState
 
 
@@ -164,3 +164,42 @@ def test_a_pack_that_dies_is_halved_until_the_culprit_is_alone() -> None:
     assert ran.ends.pop("net-5") == TrialState.FAILED
     assert all_done(ran), "trials that ran beside it are not blamed"
     assert max(rows_of(ran)) == 8, "and are fused again"
+
+
+# --- memory
+
+
+def need_of_row(rows: int) -> MemoryNeed:
+    """200 bytes that all share, 85 that are there once for whatever reason, and 5 of each row."""
+    own = 5.0 + 85.0 / rows
+    return MemoryNeed(200.0 + own, 1.0, 200.0)
+
+
+def apart(rows: int) -> MemoryNeed:
+    """The same without anything that rows share."""
+    return MemoryNeed(290.0)
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_a_pack_fills_the_device_with_what_its_rows_have_apart(insists: bool) -> None:
+    ran = run_fused({"mlp": Shape(40, 50, MLP)}, max_fused=16, insists=insists, memory_bytes=1000.0, need=need_of_row)
+    assert ran.ramp[: 1 if insists else 5] == ([16] if insists else [1, 2, 4, 8, 16])
+    steps = Counter(rows_of(ran))
+    assert steps[16] >= 95, "the 40 trials are in packs of 16, but for the last"
+    assert all_done(ran)
+
+
+def test_rows_that_share_nothing_are_as_many_as_fit() -> None:
+    ran = run_fused({"mlp": Shape(16, 50, MLP)}, max_fused=16, memory_bytes=1000.0, need=apart)
+    assert max(rows_of(ran)) == 3, "0.9 x 1000 / 290"
+    assert all_done(ran)
+
+
+def test_a_pack_that_shares_less_than_its_first_trial_could_shrinks_as_that_is_known() -> None:
+    def unlike(rows: int) -> MemoryNeed:
+        return MemoryNeed(290.0, 0.0, 200.0 if rows == 1 else 0.0)
+
+    ran = run_fused({"mlp": Shape(16, 50, MLP)}, max_fused=16, memory_bytes=1000.0, need=unlike)
+    steps = Counter(rows_of(ran))
+    assert max(steps) <= 4 and steps[4] <= 5 and steps[3] > 50
+    assert all_done(ran)

@@ -27,11 +27,9 @@ GB = 1e9
 class Learns(Known):
     """A profile that knows all but memory, and learns that."""
 
-    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
-        old = self._need or MemoryNeed(0.0)
-        self._need = MemoryNeed(
-            max(old.persistent_bytes, memory.persistent_bytes), max(old.ephemeral_bytes, memory.ephemeral_bytes)
-        )
+    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None, rows: int = 1) -> bool:
+        self._need = MemoryNeed.most(*filter(None, (self._need, memory)))
+        return True
 
 
 def started(commands: list[Any]) -> list[str]:

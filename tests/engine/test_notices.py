@@ -194,8 +194,9 @@ class _MeasuredMemory(Known):
         super().__init__(packing=1, width=1)
         self._needs: dict[str, MemoryNeed] = {}
 
-    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
+    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None, rows: int = 1) -> bool:
         self._needs[key] = memory
+        return True
 
     def memory(self, key: str, model: str | None = None) -> MemoryNeed | None:
         return self._needs.get(key)

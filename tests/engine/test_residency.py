@@ -19,8 +19,9 @@ from fluid.resources import MemoryNeed
 class Learns(Known):
     """A profile that knows all beforehand, but learns memory."""
 
-    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None) -> None:
+    def observe_memory(self, key: str, memory: MemoryNeed, *, model: str | None = None, rows: int = 1) -> bool:
         self._need = memory
+        return True
 
 
 def run(hand: Hand, trial_id: str, **spec: Any) -> list[Command]:

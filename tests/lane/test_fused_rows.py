@@ -23,6 +23,7 @@ from fluid.engine.events import (
 from fluid.fused import SGD, Adam, Dropout, FusedTrainable, TensorData
 from fluid.fused.optimizers import OptimizerSpec
 from fluid.lane.protocol import ShipTrainable
+from fluid.resources import MemoryNeed
 from fluid.trainables.pickling import dump_arguments, dump_config, dump_trainable
 
 pytestmark = pytest.mark.slow
@@ -208,3 +209,50 @@ def test_a_row_is_saved_and_called_without_harm_to_the_others(make_lane: Callabl
         expected = alone(Net, trials[name], 4)
         assert all(map(is_near, [one.metrics for one in (*first[name], *after[name], *called[name])], expected))
         assert called[name][0].rows == 3
+
+
+MB = 2**20
+
+
+class OnData(Net):
+    """A hundred megabytes of data, of its own if its config says so."""
+
+    def data(self, config: dict[str, Any], seed: int) -> TensorData:
+        x = torch.full((100 * MB // 16, 4), float(config.get("own", 0)))
+        return TensorData([x, torch.zeros(len(x), dtype=torch.uint8)], batch_size=8, seed=seed, shuffle=False)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, (batch[0], batch[1].long()))
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        return {}
+
+    iteration_batches = 2
+
+
+def held_of(lane: Any, trials: dict[str, dict[str, Any]]) -> MemoryNeed:
+    """What one of these trials needs, as the second step of all of them tells."""
+    start(lane, trials, 2, OnData)
+    (_, second), *_ = iterated(lane, trials, 2).values()
+    assert second.rows == len(trials) and second.memory is not None
+    return second.memory
+
+
+def test_what_rows_share_is_told_apart_from_what_each_has(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane(bounded=True)
+    need = held_of(lane, {f"t{number}": config(number) for number in range(6)})
+    data = 106 * MB  # With the labels.
+    assert data <= need.shared_bytes < data + MB
+    assert need.own_persistent_bytes < 40 * MB, "what libraries took at their first use is of all six"
+    # Those that stay hold the data that the one that leaves has not freed.
+    for number in range(5):
+        lane.send(to.release(f"t{number}"))
+        lane.receive(TrialReleased, f"t{number}")
+    lane.send(to.run("t5", 1))
+    left = lane.receive(IterationDone, "t5").memory
+    assert left.shared_bytes == need.shared_bytes and left.persistent_bytes > data
+
+
+def test_rows_with_data_of_their_own_share_nothing(make_lane: Callable[..., Any]) -> None:
+    need = held_of(make_lane(bounded=True), {f"t{number}": config(number, own=number) for number in range(3)})
+    assert need.shared_bytes == 0.0 and need.persistent_bytes > 106 * MB

@@ -220,3 +220,38 @@ def test_packs_that_cannot_be_are_refused(options: Any, field: str) -> None:
     assert profile.keys() == [], "nothing was added"
     with pytest.raises(InvalidFieldError, match="most=0"):
         profile.fused_limit(KEY, 0)
+
+
+def row_need(own: float, shared: float = 200.0, ephemeral: float = 1.0) -> MemoryNeed:
+    return MemoryNeed(own + shared, ephemeral, shared)
+
+
+def test_what_a_row_needs_is_measured_apart_from_what_a_trial_alone_does() -> None:
+    profile = Profile()
+    profile.observe_memory(KEY, MemoryNeed(290.0, 90.0))
+    assert profile.row_memory(KEY) is None
+    profile.observe_memory(KEY, row_need(45.0), rows=2)
+    assert (profile.memory(KEY), profile.row_memory(KEY)) == (MemoryNeed(290.0, 90.0), row_need(45.0))
+    profile.observe_memory(KEY, row_need(12.0), rows=8)
+    assert profile.row_memory(KEY) == row_need(12.0), "of a larger pack: 88 of its bytes are there once, too"
+    assert not profile.observe_memory(KEY, row_need(40.0), rows=2), "it took 80 in all, and the 8 rows took 104"
+    assert profile.observe_memory(KEY, row_need(9.0, ephemeral=7.0), rows=8)
+    assert profile.row_memory(KEY) == row_need(12.0, ephemeral=7.0)
+    assert profile.observe_memory(KEY, row_need(60.0), rows=4)
+    assert profile.row_memory(KEY) == row_need(60.0), "four rows that take more in all than the eight did"
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))).to_json() == profile.to_json()
+
+
+def test_profiles_of_the_format_before_have_no_memory_of_rows() -> None:
+    profile = Profile()
+    profile.observe_memory(KEY, MemoryNeed(290.0, 90.0))
+    data: Any = json.loads(json.dumps(profile.to_json()))
+    (content,) = data["keys"][KEY]
+    del content["row_memory"], content["memory"]["shared_bytes"]
+    assert Profile.from_json({**data, "format": FORMAT - 1}).to_json() == profile.to_json()
+    content["row_memory"] = {"persistent_bytes": 3.0, "ephemeral_bytes": 1.0, "shared_bytes": 1.0, "rows": 1}
+    with pytest.raises(InvalidFieldError, match=r"row_memory\.rows.*at least 2"):
+        Profile.from_json(data)
+    content["row_memory"] = {"persistent_bytes": 1.0, "ephemeral_bytes": 1.0, "shared_bytes": 2.0, "rows": 2}
+    with pytest.raises(InvalidFieldError, match="shared_bytes"):
+        Profile.from_json(data)
