@@ -109,7 +109,8 @@ def run_fused(
         key = None if shape.rates is None else trial_id.split("-")[0]
         return Truth(shape.seconds, alpha=shape.alpha, beta=1.05, fusion_key=key, fused=shape.rates)
 
-    backend = SimulatedBackend(truth_of, [Device(index, memory_bytes=memory_bytes) for index in range(devices)], epsilon=0.05)
+    available = [Device(index, memory_bytes=memory_bytes) for index in range(devices)]
+    backend = SimulatedBackend(truth_of, available, epsilon=0.05)
     state = EngineState(
         make_planner(planner, c=max_packing, d=max_width),
         profile or Profile(),
