@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -87,6 +88,28 @@ def test_operations_and_generations(nccl: type[FakeNccl]) -> None:
         if thread.name == "fluid-elastic-close":
             thread.join()
     assert [group.ended for group in first if group.rank < 2] == ["shut down"] * 2
+
+
+def test_the_store_serves_the_process_group_until_it_is_gone(nccl: type[FakeNccl]) -> None:
+    """NCCL uses it for communicators of new pairs, and its watchdog when an operation fails."""
+    groups = make_groups(2, backend="nccl")
+    gc.collect()
+    first, second = nccl.alive
+    first.store.set("key", bytes(range(256)))
+    assert second.store.clone().get("key") == bytes(range(256))
+    found = []
+
+    def shut_down() -> None:
+        gc.collect()
+        found.append(second.store.get("key"))
+
+    second.shutdown = shut_down  # type: ignore[method-assign]
+    for group in groups:
+        group.shutdown()
+    for thread in threading.enumerate():
+        if thread.name == "fluid-elastic-close":
+            thread.join()
+    assert found == [bytes(range(256))]
 
 
 def test_an_iteration_whose_sum_was_aborted_is_not_taken_for_a_finished_one(nccl: type[FakeNccl]) -> None:

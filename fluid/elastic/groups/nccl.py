@@ -68,7 +68,7 @@ def connect(
     #: Acquired by the first of the two threads to decide: the communicator is connected, or left behind.
     decided = threading.Lock()
 
-    def make() -> None:
+    def make(_: dist.Store) -> None:
         try:
             process_group.eager_connect_single_device(gpu)
             if not decided.acquire(blocking=False):
@@ -78,7 +78,8 @@ def connect(
         finally:
             done.set()
 
-    threading.Thread(target=make, name="fluid-elastic-connect", daemon=True).start()
+    # It keeps the store, which the process group uses, also where it is left behind.
+    threading.Thread(target=make, args=(store,), name="fluid-elastic-connect", daemon=True).start()
     done.wait(_CONNECT_S)
     if errors:
         raise errors[0]
