@@ -103,7 +103,8 @@ class TorchConnection:
             if members[0]["memory"] and len(hosts) == 1 and not self.is_nccl:
                 self.on_host = self._share_memory(members[0]["memory"])
             else:
-                self.process_group = self._connect(bytes.fromhex(members[0]["secret"]))
+                one_server = len({member["mps"] for member in members}) == 1
+                self.process_group = self._connect(bytes.fromhex(members[0]["secret"]), one_server)
             self.guard.check()
         except GenerationBrokenError:
             self.close()
@@ -178,6 +179,7 @@ class TorchConnection:
         Members connect to each other only afterwards, because connecting cannot be aborted.
         """
         facts = {"device": device_name(self._device), "host": host_token() if self._may_share else ""}
+        facts["mps"] = _mps_server()
         if self._rank == 0:
             facts |= {"secret": secrets.token_hex(PROOF_BYTES), "memory": ""}
             if facts["host"]:
@@ -211,11 +213,11 @@ class TorchConnection:
             memory.forget_descriptor()
         return group
 
-    def _connect(self, secret: bytes) -> Any:
+    def _connect(self, secret: bytes, one_server: bool) -> Any:
         store = self._store = _Store(self._rendezvous)
         if self.is_nccl:
-            is_local = self._rendezvous.address == LOOPBACK
-            return nccl.connect(store, self._rank, self._size, self._timeout, self._device, self.guard, is_local)
+            facts = self._rendezvous.address == LOOPBACK, one_server
+            return nccl.connect(store, self._rank, self._size, self._timeout, self._device, self.guard, *facts)
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._rendezvous.address)]
         options._timeout = timedelta(seconds=_MESH_S)
@@ -246,6 +248,11 @@ def device_name(device: torch.device) -> str:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return "MIG"  # The same for all: NCCL does not connect instances of one GPU.
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _mps_server() -> str:
+    """Tells apart the MPS servers whose clients the members of one machine are; empty without MPS."""
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "")
 
 
 class _Store(dist.Store):  # type: ignore[misc]
