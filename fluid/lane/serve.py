@@ -140,7 +140,7 @@ class _Lane:
         )
         self._exit = process_exit
         self._failures = LaneFailures(
-            options, clock, output, self._meter, self._residents, self._send, self._channel.flush
+            options, clock, output, self._meter, own_memory, self._residents, self._send, self._channel.flush
         )
         self._row_steps = RowSteps(
             clock, output, self._residents, options, self._failures, self._send, self._iterate, self._report_rows

@@ -93,6 +93,19 @@ def test_what_tensors_take_is_not_the_lanes_own(gpu: FakeGpu, lane: Callable[[],
     assert start(gpu, lane(), others=900 * MB) == 500 * MB
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_other_processes_have_filled_the_gpu(gpu: FakeGpu, lane: Callable[[], OwnMemory], listed: bool) -> None:
+    gpu.pid, gpu.others, own = gpu.pid * listed, 7000 * MB, lane()
+    assert not own.others_have_grown(), "CUDA was not used"
+    start(gpu, own)
+    gpu.reserved, gpu.context = 70_000 * MB, 900 * MB
+    assert not own.others_have_grown()
+    gpu.others += 2000 * MB
+    assert own.others_have_grown()
+    gpu.known = False
+    assert not own.others_have_grown()
+
+
 # --- Where NVML lists processes under other numbers
 
 

@@ -32,8 +32,8 @@ _REFUSALS = (RuntimeError, ValueError, AttributeError, AssertionError)
 _SETTING = "expandable_segments"
 #: Numbers in the tensor of the trial: 16 MiB, more than a segment of small tensors.
 _TRIED = 1 << 22
-#: Name of the note that this driver refuses them on a model of GPU, and the seconds for which it counts: the refusal may
-#: be that of a sandbox around the driver, which can be renewed without it.
+#: Name of the note that this driver refuses them on a model of GPU, and the seconds for which it counts: the refusal
+#: may be that of a sandbox around the driver, which can be renewed without it.
 _KIND = "no-expandable-segments"
 _LASTS_S = 24 * 3600.0
 
