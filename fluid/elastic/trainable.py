@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from fluid.elastic.averaging import Means
+from fluid.elastic.host_copies import HostCopies
 from fluid.elastic.loader import ElasticLoader, Shard
 from fluid.elastic.runtime import Runtime, map_tensors, stateful_parts
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
@@ -70,6 +72,7 @@ class ElasticTrainable:
     batch_state: ClassVar[Mapping[str, int]] = {}
 
     _elastic: Runtime
+    _elastic_copies: HostCopies
     _elastic_columns: dict[str, Any]
 
     # -- methods that users write-------------------------------------------------------------------------------
@@ -185,6 +188,7 @@ class ElasticTrainable:
     def setup(self, config: dict[str, Any]) -> None:
         """Builds everything. Override :meth:`build`, not this."""
         self._elastic = Runtime()
+        self._elastic_copies = HostCopies()
         self._elastic_columns = {}
         self._elastic_build(config)
         self._check_names()
@@ -213,7 +217,20 @@ class ElasticTrainable:
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes the state into a folder; a trainable of any width can load it."""
-        torch.save(self.elastic_state(), os.path.join(checkpoint_dir, STATE_FILE))
+        (self.begin_checkpoint() or partial(_write, self.elastic_state()))(checkpoint_dir)
+
+    def begin_checkpoint(self) -> Callable[[str], None] | None:
+        """Copies the state from a GPU to host memory; returns what writes it as :meth:`save_checkpoint`, in any thread.
+
+        Returns:
+            ``None`` where :meth:`save_checkpoint` has to write it at once: on CPUs, without room for a copy, or if the
+            class has a :meth:`save_checkpoint` of its own.
+        """
+        is_own = type(self).save_checkpoint is ElasticTrainable.save_checkpoint
+        if not is_own or self.device.type != self._elastic_copies.kind:
+            return None
+        copied = self._elastic_copies.take(self.elastic_state())
+        return None if copied is None else lambda folder: _write(copied.state, folder)
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """Reads what :meth:`save_checkpoint` wrote into a folder."""
@@ -302,6 +319,10 @@ class ElasticTrainable:
     def _parts_of(self, kind: type) -> dict[str, Any]:
         own = {name: value for name, value in vars(self).items() if not name.startswith("_elastic")}
         return {name: part for name, part in stateful_parts(own).items() if isinstance(part, kind)}
+
+
+def _write(state: Any, folder: str) -> None:
+    torch.save(state, os.path.join(folder, STATE_FILE))
 
 
 #: The methods of the base class, which attributes must not hide.

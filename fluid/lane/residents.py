@@ -315,6 +315,7 @@ class Residents:
     def release(self, resident: ResidentTrial) -> None:
         """Cleans a resident up and removes it; what its clean-up raises goes to its log."""
         self.enter(resident)
+        self.checkpoints.forget_resident(resident.trial_id)
         self._tell_clean_up(resident.trial_id)
         self._clean_up(resident)
         if resident.is_alone and self._exit is not None:
@@ -322,7 +323,6 @@ class Residents:
         self.halt(resident)
         del self._by_id[resident.trial_id]
         self._requests.unlink(resident.trial_id)
-        self.checkpoints.forget_resident(resident.trial_id)
         self._put_back(resident)
         self._unbind()
         self._meter.release_cached(collect=True)

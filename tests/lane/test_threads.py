@@ -94,6 +94,12 @@ def test_users_choose_how_many_compile(torch: Torch, monkeypatch: pytest.MonkeyP
         assert os.environ["LOKY_MAX_CPU_COUNT"] == os.environ["OMP_NUM_THREADS"] == "2"
 
 
+def test_the_sizes_of_a_lane_are_not_taken_for_those_of_users_in_a_session_that_runs_there(torch: Torch) -> None:
+    os.environ["LOKY_MAX_CPU_COUNT"] = os.environ["OMP_NUM_THREADS"]
+    set_threads(2)
+    assert os.environ["LOKY_MAX_CPU_COUNT"] == "2"
+
+
 def test_joblib_starts_no_more_processes_in_a_trial_than_its_lane_has_threads(tmp_path: Path) -> None:
     pytest.importorskip("joblib")
 

@@ -40,8 +40,12 @@ def set_threads(threads: int) -> None:
 
 @cache
 def _chosen() -> frozenset[str]:
-    """Sizes of pools that users had set before this process first set any."""
-    return frozenset(os.environ).intersection(_OF_POOLS)
+    """Sizes of pools that users had set before this process first set any.
+
+    Those that equal the number of threads are of a lane in which the session of this one runs.
+    """
+    threads = os.environ.get(VARIABLES[0])
+    return frozenset(name for name in _OF_POOLS if os.environ.get(name, threads) != threads)
 
 
 class LaneThreads:
