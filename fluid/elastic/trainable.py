@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +15,14 @@ from fluid.elastic.averaging import Means
 from fluid.elastic.host_copies import HostCopies
 from fluid.elastic.loader import ElasticLoader, Shard
 from fluid.elastic.runtime import Runtime, map_tensors, stateful_parts
+from fluid.elastic.state import is_plain_tensor, map_leaves
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.errors import FluidError
 
 #: The file in a checkpoint's folder.
 STATE_FILE = "elastic.pt"
+#: A tensor of at most so many bytes may be a step counter of an optimizer, which stays on the CPU.
+_SMALL_BYTES = 4096
 
 
 class ElasticTrainable:
@@ -234,9 +238,14 @@ class ElasticTrainable:
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """Reads what :meth:`save_checkpoint` wrote into a folder."""
-        # The trial's own file, with the picklable objects that extra_state() returned.
         file = os.path.join(checkpoint, STATE_FILE)
-        self.load_elastic_state(torch.load(file, map_location="cpu", weights_only=False))
+        is_mapped = self.device.type == self._elastic_copies.kind
+        # The trial's own file, with the picklable objects that extra_state() returned.
+        state = torch.load(file, map_location="cpu", weights_only=False, mmap=is_mapped)
+        if is_mapped:  # A GPU takes large tensors from the file itself. What stays on the CPU must not keep the file.
+            parts = map_leaves(state["parts"], _is_small, torch.clone)
+            state = {**copy.deepcopy({**state, "parts": None}), "parts": parts}
+        self.load_elastic_state(state)
 
     def cleanup(self) -> None:
         """Releases its resources; called once, at the end. A class that overrides it must call this one too."""
@@ -319,6 +328,10 @@ class ElasticTrainable:
     def _parts_of(self, kind: type) -> dict[str, Any]:
         own = {name: value for name, value in vars(self).items() if not name.startswith("_elastic")}
         return {name: part for name, part in stateful_parts(own).items() if isinstance(part, kind)}
+
+
+def _is_small(node: Any) -> bool:
+    return is_plain_tensor(node) and bool(node.nbytes <= _SMALL_BYTES)
 
 
 def _write(state: Any, folder: str) -> None:

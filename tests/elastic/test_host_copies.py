@@ -124,7 +124,9 @@ def test_a_checkpoint_is_the_state_in_which_it_was_begun(tmp_path: Path, kind: s
     write(str(tmp_path / "later"))
     found = torch.load(tmp_path / "later" / STATE_FILE, weights_only=False)
     assert same(found, expected)
+    other._elastic_copies = HostCopies(kind)
     other.load_checkpoint(str(tmp_path / "later"))
+    assert STATE_FILE not in Path("/proc/self/maps").read_text(), "what stays on the CPU does not keep the file"
     other.step()
     assert same(other.elastic_state()["parts"], trial.elastic_state()["parts"])
 
