@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
 
 from fluid.elastic.state import ALIGNMENT, is_plain_tensor, lock_pages, map_leaves, mapped
+from fluid.processes.memory_left import memory_left
 
-#: Most bytes that the copies of all trainables of this process take, and the largest share of the machine's available
-#: memory for one of them. A state with no room is written as it is.
+#: Most bytes that the copies of all trainables of this process take, and the largest share of what is left of the
+#: machine's memory for one of them. A state with no room is written as it is.
 _MOST_BYTES = 4 * 2**30
-_MOST_OF_AVAILABLE = 0.25
+_MOST_OF_LEFT = 0.25
 
 
 class HostCopy:
@@ -34,8 +34,7 @@ class HostCopies:
 
     Tensors that share a storage do so in the copy, too, and ``torch.save`` writes what it would write of the state. The
     memory is locked into RAM when it is used a second time: a GPU then copies to it at full speed (on an H200, 55 GB/s
-    in place of 14). Locking takes as long as ten copies without (0.5 s a GB), which a trial that is saved once would
-    not earn back.
+    in place of 14). Locking takes 0.5 s a GB, which ten copies earn back.
 
     Args:
         kind: of the devices whose tensors are copied as memory; others are cloned.
@@ -103,7 +102,7 @@ class HostCopies:
             self._is_locked = True
             return self._memory
         self._memory, self._is_locked = None, False
-        if HostCopies.taken + size > _MOST_BYTES or size > _MOST_OF_AVAILABLE * _available():
+        if HostCopies.taken + size > _MOST_BYTES or size > _MOST_OF_LEFT * (memory_left() or 0):
             return None
         self._memory = mapped(max(1, size))
         HostCopies.taken += len(self._memory)
@@ -123,13 +122,3 @@ def _like(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad)
-
-
-def _available() -> float:
-    """Bytes of memory that programs of this machine can still take; none where the system does not say."""
-    with suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return 1024.0 * int(value.split()[0])
-    return 0.0

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fluid.gpu.nvml import Gpu, GpuProcess
 from fluid.lane.device import own_memory
 from fluid.lane.device import own_memory as context_sizes
+from fluid.lane.device.device import ProcessMemoryMeter
 from fluid.lane.device.own_memory import LEAST, MOST, OwnMemory
+from fluid.lane.failures import LaneFailures
 from fluid.lane.protocol import LaneOptions
 
 MB = 1e6
@@ -102,6 +105,9 @@ def test_other_processes_have_filled_the_gpu(gpu: FakeGpu, lane: Callable[[], Ow
     assert not own.others_have_grown()
     gpu.others += 2000 * MB
     assert own.others_have_grown()
+    nothing: Any = None
+    failures = LaneFailures(LaneOptions(0), *[nothing] * 2, ProcessMemoryMeter(), own, *[nothing] * 3)
+    assert [failures.describe(error)[0].squeezed for error in (MemoryError(), ValueError())] == [True, False]
     gpu.known = False
     assert not own.others_have_grown()
 

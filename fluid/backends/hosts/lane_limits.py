@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fluid.backends.base import HostRoom
-from fluid.backends.hosts.memory import memory_left
 from fluid.engine.placing.lanes import MOST_IDLE
 from fluid.gpu.mps_support import MOST_CLIENTS
+from fluid.processes.memory_left import memory_left
 
 #: Descriptors that a lane takes in the driver, and the tasks that it has at least: the second is of its connection.
 _DESCRIPTORS, _TASKS = 1, 2
