@@ -193,7 +193,7 @@ class Sharing(GivenFields):
             many trials of a device take turns in its lanes with ``packing="auto"``, too (``docs/lanes.md``).
         rounds: whether all trials advance together, an iteration each in turn, so that they can be compared early;
             ``False`` by default.
-        max_fused: most trials in one fused pack; 64 by default. 1 switches fusing off.
+        max_fused: most trials in one fused pack; 128 by default. 1 switches fusing off.
 
     Raises:
         InvalidFieldError: a value cannot be used, or not with another one.

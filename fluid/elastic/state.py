@@ -56,22 +56,32 @@ def _page_locked(size: int) -> torch.Tensor:
 
     PyTorch's own allocator rounds sizes up to a power of two, and locking takes up to a second a gigabyte.
     """
-    memory = torch.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
-    runtime = torch.cuda.cudart()
+    memory = mapped(size)
+    lock_pages(memory)
+    return memory
+
+
+def mapped(size: int) -> torch.Tensor:
+    """Returns host memory of exactly this size, on pages of its own."""
+    return torch.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+
+
+def lock_pages(memory: torch.Tensor) -> None:
+    """Locks what :func:`mapped` has returned, until that is dropped; copies are slower if the system refuses it."""
+    runtime, size = torch.cuda.cudart(), len(memory)
     address = memory.data_ptr()
     if int(runtime.cudaHostRegister(address, size, 0)) == 0:
         weakref.finalize(memory, runtime.cudaHostUnregister, address)
     else:
         with suppress(RuntimeError, AssertionError):  # The next operation raises what CUDA notes of the refusal.
             torch.zeros(1, device="cuda")
-    return memory  # Without the lock, if the system refused it: copies are slower then.
 
 
 # -- state ---------------------------------------------------------------------------------------
 
 
 #: Tensors start at multiples of this many bytes, an alignment for every element type.
-_ALIGNMENT = 64
+ALIGNMENT = 64
 #: Bytes that are broadcast at a time; a member that stages them on its GPU needs as much memory there.
 _CHUNK = 256 * 2**20
 #: Kinds of devices that tensors are copied from.
@@ -115,10 +125,10 @@ class Snapshot:
             kind = tensor.device.type
             location = _TensorLocation(tuple(tensor.shape), tensor.dtype, kind, ends[kind])
             tensors[kind].append((location, tensor.detach()))
-            ends[kind] += math.ceil(tensor.numel() * tensor.element_size() / _ALIGNMENT) * _ALIGNMENT
+            ends[kind] += math.ceil(tensor.numel() * tensor.element_size() / ALIGNMENT) * ALIGNMENT
             return location
 
-        rest = cloudpickle.dumps(_map(state, _is_plain_tensor, assign))
+        rest = cloudpickle.dumps(map_leaves(state, is_plain_tensor, assign))
         memory = {}
         for kind, size in ends.items():
             fits = reuse is not None and len(reuse.memory[kind]) == size
@@ -135,7 +145,7 @@ class Snapshot:
             view = _view(self.memory[location.kind], location)
             return view.clone() if view.device.type == location.kind else view.to(location.kind)
 
-        return _map(pickle.loads(self.rest), lambda node: isinstance(node, _TensorLocation), tensor_of)
+        return map_leaves(pickle.loads(self.rest), lambda node: isinstance(node, _TensorLocation), tensor_of)
 
 
 def broadcast(group: Group, snapshot: Snapshot | None) -> Snapshot:
@@ -167,7 +177,7 @@ def broadcast(group: Group, snapshot: Snapshot | None) -> Snapshot:
     return Snapshot(rest.numpy().tobytes(), memory)
 
 
-def _is_plain_tensor(node: Any) -> bool:
+def is_plain_tensor(node: Any) -> bool:
     # Sparse and quantized tensors, and subclasses, are pickled with the rest.
     plain = type(node) in (torch.Tensor, torch.nn.Parameter)
     return plain and node.layout == torch.strided and not node.is_quantized and node.device.type in _KINDS
@@ -184,15 +194,15 @@ def _view(memory: torch.Tensor, location: _TensorLocation) -> torch.Tensor:
     return memory[location.offset : location.offset + size].view(location.dtype).view(location.shape)
 
 
-def _map(node: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+def map_leaves(node: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
     """Copies nested containers, and changes some of their leaves."""
     if wanted(node):
         return change(node)
     if type(node) in (dict, OrderedDict):
-        copy = type(node)((key, _map(value, wanted, change)) for key, value in node.items())
+        copy = type(node)((key, map_leaves(value, wanted, change)) for key, value in node.items())
         if hasattr(node, "_metadata"):  # Modules keep the versions of their submodules there.
             copy._metadata = node._metadata
         return copy
     if type(node) in (list, tuple):
-        return type(node)(_map(value, wanted, change) for value in node)
+        return type(node)(map_leaves(value, wanted, change) for value in node)
     return node

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from fluid.elastic.averaging import Means
+from fluid.elastic.host_copies import HostCopies
 from fluid.elastic.loader import ElasticLoader, Shard
 from fluid.elastic.runtime import Runtime, map_tensors, stateful_parts
+from fluid.elastic.state import is_plain_tensor, map_leaves
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
 from fluid.errors import FluidError
 
 #: The file in a checkpoint's folder.
 STATE_FILE = "elastic.pt"
+#: A tensor of at most so many bytes may be a step counter of an optimizer, which stays on the CPU.
+_SMALL_BYTES = 4096
 
 
 class ElasticTrainable:
@@ -70,6 +76,7 @@ class ElasticTrainable:
     batch_state: ClassVar[Mapping[str, int]] = {}
 
     _elastic: Runtime
+    _elastic_copies: HostCopies
     _elastic_columns: dict[str, Any]
 
     # -- methods that users write-------------------------------------------------------------------------------
@@ -185,6 +192,7 @@ class ElasticTrainable:
     def setup(self, config: dict[str, Any]) -> None:
         """Builds everything. Override :meth:`build`, not this."""
         self._elastic = Runtime()
+        self._elastic_copies = HostCopies()
         self._elastic_columns = {}
         self._elastic_build(config)
         self._check_names()
@@ -213,13 +221,31 @@ class ElasticTrainable:
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes the state into a folder; a trainable of any width can load it."""
-        torch.save(self.elastic_state(), os.path.join(checkpoint_dir, STATE_FILE))
+        (self.begin_checkpoint() or partial(_write, self.elastic_state()))(checkpoint_dir)
+
+    def begin_checkpoint(self) -> Callable[[str], None] | None:
+        """Copies the state from a GPU to host memory; returns what writes it as :meth:`save_checkpoint`, in any thread.
+
+        Returns:
+            ``None`` where :meth:`save_checkpoint` has to write it at once: on CPUs, without room for a copy, or if the
+            class has a :meth:`save_checkpoint` of its own.
+        """
+        is_own = type(self).save_checkpoint is ElasticTrainable.save_checkpoint
+        if not is_own or self.device.type != self._elastic_copies.kind:
+            return None
+        copied = self._elastic_copies.take(self.elastic_state())
+        return None if copied is None else lambda folder: _write(copied.state, folder)
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """Reads what :meth:`save_checkpoint` wrote into a folder."""
-        # The trial's own file, with the picklable objects that extra_state() returned.
         file = os.path.join(checkpoint, STATE_FILE)
-        self.load_elastic_state(torch.load(file, map_location="cpu", weights_only=False))
+        is_mapped = self.device.type == self._elastic_copies.kind
+        # The trial's own file, with the picklable objects that extra_state() returned.
+        state = torch.load(file, map_location="cpu", weights_only=False, mmap=is_mapped)
+        if is_mapped:  # A GPU takes large tensors from the file itself. What stays on the CPU must not keep the file.
+            parts = map_leaves(state["parts"], _is_small, torch.clone)
+            state = {**copy.deepcopy({**state, "parts": None}), "parts": parts}
+        self.load_elastic_state(state)
 
     def cleanup(self) -> None:
         """Releases its resources; called once, at the end. A class that overrides it must call this one too."""
@@ -302,6 +328,14 @@ class ElasticTrainable:
     def _parts_of(self, kind: type) -> dict[str, Any]:
         own = {name: value for name, value in vars(self).items() if not name.startswith("_elastic")}
         return {name: part for name, part in stateful_parts(own).items() if isinstance(part, kind)}
+
+
+def _is_small(node: Any) -> bool:
+    return is_plain_tensor(node) and bool(node.nbytes <= _SMALL_BYTES)
+
+
+def _write(state: Any, folder: str) -> None:
+    torch.save(state, os.path.join(folder, STATE_FILE))
 
 
 #: The methods of the base class, which attributes must not hide.

@@ -149,12 +149,15 @@ class Failure:
             ``"device"`` (it raised, its device answers no more), ``"metric"`` (it reported none), or ``"stopped"``.
         message, traceback: one line for people, and the traceback as text; empty if there is none.
         exception: the pickled exception; ``None`` if there is none.
+        squeezed: whether other processes than its lane held notably more of a GPU, as memory ran out there, than when
+            the lane began.
     """
 
     kind: str
     message: str
     traceback: str = ""
     exception: bytes | None = field(default=None, repr=False)
+    squeezed: bool = False
 
 
 class Event(Frame, frozen=True):

@@ -15,6 +15,8 @@ DEFAULT_PIPE_FOLDER = "/tmp/nvidia-mps"
 SHARED_MEMORY = "/dev/shm"
 #: Clients that an MPS server accepts on one GPU, from Volta on.
 MOST_CLIENTS = 48
+#: The same from a driver on, that of CUDA 13.1 (NVIDIA, Multi-Process Service, Client-Server Connection Limits).
+_MORE_CLIENTS, _MORE_SINCE = 60, 590
 _PID_FILE = "nvidia-cuda-mps-control.pid"
 _KERNEL = "/proc/sys/kernel/osrelease"
 #: Volta's. On older GPUs clients share one address space, and the failure of one ends all.
@@ -71,6 +73,20 @@ def unsupported_reason_here(gpus: Sequence[GpuState], environment: Mapping[str, 
         foreign=foreign_daemon(variables),
         shared_memory=os.access(SHARED_MEMORY, os.W_OK | os.X_OK),
     )
+
+
+def most_clients(version: str | None) -> int:
+    """Returns how many clients an MPS server accepts on one GPU.
+
+    Args:
+        version: of the GPU driver; ``None`` if it is unknown.
+
+    Example:
+        >>> most_clients("580.159.04"), most_clients("590.44.01")
+        (48, 60)
+    """
+    major = (version or "").partition(".")[0]
+    return _MORE_CLIENTS if major.isdigit() and int(major) >= _MORE_SINCE else MOST_CLIENTS
 
 
 def is_wsl(kernel: str = _KERNEL) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from fluid._clock import Clock
 from fluid.engine.events import Failure, TrialCalled, TrialFailed
 from fluid.lane.device.device import MemoryMeter
+from fluid.lane.device.own_memory import OwnMemory
 from fluid.lane.errors import describe, is_for_want_of_space
 from fluid.lane.output import LaneStreams
 from fluid.lane.protocol import LaneOptions
@@ -68,6 +69,7 @@ class LaneFailures:
         clock: the lane's.
         output: has the log of the trial whose code runs.
         meter: of the device.
+        own_memory: what the lane takes for itself, and others have.
         residents: the lane's.
         send: sends a message to the driver.
         flush: sends all messages that wait for others.
@@ -79,6 +81,7 @@ class LaneFailures:
         clock: Clock,
         output: LaneStreams,
         meter: MemoryMeter,
+        own_memory: OwnMemory,
         residents: Residents,
         send: Callable[[Any], None],
         flush: Callable[[], None],
@@ -87,6 +90,7 @@ class LaneFailures:
         self._clock = clock
         self._output = output
         self._meter = meter
+        self._own_memory = own_memory
         self._residents = residents
         self._send = send
         self._flush = flush
@@ -122,6 +126,8 @@ class LaneFailures:
         fatal fault of one client to all of them, without naming it. The driver finds the culprit.
         """
         raised = describe(error)
+        if raised.kind == "out_of_memory":
+            raised = replace(raised, squeezed=self._own_memory.others_have_grown())
         if raised.kind == "out_of_memory" or self._meter.is_usable(raised.traceback):
             return raised, True
         if self._options.environment:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fluid._clock import Clock
+from fluid._late_imports import LateImports
 from fluid._private_files import make_folder
 from fluid.elastic.messages import Join
 from fluid.engine.events import IterationDone, TrialSetBack
@@ -67,16 +68,37 @@ def threads_left(code: TrialCode) -> Iterator[str]:
             yield thread.name
 
 
-def make_room_to_compile() -> None:
-    """Makes ``torch.compile`` forget what it has compiled, if that leaves a new trial too little.
+class CompilerRoom:
+    """Leaves each trial of a lane room to use ``torch.compile``.
 
-    It compiles each function a few times in a process, and then runs it eagerly. Half of that is a new trial's; up to
-    there, trials of one lane use what others have compiled. Trials that go on compile again what they run.
+    It compiles each function a few times in a process, and then runs it eagerly, which it tells in the log of the trial
+    that comes last. Here it may do so as many times for each trial. Up to there, trials use what others have compiled.
     """
-    with suppress(Exception):  # Not loaded, an import that has failed, or names that have moved.
-        most = _dynamo("config").cache_size_limit  # An alias of recompile_limit in newer releases.
-        if 2 * max(_dynamo("convert_frame").FRAME_COMPILE_COUNTER.values(), default=0) >= most:
-            sys.modules["torch._dynamo"].reset()
+
+    def __init__(self) -> None:
+        #: What a process may compile of a function, in all and for one set of objects, by name of the limit.
+        self._limits: dict[str, int] = {}
+        self._late = LateImports()
+        self._trials = 1
+
+    def make(self, trials: int) -> None:
+        """Called as a trial is set up, one of so many in the lane.
+
+        If those that have left have used up half of its part, all is forgotten: trials that go on compile again.
+        """
+        self._trials = trials
+        if "torch._dynamo" not in self._late.calls:
+            self._late.when_loaded("torch._dynamo", self._make)
+
+    def _make(self) -> None:
+        with suppress(Exception):  # An import that has failed, or names that have moved.
+            config, frames = _dynamo("config"), _dynamo("convert_frame")
+            for name in ("cache_size_limit", "accumulated_cache_size_limit"):  # Aliases in newer releases.
+                own = self._limits.setdefault(name, getattr(config, name))
+                setattr(config, name, max(getattr(config, name), own * self._trials))
+            most = max(frames.FRAME_COMPILE_COUNTER.values(), default=0)
+            if most >= (self._trials - 0.5) * self._limits["cache_size_limit"]:
+                sys.modules["torch._dynamo"].reset()
 
 
 def _dynamo(name: str) -> Any:
@@ -153,6 +175,7 @@ class Residents:
         self.threads = LaneThreads(options.threads)
         self._busy = make_busy_meter(options, clock)
         self._usage = UsageMeter()
+        self._compiler = CompilerRoom()
         #: Where its trials begin; "" where that folder, the driver's, was deleted: then they stay there.
         self._home = ""
         with suppress(OSError):
@@ -228,7 +251,7 @@ class Residents:
         if message.process.chdir:
             make_folder(resident.link.folder)
         self.enter(resident)
-        make_room_to_compile()
+        self._compiler.make(len(self._by_id))
         self._scripts.put_in_force(message.key)
         trainable = self._trainable(message.key)
         resident.process_state.announce(printable_name(trainable), self._output)
@@ -292,6 +315,7 @@ class Residents:
     def release(self, resident: ResidentTrial) -> None:
         """Cleans a resident up and removes it; what its clean-up raises goes to its log."""
         self.enter(resident)
+        self.checkpoints.forget_resident(resident.trial_id)
         self._tell_clean_up(resident.trial_id)
         if alike := self.fused.others_like([resident]):
             self.memory.begin()
@@ -301,7 +325,6 @@ class Residents:
         self.halt(resident)
         del self._by_id[resident.trial_id]
         self._requests.unlink(resident.trial_id)
-        self.checkpoints.forget_resident(resident.trial_id)
         self._put_back(resident)
         self._unbind()
         self._meter.release_cached(collect=True)

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import current_process
 from typing import Any, NoReturn
 
@@ -32,6 +33,7 @@ from fluid.engine.events import (
     TrialCalled,
     TrialPaused,
     TrialReleased,
+    TrialSaved,
     TrialStarted,
 )
 from fluid.lane.channel import Channel, Connection
@@ -140,7 +142,7 @@ class _Lane:
         )
         self._exit = process_exit
         self._failures = LaneFailures(
-            options, clock, output, self._meter, self._residents, self._send, self._channel.flush
+            options, clock, output, self._meter, own_memory, self._residents, self._send, self._channel.flush
         )
         self._row_steps = RowSteps(
             clock, output, self._residents, options, self._failures, self._send, self._iterate, self._report_rows
@@ -419,17 +421,27 @@ class _Lane:
         """Checkpoints a trial automatically, where that costs little against the work that it protects."""
         if not self._residents.checkpoints.is_due(resident):
             return
+        checkpoints = self._residents.checkpoints
         try:
-            saved = self._residents.checkpoints.save(resident)
+            if resident.left and checkpoints.save_behind(resident, partial(self._tell_saved, resident)):
+                return  # Where it does not train on, others may wait for the checkpoint.
+            saved = checkpoints.save(resident)
         except BaseException as error:
-            # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues. A full
-            # disk may have space again later; other errors are of the trial's own code, and come again.
-            resident.autosaves = is_for_want_of_space(error)
-            print_exception()
-            if is_not_savable(error):
-                self._send(refusal_of(error, resident, self._clock.now(), refuses=False))
+            self._tell_saved(resident, error)
             return
         self._send(saved)
+
+    def _tell_saved(self, resident: ResidentTrial, saved: TrialSaved | BaseException) -> None:
+        """Tells of an automatic checkpoint, or handles the error that it has raised; called in any thread."""
+        if isinstance(saved, TrialSaved):
+            self._channel.send(saved)
+            return
+        # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues. A full disk
+        # may have space again later; other errors are of the trial's own code, and come again.
+        resident.autosaves = is_for_want_of_space(saved)
+        print_exception()
+        if is_not_savable(saved):
+            self._channel.send(refusal_of(saved, resident, self._clock.now(), refuses=False))
 
     def _settle(self, resident: ResidentTrial | None) -> None:
         """Gives memory back that no trial uses; tells what a trial that does not run, and the lane itself, keep."""

@@ -24,8 +24,10 @@ from fluid.resources import TOLERANCE
 # How long an iteration of a fused pack takes, by its rows: tables of measurements (docs/theory.md, section 10).
 
 
-#: Default bound on the rows of a pack.
-DEFAULT_MAX_FUSED = 64
+#: Default bound on the rows of a pack. On an H200, packs of 128 ran 1.1 to 1.7 times as many samples per second as
+#: packs of 64, of five models, and packs of 256 fewer, of two (benchmarks/results/gpu_2026-11-27.json). On a core of a
+#: CPU, 128 ran 0.8 to 1.1 times as many. Fewer are fused where a doubling does not gain.
+DEFAULT_MAX_FUSED = 128
 #: If two rows take at most this many times as long as two trials one by one, four rows are tried before fusing is given
 #: up. A batched step has a fixed cost, which the first doubling may not repay: MLPs and small CNNs ran at 0.5x to 0.9x
 #: in a pack of one row, and at 1.1x to 1.8x in a pack of four (docs/fused.md).

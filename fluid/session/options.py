@@ -18,8 +18,8 @@ from fluid.elastic.messages import DEFAULT_PROCESS_GROUP, require_process_group
 from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.engine.placing.lanes import MOST_IDLE, Lanes
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
-from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon
-from fluid.gpu.nvml import describe_gpus
+from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon, most_clients
+from fluid.gpu.nvml import describe_gpus, driver_version
 from fluid.keeping import Keep
 from fluid.lane.policy import DEFAULT_POLICY, ROUNDS
 from fluid.measure.profile import Profile
@@ -174,7 +174,8 @@ def process_limit(backend: Backend) -> ProcessLimit:
     if not hosts:
         return ProcessLimit()
     if gpu_way_of(backend.sharing.way).needs_mps or foreign_daemon(os.environ) is not None:
-        return ProcessLimit(MOST_CLIENTS, "an MPS server takes no more clients on a GPU")
+        here = driver_version() if hosts == {"localhost"} else None  # Other machines may have older drivers.
+        return ProcessLimit(most_clients(here), "an MPS server takes no more clients on a GPU")
     if hosts == {"localhost"}:
         modes = {gpu.compute_mode or "" for gpu in describe_gpus()}
         if modes and all(mode.startswith("EXCLUSIVE") for mode in modes):
@@ -224,10 +225,10 @@ def idle_limit(backend: Backend, *, busy: int, most: int = MOST_IDLE) -> int:
         return most
     devices = backend.devices()
     room = backend.lane_room() or HostRoom(room_here().descriptors)
-    exclusive = process_limit(backend).most == 1
+    processes = process_limit(backend).most or MOST_CLIENTS
     return min(
         (
-            idle_lane_limit(kind, room, devices=len(devices), busy=busy, exclusive=exclusive, most=most)
+            idle_lane_limit(kind, room, devices=len(devices), busy=busy, processes=processes, most=most)
             for kind in {device.kind for device in devices}
         ),
         default=0,

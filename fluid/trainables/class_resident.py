@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -57,16 +58,17 @@ class ClassResident:
         return getattr(self.trainable, method)(*args, **kwargs)
 
     def save(self, path: str) -> None:
-        folder = os.path.join(path, STATE_FOLDER)
-        os.mkdir(folder)
-        try:
-            returned = self.trainable.save_checkpoint(folder)
-        except StopIteration as error:
-            raise stray_stop_iteration("save_checkpoint") from error
-        if returned is None or isinstance(returned, (str, os.PathLike)):
-            returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
-        with open(os.path.join(path, RETURNED_FILE), "wb") as file:
-            cloudpickle.dump(returned, file)
+        _save(path, self.trainable.save_checkpoint)
+
+    def begin_save(self) -> Callable[[str], None] | None:
+        """Takes the state as it is now; returns what does the rest of :meth:`save`, in any thread.
+
+        Returns:
+            ``None`` if it has to be saved at once: only classes of Fluid's own can do otherwise.
+        """
+        begin = getattr(self.trainable, "begin_checkpoint", None)
+        write = None if begin is None else begin()
+        return None if write is None else lambda path: _save(path, write)
 
     def unsaved_iterations(self) -> int | None:
         count: int | None = self.trainable.unsaved_iterations() if self.reports_states else 0
@@ -86,6 +88,19 @@ class ClassResident:
         cleanup = getattr(self.trainable, "cleanup", None)
         if cleanup is not None:
             cleanup()
+
+
+def _save(path: str, save_checkpoint: Callable[[str], Any]) -> None:
+    folder = os.path.join(path, STATE_FOLDER)
+    os.mkdir(folder)
+    try:
+        returned = save_checkpoint(folder)
+    except StopIteration as error:
+        raise stray_stop_iteration("save_checkpoint") from error
+    if returned is None or isinstance(returned, (str, os.PathLike)):
+        returned = _Relative(_relative("" if returned is None else os.fspath(returned), folder))
+    with open(os.path.join(path, RETURNED_FILE), "wb") as file:
+        cloudpickle.dump(returned, file)
 
 
 def says_it_reports_states(cls: Any) -> bool:

@@ -40,6 +40,8 @@ class FakeNccl:
         gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         gloo._timeout = options._timeout
         self._gloo = dist.ProcessGroupGloo(store, rank, size, gloo)
+        #: As C++ has it.
+        self.store = dist.PrefixStore("later", store)
         self.rank = rank
         self.aborted = threading.Event()
         #: The stream: one operation at a time, in order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -19,10 +20,12 @@ from elastic.test_trainable import join  # noqa: E402
 from elastic.trainables import OnDevice  # noqa: E402
 
 from fluid.elastic import ElasticRun, ElasticTrainable  # noqa: E402
+from fluid.elastic.groups import torch_group  # noqa: E402
 from fluid.elastic.groups.generation import GenerationBrokenError, GenerationGuard  # noqa: E402
 from fluid.elastic.groups.nccl import connect, shut_down, wait_for_gpu  # noqa: E402
 from fluid.elastic.groups.torch_group import TorchGroup, _Store  # noqa: E402
 from fluid.elastic.members.member import ElasticMember, Iteration  # noqa: E402
+from fluid.gpu.mps_control import PIPE_VARIABLE  # noqa: E402
 
 
 @pytest.fixture
@@ -87,6 +90,44 @@ def test_operations_and_generations(nccl: type[FakeNccl]) -> None:
         if thread.name == "fluid-elastic-close":
             thread.join()
     assert [group.ended for group in first if group.rank < 2] == ["shut down"] * 2
+
+
+def test_clients_of_different_mps_servers_do_not_open_memory_of_each_other(
+    nccl: type[FakeNccl], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NCCL_P2P_DISABLE", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE"):
+        monkeypatch.setenv(name, "")  # So that the end of the test deletes it.
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_CUMEM_HOST_ENABLE", "1")
+    monkeypatch.setenv(PIPE_VARIABLE, "/tmp/of-all")
+    make_groups(2, backend="nccl")
+    assert "NCCL_P2P_DISABLE" not in os.environ
+    monkeypatch.setattr(torch_group, "_mps_server", lambda: f"/tmp/{threading.get_ident()}")
+    make_groups(2, generation=2, backend="nccl")
+    assert os.environ["NCCL_P2P_DISABLE"] == "1" and os.environ["NCCL_CUMEM_ENABLE"] == "0"
+    assert os.environ["NCCL_CUMEM_HOST_ENABLE"] == "1", "the user's own"
+
+
+def test_the_store_serves_the_process_group_until_it_is_gone(nccl: type[FakeNccl]) -> None:
+    """NCCL uses it for communicators of new pairs, and its watchdog when an operation fails."""
+    groups = make_groups(2, backend="nccl")
+    gc.collect()
+    first, second = nccl.alive
+    first.store.set("key", bytes(range(256)))
+    assert second.store.clone().get("key") == bytes(range(256))
+    found = []
+
+    def shut_down() -> None:
+        gc.collect()
+        found.append(second.store.get("key"))
+
+    second.shutdown = shut_down  # type: ignore[method-assign]
+    for group in groups:
+        group.shutdown()
+    for thread in threading.enumerate():
+        if thread.name == "fluid-elastic-close":
+            thread.join()
+    assert found == [bytes(range(256))]
 
 
 def test_an_iteration_whose_sum_was_aborted_is_not_taken_for_a_finished_one(nccl: type[FakeNccl]) -> None:

@@ -192,8 +192,8 @@ class Hand:
     def resized(self, trial_id: str) -> list[Command]:
         return self.do(ResizeDone(self.now, trial_id, 0.1, self.trial(trial_id).placement.lanes[0]))
 
-    def failed(self, trial_id: str, lane_id: int, kind: str = "error") -> list[Command]:
-        return self.do(TrialFailed(self.now, trial_id, lane_id, Failure(kind, f"{kind}!")))
+    def failed(self, trial_id: str, lane_id: int, kind: str = "error", *, squeezed: bool = False) -> list[Command]:
+        return self.do(TrialFailed(self.now, trial_id, lane_id, Failure(kind, f"{kind}!", squeezed=squeezed)))
 
     # -- what there is -------------------------------------------------------------------------------------
 

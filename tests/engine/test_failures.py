@@ -150,6 +150,17 @@ def test_a_trial_out_of_memory_alone_fails_and_says_what_there_was() -> None:
     assert "9000000000 bytes usable" in end.failure.message and "8000000000" in end.failure.message
 
 
+def test_a_trial_is_tried_again_if_processes_that_are_no_lanes_have_filled_its_gpu() -> None:
+    hand = Hand(memory=10 * GB, max_failures=1, profile=Known(packing=1, memory=MemoryNeed(7 * GB, 1 * GB)))
+    hand.submit("a", budget=9)
+    hand.started("a")
+    hand.failed("a", 0, "out_of_memory", squeezed=True)
+    assert hand.end("a") is None and hand.trial("a").limits.failures == 1
+    hand.started("a")
+    end = only(hand.failed("a", hand.lane("a"), "out_of_memory", squeezed=True), ReportEnd)
+    assert end.state == "FAILED" and end.failure is not None and "failed 2 times" in end.failure.message
+
+
 def test_a_trial_out_of_memory_alone_on_a_cpu_is_tried_again_as_others_use_that_memory_too() -> None:
     hand = Hand(max_failures=2, profile=Known(packing=1))
     hand.submit("a", budget=9, retry_errors=False)

@@ -34,9 +34,12 @@ class FakeTorch:
         at: which attempt to take such a segment fails, from 1.
         breaks: whether CUDA fails from then on.
         full: whether there is no memory for more than a single number.
+        model: of the GPU.
     """
 
-    def __init__(self, refuses: str = "", *, at: int = 1, breaks: bool = False, full: bool = False) -> None:
+    def __init__(
+        self, refuses: str = "", *, at: int = 1, breaks: bool = False, full: bool = False, model: str = "NVIDIA H200"
+    ) -> None:
         self.settings: list[str] = []
         self.refuses, self.at, self.breaks, self.full = refuses, at, breaks, full
         self.attempts = 0
@@ -44,6 +47,7 @@ class FakeTorch:
         memory = SimpleNamespace(_set_allocator_settings=self.settings.append)
         self.cuda = SimpleNamespace(
             memory=memory,
+            get_device_name=lambda gpu: model,
             synchronize=lambda gpu=0: None,
             empty_cache=lambda: None,
             is_initialized=lambda: True,
@@ -89,7 +93,8 @@ def test_they_do_not_where_the_driver_refuses_and_this_is_remembered_for_a_day(
     torch.zeros(1 << 22, "cuda:0")
     assert expand_segments(later) == "" and later.settings == [], "another lane does not try"
     (note,) = cache.iterdir()
-    assert note.name == "no-expandable-segments-580.82"
+    assert note.name == "no-expandable-segments-580.82-NVIDIA-H200"
+    assert expand_segments(FakeTorch(refusal, model="NVIDIA A40")) != "", "another model may"
     os.utime(note, (note.stat().st_atime, note.stat().st_mtime - 25 * 3600))
     assert expand_segments(FakeTorch(refusal)) != ""
     monkeypatch.setattr("fluid.gpu.driver_notes.driver_version", lambda: "595.10")
@@ -101,6 +106,7 @@ def test_the_lanes_of_a_session_remember_it_where_there_is_no_cache(tmp_path: Pa
     assert expand_segments(FakeTorch(REFUSAL), str(tmp_path)) != ""
     later = FakeTorch(REFUSAL)
     assert expand_segments(later, str(tmp_path)) == "" and later.settings == []
+    assert expand_segments(FakeTorch(REFUSAL, model="NVIDIA A40"), str(tmp_path)) != ""
 
 
 def test_a_full_gpu_says_nothing_about_segments(cache: Path) -> None:
@@ -117,7 +123,7 @@ def test_the_users_settings_stay(monkeypatch: pytest.MonkeyPatch, name: str) -> 
 
 
 def test_an_old_pytorch_without_the_setting(cache: Path) -> None:
-    torch: Any = SimpleNamespace(cuda=SimpleNamespace())
+    torch: Any = SimpleNamespace(cuda=SimpleNamespace(get_device_name=lambda gpu: "NVIDIA H200"))
     assert expand_segments(torch) == ""
 
     def refuse(setting: str) -> None:

@@ -15,16 +15,17 @@ from fluid.lane.protocol import LaneOptions
 
 
 class Lane:
-    """A lane whose trial keeps the GPU 97 % busy, as often as NVML is asked."""
+    """A lane whose trial keeps the GPU so busy, as often as NVML is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 0.97) -> None:
         self.clock = VirtualClock()
         self.asked = 0
+        self.share = share
         self.meter = GpuBusyMeter(self.clock, self.read)
 
     def read(self) -> float:
         self.asked += 1
-        return 0.97
+        return self.share
 
     def iterate(self, seconds: float, gap: float = 0.0) -> float | None:
         self.clock.advance_to(self.clock.now() + gap)
@@ -46,6 +47,13 @@ def test_it_says_nothing_of_a_second_in_which_the_trial_paused() -> None:
     assert lane.iterate(0.8) is None
     assert lane.iterate(0.8, gap=0.5) is None
     assert lane.iterate(1.1) == 0.97
+
+
+def test_what_is_used_counts_for_the_iterations_if_others_decide_in_between() -> None:
+    lane = Lane(0.6)
+    said = [lane.iterate(0.03, gap=0.01) for _ in range(26)]
+    assert [share for share in said if share is not None] == pytest.approx([0.6 * 1.03 / 0.78])
+    assert [share for share in (lane.iterate(0.01, gap=0.02) for _ in range(34)) if share is not None] == []
 
 
 def test_it_says_nothing_of_a_second_that_two_trials_shared() -> None:

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fluid.gpu.nvml import Gpu, GpuProcess
 from fluid.lane.device import own_memory
 from fluid.lane.device import own_memory as context_sizes
+from fluid.lane.device.device import ProcessMemoryMeter
 from fluid.lane.device.own_memory import LEAST, MOST, OwnMemory
+from fluid.lane.failures import LaneFailures
 from fluid.lane.protocol import LaneOptions
 
 MB = 1e6
@@ -91,6 +94,22 @@ def start(gpu: FakeGpu, own: OwnMemory, size: float = 500 * MB, others: float = 
 def test_what_tensors_take_is_not_the_lanes_own(gpu: FakeGpu, lane: Callable[[], OwnMemory]) -> None:
     gpu.others = 7000 * MB
     assert start(gpu, lane(), others=900 * MB) == 500 * MB
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_other_processes_have_filled_the_gpu(gpu: FakeGpu, lane: Callable[[], OwnMemory], listed: bool) -> None:
+    gpu.pid, gpu.others, own = gpu.pid * listed, 7000 * MB, lane()
+    assert not own.others_have_grown(), "CUDA was not used"
+    start(gpu, own)
+    gpu.reserved, gpu.context = 70_000 * MB, 900 * MB
+    assert not own.others_have_grown()
+    gpu.others += 2000 * MB
+    assert own.others_have_grown()
+    nothing: Any = None
+    failures = LaneFailures(LaneOptions(0), *[nothing] * 2, ProcessMemoryMeter(), own, *[nothing] * 3)
+    assert [failures.describe(error)[0].squeezed for error in (MemoryError(), ValueError())] == [True, False]
+    gpu.known = False
+    assert not own.others_have_grown()
 
 
 # --- Where NVML lists processes under other numbers

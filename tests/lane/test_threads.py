@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from fluid import FluidExecutor, Trial, TrialGroup
+from fluid.lane.process import threads as module
 from fluid.lane.process.threads import LaneThreads, set_threads
 
 
@@ -31,6 +33,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
     made = Torch()
     monkeypatch.setitem(sys.modules, "torch", made.module())
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "8"})
+    monkeypatch.setattr(module, "_chosen", cache(module._chosen.__wrapped__))
     return made
 
 
@@ -79,6 +82,22 @@ def test_as_many_processes_compile(torch: Torch, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "torch._inductor.config", compiler)
     set_threads(2)
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "2" and compiler.compile_threads == 2
+
+
+def test_users_choose_how_many_compile(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = SimpleNamespace(compile_threads=3)
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", compiler)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "3"
+    for _ in range(2):
+        set_threads(2)
+        assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "3" and compiler.compile_threads == 3
+        assert os.environ["LOKY_MAX_CPU_COUNT"] == os.environ["OMP_NUM_THREADS"] == "2"
+
+
+def test_the_sizes_of_a_lane_are_not_taken_for_those_of_users_in_a_session_that_runs_there(torch: Torch) -> None:
+    os.environ["LOKY_MAX_CPU_COUNT"] = os.environ["OMP_NUM_THREADS"]
+    set_threads(2)
+    assert os.environ["LOKY_MAX_CPU_COUNT"] == "2"
 
 
 def test_joblib_starts_no_more_processes_in_a_trial_than_its_lane_has_threads(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_rates_for_all_trials() -> None:
     trials: list[dict[str, Any]] = [{"runtime_s": 10.0}, {"runtime_s": 10.0, "fused": {}}]
     instance = Instance.from_json({"devices": 1, "fused": {"64": 6.4}, "trials": trials})
     assert fused_of(instance) == [FusedRates((1, 64), (1.0, 6.4)), None]
-    assert instance.model.c.tolist() == [64, 4], "packs have up to 64 rows by default"
+    assert instance.model.c.tolist() == [64, 4], "packs have more rows by default"
     assert Instance.from_json({"devices": 1, "c": 16, "fused": {"64": 6.4}, "trials": trials}).model.c.tolist() == [
         16,
         16,

@@ -33,8 +33,8 @@ def bounds_of(options: ExecutorOptions, monkeypatch: pytest.MonkeyPatch) -> dict
 @pytest.mark.parametrize(
     ("packing", "max_packing", "max_fused", "insists"),
     [
-        ("auto", 4, 64, False),
-        ("fused", 1, 64, True),
+        ("auto", 4, 128, False),
+        ("fused", 1, 128, True),
         ("mps", 4, 1, False),
         ("timeslice", 4, 1, False),
         ("off", 1, 1, False),

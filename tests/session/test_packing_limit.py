@@ -60,6 +60,12 @@ def test_packing_is_bounded_by_what_a_gpu_takes(
     assert bool(caplog.messages) == (expected < packing)
 
 
+@pytest.mark.parametrize(("host", "expected"), [("localhost", 60), ("node-1", 48)])
+def test_newer_drivers_take_more_clients_of_mps(monkeypatch: pytest.MonkeyPatch, host: str, expected: int) -> None:
+    monkeypatch.setattr(packing_limit, "driver_version", lambda: "590.44.01")
+    assert process_limit(Given(Device(0, kind="gpu", host=host), "mps")).most == expected
+
+
 def test_cpus_take_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Given(Device(0), "mps")
     assert bounded_packing(100, process_limit(backend)) == 100

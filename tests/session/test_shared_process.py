@@ -333,6 +333,39 @@ def test_torch_compile_has_room_for_each_trial(run: Any) -> None:
     assert len({metrics["pid"] for (metrics,) in found.values()}) == 1
 
 
+@pytest.mark.slow
+def test_torch_compile_has_room_for_all_trials_that_take_turns(take_turns: Any) -> None:
+    """None loses what it has compiled; the compiler is loaded when all have been set up."""
+
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield {"graphs": None}
+        import torch
+        import torch._dynamo.utils as utils
+
+        compiled = torch.compile(scale, backend="eager", dynamic=False)
+        for _ in range(2):
+            before = utils.counters["stats"]["unique_graphs"]
+            compiled(torch.ones(config["width"]))
+            yield {"graphs": utils.counters["stats"]["unique_graphs"] - before}
+
+    found = take_turns(*[Trial(train, {"width": 8 + width}, budget=3, trial_id=f"t{width}") for width in range(10)])
+    assert [[each["graphs"] for each in metrics] for metrics in found.values()] == [[None, 1, 0]] * 10
+
+
+@pytest.mark.slow
+def test_a_trial_that_compiles_too_often_has_that_in_its_log(run: Any, tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        import torch
+
+        compiled = torch.compile(scale, backend="eager", dynamic=False)
+        for width in range(2, 12):
+            compiled(torch.ones(width))
+        yield {}
+
+    run(Trial(train, budget=1, trial_id="t0"))
+    assert "hit config.recompile_limit" in (tmp_path / "run" / "trials" / "t0" / "output.log").read_text()
+
+
 def scale(x: Any) -> Any:
     return x.sin() * 2
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fluid.backends.base import HostRoom
-from fluid.backends.hosts.memory import memory_left
 from fluid.engine.placing.lanes import MOST_IDLE
 from fluid.gpu.mps_support import MOST_CLIENTS
+from fluid.processes.memory_left import memory_left
 
 #: Descriptors that a lane takes in the driver, and the tasks that it has at least: the second is of its connection.
 _DESCRIPTORS, _TASKS = 1, 2
@@ -28,7 +28,7 @@ def idle_lane_limit(
     *,
     devices: int = 1,
     busy: int = 1,
-    exclusive: bool = False,
+    processes: int = MOST_CLIENTS,
     most: int = MOST_IDLE,
 ) -> int:
     """Returns how many idle lanes a device may have; what their trials hold on a GPU bounds them besides.
@@ -38,11 +38,9 @@ def idle_lane_limit(
         room: on its machine.
         devices: that share the machine.
         busy: most lanes that run trials on a device at once.
-        exclusive: whether the device takes one process only.
+        processes: most that a GPU takes.
         most: idle lanes, however much room there is.
     """
-    if exclusive:
-        return 0
     shared = []
     if room.descriptors is not None:
         shared.append(_SHARE * room.descriptors / _DESCRIPTORS)
@@ -53,7 +51,7 @@ def idle_lane_limit(
         shared.append(room.lanes + _SHARE * room.memory_left / room.lane_bytes)
     limits = [most, *(int(lanes / devices) - busy for lanes in shared)]
     if kind == "gpu":
-        limits.append(MOST_CLIENTS - busy)
+        limits.append(processes - busy)
     return max(0, min(limits))
 
 

@@ -13,13 +13,17 @@ import torch.distributed as dist
 
 from fluid.elastic.groups.generation import GenerationGuard
 
-#: Settings of PyTorch, which reads them when a process group is made. By default its watchdog ends the whole process
-#: when a peer dies (2: the communicator only), and its monitor ends it when the watchdog waits for 8 minutes. Both
-#: would end the other residents of the lane.
-_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-#: Of NCCL between GPUs of one machine. By default it connects to its peers in the first operation (since 2.22), for
-#: which training waits; 0: when the communicator is made, while another width may train.
-_LOCAL_SETTINGS = {"NCCL_RUNTIME_CONNECT": "0"}
+#: Of PyTorch, which reads them when a process group is made. By default its watchdog ends the whole process when a peer
+#: dies (2: the communicator only), and its monitor ends it when the watchdog waits for 8 minutes. Both would end the
+#: other residents of the lane.
+_OF_PYTORCH = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+#: Between GPUs of one machine. By default NCCL connects to its peers in the first operation (since 2.22), for which
+#: training waits; 0: when the communicator is made, while another width may train.
+_LOCAL = {"NCCL_RUNTIME_CONNECT": "0"}
+#: Between clients of different MPS servers, of which each GPU has one. NCCL would open memory of the peer by handles of
+#: CUDA IPC or cuMem, and no document says that these work from one server to another. So the members exchange through
+#: memory of the host, and that in /dev/shm.
+_BETWEEN_SERVERS = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}
 #: Longest that members take to make a communicator, seconds. It takes seconds at most unless a member is lost.
 _CONNECT_S = 120.0
 
@@ -32,6 +36,7 @@ def connect(
     device: torch.device,
     guard: GenerationGuard,
     is_local: bool = True,
+    one_mps_server: bool = True,
 ) -> Any:
     """Makes a process group with its communicator, which PyTorch would else make in the first operation.
 
@@ -51,12 +56,14 @@ def connect(
         device: this member's GPU.
         guard: broken when the wait is to end.
         is_local: whether all members are on one machine.
+        one_mps_server: whether all members are clients of the same MPS server, or none is one.
 
     Raises:
         RuntimeError: the members could not connect, or not in time.
         GenerationBrokenError: the guard was broken.
     """
-    for name, value in (_SETTINGS | (_LOCAL_SETTINGS if is_local else {})).items():
+    settings = _OF_PYTORCH | (_LOCAL if is_local else {}) | ({} if one_mps_server else _BETWEEN_SERVERS)
+    for name, value in settings.items():  # NCCL reads its own once, with the first communicator of the process.
         os.environ.setdefault(name, value)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
@@ -68,7 +75,7 @@ def connect(
     #: Acquired by the first of the two threads to decide: the communicator is connected, or left behind.
     decided = threading.Lock()
 
-    def make() -> None:
+    def make(_: dist.Store) -> None:
         try:
             process_group.eager_connect_single_device(gpu)
             if not decided.acquire(blocking=False):
@@ -78,7 +85,8 @@ def connect(
         finally:
             done.set()
 
-    threading.Thread(target=make, name="fluid-elastic-connect", daemon=True).start()
+    # It keeps the store, which the process group uses, also where it is left behind.
+    threading.Thread(target=make, args=(store,), name="fluid-elastic-connect", daemon=True).start()
     done.wait(_CONNECT_S)
     if errors:
         raise errors[0]

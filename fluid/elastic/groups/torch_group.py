@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -85,6 +84,8 @@ class TorchConnection:
         self._timeout = timeout
         #: Memory that this member, rank 0, has made, until all have opened it.
         self._memory: SharedMemory | None = None
+        #: Of the process group, whose C++ code calls its methods, and does not keep what Python has of it.
+        self._store: _Store | None = None
 
     def connect(self) -> None:
         """Exchanges facts with the other members and connects to them; another thread may :meth:`close` meanwhile.
@@ -102,7 +103,8 @@ class TorchConnection:
             if members[0]["memory"] and len(hosts) == 1 and not self.is_nccl:
                 self.on_host = self._share_memory(members[0]["memory"])
             else:
-                self.process_group = self._connect(bytes.fromhex(members[0]["secret"]))
+                one_server = len({member["mps"] for member in members}) == 1
+                self.process_group = self._connect(bytes.fromhex(members[0]["secret"]), one_server)
             self.guard.check()
         except GenerationBrokenError:
             self.close()
@@ -120,7 +122,7 @@ class TorchConnection:
         if self.process_group is not None and self.is_nccl:
             # Its kernels would spin forever. In a thread: an abort may wait for the other members' (NVIDIA/nccl#863),
             # and the caller is the thread that reads the messages for all residents of the lane.
-            threading.Thread(target=self.process_group.abort, name="fluid-elastic-abort", daemon=True).start()
+            self._end_in_thread("abort", nccl.abort, [self.process_group])
 
     def close(self) -> None:
         """Ends the connections; members that wait for this one raise."""
@@ -138,10 +140,17 @@ class TorchConnection:
         if holder[0] is None:
             return
         # Closing connections takes time, without end if an operation waits for a peer that hangs.
-        end = holder.clear
+        end: Callable[[list[Any]], None] = list.clear
         if self.is_nccl:
-            end = partial(nccl.abort if was_broken else nccl.shut_down, holder)
-        threading.Thread(target=end, name="fluid-elastic-close", daemon=True).start()
+            end = nccl.abort if was_broken else nccl.shut_down
+        self._end_in_thread("close", end, holder)
+
+    def _end_in_thread(self, name: str, end: Callable[[list[Any]], None], holder: list[Any]) -> None:
+        """The thread keeps this object, and so the store, which the process group may use until it is gone."""
+        threading.Thread(target=self._end, args=(end, holder), name=f"fluid-elastic-{name}", daemon=True).start()
+
+    def _end(self, end: Callable[[list[Any]], None], holder: list[Any]) -> None:
+        end(holder)
 
     def wait(self, start: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> str | None:
         """Runs an operation of the process group; returns the reason if it failed.
@@ -170,6 +179,7 @@ class TorchConnection:
         Members connect to each other only afterwards, because connecting cannot be aborted.
         """
         facts = {"device": device_name(self._device), "host": host_token() if self._may_share else ""}
+        facts["mps"] = _mps_server()
         if self._rank == 0:
             facts |= {"secret": secrets.token_hex(PROOF_BYTES), "memory": ""}
             if facts["host"]:
@@ -203,11 +213,11 @@ class TorchConnection:
             memory.forget_descriptor()
         return group
 
-    def _connect(self, secret: bytes) -> Any:
-        store = _Store(self._rendezvous)
+    def _connect(self, secret: bytes, one_server: bool) -> Any:
+        store = self._store = _Store(self._rendezvous)
         if self.is_nccl:
-            is_local = self._rendezvous.address == LOOPBACK
-            return nccl.connect(store, self._rank, self._size, self._timeout, self._device, self.guard, is_local)
+            facts = self._rendezvous.address == LOOPBACK, one_server
+            return nccl.connect(store, self._rank, self._size, self._timeout, self._device, self.guard, *facts)
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._rendezvous.address)]
         options._timeout = timedelta(seconds=_MESH_S)
@@ -240,6 +250,11 @@ def device_name(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
+def _mps_server() -> str:
+    """Tells apart the MPS servers whose clients the members of one machine are; empty without MPS."""
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "")
+
+
 class _Store(dist.Store):  # type: ignore[misc]
     """Shows torch.distributed the rendezvous as a store; it has what the process groups here use."""
 
@@ -264,6 +279,9 @@ class _Store(dist.Store):  # type: ignore[misc]
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self._known for key in keys)
+
+    def clone(self) -> _Store:
+        return self
 
 
 # -- torch group ---------------------------------------------------------------------------------

@@ -359,8 +359,8 @@ class Failures:
             core.enqueue(trial, f"out of memory beside {neighbours - 1} others", kind=failure.kind)
         elif self._others_leave(devices):
             self._count(trial, failure)
-        elif any(core.occupancy.device(device).kind == "cpu" for device in devices):
-            # The machine's other processes use that memory, too, and may have filled it.
+        elif failure.squeezed or any(core.occupancy.device(device).kind == "cpu" for device in devices):
+            # Processes that are no lanes use that memory, too, and have filled it; of a CPU's, they may have.
             self._count(trial, failure, lambda: self._what_there_was(trial, failure, devices))
         else:
             shown = replace(failure, message=self._what_there_was(trial, failure, devices))

@@ -8,12 +8,14 @@ import pickle
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from msgspec import structs
 
 from fluid._clock import Clock
 from fluid.engine.events import Checkpoint, Restoring, TrialNotKept, TrialSaved, TrialSetBack
 from fluid.keeping import FACTS, QUOTA_USED_UP, Kept
+from fluid.lane.checkpoints.behind import WritesBehind
 from fluid.lane.checkpoints.restore import CheckpointLocator, restore_best
 from fluid.lane.checkpoints.seal import is_of_the_process, sealed_bytes
 from fluid.lane.checkpoints.store import CheckpointStore, Stored, set_own_store
@@ -68,6 +70,9 @@ class ResidentCheckpoints:
         self._bars: dict[str, KeepBar] = {}
         #: Of each resident, the last save that another one may refer to.
         self._newest: dict[str, TrialSaved] = {}
+        #: Checkpoints that are written while their trials train on, and those trials.
+        self._behind = WritesBehind()
+        self._written_behind: set[str] = set()
 
     def usual_cost(self, key: int) -> float:
         """Seconds that the last save of a trial of this trainable took; 0 before the first."""
@@ -80,6 +85,7 @@ class ResidentCheckpoints:
 
     def forget_resident(self, trial_id: str) -> None:
         """Drops the records that matter only while the trial is resident; its checkpoints stay."""
+        self._behind.wait()
         self._store.forget_resident(trial_id)
         self._newest.pop(trial_id, None)
 
@@ -90,6 +96,10 @@ class ResidentCheckpoints:
         continue it may be waiting for the checkpoint. An iteration of several trials at once counts for each with its
         share of the seconds: else saving all of them would cost as many times as much.
         """
+        if resident.trial_id in self._written_behind:
+            if resident.left:
+                return False
+            self._behind.wait()
         if resident.reports_states and resident.iteration - _behind(resident) <= resident.saved:
             return False
         options, pace = self._options, None if resident.pace is None else resident.pace / max(1, resident.rows)
@@ -104,6 +114,7 @@ class ResidentCheckpoints:
 
         A state that was just saved, as after an iteration, is not saved twice.
         """
+        self._behind.wait()
         newest = self._newest.get(resident.trial_id)
         if newest is not None and resident.unsaved == 0.0:
             there = newest.checkpoint
@@ -114,6 +125,48 @@ class ResidentCheckpoints:
         saved = self._newest[resident.trial_id] = self._saved(resident, resident.saved, path, in_memory, seconds)
         return saved
 
+    def save_behind(self, resident: ResidentTrial, tell: Callable[[TrialSaved | BaseException], None]) -> bool:
+        """Saves a trial, whose state is taken now, in a thread, while it trains on.
+
+        Args:
+            resident: the trial.
+            tell: called in that thread when it was saved, or with the error of writing it.
+
+        Returns:
+            Whether that is done; if not, the trial has to be saved at once.
+        """
+        begin = getattr(resident.body, "begin_save", None)
+        if begin is None:
+            return False
+        self._enter(resident)
+        iteration, finished, random_state = resident.iteration, resident.finished, read_random_state()
+        begun = self._clock.now()
+        write_state = begin()
+        write_random_state(random_state)
+        if write_state is None:
+            return False
+        taken = self._clock.now() - begun
+        resident.unsaved = 0.0
+
+        def write() -> None:
+            begun = self._clock.now() - taken
+            try:
+                parts = partial(_write, write_state, finished, random_state, b"")
+                stored = self._store.save(resident.trial_id, iteration, parts)
+                self._note_saved(resident, iteration, begun)
+                saved = self._saved(resident, iteration, stored.path, stored.in_memory, resident.save_cost)
+                self._newest[resident.trial_id] = saved
+                tell(saved)
+            except BaseException as error:
+                self._note_failed(resident, begun)
+                tell(error)
+            finally:
+                self._written_behind.discard(resident.trial_id)
+
+        self._written_behind.add(resident.trial_id)
+        self._behind.add(write)
+        return True
+
     def _save(self, resident: ResidentTrial, *, durable: bool = False, facts: bytes = b"") -> tuple[Stored, float]:
         """Saves a trial; with ``facts``, what is to be known of a checkpoint that outlives the run, as such a one.
 
@@ -121,31 +174,35 @@ class ResidentCheckpoints:
             Where, and the seconds that it took.
         """
         assert resident.body is not None
+        self._behind.wait()
         body, behind = resident.body, _behind(resident)
         iteration, finished = resident.iteration - behind, resident.finished and not behind
         self._enter(resident)
         begun = self._clock.now()
 
-        def write(folder: str) -> None:
-            random_state = read_random_state()
+        def write_state(folder: str) -> None:
             body.save(folder)
             # Random numbers drawn while saving must not change the training.
             write_random_state(random_state)
-            with open(os.path.join(folder, _LANE_STATE), "wb") as file:
-                pickle.dump({"finished": finished, "random": random_state}, file)
-            if facts:
-                with open(os.path.join(folder, FACTS), "wb") as file:
-                    file.write(facts)
 
+        random_state = read_random_state()
+        write = partial(_write, write_state, finished, random_state, facts)
         try:
             stored = self._store.save(resident.trial_id, iteration, write, durable=durable, keep=bool(facts))
         except BaseException:
-            # The next try comes later and later.
-            resident.save_cost = 2.0 * max(resident.save_cost, self._clock.now() - begun, _FAILED_SAVE_S)
+            self._note_failed(resident, begun)
             raise
-        resident.save_cost, resident.unsaved = self._clock.now() - begun, 0.0
-        resident.saved, self._costs[resident.key] = iteration, resident.save_cost
+        self._note_saved(resident, iteration, begun)
+        resident.unsaved = 0.0
         return stored, resident.save_cost
+
+    def _note_saved(self, resident: ResidentTrial, iteration: int, begun: float) -> None:
+        resident.saved, resident.save_cost = iteration, self._clock.now() - begun
+        self._costs[resident.key] = resident.save_cost
+
+    def _note_failed(self, resident: ResidentTrial, begun: float) -> None:
+        # The next try comes later and later.
+        resident.save_cost = 2.0 * max(resident.save_cost, self._clock.now() - begun, _FAILED_SAVE_S)
 
     # -- checkpoints that outlive the run --------------------------------------------------------------------
 
@@ -274,6 +331,7 @@ class ResidentCheckpoints:
             restore_random_state(state["random"])
             resident.finished = state["finished"]
 
+        self._behind.wait()
         begun = self._clock.now()
         located = self._locator.locate(resident.trial_id, checkpoint, source)
         places = self._store.places(resident.trial_id, located.path)
@@ -313,6 +371,15 @@ class ResidentCheckpoints:
         """Whether an error that restoring a checkpoint raised says nothing about the checkpoint."""
         lacks = is_out_of_memory(error) or any(map(is_of_the_process, causes(error)))
         return lacks or not self._meter.is_usable()
+
+
+def _write(write_state: Callable[[str], None], finished: bool, random_state: object, facts: bytes, folder: str) -> None:
+    write_state(folder)
+    with open(os.path.join(folder, _LANE_STATE), "wb") as file:
+        pickle.dump({"finished": finished, "random": random_state}, file)
+    if facts:
+        with open(os.path.join(folder, FACTS), "wb") as file:
+            file.write(facts)
 
 
 def _state_at(resident: ResidentTrial) -> int | None:

@@ -68,8 +68,9 @@ class BusyMeter:
 
 #: Seconds that a reading covers: as long as NVML's longest sampling period.
 _WINDOW_S = 1.0
-#: Most of a window that may lie between iterations.
-_MOST_IDLE = 0.05
+#: Most of a window that may lie between two iterations, and least that must be in iterations.
+_LONGEST_GAP = 0.05
+_LEAST_ITERATED = 0.5
 
 
 class GpuBusyMeter:
@@ -89,8 +90,10 @@ class GpuBusyMeter:
         self._read = read
         #: When the window began; ``None`` until the next iteration begins.
         self._since: float | None = None
-        #: Seconds of the window in iterations.
+        #: Seconds of the window in iterations, when the last one ended, and the longest time between two.
         self._iterated = 0.0
+        self._ended = 0.0
+        self._gap = 0.0
 
     def change_trial(self) -> None:
         """Begins a new window with the next iteration, which is another trial's."""
@@ -98,28 +101,35 @@ class GpuBusyMeter:
 
     def begin(self) -> None:
         """Begins an iteration."""
+        now = self._clock.now()
         if self._since is None:
-            self._since, self._iterated = self._clock.now(), 0.0
+            self._since, self._iterated, self._gap = now, 0.0, 0.0
             if self._read is not None:
                 self._read()
+        else:
+            self._gap = max(self._gap, now - self._ended)
 
     def end(self, seconds: float) -> float | None:
         """Ends an iteration of that many seconds.
 
         Returns:
-            The share of the GPU's capacity used in the window that ends now, 0 to 1; ``None`` if the window goes on,
-            if the trial did not iterate all the time, or if the GPU does not report it.
+            The share of the GPU's capacity used by iterations of the window that ends now, 0 to 1; ``None`` if the
+            window goes on, if the trial paused in it, or if the GPU does not report it. If the driver decides after
+            each iteration, which takes some milliseconds, the GPU was used in the rest of the window.
         """
         self._iterated += seconds
-        now = self._clock.now()
+        now = self._ended = self._clock.now()
         length = now - (now if self._since is None else self._since)
         if length < _WINDOW_S:
             return None
-        iterated, self._since, self._iterated = self._iterated, now, 0.0
+        iterated, gap = self._iterated, self._gap
+        self._since, self._iterated, self._gap = now, 0.0, 0.0
         if self._read is None:
             self._read = _reader()
         share = self._read()
-        return share if iterated >= (1.0 - _MOST_IDLE) * length else None
+        if share is None or gap > _LONGEST_GAP * length or iterated < _LEAST_ITERATED * length:
+            return None
+        return min(1.0, share * max(1.0, length / iterated))
 
 
 def make_busy_meter(options: LaneOptions, clock: Clock) -> BusyMeter | GpuBusyMeter:

@@ -173,6 +173,9 @@ def _lock(file: int) -> bool | None:
 _UNUSED = 64e6
 #: A change below this many bytes is not worth telling the driver.
 _NOTABLE = 16 * 2**20
+#: Others hold notably more than before from so many bytes on: what libraries take in this process, and NVML may not
+#: tell apart, is less.
+_SQUEEZE = 1e9
 
 
 class OwnMemory:
@@ -199,10 +202,13 @@ class OwnMemory:
         self._exact: float | None = None
         #: Bytes that the driver was told last.
         self._told = 0.0
+        #: Bytes that were in use on the device before the context was made; ``None`` if unknown.
+        self._before: float | None = None
 
     def around(self, make_context: Callable[[], None]) -> float:
         """Makes the context; returns the bytes that it takes, 0 where that cannot be measured."""
         sizes = self._open()
+        self._before = self._used()
         if sizes.are_listed or (sizes.lanes and sizes.remembered and not self._numbers()):
             make_context()  # There is nothing to compare.
             self._pid = os.getpid() if sizes.are_listed else None
@@ -237,6 +243,14 @@ class OwnMemory:
             return None
         self._told = own
         return own
+
+    def others_have_grown(self) -> bool:
+        """Whether other processes hold notably more of the device than when this one made its context."""
+        used = self._used() if self._is_gpu and _uses_cuda() and self._before is not None else None
+        if used is None or self._before is None:
+            return False
+        own = (self._context(is_used=True) or 0.0) + _reserved()
+        return used - own - self._before >= _SQUEEZE
 
     def _open(self) -> ContextSizes:
         """Finds the GPU, and what is known of contexts on it."""

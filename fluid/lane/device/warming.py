@@ -32,8 +32,8 @@ _REFUSALS = (RuntimeError, ValueError, AttributeError, AssertionError)
 _SETTING = "expandable_segments"
 #: Numbers in the tensor of the trial: 16 MiB, more than a segment of small tensors.
 _TRIED = 1 << 22
-#: Name of the note that this driver refuses them, and the seconds for which it counts: the refusal may be that of a
-#: sandbox around the driver, which can be renewed without it.
+#: Name of the note that this driver refuses them on a model of GPU, and the seconds for which it counts: the refusal
+#: may be that of a sandbox around the driver, which can be renewed without it.
 _KIND = "no-expandable-segments"
 _LASTS_S = 24 * 3600.0
 
@@ -58,7 +58,10 @@ def expand_segments(torch: Any, folder: str = "", *, lasting: bool = True) -> st
     """
     change = getattr(getattr(torch, "_C", None), "_accelerator_setAllocatorSettings", None)
     change = change or getattr(getattr(torch.cuda, "memory", None), "_set_allocator_settings", None)
-    if change is None or any(name in os.environ for name in _VARIABLES) or _was_refused(folder):
+    if change is None or any(name in os.environ for name in _VARIABLES):
+        return ""
+    model = torch.cuda.get_device_name(0)
+    if _was_refused(folder, model):
         return ""
     try:
         _set(change, expand=True)
@@ -73,7 +76,7 @@ def expand_segments(torch: Any, folder: str = "", *, lasting: bool = True) -> st
         with suppress(*_REFUSALS):
             _set(change, expand=True)
         return ""  # The GPU is full: that says nothing about segments.
-    _note(refusal, folder, lasting=lasting)
+    _note(refusal, folder, model, lasting=lasting)
     return refusal
 
 
@@ -96,17 +99,21 @@ def _try(torch: Any) -> str:
     return ""
 
 
-def _was_refused(folder: str) -> bool:
-    in_session = bool(folder) and os.path.exists(os.path.join(folder, _KIND))
-    return in_session or bool(read_note(_KIND, lasts_s=_LASTS_S))
+def _was_refused(folder: str, model: str) -> bool:
+    in_session = bool(folder) and os.path.exists(_in_session(folder, model))
+    return in_session or bool(read_note(_KIND, model, lasts_s=_LASTS_S))
 
 
-def _note(refusal: str, folder: str, *, lasting: bool) -> None:
+def _note(refusal: str, folder: str, model: str, *, lasting: bool) -> None:
     if lasting:
-        write_note(_KIND, refusal)
+        write_note(_KIND, refusal, model)
     if folder:
-        with suppress(OSError), open(os.path.join(folder, _KIND), "w", encoding="utf-8") as file:
+        with suppress(OSError), open(_in_session(folder, model), "w", encoding="utf-8") as file:
             file.write(refusal)
+
+
+def _in_session(folder: str, model: str) -> str:
+    return os.path.join(folder, f"{_KIND}-{model.replace('/', '-')}")
 
 
 # -- warming -------------------------------------------------------------------------------------

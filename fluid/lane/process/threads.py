@@ -8,29 +8,44 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from typing import Any
 
 #: Read by OpenMP, MKL, OpenBLAS and NumExpr when they are loaded.
 _OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 #: Read by PyTorch's compiler, and by joblib for ``n_jobs=-1``, which otherwise start a process for each core of the
 #: machine: in each trial's process anew.
-_OF_POOLS = ("TORCHINDUCTOR_COMPILE_THREADS", "LOKY_MAX_CPU_COUNT")
+_OF_COMPILER = "TORCHINDUCTOR_COMPILE_THREADS"
+_OF_POOLS = (_OF_COMPILER, "LOKY_MAX_CPU_COUNT")
 VARIABLES = (*_OF_LIBRARIES, *_OF_POOLS)
 
 
 def set_threads(threads: int) -> None:
     """Sets how many threads PyTorch, and numeric libraries that are loaded from now on, may use in this process.
 
-    As many processes compile for PyTorch, if its compiler is first used from now on.
+    As many processes compile for PyTorch, if its compiler is first used from now on, unless users have set another
+    number of them.
     """
+    chosen = _chosen()
     for name in VARIABLES:
-        os.environ[name] = str(threads)
+        if name not in chosen:
+            os.environ[name] = str(threads)
     set_num_threads = getattr(_torch(), "set_num_threads", None)
     if set_num_threads is not None:  # PyTorch is loaded, and has read its environment already.
         set_num_threads(threads)
     compiler = sys.modules.get("torch._inductor.config")
-    if compiler is not None:
+    if compiler is not None and _OF_COMPILER not in chosen:
         compiler.compile_threads = threads  # type: ignore[attr-defined]
+
+
+@cache
+def _chosen() -> frozenset[str]:
+    """Sizes of pools that users had set before this process first set any.
+
+    Those that equal the number of threads are of a lane in which the session of this one runs.
+    """
+    threads = os.environ.get(VARIABLES[0])
+    return frozenset(name for name in _OF_POOLS if os.environ.get(name, threads) != threads)
 
 
 class LaneThreads:

@@ -34,7 +34,7 @@ def test_what_bounds_the_lanes_of_a_gpu() -> None:
     assert idle_lane_limit("gpu", HostRoom(memory_left=0.0, lane_bytes=1e9, lanes=1)) == MOST_IDLE
     assert idle_lane_limit("gpu", HostRoom(), busy=20) == 28, "of 48 clients of MPS"
     assert idle_lane_limit("gpu", HostRoom(), busy=48) == 0
-    assert idle_lane_limit("gpu", HostRoom(), exclusive=True) == 0
+    assert idle_lane_limit("gpu", HostRoom(), processes=1) == 0
     assert idle_lane_limit("gpu", HostRoom(tasks=200, lane_tasks=10), devices=2) == 5 - 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fluid.backends.hosts.memory import memory_left
+from fluid.processes.memory_left import memory_left
 
 MEMINFO = "MemTotal:       1000 kB\nMemAvailable:    500 kB\n"
 
