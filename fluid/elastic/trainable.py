@@ -221,9 +221,9 @@ class ElasticTrainable:
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes the state into a folder; a trainable of any width can load it."""
-        (self.begin_checkpoint() or partial(_write, self.elastic_state()))(checkpoint_dir)
+        (self.fluid_begin_checkpoint() or partial(_write, self.elastic_state()))(checkpoint_dir)
 
-    def begin_checkpoint(self) -> Callable[[str], None] | None:
+    def fluid_begin_checkpoint(self) -> Callable[[str], None] | None:
         """Copies the state from a GPU to host memory; returns what writes it as :meth:`save_checkpoint`, in any thread.
 
         Returns:

@@ -66,7 +66,7 @@ class ClassResident:
         Returns:
             ``None`` if it has to be saved at once: only classes of Fluid's own can do otherwise.
         """
-        begin = getattr(self.trainable, "begin_checkpoint", None)
+        begin = getattr(self.trainable, "fluid_begin_checkpoint", None)
         write = None if begin is None else begin()
         return None if write is None else lambda path: _save(path, write)
 

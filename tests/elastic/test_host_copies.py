@@ -110,7 +110,7 @@ def test_a_checkpoint_is_the_state_in_which_it_was_begun(tmp_path: Path, kind: s
     trial._elastic_copies = HostCopies(kind)
     trial.step()
     expected = torch.load(_saved(trial, tmp_path / "now"), weights_only=False)
-    write = trial.begin_checkpoint()
+    write = trial.fluid_begin_checkpoint()
     if kind == "cuda":
         assert write is None, "on a CPU there is no further copy"
         return
@@ -140,7 +140,7 @@ def test_a_class_that_writes_its_own_checkpoint_does_so_at_once() -> None:
     trial = Own()
     trial.setup({})
     trial._elastic_copies = HostCopies("cpu")
-    assert trial.begin_checkpoint() is None
+    assert trial.fluid_begin_checkpoint() is None
 
 
 @pytest.mark.gpu

@@ -29,7 +29,7 @@ class Counter:
     def save_checkpoint(self, folder: str) -> None:
         Path(folder, "count").write_text(f"{self.count} at once", encoding="utf-8")
 
-    def begin_checkpoint(self) -> Callable[[str], None] | None:
+    def fluid_begin_checkpoint(self) -> Callable[[str], None] | None:
         random.seed(1)
         count, config = self.count, self.config
 

@@ -146,7 +146,7 @@ class ResidentCheckpoints:
         if write_state is None:
             return False
         taken = self._clock.now() - begun
-        resident.unsaved = 0.0
+        before, resident.unsaved = resident.unsaved, 0.0
 
         def write() -> None:
             begun = self._clock.now() - taken
@@ -159,6 +159,7 @@ class ResidentCheckpoints:
                 tell(saved)
             except BaseException as error:
                 self._note_failed(resident, begun)
+                resident.unsaved = max(resident.unsaved, before)
                 tell(error)
             finally:
                 self._written_behind.discard(resident.trial_id)
