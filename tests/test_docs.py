@@ -270,6 +270,13 @@ def test_the_install_page_lists_the_extras() -> None:
     assert listed == extras
 
 
+def test_the_install_page_lists_what_the_core_needs() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (said,) = re.findall(r"^The core needs (.+?), and takes", (DOCS / "install.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(re.findall(r"`(.+?)`", said)) == sorted(re.split("[>=]", one)[0] for one in needed)
+
+
 def test_every_page_names_extras_that_exist() -> None:
     tomllib = pytest.importorskip("tomllib")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
