@@ -149,7 +149,7 @@ def test_a_trial_trains_on_the_gpu_where_there_is_one(monkeypatch: pytest.Monkey
     exec(script.partition("\nresult = ")[0], names)
     assert next(names["train"]({"lr": 0.1}, None))[0]["accuracy"] > 0.1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises((AssertionError, RuntimeError), match="CUDA|NVIDIA"):
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
         next(names["train"]({"lr": 0.1}, None))
 
 
