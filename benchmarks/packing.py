@@ -3,7 +3,7 @@
     python benchmarks/packing.py [--device auto|gpu|cpu] [--quick] [--workloads cnn,...] [--counts 1,2,4] [--trials N]
         [--json FILE]
 
-There are four workloads (packing_workload.py), of which one mostly waits for its input. For each, k trials run in k
+There are six workloads (packing_workload.py), of which one mostly waits for its input and one fills a GPU. For each, k trials run in k
 processes on one device, for k of --counts: on a GPU by time slices and, where it can be used, under MPS; on a machine
 without a GPU on one CPU core. The reference is one trial after another, each alone on the device. Measurements are
 taken in turns, and medians count. "core" is the share of a core's time that the trials had: if trials that compute have
