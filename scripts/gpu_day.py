@@ -223,6 +223,8 @@ def run_limited(command: list[str], environment: dict[str, str], limit: float, o
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
         left_behind = end_marked(environment[MARK])
     return status, left_behind
 
