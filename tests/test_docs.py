@@ -256,6 +256,31 @@ def test_the_site_has_every_page() -> None:
     assert sorted(listed) == sorted({page.name for page in DOCS.glob("*.md")} | elsewhere)
 
 
+def test_pages_that_tell_of_gpus_say_what_has_run_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from gpu_note import NOTE, with_note
+
+    pages = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    assert [name for name, text in pages.items() if with_note(name, text) != text] == [], "python scripts/gpu_note.py"
+    assert {name for name, text in pages.items() if NOTE in text} >= {
+        *(
+            "install.md",
+            "first_sweep.md",
+            "devices.md",
+            "gpu_sharing.md",
+            "fused.md",
+            "lanes.md",
+            "elastic.md",
+            "running.md",
+        ),
+        *("cluster.md", "ray_tune.md", "cli.md"),
+    }
+    # A page that has an older note, or that says much of GPUs without one, differs.
+    assert with_note("devices.md", pages["devices.md"].replace("2026", "2025")) == pages["devices.md"]
+    assert with_note("devices.md", pages["devices.md"].replace(f"{NOTE}\n", "")) == pages["devices.md"]
+    assert with_note("words.md", f"# Words\n\nNothing.\n\n{NOTE}\nMore.\n") == "# Words\n\nNothing.\n\nMore.\n"
+
+
 def test_the_api_has_every_public_name() -> None:
     entries = re.findall(r"^::: \S+\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(fluid.__all__) - {"__version__"} <= set(entries)

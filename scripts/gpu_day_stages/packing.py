@@ -26,6 +26,8 @@ _MOST = 8
 _PROBE = 30
 #: Seconds of a trial alone. One more trial is tried only where that repays the start of a lane several times.
 _TRIAL_S = 3.0
+#: The part of the time one after another that trials take at least: packing saves more.
+_LEAST_PART = 0.6
 #: How Fluid packs, and so many trials.
 _PLANS = (("cnn", "mps", 16), ("cnn", "timeslice", 10), ("wide", "mps", 4), ("mlp", "mps", 12))
 
@@ -69,7 +71,7 @@ def alpha(place: Place, figures: Figures) -> None:
                 continue
             paces[loop] = alone["iteration_s"]
         budget = max(10, int(_TRIAL_S / paces[loop])) if place.gpus else 3
-        if place.left() < trials * budget * paces[loop]:
+        if place.left() < _LEAST_PART * trials * budget * paces[loop]:
             figures[f"{loop}, {way}"] = "no time left"
             continue
         figures.attempt(f"{loop}, {way}", lambda n=loop, w=way, t=trials, b=budget: _packed(place, n, w, t, b))
