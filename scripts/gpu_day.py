@@ -9,9 +9,10 @@ fit the budget is left to the next run: with the same folder, the same command g
 result yet, as long as machine and packages are the same. ``--stages`` measures the named ones, again if need be;
 ``--list`` shows all.
 
-It needs what Fluid needs, and PyTorch; the stage "tests" also needs pytest, pytest-timeout and hypothesis, and uses
-pytest-xdist. Where a package is missing and cannot be installed, ``--wheels`` takes it from a folder of wheels. Nothing
-resets the GPU or changes its modes. ``--cpu`` tries the code on a machine without a GPU: its figures mean nothing.
+It needs what Fluid needs, and PyTorch; the stage "fusion" also needs scikit-learn, and "tests" pytest, pytest-timeout
+and hypothesis, and uses pytest-xdist. Where a package is missing and cannot be installed, ``--wheels`` takes it from a
+folder of wheels. Nothing resets the GPU or changes its modes. ``--cpu`` tries the code on a machine without a GPU: its
+figures mean nothing.
 """
 
 from __future__ import annotations

@@ -437,6 +437,7 @@ def test_goals_are_held_against_what_was_measured(gpu_day: ModuleType) -> None:
         "lanes": {"pause_and_resume_ms": 2.0},
         "lanes_memory": {"memory": "RuntimeError: no GPU"},
     }
+    figures["facts"] = {"doctor": "Fluid 0.1\nGPUs  H200", "user": 0}
     day = gpu_day.Day({"kind": "gpu", "gpus": ["H200"]}, "2026-01-01")
     for name, one in figures.items():
         day.stages[name] = {"status": "done", "seconds": 1.0, "date": "2026-01-01", "figures": one}
@@ -455,5 +456,6 @@ def test_goals_are_held_against_what_was_measured(gpu_day: ModuleType) -> None:
     assert "| pause and resume of resident trials | below 5 ms | 2 ms | yes |" in page
     assert "| an iteration of an empty trial in a lane | below 0.1 ms | not measured |  |" in page
     assert "## mps: not measured yet" in page
+    assert "| user | 0 |" in page and "doctor:\n\n```\nFluid 0.1\nGPUs  H200\n```\n" in page
     # Figures with several values by the same names are rows of a table.
     assert "| off | 48 | 48 | 2e-06 |" in page and "| mps | 36 | 48 | 2e-06 |" in page

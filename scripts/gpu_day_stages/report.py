@@ -9,6 +9,8 @@ from gpu_day_stages.results import BEGUN, Day
 
 #: Longer values are not shown, or cut short in tables of several values; gpu_day.jsonl has them.
 _LONGEST_VALUE, _LONGEST_CELL = 160, 120
+#: Characters that are shown of what a program says.
+_LONGEST_OUTPUT = 3000
 
 
 class Goal(NamedTuple):
@@ -157,12 +159,16 @@ def _goals(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _figures(figures: Mapping[str, Any]) -> list[str]:
-    """The figures that are values in one table, and tables of those that have several values by the same names."""
+    """One table of single values, tables of figures that have several values by the same names, and what was said."""
     flat: list[tuple[str, str]] = []
+    said: list[str] = []
     tables: list[tuple[list[str], dict[str, Mapping[str, Any]]]] = []
     for name, value in figures.items():
         if not isinstance(value, Mapping) or not value:
-            if len(text := _text(value)) <= _LONGEST_VALUE and "\n" not in text:
+            text = _text(value)
+            if "\n" in text:
+                said += [f"{name}:", "", "```", text.replace("```", "'''")[:_LONGEST_OUTPUT], "```", ""]
+            elif len(text) <= _LONGEST_VALUE:
                 flat.append((name, text))
             continue
         for columns, rows in tables:
@@ -179,7 +185,7 @@ def _figures(figures: Mapping[str, Any]) -> list[str]:
             for name, row in rows.items()
         ]
         lines += _table(("", *columns), cells)
-    return lines
+    return lines + said
 
 
 def _text(value: Any, most: int | None = None) -> str:

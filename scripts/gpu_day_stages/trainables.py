@@ -166,7 +166,7 @@ class OfNet(Net):
         x, y = batch
         return nn.functional.cross_entropy(model(x.to(next(model.parameters()).dtype)).float(), y)
 
-    def optimizer(self, config: dict[str, Any]) -> AdamW:  # type: ignore[override]
+    def optimizer(self, config: dict[str, Any]) -> AdamW:
         return AdamW(lr=0.001)
 
 
