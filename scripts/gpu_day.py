@@ -252,8 +252,7 @@ def _marked(mark: str) -> Iterable[tuple[int, str]]:
 
 def _end_with_the_program() -> None:
     """Kills the process group of this stage as soon as the program has ended, of whatever it died."""
-    while sys.stdin.buffer.raw.read(1):  # type: ignore[attr-defined]
-        pass
+    os.read(sys.stdin.fileno(), 1)  # Nobody writes: it returns at the end of the pipe.
     os.killpg(0, signal.SIGKILL)
 
 
