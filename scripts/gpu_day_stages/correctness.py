@@ -25,6 +25,8 @@ _TEST_S = 60
 _TAIL = 600
 #: The variable that names the file of the outcomes of tests.
 _OUTCOMES = "GPU_DAY_OUTCOMES"
+#: The variable by which pytest-xdist tells its processes.
+_WORKER = "PYTEST_XDIST_WORKER"
 
 
 def safety(place: Place, figures: Figures) -> None:
@@ -60,6 +62,7 @@ def tests(place: Place, figures: Figures) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", __name__, *several, *options, *gpu_test_files()]
     path = os.pathsep.join([str(_ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, _OUTCOMES: str(figures.path), "PYTHONPATH": path}
+    environment.pop(_WORKER, None)  # This process may be pytest's own, as a test runs this stage.
     status = subprocess.run(command, cwd=_ROOT, env=environment, check=False).returncode
     if status:
         raise SystemExit(f"pytest ended with status {status}")
@@ -67,7 +70,7 @@ def tests(place: Place, figures: Figures) -> None:
 
 def pytest_runtest_logreport(report: Any) -> None:
     """Notes how a test ended, in the process that starts the tests: pytest loads this module as a plugin."""
-    if _OUTCOMES not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
+    if _OUTCOMES not in os.environ or _WORKER in os.environ:
         return
     if report.when == "call" or report.outcome != "passed":
         figures = Figures(Path(os.environ[_OUTCOMES]), "tests")
