@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import platform
 import signal
@@ -25,12 +24,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from elastic_resize_peers import SETTLED, horovod_driver, ray_resource_changing
 from elastic_resize_workload import MODELS, Perceptron
+from measuring import write_json
 
 from fluid.elastic import ElasticRun
 
@@ -141,9 +140,11 @@ def main() -> None:
         for name in filter(is_there, options.backends.split(",")):
             for system in (system for system in systems if system in SYSTEMS):
                 pauses.setdefault(model, {})[f"{system}, {name}"] = SYSTEMS[system](config, name, options.runs)
+                write_json(options.json, figures_of(pauses))
         for peer in filter(is_there, (system for system in systems if system in PEERS)):
             pauses.setdefault(model, {})[peer] = PEERS[peer](config, options.runs)
-    report(pauses, options.json)
+            write_json(options.json, figures_of(pauses))
+    report(pauses)
 
 
 def is_there(name: str) -> bool:
@@ -155,23 +156,28 @@ def is_there(name: str) -> bool:
     return False
 
 
-def report(pauses: dict[str, dict[str, dict[str, list[float]]]], path: str | None) -> None:
-    """Prints the medians and ratios, and writes the figures to a file."""
-    from rich.console import Console
-    from rich.table import Table
-
+def figures_of(pauses: dict[str, dict[str, dict[str, list[float]]]]) -> dict[str, Any]:
+    """The figures of a file: of the machine, and the medians of all pauses."""
     medians = {
         model: {system: {change: statistics.median(seconds) for change, seconds in changes.items() if seconds}
                 for system, changes in systems.items()}
         for model, systems in pauses.items()
     }  # fmt: skip
-    figures = {
+    return {
         "machine": f"{os.cpu_count()} CPU cores, {len(GPUS)} GPUs, Python {platform.python_version()}, "
         f"torch {torch.__version__}",
         "date": time.strftime("%Y-%m-%d"),
         "median_s": medians,
         "pauses_s": pauses,
     }
+
+
+def report(pauses: dict[str, dict[str, dict[str, list[float]]]]) -> None:
+    """Prints the medians and ratios."""
+    from rich.console import Console
+    from rich.table import Table
+
+    figures = figures_of(pauses)
     console = Console(width=110)
     console.print(f"{figures['machine']}, {figures['date']}")
     table = Table(title="Pause of training, seconds", title_justify="left")
@@ -181,13 +187,11 @@ def report(pauses: dict[str, dict[str, dict[str, list[float]]]], path: str | Non
         for system, changes in systems.items():
             for change, seconds in changes.items():
                 if seconds:
-                    base = medians[model].get("resize, torch", {}).get(change)
+                    base = figures["median_s"][model].get("resize, torch", {}).get(change)
                     ratio = f"{statistics.median(seconds) / base:.0f}x" if base and base > LEAST_S else ""
                     cells = [f"{value:.3f}" for value in (statistics.median(seconds), min(seconds), max(seconds))]
                     table.add_row(model, system, change, *cells, ratio)
     console.print(table)
-    if path:
-        Path(path).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import datetime
 import json
 import random
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy
 from fused_sweeps_workload import Convolutions, Perceptron
-from measuring import machine, run_apart
+from measuring import machine, run_apart, write_json
 
 import fluid
 from fluid.search import loguniform, randint, uniform
@@ -229,11 +228,10 @@ def main() -> None:
         print(json.dumps(sweep(model, algorithm, packing, int(samples), int(seed))))
         return
     samples, runs = (64, 1) if options.quick else (options.samples, options.runs)
-    figures = {name: PARTS[name](samples, runs) for name in options.part or PARTS}
-    if options.json:
-        facts = {"machine": machine(), "date": datetime.date.today().isoformat(), "samples": samples}
-        options.json.write_text(json.dumps({**facts, **figures}, indent=1) + "\n", encoding="utf-8")
-        print(f"written to {options.json}", file=sys.stderr)
+    figures = {"machine": machine(), "date": datetime.date.today().isoformat(), "samples": samples}
+    for name in options.part or PARTS:
+        figures[name] = PARTS[name](samples, runs)
+        write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import argparse
 import datetime
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from fusion_equality import equality
 from fusion_workload import MODELS, TRAINED, Digits, configs, digits
-from measuring import machine
+from measuring import machine, write_json
 from torch import nn
 
 from fluid.fused import FusedPack
@@ -172,6 +171,7 @@ def main() -> None:
         figures[model] = {}
         for count in rows:
             found = figures[model][str(count)] = measure(model, count, runs)
+            write(options.json, {**facts, "runs": runs, "models": figures})
             print(
                 f"{model:30} k = {count:3}: alone {found['alone_iterations_per_s']:6.1f}, by hand "
                 f"{found['plain_iterations_per_s']:6.1f}, fused {found['fused_iterations_per_s']:7.1f} iterations/s: "
@@ -179,16 +179,12 @@ def main() -> None:
                 f"traced in {found['trace_s']:.2f} s"
                 + (f", to CUDA graphs alone {found['ratio_to_graphs']:.2f}x" if options.cuda else "")
             )
-    write(options.json, {**facts, "runs": runs, "models": figures})
 
 
 def write(path: Path | None, figures: dict[str, Any]) -> None:
     """Adds figures to a file."""
-    if path is None:
-        return
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    path.write_text(json.dumps({**earlier, **figures}, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}", file=sys.stderr)
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
+    write_json(path, {**earlier, **figures})
 
 
 if __name__ == "__main__":

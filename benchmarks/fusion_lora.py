@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import torch
 from fusion import ALONE, digits, seconds_of
-from measuring import machine
+from measuring import machine, write_json
 from torch import nn
 
 from fluid.fused import AdamW, FusedPack, LoraSpec, LoraTrainable, TensorData
@@ -160,21 +159,20 @@ def main() -> None:
         parser.error("give --cuda where PyTorch sees a GPU, and only there; CUDA_VISIBLE_DEVICES= hides it")
     if not options.cuda:
         torch.set_num_threads(1)
+    device = torch.cuda.get_device_name() if options.cuda else "one CPU thread"
+    facts = {**machine(), "device": device, "torch": torch.__version__}
     figures: dict[str, dict[str, Any]] = {}
+    told = {"machine": facts, "date": str(datetime.date.today()), "runs": options.runs, "models": figures}
     for width in map(int, options.widths.split(",")):
         for rows in map(int, options.rows.split(",")):
             found = figures.setdefault(f"LoRA, width {width}", {})[str(rows)] = measure(width, rows, options.runs)
+            write_json(options.json, told)
             print(
                 f"LoRA, width {width:4}, k = {rows:3}: alone {found['alone_iterations_per_s']:6.1f}, by hand "
                 f"{found['plain_iterations_per_s']:6.1f}, fused {found['fused_iterations_per_s']:6.1f} iterations/s: "
                 f"{found['ratio']:5.2f}x, {found['ratio_to_plain']:5.2f}x",
                 flush=True,
             )
-    if options.json:
-        device = torch.cuda.get_device_name() if options.cuda else "one CPU thread"
-        facts = {**machine(), "device": device, "torch": torch.__version__}
-        told = {"machine": facts, "date": str(datetime.date.today()), "runs": options.runs, "models": figures}
-        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -71,6 +71,18 @@ def run_apart(
     return Apart(json.loads(done.stdout.splitlines()[-1]), seconds)
 
 
+def write_json(path: str | Path | None, figures: Mapping[str, Any]) -> None:
+    """Writes figures to a file, or nothing without one.
+
+    Benchmarks call it after each part, so that one that is killed leaves what it has measured. A reader sees the file
+    as it was or as it is, never half of it.
+    """
+    if path is not None:
+        new = Path(f"{path}.new")
+        new.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        new.replace(path)
+
+
 def machine() -> dict[str, Any]:
     """Returns what figures depend on: cores, and the versions of Python and of Ray, if installed."""
     from importlib import metadata

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import statistics
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import run_apart
+from measuring import run_apart, write_json
 
 DEVICES = 2
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -214,6 +213,7 @@ def report(options: argparse.Namespace) -> None:
                 taken[system] += [pair] if pair else []
         medians = {s: [statistics.median(p[i] for p in pairs) for i in (0, 1)] for s, pairs in taken.items() if pairs}
         figures[name] = {"ideal_s": ideal(workload), "run_and_total_s": medians}
+        write_json(options.json, figures)
         table = Table(title=f"{name}: {workload}, ideal {ideal(workload):.2f} s", title_justify="left")
         for column in ("system", "run s", "total s", "trials/s", "run vs Fluid local", "total vs Fluid local"):
             table.add_column(column, justify="left" if column == "system" else "right")
@@ -225,8 +225,6 @@ def report(options: argparse.Namespace) -> None:
         if name == "busy" and "fluid_local" in medians:
             goal = ideal(workload) + start
             console.print(f"Fluid local / (ideal + one interpreter-and-torch start): {base[0] / goal:.2f}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
     python benchmarks/packing.py [--device auto|gpu|cpu] [--quick] [--workloads cnn,...] [--counts 1,2,4] [--trials N]
         [--json FILE]
 
-There are four workloads (packing_workload.py), of which one mostly waits for its input. For each, k trials run in k
-processes on one device, for k of --counts: on a GPU by time slices and, where it can be used, under MPS; on a machine
-without a GPU on one CPU core. The reference is one trial after another, each alone on the device. Measurements are
-taken in turns, and medians count. "core" is the share of a core's time that the trials had: if trials that compute have
-less than 1 of it on a CPU, other programs used the core too, and the figures are rough. Before that, Fluid runs trials
-of the workload on the device, starting with one at a time, and decides from its measurements how many to pack: alpha
-and c are from its profile, and c is compared with the best of --counts. Needs PyTorch.
+There are six workloads (packing_workload.py), of which one mostly waits for its input and one fills a GPU. For each, k
+trials run in k processes on one device, for k of --counts: on a GPU by time slices and, where it can be used, under
+MPS; on a machine without a GPU on one CPU core. The reference is one trial after another, each alone on the device.
+Measurements are taken in turns, and medians count. "core" is the share of a core's time that the trials had: if trials
+that compute have less than 1 of it on a CPU, other programs used the core too, and the figures are rough. Before that,
+Fluid runs trials of the workload on the device, starting with one at a time, and decides from its measurements how many
+to pack: alpha and c are from its profile, and c is compared with the best of --counts. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from measuring import write_json
 from packing_workload import WORKLOADS, Workload
 
 HERE = Path(__file__).resolve().parent
@@ -40,6 +41,8 @@ WARM_UP = 3
 PROBE = 10
 #: Seconds that the processes have to end by themselves: killing a client disturbs MPS.
 END_S = 10.0
+#: Characters that are kept of why Fluid's part failed.
+_TAIL = 1000
 #: Imported by lanes before their first trial. The first optimizer imports the second one, which takes seconds.
 PRELOAD = ["torch", "torch._dynamo"]
 
@@ -178,7 +181,7 @@ def fluid(name: str, size: Size, gpu: bool) -> dict[str, Any]:
 
 
 def fluid_apart(name: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
-    """Runs Fluid's part in a process of its own, with its own environment."""
+    """Runs Fluid's part in a process of its own, with its own environment; the end of its output if it failed."""
     command = [sys.executable, str(Path(__file__).resolve()), "--one", name, "--device", options.device]
     command += ["--quick"] if options.quick else []
     command += ["--counts", options.counts] if options.counts else []
@@ -187,7 +190,8 @@ def fluid_apart(name: str, options: argparse.Namespace, environment: dict[str, s
         everything = {**os.environ, **environment, "FLUID_RUNS": home, "HOME": home}
         done = subprocess.run(command, env=everything, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"Fluid's part of {name} failed:\n{done.stderr}")
+        print(f"Fluid's part of {name} failed:\n{done.stderr}", file=sys.stderr)
+        return {"failed": done.stderr[-_TAIL:]}
     figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return figures
 
@@ -239,22 +243,19 @@ def measure(options: argparse.Namespace, names: list[str], gpu: str | None, name
             with crew(max(counts), environment, core) as connections:
                 for name in names:
                     figures[name]["throughput"][way] = throughput(connections, size, name, counts)
-                    write(found, options.json)
+                    write_json(options.json, found)
             for name in names:
                 figures[name]["fluid"][way] = said = fluid_apart(name, options, environment)
+                write_json(options.json, found)
+                if "failed" in said:
+                    continue
                 by_count = figures[name]["throughput"][way]
                 if said["c"] not in by_count:
                     with crew(said["c"], environment, core) as connections:
                         by_count |= throughput(connections, size, name, [said["c"]])
                 said["against_best"] = by_count[said["c"]]["rate"] / max(one["rate"] for one in by_count.values())
-                write(found, options.json)
+                write_json(options.json, found)
     return found
-
-
-def write(found: dict[str, Any], path: str | None) -> None:
-    """Writes the figures to a file, if one is asked for."""
-    if path:
-        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def report(figures: dict[str, Any]) -> None:
@@ -279,6 +280,8 @@ def report(figures: dict[str, Any]) -> None:
 
 def verdict(said: dict[str, Any]) -> str:
     """Returns Fluid's result for a workload, in a line."""
+    if "failed" in said:
+        return "Fluid: its part failed"
     found = "packing is of no use" if said["c"] == 1 else f"packing pays up to {said['c']} trials"
     return (
         f"Fluid: {found} (alpha {said['alpha']:.3f}, measured up to {said['measured_packing']}); "
@@ -324,6 +327,8 @@ def main(arguments: list[str] | None = None) -> None:
         options, names, gpus[0].token if gpus else None, gpus[0].name if gpus else f"{platform.machine()} CPU core"
     )
     report(figures)
+    if any("failed" in said for found in figures["workloads"].values() for said in found["fluid"].values()):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

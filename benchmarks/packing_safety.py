@@ -23,16 +23,15 @@ On a CPU the device is one core and a share of the host's memory. On a GPU it ne
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import write_json
 
 from fluid import Device, FluidExecutor, MemoryNeed, Profile, Trial, TrialGroup, TrialListener
 
@@ -199,8 +198,10 @@ def draw(packings: int, seed: int, memory: float) -> list[dict[str, list[dict[st
 
 def measured(drawn: list[dict[str, list[dict[str, Any]]]], device: Device) -> Profile:
     """Runs one trial of each shape alone; returns a profile of the measurements that says that packing pays."""
+    # On a GPU the start of a process takes a second, and what a trial takes is the same in any.
+    isolation = "lane" if device.kind == "gpu" else None
     trials = [
-        Trial(Eater, {**configs[0], "wait": 0.0}, budget=2, profile_key=key)
+        Trial(Eater, {**configs[0], "wait": 0.0}, budget=2, profile_key=key, isolation=isolation)
         for by_key in drawn
         for key, configs in by_key.items()
     ]
@@ -351,9 +352,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"machine": name, "date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
     print(f"{name}, {found['date']}")
     for way in (way for way in ways if way in options.ways.split(",")):
-        packed = random_packings(options.packings, options.seed, device, way, options.seconds)
-        faulted = fault(device, way)
-        found[way] = {"packings": packed, "fault": faulted}
+        found[way] = figures = {}
+        figures["packings"] = packed = random_packings(options.packings, options.seed, device, way, options.seconds)
+        write_json(options.json, found)
+        figures["fault"] = faulted = fault(device, way)
+        write_json(options.json, found)
         print(
             f"{way}: {packed['packings']} packings of {packed['trials']} trials, of which "
             f"{packed['wanted_more_than_there_is']} needed more than its memory; {packed['started_again']} trials "
@@ -361,15 +364,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             f"{'whole' if faulted['others_are_whole'] else 'NOT whole'}"
         )
         if options.mixed:
-            found[way]["mixed"] = mixed = mixed_sizes(options.mixed, options.seed, device, way)
+            figures["mixed"] = mixed = mixed_sizes(options.mixed, options.seed, device, way)
+            write_json(options.json, found)
             for name, one in mixed.items():
                 print(
                     f"{way}, mixed sizes, {name}: {one['fill']:.2f} of the memory in use while trials wait, at most "
                     f"{one['most']:.2f}; {len(one['failed'])} failed, {one['started_again']} started again, "
                     f"{one['seconds']:.1f} s"
                 )
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
 
 

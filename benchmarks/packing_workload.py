@@ -16,6 +16,8 @@ WORKLOADS = {
     "cnn": "three convolutions on 32 x 32 images",
     "lstm": "language model, one LSTM layer on 35 words",
     "dcgan": "generator and discriminator of 32 x 32 images",
+    "mlp": "a perceptron of one layer, whose steps are mostly launches of kernels",
+    "wide": "matrices that fill a GPU",
     "input": "the cnn on 4 images, after a wait of 30 ms for them",
 }
 #: Seconds that the last of them waits for its input in each iteration.
@@ -41,7 +43,9 @@ class Workload:
         else:
             device = torch.device("cuda")
         torch.manual_seed(int(config["seed"]))
-        make = {"cnn": _cnn, "lstm": _lstm, "dcgan": _dcgan, "input": _few_images}[config["name"]]
+        make = {"cnn": _cnn, "lstm": _lstm, "dcgan": _dcgan, "mlp": _mlp, "wide": _wide, "input": _few_images}[
+            config["name"]
+        ]
         self._train: Callable[[], Any] = make(torch, device, int(config["scale"]))
 
     def step(self) -> dict[str, float]:
@@ -66,6 +70,21 @@ def _cnn(torch: Any, device: Any, scale: int, batch: int = 32) -> Callable[[], A
 
 def _few_images(torch: Any, device: Any, scale: int) -> Callable[[], Any]:
     return _cnn(torch, device, scale, batch=4)
+
+
+def _perceptron(torch: Any, device: Any, batch: int, features: int, width: int) -> Callable[[], Any]:
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
+    x, y = torch.randn(batch, features).to(device), torch.randint(0, 10, (batch,)).to(device)
+    return _supervised(torch, model, lambda: nn.functional.cross_entropy(model(x), y))
+
+
+def _mlp(torch: Any, device: Any, scale: int) -> Callable[[], Any]:
+    return _perceptron(torch, device, 32, 64, 32 * scale)
+
+
+def _wide(torch: Any, device: Any, scale: int) -> Callable[[], Any]:
+    return _perceptron(torch, device, 64 * scale**2, 64 * scale**2, 64 * scale**2)
 
 
 def _lstm(torch: Any, device: Any, scale: int) -> Callable[[], Any]:

@@ -22,14 +22,15 @@ class Circles(ElasticTrainable):
         torch.manual_seed(config["seed"])
         points = torch.randn(4_000, 2)
         labels = ((points.norm(dim=1) - 1.0).abs() < 0.4).long()
-        self.model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+        model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+        self.model = model.to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config["lr"])
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config["iterations"])
         # 65 samples over all devices: of two devices, one gets 32 and the other 33.
         self.loader = self.make_loader(TensorDataset(points, labels), batch_size=65, seed=config["seed"])
 
     def train_batch(self, batch: Any) -> dict[str, torch.Tensor]:
-        x, y = batch
+        x, y = (part.to(self.device) for part in batch)
         self.optimizer.zero_grad()
         scores = self.model(x)
         loss = nn.functional.cross_entropy(scores, y)

@@ -256,6 +256,31 @@ def test_the_site_has_every_page() -> None:
     assert sorted(listed) == sorted({page.name for page in DOCS.glob("*.md")} | elsewhere)
 
 
+def test_pages_that_tell_of_gpus_say_what_has_run_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from gpu_note import NOTE, with_note
+
+    pages = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    assert [name for name, text in pages.items() if with_note(name, text) != text] == [], "python scripts/gpu_note.py"
+    assert {name for name, text in pages.items() if NOTE in text} >= {
+        *(
+            "install.md",
+            "first_sweep.md",
+            "devices.md",
+            "gpu_sharing.md",
+            "fused.md",
+            "lanes.md",
+            "elastic.md",
+            "running.md",
+        ),
+        *("cluster.md", "ray_tune.md", "cli.md"),
+    }
+    # A page that has an older note, or that says much of GPUs without one, differs.
+    assert with_note("devices.md", pages["devices.md"].replace("2026", "2025")) == pages["devices.md"]
+    assert with_note("devices.md", pages["devices.md"].replace(f"{NOTE}\n", "")) == pages["devices.md"]
+    assert with_note("words.md", f"# Words\n\nNothing.\n\n{NOTE}\nMore.\n") == "# Words\n\nNothing.\n\nMore.\n"
+
+
 def test_the_api_has_every_public_name() -> None:
     entries = re.findall(r"^::: \S+\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(fluid.__all__) - {"__version__"} <= set(entries)
@@ -268,6 +293,13 @@ def test_the_install_page_lists_the_extras() -> None:
     listed = {name: re.findall(r"`(.+?)`", packages) for name, packages in rows}
     del extras["dev"]
     assert listed == extras
+
+
+def test_the_install_page_lists_what_the_core_needs() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (said,) = re.findall(r"^The core needs (.+?), and takes", (DOCS / "install.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(re.findall(r"`(.+?)`", said)) == sorted(re.split("[>=]", one)[0] for one in needed)
 
 
 def test_every_page_names_extras_that_exist() -> None:

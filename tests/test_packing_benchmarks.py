@@ -108,6 +108,42 @@ def test_a_gpu_that_is_asked_for_and_is_not_there_is_an_error(script: str, monke
         module.main(["--device", "gpu"])
 
 
+def test_a_part_of_fluid_that_fails_costs_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    import packing
+
+    options = packing.make_parser().parse_args(["--device", "gpu"])
+    said = packing.fluid_apart("mlp", options, {"CUDA_VISIBLE_DEVICES": ""})
+    assert "no usable GPU was found" in said["failed"]
+    assert packing.verdict(said) == "Fluid: its part failed"
+    assert "Fluid's part of mlp failed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_written_before_the_next_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import packing_safety
+
+    def fails(device: Any, sharing: str) -> dict[str, Any]:
+        raise RuntimeError("the GPU fell off the bus")
+
+    monkeypatch.setattr(packing_safety, "WAIT_S", 0.03)
+    monkeypatch.setattr(packing_safety, "fault", fails)
+    written = tmp_path / "figures.json"
+    with pytest.raises(RuntimeError, match="fell off"):
+        packing_safety.main(["--device", "cpu", "--packings", "1", "--json", str(written)])
+    assert json.loads(written.read_text())["timeslice"]["packings"]["packings"] == 1
+
+
+def test_a_file_of_figures_is_whole_at_any_time(tmp_path: Path) -> None:
+    from measuring import write_json
+
+    path = tmp_path / "figures.json"
+    write_json(path, {"first": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"first": 1, "second": object()})
+    assert json.loads(path.read_text()) == {"first": 1}
+    write_json(None, {"first": 1})
+
+
 @pytest.mark.long
 def test_random_packings_and_a_fault_cost_nobody_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import packing_safety

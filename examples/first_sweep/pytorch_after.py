@@ -5,11 +5,13 @@ from torch import nn
 import fluid
 
 digits = load_digits()
-x, y = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
+data = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
 
 
 def train(config, state):
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, y = (part.to(device) for part in data)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
     model, optimizer = state or (model, optimizer)
     for _ in range(27):

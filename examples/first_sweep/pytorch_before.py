@@ -3,9 +3,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 digits = load_digits()
-x, y = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
+data = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
 
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x, y = (part.to(device) for part in data)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(27):
     for batch in torch.randperm(1_500).split(32):

@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=12, help="number of trials")
     parser.add_argument("--rounds", type=int, default=27, help="boosting rounds of a trial")
-    parser.add_argument("--devices", type=int, help="how many devices to use; by default all")
+    parser.add_argument("--devices", type=int, help="how many devices to use; by default all CPU cores")
     parser.add_argument("--algorithm", default="asha", help="as fluid.run has it")
     options = parser.parse_args()
 
@@ -37,7 +37,8 @@ def main() -> None:
         "subsample": uniform(0.5, 1.0),
         "colsample_bytree": uniform(0.3, 1.0),
     }
-    with fluid.FluidExecutor(devices=options.devices):
+    # It trains on the CPU: a trial on a GPU would only keep the GPU from others.
+    with fluid.FluidExecutor(devices=options.devices or "cpu"):
         result = fluid.integrations.xgboost.train(
             params,
             dtrain,

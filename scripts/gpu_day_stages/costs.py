@@ -1,14 +1,18 @@
-"""What a lane pays on its device: the context, library handles, memory statistics, the cache, and copies."""
+"""What a lane pays on its device: context, library handles, the cache, copies; and what is left once memory ran out."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 from fluid.gpu.nvml import process_bytes, used_bytes
 from fluid.lane.device.device import make_memory_meter
+from fluid.lane.device.warming import expand_segments
 from fluid.lane.protocol import LaneOptions
-from gpu_day_stages.place import Figures, Place, seconds_of
+from gpu_day_stages.place import Place, seconds_of
+from gpu_day_stages.results import Figures
 
 _MIB = 2**20
 #: Sizes of the copies, GiB.
@@ -19,17 +23,12 @@ _PIECES, _ELEMENTS = 400, 3 << 20
 
 def costs(place: Place, figures: Figures) -> None:
     """Records seconds, bytes and rates."""
-    figures["import_torch_s"] = seconds_of(_import_torch)
     _context(place, figures)
     _meter(place, figures)
     _cache(place, figures)
     for gib in _COPIES:
         figures[f"copies_{gib}_gib"] = copies(place, place.bytes_of(gib))
     figures.attempt("list_to_device_behind_work_ms", lambda: 1e3 * _list_to_device(place))
-
-
-def _import_torch() -> None:
-    import torch  # noqa: F401
 
 
 def _context(place: Place, figures: Figures) -> None:
@@ -140,3 +139,87 @@ def _list_to_device(place: Place) -> float:
     seconds = seconds_of(lambda: torch.tensor([1.0] * 64, device=place.kind))
     place.synchronize()
     return seconds
+
+
+# --- Out of memory
+
+#: Holds so many bytes of the GPU until it is killed.
+_HOG = """
+import sys, time, torch
+held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("holds", flush=True)
+time.sleep(600)
+"""
+#: GiB that it leaves, and sizes of what is allocated then, MiB.
+_LEFT_GIB, _PIECE_MIB, _AFTER_MIB = 3, 100, 200
+
+
+def out_of_memory(place: Place, figures: Figures) -> None:
+    """Whether a process is whole after an out-of-memory error of the driver, and what a pack does that lacks memory.
+
+    Another process holds nearly all memory. Lanes let segments expand, and so does this.
+    """
+    if not place.gpus:
+        figures["skipped"] = "a CPU"
+        return
+    import torch
+
+    torch.zeros(1, device=place.kind)
+    torch.cuda.empty_cache()
+    figures["expandable_segments"] = expand_segments(torch) or "accepted"
+    meter = make_memory_meter(LaneOptions(0, kind="gpu"))
+    free, _ = torch.cuda.mem_get_info()
+    command = [sys.executable, "-c", _HOG, str(int(free - _LEFT_GIB * 2**30))]
+    hog = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert hog.stdout is not None
+        figures["other_process"] = hog.stdout.readline().strip()
+        for number in range(3):
+            figures.attempt(f"round {number}", lambda: _run_out(meter))
+    finally:
+        hog.kill()
+        hog.wait()
+    figures.attempt("pack_with_little_memory", _little_memory)
+
+
+def _run_out(meter: Any) -> str:
+    import torch
+
+    kept: list[Any] = []
+    try:
+        while True:
+            kept.append(torch.ones(_PIECE_MIB * _MIB, dtype=torch.uint8, device="cuda"))
+    except RuntimeError as error:
+        said = f"{len(kept)} x {_PIECE_MIB} MiB, then {type(error).__name__}"
+    kept.clear()
+    meter.release_cached(collect=True)
+    usable = meter.is_usable(allocates=True)
+    try:
+        total = float(torch.ones(_AFTER_MIB * _MIB, dtype=torch.uint8, device="cuda").sum(dtype=torch.int64))
+        after = "works" if total == _AFTER_MIB * _MIB else f"is wrong: {total}"
+    except RuntimeError as error:
+        after = f"raises {type(error).__name__}: {error}"
+    return f"{said}; is_usable says {usable}, and an allocation {after}"[:300]
+
+
+def _little_memory() -> list[str]:
+    """What the iterations of a pack do, the first of which has too little memory to capture its steps."""
+    import torch
+
+    from fluid.fused import FusedPack
+    from gpu_day_stages.trainables import Net, configs
+
+    torch.cuda.empty_cache()
+    pack = FusedPack.of(Net, configs(64))
+    _, whole = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 6 * _MIB) / whole)
+    said = []
+    for _ in range(2):
+        try:
+            pack.step()
+            said.append("graphs" if pack._graphs is not None else "no graphs")
+        except RuntimeError as error:
+            said.append(f"{type(error).__name__}: {error}"[:150])
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return said

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fluid.elastic import ElasticRun
-from gpu_day_stages.place import Figures, Place, seconds_of
+from gpu_day_stages.place import Place, seconds_of
+from gpu_day_stages.results import Figures
 
 #: Width of the hidden layers: about 10 million parameters on a GPU.
 _HIDDEN, _HIDDEN_ON_CPU = 2816, 64

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import statistics
 import time
 from typing import Any
 
-from fluid import Device, FluidExecutor, Profile, Trial, TrialGroup, TrialListener
-from fluid.gpu.nvml import find_gpus
-from gpu_day_stages.place import Figures, Place
+from fluid import FluidExecutor, Trial, TrialGroup, TrialListener
+from gpu_day_stages.place import Place, taught
+from gpu_day_stages.results import Figures
 
 #: Longest wait for a result, seconds.
 _PATIENCE_S = 60.0
@@ -83,24 +84,6 @@ def trial(place: Place, trial_id: str, budget: int = _ENDLESS, *, empty: bool = 
     return Trial(Small, config_of(place, empty=empty), budget=budget, trial_id=trial_id, profile_key=_KEY)
 
 
-def device_of(place: Place) -> Device:
-    """Returns the device under test, for an executor."""
-    if not place.gpus:
-        return Device(0, kind="cpu")
-    gpus = find_gpus()
-    index = [gpu.token for gpu in gpus].index(place.gpus[0])
-    return Device(index, kind="gpu", memory_bytes=gpus[index].memory_bytes, model=gpus[index].name)
-
-
-def packs_two() -> Profile:
-    """Returns a profile that says that two trials of these stages gain from sharing a device."""
-    profile = Profile()
-    for p in (1, 2):
-        while profile.needs_measuring(_KEY, co_residents=p):
-            profile.observe(_KEY, 0.01, co_residents=p)
-    return profile
-
-
 def lanes(place: Place, figures: Figures) -> None:
     """Records the figures."""
     import torch  # noqa: F401  so that lanes find it loaded, as those of users do
@@ -108,7 +91,7 @@ def lanes(place: Place, figures: Figures) -> None:
     some, many = place.repeats(_ITERATIONS), place.repeats(_EMPTY_ITERATIONS)
     figures["bare_iteration_ms"] = 1e3 * _mean_gap(_ends_without_fluid(place, _with_warm_up(some)), some)
     begun = time.perf_counter()
-    with FluidExecutor("local", [device_of(place)], packing="off", verbose=0) as executor:
+    with FluidExecutor("local", [place.device()], packing="off", verbose=0) as executor:
         arrivals = _arrivals(executor, trial(place, "small", _with_warm_up(some)))
         figures["first_result_s"] = arrivals[0] - begun
         figures["iteration_ms"] = 1e3 * _mean_gap(arrivals, some)
@@ -177,7 +160,7 @@ def _switch(place: Place, executor: FluidExecutor, figures: Figures) -> None:
 def _second_lane(place: Place, figures: Figures) -> None:
     """From the submission of a second trial to its first result, in a lane of its own beside a running one."""
     with FluidExecutor(
-        "local", [device_of(place)], packing="timeslice", max_packing=2, profile=packs_two(), verbose=0
+        "local", [place.device()], packing="timeslice", max_packing=2, profile=taught(_KEY, 2), verbose=0
     ) as executor:
         heard = Heard()
         first = executor.submit_trialgroup(TrialGroup([trial(place, "first")]), heard)
@@ -188,3 +171,12 @@ def _second_lane(place: Place, figures: Figures) -> None:
         figures["second_lane_s"] = heard.next_of("second") - begun
         second.stop("second")
         first.stop("first")
+
+
+def lanes_memory(place: Place, figures: Figures) -> None:
+    """Bytes of 64 small trials that take turns in one lane, and of as many in a process each."""
+    import lanes as benchmark  # benchmarks/lanes.py
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(benchmark.HERE), os.environ.get("PYTHONPATH", "")])
+    arguments = ["--device", "gpu"] if place.gpus else ["--device", "cpu", "--trials", "2"]
+    figures["memory"] = benchmark.memory(benchmark.make_parser().parse_args(arguments))

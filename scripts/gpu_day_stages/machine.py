@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import shutil
@@ -14,7 +15,8 @@ from fluid.gpu.mps_control import find_program
 from fluid.gpu.mps_support import unsupported_reason_here
 from fluid.gpu.nvml import describe_gpus, driver_version, find_gpus
 from fluid.resources import available_cores
-from gpu_day_stages.place import Figures, Place, seconds_of
+from gpu_day_stages.place import Place, seconds_of
+from gpu_day_stages.results import Figures
 
 _COMMANDS = {
     "nvidia_smi": ("nvidia-smi",),
@@ -41,6 +43,7 @@ def identify(place: Place) -> dict[str, Any]:
 
 def facts(place: Place, figures: Figures) -> None:
     """Records the machine."""
+    figures["import_torch_s"] = seconds_of(lambda: importlib.import_module("torch"))  # The first one compiles modules.
     for name, command in _COMMANDS.items():
         figures[name] = _output(*command)
     figures["kernel"] = platform.release()
@@ -50,7 +53,7 @@ def facts(place: Place, figures: Figures) -> None:
     figures["shared_memory_bytes"] = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
     figures["user"] = os.getuid()
     figures["variables"] = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
-    figures["packages"] = {name: _version(name) for name in ("numpy", "cloudpickle", "rich", "nvidia-ml-py")}
+    figures["packages"] = {name: _version(name) for name in ("numpy", "msgspec", "cloudpickle", "rich", "nvidia-ml-py")}
 
 
 def _output(*command: str) -> str:

@@ -1,4 +1,4 @@
-"""The MPS daemon: its start, two clients and what NVML lists, the kill of one, a fault, a restart, the end."""
+"""The MPS daemon: its start and words, two clients and what NVML lists, their ends, a fault, a restart, the end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fluid.gpu.mps_control import PIPE_VARIABLE, Control, search_paths
 from fluid.gpu.nvml import process_bytes, processes_on
 from fluid.mps import MpsDaemon, MpsError
-from gpu_day_stages.place import Figures, Place, seconds_of
+from gpu_day_stages.place import Place, seconds_of
+from gpu_day_stages.results import Figures
 
 _CLIENT = Path(__file__).with_name("mps_client.py")
 #: Stands for the GPU if the control program is a stand-in.
 _NO_GPU = "GPU-0"
 #: Longest wait for a client, seconds.
-_PATIENCE_S = 60.0
+_PATIENCE_S = 20.0
+#: Longest wait for an answer of the daemon, seconds.
+_ANSWER_S = 5.0
 
 
 class Clients:
@@ -63,8 +67,10 @@ def mps(place: Place, figures: Figures) -> None:
     figures["daemon_start_s"] = time.perf_counter() - begun
     with daemon:
         clients = Clients(place, daemon)
+        figures.attempt("words, idle", lambda: _words(daemon))
         figures["alone_client"] = _ended(clients.start_computing(1.0))
         _kill_one_of_two(daemon, clients, figures)
+        _end_one_of_two(place, daemon, clients, figures)
         _fault_beside_another(place, daemon, clients, figures)
         figures["restart_s"] = seconds_of(daemon.restart)
         figures["client_after_restart"] = _ended(clients.start_computing(1.0))
@@ -73,8 +79,12 @@ def mps(place: Place, figures: Figures) -> None:
 
 
 def _ended(client: subprocess.Popen[str]) -> str:
-    """The end of a client's output, once it has ended."""
-    return client.communicate(timeout=_PATIENCE_S)[0].strip()[-500:] or f"status {client.returncode}"
+    """The end of a client's output, once it has ended; it is killed if that takes too long."""
+    try:
+        return client.communicate(timeout=_PATIENCE_S)[0].strip()[-500:] or f"status {client.returncode}"
+    except subprocess.TimeoutExpired:
+        client.kill()
+        return f"did not end: {client.communicate()[0].strip()[-400:]}"
 
 
 def _kill_one_of_two(daemon: MpsDaemon, clients: Clients, figures: Figures) -> None:
@@ -84,10 +94,36 @@ def _kill_one_of_two(daemon: MpsDaemon, clients: Clients, figures: Figures) -> N
     figures.attempt("servers", daemon.servers)
     figures.attempt("listed_by_nvml", lambda: _listed(daemon.devices[0]))
     figures["bytes_by_nvml"] = [process_bytes(daemon.devices[0], client.pid) for client in (one, other)]
+    figures.attempt("words, two clients", lambda: _words(daemon))
     one.send_signal(signal.SIGKILL)
     one.communicate(timeout=_PATIENCE_S)
     figures["neighbour_of_a_killed_client"] = _ended(other)
     figures["problem_after_a_kill"] = daemon.problem()
+
+
+def _end_one_of_two(place: Place, daemon: MpsDaemon, clients: Clients, figures: Figures) -> None:
+    """As Fluid ends a lane that hangs: the daemon ends its work on the GPU first."""
+    one, other = clients.start_computing(20.0), clients.start_computing(3.0)
+    figures.attempt("terminate_client_s", lambda: seconds_of(lambda: _control(daemon).terminate_client(one.pid)))
+    if not place.gpus:
+        one.kill()
+    figures["terminated_client"] = _ended(one)
+    figures["neighbour_of_a_terminated_client"] = _ended(other)
+
+
+def _control(daemon: MpsDaemon) -> Control:
+    environment = {**os.environ, **search_paths(daemon.program, os.environ), PIPE_VARIABLE: daemon.pipe_folder}
+    return Control(daemon.program, environment, _ANSWER_S)
+
+
+def _words(daemon: MpsDaemon) -> dict[str, Any]:
+    """What the daemon says, word for word, and what Fluid makes of it."""
+    control, said = _control(daemon), dict[str, Any]()
+    said["get_server_list"] = control.query("get_server_list")
+    for server in said["get_server_list"].split()[:1]:
+        for command in ("get_server_status", "get_client_list"):
+            said[command] = control.query(f"{command} {server}")
+    return {**said, "as read": str((daemon.servers(), daemon.clients(), daemon.problem()))}
 
 
 def _listed(gpu: str) -> Any:
@@ -106,3 +142,4 @@ def _fault_beside_another(place: Place, daemon: MpsDaemon, clients: Clients, fig
             break
         time.sleep(0.3 if place.gpus else 0.0)
     figures["problem_after_a_fault"] = states
+    figures.attempt("words, after a fault", lambda: _words(daemon))

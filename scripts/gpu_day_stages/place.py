@@ -1,13 +1,14 @@
-"""What a stage measures on, and where its figures go."""
+"""What a stage measures on."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from fluid import Device, Profile
+from fluid.gpu.nvml import find_gpus
 
 #: Measurements of each figure on a CPU, where only the code is tried.
 _CPU_REPEATS = 2
@@ -20,15 +21,21 @@ class Place:
     Attributes:
         gpus: UUIDs of the GPUs; empty to try the code of a stage on the CPU.
         mps_program: the control program of MPS; ``None`` for the installed one.
+        end: when the stage is interrupted, as of ``time.time()``.
     """
 
     gpus: tuple[str, ...] = ()
     mps_program: str | None = None
+    end: float = float("inf")
 
     @property
     def kind(self) -> str:
         """PyTorch's name of the device."""
         return "cuda" if self.gpus else "cpu"
+
+    def left(self) -> float:
+        """Seconds until the stage is interrupted."""
+        return self.end - time.time()
 
     def repeats(self, count: int) -> int:
         """How often a figure is measured: ``count`` on a GPU, twice on a CPU at most."""
@@ -45,29 +52,13 @@ class Place:
 
             torch.cuda.synchronize()
 
-
-class Figures:
-    """The figures of a stage by name, which are in a file after each: a stage that is killed leaves those it had.
-
-    Args:
-        path: the file; ``None`` for none.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.values: dict[str, Any] = {}
-        self._path = path
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.values[name] = value
-        if self._path is not None:
-            self._path.write_text(json.dumps(self.values, default=str), encoding="utf-8")
-
-    def attempt(self, name: str, measure: Callable[[], Any]) -> None:
-        """Records what a measurement returns, or its error, so that the stage goes on."""
-        try:
-            self[name] = measure()
-        except Exception as error:
-            self[name] = f"{type(error).__name__}: {error}"[:500]
+    def device(self) -> Device:
+        """The device, for an executor."""
+        if not self.gpus:
+            return Device(0, kind="cpu")
+        gpus = find_gpus()
+        index = [gpu.token for gpu in gpus].index(self.gpus[0])
+        return Device(index, kind="gpu", memory_bytes=gpus[index].memory_bytes, model=gpus[index].name)
 
 
 def seconds_of(call: Callable[[], Any], repeat: int = 1) -> float:
@@ -76,3 +67,12 @@ def seconds_of(call: Callable[[], Any], repeat: int = 1) -> float:
     for _ in range(repeat):
         call()
     return (time.perf_counter() - begun) / repeat
+
+
+def taught(key: str, most: int) -> Profile:
+    """Returns a profile by which so many trials on a device do not slow each other down: they are packed."""
+    profile = Profile()
+    for p in range(1, most + 1):
+        while profile.needs_measuring(key, co_residents=p):
+            profile.observe(key, 0.01, co_residents=p)
+    return profile

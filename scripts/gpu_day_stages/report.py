@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-#: Longer values are not shown; gpu_day.json has them.
-_LONGEST_VALUE = 100
+from gpu_day_stages.results import BEGUN, Day
+
+#: Longer values are not shown, or cut short in tables of several values; gpu_day.jsonl has them.
+_LONGEST_VALUE, _LONGEST_CELL = 160, 120
+#: Characters that are shown of what a program says.
+_LONGEST_OUTPUT = 3000
 
 
 class Goal(NamedTuple):
@@ -28,53 +32,75 @@ class Goal(NamedTuple):
     unit: str = ""
 
 
-def gain_at(figures: Mapping[str, Any], way: str, trials: str) -> float:
-    """Returns the throughput of so many small CNNs, relative to one after another in time slices."""
-    throughput = figures["packing"]["workloads"]["cnn"]["throughput"]
-    return float(throughput[way][trials]["rate"] / throughput["time slices"]["1"]["rate"])
+def worst_of_sweeps(figures: Mapping[str, Any]) -> float:
+    """Returns the largest difference between the losses of a sweep in two ways of sharing, relative."""
+    found = [one["worst_difference"] for one in figures["sweeps"].values() if isinstance(one, Mapping)]
+    return max(float(value) for value in found if value is not None)
 
 
-def least_share_of_best(figures: Mapping[str, Any]) -> float:
-    """Returns the throughput at Fluid's c relative to that of the best number by hand, where it is least."""
-    return min(
-        found["against_best"]
-        for stage in ("packing", "packing_more")
-        for workload in figures.get(stage, {}).get("workloads", {}).values()
-        for found in workload["fluid"].values()
-    )
+def results_of_sweeps(figures: Mapping[str, Any]) -> float:
+    """Returns the part of the results that sweeps gave, where it is least; 0 if one raised an error."""
+    ways = [one for name, one in figures["sweeps"].items() if not name.startswith("asha")]
+    return min((one["results"] / one["wanted"] if isinstance(one, Mapping) else 0.0) for one in ways)
 
 
-def random_packings(figures: Mapping[str, Any]) -> list[Any]:
-    """Returns the outcome of the random packings, in time slices and under MPS."""
-    return [figures[stage][way]["packings"] for stage, way in (("safety", "timeslice"), ("safety_mps", "mps"))]
+def share_of_best(figures: Mapping[str, Any]) -> float:
+    """Returns the throughput by hand of Fluid's c for CNNs under MPS, relative to the best number that it may pack.
 
-
-def packings_run(figures: Mapping[str, Any]) -> float:
-    """Returns how many random packings were run."""
-    return float(sum(one["packings"] for one in random_packings(figures)))
+    Between the numbers that were measured by hand it is interpolated.
+    """
+    found = figures["alpha"]["cnn, mps"]
+    rates = {int(k): float(rate) for k, rate in figures["by_hand"]["MPS, cnn"].items()}
+    c = int(found["c"])
+    below, above = max(k for k in rates if k <= c), min(k for k in rates if k >= c)
+    part = (c - below) / (above - below) if above > below else 0.0
+    return (rates[below] + part * (rates[above] - rates[below])) / max(rate for k, rate in rates.items() if k <= 8)
 
 
 def trials_without_memory(figures: Mapping[str, Any]) -> float:
     """Returns how many trials of the random packings started again or failed."""
-    return float(sum(one["started_again"] + len(one["failed"]) for one in random_packings(figures)))
+    found = [one for name, one in figures["safety"].items() if name.startswith("packings")]
+    return float(sum(one["started_again"] + len(one["failed"]) for one in found))
+
+
+def whole_after_faults(figures: Mapping[str, Any]) -> float:
+    """Returns in how many of the ways to share, in parts, a fault left the other trials whole."""
+    found = [one for name, one in figures["safety"].items() if name.startswith("fault")]
+    return sum(bool(one["others_are_whole"]) for one in found) / len(found)
+
+
+def failed_tests(figures: Mapping[str, Any]) -> float:
+    """Returns how many tests marked gpu failed."""
+    outcomes = [one["outcome"] for one in figures["tests"].values()]
+    if "passed" not in outcomes:
+        raise KeyError("passed")
+    return float(outcomes.count("failed"))
 
 
 GOALS = (
+    Goal("results of the sweeps, in each way to share", "all", results_of_sweeps, lambda value: value == 1.0),
+    Goal("largest difference of their losses, relative", "below 1e-4", worst_of_sweeps, lambda value: value < 1e-4),
     Goal(
-        "eight small CNNs under MPS against one at a time",
+        "eight small CNNs under MPS against one, by hand",
         "at least 1.8x",
-        lambda figures: gain_at(figures, "MPS", "8"),
+        lambda figures: float(figures["by_hand"]["MPS, cnn, gain"]["8"]),
         lambda value: value >= 1.8,
         "x",
     ),
+    Goal("throughput at Fluid's c against the best by hand", "at least 0.9", share_of_best, lambda value: value >= 0.9),
     Goal(
-        "throughput at Fluid's c against the best by hand",
-        "at least 0.9",
-        least_share_of_best,
-        lambda value: value >= 0.9,
+        "a pack of 64 small MLPs against one whose step is a CUDA graph",
+        "at least 8x",
+        lambda figures: (
+            figures["fusion"]["MLP, width 32, k = 64"]["per_s"]
+            / figures["fusion"]["MLP, width 32, CUDA graph alone"]["per_s"]
+        ),
+        lambda value: value >= 8.0,
+        "x",
     ),
-    Goal("random packings", "at least 200", packings_run, lambda value: value >= 200),
     Goal("trials of random packings that ran out of memory", "0", trials_without_memory, lambda value: value == 0),
+    Goal("ways in which a fault left the other trials whole", "all", whole_after_faults, lambda value: value == 1.0),
+    Goal("tests marked gpu that failed", "0", failed_tests, lambda value: value == 0),
     Goal(
         "memory of 64 small trials in one lane over that of a process each",
         "at most a quarter",
@@ -98,28 +124,27 @@ GOALS = (
 )
 
 
-def markdown(results: Mapping[str, Any], about: Mapping[str, str]) -> str:
+def markdown(day: Day, about: Mapping[str, str]) -> str:
     """Returns the results as a page.
 
     Args:
-        results: as in gpu_day.json.
+        day: the results.
         about: what each stage measures, in order.
     """
-    machine, stages = results["machine"], results["stages"]
-    figures = {name: stage["figures"] for name, stage in stages.items() if "figures" in stage}
-    device = ", ".join(machine["gpus"]) or "CPU: the code was tried, and the figures mean nothing"
-    lines = ["# Figures of one GPU", "", f"{device}; {results['date']}", ""]
-    lines += _table(("machine", ""), ((name, _text(value)) for name, value in machine.items()))
-    lines += _table(("goal", "bound", "measured", "met"), _goals(figures))
+    figures = {name: stage["figures"] for name, stage in day.stages.items()}
+    device = ", ".join(day.machine["gpus"]) or "CPU: the code was tried, and the figures mean nothing"
+    lines = ["# Figures of one GPU", "", f"{device}; {day.date}", ""]
+    lines += _table(("machine", ""), [(name, _text(value)) for name, value in day.machine.items()])
+    lines += _table(("goal", "bound", "measured", "met"), list(_goals(figures)))
     for name, what in about.items():
-        stage = stages.get(name)
+        stage = day.stages.get(name)
         if stage is None:
             lines += [f"## {name}: not measured yet", "", f"{what}.", ""]
             continue
-        lines += [f"## {name}", "", f"{what}; {stage['date']}, {stage['seconds']} s, {stage['status']}.", ""]
-        lines += _table(("figure", "value"), _flat(stage.get("figures", {})))
-        if "output" in stage:
-            lines += ["```", stage["output"].strip().replace("```", "'''"), "```", ""]
+        said = f"{stage.get('seconds', 0.0)} s, {'killed' if stage['status'] == BEGUN else stage['status']}"
+        lines += [f"## {name}", "", f"{what}; {stage['date']}, {said}.", "", *_figures(stage["figures"])]
+        if output := stage.get("output"):
+            lines += ["```", output.strip().replace("```", "'''"), "```", ""]
     return "\n".join(lines)
 
 
@@ -127,26 +152,48 @@ def _goals(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for goal in GOALS:
         try:
             value = goal.figure(figures)
-        except (KeyError, ValueError):
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):  # An error stands in a figure's place.
             yield goal.text, goal.bound, "not measured", ""
         else:
             yield goal.text, goal.bound, f"{value:.3g}{goal.unit}", "yes" if goal.is_met(value) else "no"
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of nested dicts that fit in a table, by their path."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _flat(inner, f"{path}.{name}" if path else str(name))
-    elif len(text := _text(value)) <= _LONGEST_VALUE and "\n" not in text:
-        yield path, text
+def _figures(figures: Mapping[str, Any]) -> list[str]:
+    """One table of single values, tables of figures that have several values by the same names, and what was said."""
+    flat: list[tuple[str, str]] = []
+    said: list[str] = []
+    tables: list[tuple[list[str], dict[str, Mapping[str, Any]]]] = []
+    for name, value in figures.items():
+        if not isinstance(value, Mapping) or not value:
+            text = _text(value)
+            if "\n" in text:
+                said += [f"{name}:", "", "```", text.replace("```", "'''")[:_LONGEST_OUTPUT], "```", ""]
+            elif len(text) <= _LONGEST_VALUE:
+                flat.append((name, text))
+            continue
+        for columns, rows in tables:
+            if set(columns) & set(value):
+                columns += [column for column in value if column not in columns]
+                rows[name] = value
+                break
+        else:
+            tables.append((list(value), {name: value}))
+    lines = _table(("figure", "value"), flat)
+    for columns, rows in tables:
+        cells = [
+            (name, *(_text(row.get(column, ""), most=_LONGEST_CELL) for column in columns))
+            for name, row in rows.items()
+        ]
+        lines += _table(("", *columns), cells)
+    return lines + said
 
 
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _text(value: Any, most: int | None = None) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split())[:most] if most else text
 
 
-def _table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return [*lines, ""] if len(lines) > 2 else []
+    return [*lines, ""] if rows else []
