@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 #: The note. Its section in docs/gpu_sharing.md has the details.
 NOTE = """\
-> **What has run on a GPU:** sweeps in each way to share one NVIDIA H200, with equal results (2026-11-27). What has not: several
-> GPUs, NCCL between them, MIG, faults among trials under MPS, the tests marked `gpu`
+> **What has run on a GPU:** sweeps in each way to share one NVIDIA H200, with equal results (2026-11-27). What has not:
+> several GPUs, NCCL between them, MIG, faults among trials under MPS, the tests marked `gpu`
 > ([details](gpu_sharing.md#what-has-run-on-a-gpu)).
 """
 #: A page that names GPUs, CUDA or NCCL so often says what Fluid does there.
