@@ -120,6 +120,9 @@ class StackedModel:
         for name, tensor in named_tensors(model):
             if name not in self.shared:
                 tensor.data = tensor.data.clone()
+        for module in model.modules():
+            if isinstance(module, torch.nn.RNNBase):
+                module.flatten_parameters()  # cuDNN wants them side by side.
 
     def _stack(
         self, models: Sequence[torch.nn.Module], size: int
