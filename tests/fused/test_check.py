@@ -23,6 +23,7 @@ from fused.trainables import (  # noqa: E402
 )
 from torch import nn  # noqa: E402
 
+import fluid.fused.check  # noqa: E402
 from fluid.errors import InvalidFieldError  # noqa: E402
 from fluid.fused import SGD, FusedPack, FusionError, TensorData, fusion_key, why_not_fused  # noqa: E402
 from fluid.fused.key import key_of  # noqa: E402
@@ -286,6 +287,19 @@ def test_rounding_in_a_model_that_cannot_be_in_double_precision_is_refused() -> 
             return super().loss(model, (x.float(), y))
 
     assert any(Cast.reasons())
+
+
+def test_want_of_memory_in_double_precision_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Large(Single):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            if batch[0].dtype == torch.float64:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return super().loss(model, batch)
+
+    tolerances = {**fluid.fused.check._TOLERANCES, torch.float32: (0.0, 0.0)}
+    monkeypatch.setattr("fluid.fused.check._TOLERANCES", tolerances)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        why_not_fused(Large, {"optimizer": {"lr": 0.5}}, steps=9)
 
 
 def test_small_differences_that_are_not_rounding_are_refused_and_shared_parts_stay_as_they_are() -> None:

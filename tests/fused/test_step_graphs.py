@@ -293,7 +293,12 @@ def test_out_of_memory_in_a_capture_leaves_the_graphs_to_fewer_rows(captures: Ca
         pack_of.leave([2, 3])
     step_both(pack, other, 2)
     assert_equal(pack, other)
-    assert pack._graphs is not None and captures.replays == [0, 6, 2]
+    assert captures.replays == [0, 6, 2]
+    for pack_of in (pack, other):  # Later, there is memory for more.
+        pack_of.join([made(Classifier, config) for config in configs("sgd", 2)])
+    step_both(pack, other)
+    assert_equal(pack, other)
+    assert captures.replays == [0, 6, 2, 3, 1]
 
 
 # -- memory -------------------------------------------------------------------------------------------------------
