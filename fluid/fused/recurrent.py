@@ -114,6 +114,8 @@ def _one_direction(
     of_input, of_state, *others = weights
     biases, projection = (others[:2], others[2:]) if has_biases else ([None, None], others)
     inputs = torch.nn.functional.linear(torch.stack(tuple(steps)), of_input, biases[0]).unbind()
+    if cell is not _gru or inputs[0].is_cuda:  # Under autocast PyTorch does so, but for a GRU on a CPU.
+        states = tuple(state.to(inputs[0].dtype) for state in states)
     outputs = []
     for each in reversed(inputs) if backwards else inputs:
         states = cell(each, torch.nn.functional.linear(states[0], of_state, biases[1]), states)

@@ -53,6 +53,19 @@ def test_cells_compute_what_a_layer_does(layer: str, samples: int | None, has_st
         assert_near(module(*arguments), expected)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_under_autocast_the_types_are_pytorchs(kind: type[nn.RNNBase]) -> None:
+    torch.manual_seed(0)
+    module, x = kind(4, 5), torch.randn(6, 3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = tree_flatten(module(x))[0]
+        with RecurrenceByCells():
+            found = tree_flatten(module(x))[0]
+    for one, two in zip(found, expected, strict=True):
+        assert one.dtype == two.dtype
+        torch.testing.assert_close(one, two, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells_that_are_modules(cell: str) -> None:
     torch.manual_seed(0)
