@@ -2,7 +2,7 @@
 
 A graph reads and writes the same memory in each replay. So the tensors of a pack have certain sizes, and stay the same
 ones as long as the size does. Before each step its batches and columns of hyperparameters are copied to static tensors.
-The places after the pack's rows are *dead rows*: they get the last row's batches, and nothing reads their results. So
+The places after the pack's rows are *dead rows*: they do what the last row does, and nothing reads their results. So
 trials leave and join within a size without another capture.
 
 What captures is an argument: CUDA graphs on a GPU (:mod:`fluid.fused.step_graphs`), and nothing on a CPU.
@@ -264,6 +264,10 @@ class StepGraphs:
             }
             self._rows, self._kind, self._capture = rows, kind, self._new_capture()
         assert self._rows is not None
+        # Dead rows are the last one once more: other numbers could be such that an operation refuses them.
+        dead = [(tensor[present:], tensor[present - 1 : present]) for tensor in rows.state() if present < size]
+        for tensor, last in dead:
+            tensor.copy_(last)
         self._present = present
         self._steps = steps
         self._places = torch.tensor([*range(present), *[present - 1] * (size - present)], device=device)

@@ -165,6 +165,23 @@ def test_rows_come_and_go_within_a_size_without_another_capture(captures: Captur
     assert_equal(pack, other)
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_dead_rows_do_what_the_last_row_does(kind: str, captures: Captures) -> None:
+    pack = FusedPack.of(Convolutions, configs(kind, 8))
+    pack.step()
+    with torch.no_grad():
+        next(pack.trials[7].model.parameters()).fill_(math.nan)
+    pack.leave([3, 7])
+    for _ in range(2):
+        pack.remember()
+        pack.step()
+        assert len(pack) == 6 and pack._size == 8
+        pack.restore()
+        pack.step()
+        for tensor in (*pack._model.tensors(), *pack._optimizer.tensors()):
+            assert all(torch.equal(tensor[5], tensor[dead]) for dead in (6, 7))
+
+
 def test_far_fewer_rows_get_smaller_graphs(captures: Captures) -> None:
     pack, other = FusedPack.of(Classifier, configs("sgd", 8)), eager(Classifier, configs("sgd", 8))
     sizes = []
