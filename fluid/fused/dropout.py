@@ -75,7 +75,7 @@ class Dropout(torch.nn.Module):  # type: ignore[misc]
     pack. Other modules that draw random numbers, also ``torch.nn.Dropout``, run in trials that train alone only.
 
     Args:
-        p: the probability of a zero, at least 0 and below 1.
+        p: the probability of a zero, at least 0 and below 1; zeros come as often as the nearest multiple of 2**-16 says.
 
     Raises:
         InvalidFieldError: p is outside its range.
@@ -166,14 +166,15 @@ class MaskPlan:
         self._sizes = [math.prod(site.shape) for site in sites]
         self.count = sum(self._sizes)
         #: Of each row and site: the least number that keeps a value, and what a kept value is multiplied with.
-        self._least = torch.empty(rows, len(sites), dtype=torch.int32, device=device)
+        self._least = torch.empty(rows, len(sites), dtype=torch.int16, device=device)
         self._scale = torch.empty(rows, len(sites), dtype=torch.float64, device=device)
 
     def set_probabilities(self, probabilities: Sequence[Sequence[float]]) -> None:
         """Sets the probability of a zero of each row at each site, in the same memory."""
         zero = torch.tensor(probabilities, dtype=torch.float64).reshape(self._scale.shape)
-        self._least.copy_((zero * 2**32 - 2**31).round().clamp(max=2**31 - 1).to(torch.int32))
-        self._scale.copy_(1.0 / (1.0 - zero))
+        least, above = (zero * 2**16 - 2**15).round(), 2**15
+        self._least.copy_(least.clamp(max=above - 1).to(torch.int16))
+        self._scale.copy_(torch.where(least < above, 1.0 / (1.0 - zero), 0.0))  # Else no number keeps a value.
 
     def masks(self, numbers: torch.Tensor, rows: slice = slice(None)) -> list[torch.Tensor]:
         """Returns masks: for each site ``(..., rows, *shape)``.
@@ -223,6 +224,8 @@ class CountedMasks:
             return []
         first, masks = self._windows.get(plan, (step, []))
         if not masks or step - first >= len(masks[0]):
+            self._windows.pop(plan, None)
+            masks.clear()  # The memory of the last ones is the next ones'.
             first, count = step, max(1, len(self._keys) * plan.count)
             steps = max(1, min(_NUMBERS_AT_ONCE // count, self._steps - step))
             each = (self._begun + torch.arange(step, step + steps).unsqueeze(-1)).flatten().to(self._keys.device)
