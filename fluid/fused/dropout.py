@@ -75,7 +75,7 @@ class Dropout(torch.nn.Module):  # type: ignore[misc]
     pack. Other modules that draw random numbers, also ``torch.nn.Dropout``, run in trials that train alone only.
 
     Args:
-        p: the probability of a zero, at least 0 and below 1; zeros come as often as the nearest multiple of 2**-16 says.
+        p: the probability of a zero, at least 0 and below 1. That of the masks is the nearest multiple of 2**-16.
 
     Raises:
         InvalidFieldError: p is outside its range.
