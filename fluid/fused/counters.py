@@ -25,7 +25,7 @@ _ROUNDS = 10
 _WORD = 0xFFFFFFFF
 _HALF = 0xFFFF
 #: Numbers of 16 bits in a block: two in each of the four words of a counter.
-IN_BLOCK = 8
+_IN_BLOCK = 8
 #: On CPUs, blocks that are computed at once: few calls, of arrays that stay near the core.
 _BLOCKS_AT_ONCE = 3 * 2**12
 
@@ -77,8 +77,8 @@ def counted_numbers(keys: torch.Tensor, steps: torch.Tensor, count: int) -> torc
 
 def counted_numbers_on_cpu(keys: torch.Tensor, steps: torch.Tensor, count: int) -> torch.Tensor:
     """Returns the same as :func:`counted_numbers` of tensors on the CPU, where NumPy is twice as fast as PyTorch."""
-    blocks = -(-count // IN_BLOCK)
-    found = np.empty((len(keys), IN_BLOCK, blocks), np.int16)
+    blocks = -(-count // _IN_BLOCK)
+    found = np.empty((len(keys), _IN_BLOCK, blocks), np.int16)
     width = max(1, min(blocks, _BLOCKS_AT_ONCE))
     height = _BLOCKS_AT_ONCE // width
     for top in range(0, len(keys), height):
@@ -94,7 +94,7 @@ def counted_numbers_on_cpu(keys: torch.Tensor, steps: torch.Tensor, count: int) 
 
 
 def _by_operations(keys: torch.Tensor, steps: torch.Tensor, count: int) -> torch.Tensor:
-    blocks = torch.arange(-(-count // IN_BLOCK), device=keys.device)
+    blocks = torch.arange(-(-count // _IN_BLOCK), device=keys.device)
     words = _words_of_blocks(keys.unsqueeze(-1), steps.unsqueeze(-1), blocks)
     halves = [half for word in words for half in (word & _HALF, word >> 16)]
     return (torch.cat(halves, dim=-1)[:, :count] - 2**15).to(torch.int16)
