@@ -54,7 +54,7 @@ LAYERS = (
     layer(3, "elastic", "numpy cloudpickle torch horovod ray"),
     layer(3, "measure", "numpy msgspec"),
     layer(4, "mps"),
-    layer(4, "fused", "numpy torch cloudpickle safetensors"),
+    layer(4, "fused", "numpy torch cloudpickle safetensors triton"),
     layer(4, "devices", "numpy"),
     layer(5, "planners", "numpy msgspec"),
     layer(5, "static_fluid dynamic_fluid", "numpy"),

@@ -67,6 +67,7 @@ def why_not_fused(
 
     Raises:
         InvalidFieldError: an argument cannot be used.
+        OutOfMemoryError: PyTorch's; the trials of the check do not fit on the device at present.
         Exception: what the user's code raises in a trial that trains alone.
 
     Example:
@@ -101,16 +102,19 @@ def why_not_fused(
     reason = trained.difference(trained.tolerance)
     if reason is None or not trained.may_differ_by_rounding:
         return reason
+    del trained  # There may be no memory for both.
     try:
         in_double = train(_to_double)
-    except Exception:  # The model, its loss or its data cannot be in double precision, or are too large then.
+    except torch.cuda.OutOfMemoryError:  # That says nothing about fusing.
+        raise
+    except Exception:  # The model, its loss or its data cannot be in double precision.
         return reason
     return reason if in_double.difference(in_double.tolerance_in_double) else None
 
 
-def why_alike_not_fused(one: FusedTrainable, two: FusedTrainable) -> str | None:
-    """:func:`why_not_fused` for new trials of the class and configs of two that are set up, which stay as they are."""
-    return why_not_fused(type(one), one._fused.config, two._fused.config)
+def why_alike_not_fused(one: FusedTrainable, two: FusedTrainable | None) -> str | None:
+    """:func:`why_not_fused` for new trials like one or two that are set up, which stay as they are."""
+    return why_not_fused(type(one), one._fused.config, None if two is None else two._fused.config)
 
 
 class _Trained(NamedTuple):

@@ -320,25 +320,33 @@ def _gathered(
     shared: TensorData, datas: Sequence[Data], positions: Sequence[Position], count: int, device: torch.device
 ) -> Iterator[RowBatch]:
     """Gathers from tensors that all rows share, each row in its own order."""
-    orders = [_positions_of_samples(data, position, count) for data, position in zip(datas, positions, strict=True)]
-    sizes = [len(order) for order in orders[0]]
-    if any([len(order) for order in orders_of_row] != sizes for orders_of_row in orders):
+    sizes, *others = (_sizes(shared, batch, count) for batch in {position.batch for position in positions})
+    if any(other != sizes for other in others):
         raise FluidError("rows of a pack have batches of different sizes at the same time")
-    matrix = torch.stack([torch.cat(orders_of_row) for orders_of_row in orders]).to(device)
+    pairs = zip(datas, positions, strict=True)
+    matrix = torch.stack([_positions_of_samples(data, position, count) for data, position in pairs]).to(device)
     for picked in matrix.split(sizes, dim=1):
         flat = picked.reshape(-1)
         batch = tuple(tensor.index_select(0, flat).view(*picked.shape, *tensor.shape[1:]) for tensor in shared.train)
         yield RowBatch(batch, picked.shape[1], common=False)
 
 
-def _positions_of_samples(data: Any, position: Position, count: int) -> list[torch.Tensor]:
-    """Returns the positions of the samples of each of the next batches."""
-    found: list[torch.Tensor] = []
-    while len(found) < count:
-        samples = len(data) * data.batch_size
-        found += data.order(position.epoch)[:samples].split(data.batch_size)[position.batch :]
-        position = Position(position.epoch + 1)
-    return found[:count]
+def _sizes(data: TensorData, batch: int, count: int) -> list[int]:
+    """Returns the samples of each of the next batches, from the one with this number in an epoch on."""
+    samples = min(len(data.train[0]), len(data) * data.batch_size)
+    last = samples - (len(data) - 1) * data.batch_size
+    return [last if (batch + step + 1) % len(data) == 0 else data.batch_size for step in range(count)]
+
+
+def _positions_of_samples(data: Any, position: Position, count: int) -> torch.Tensor:
+    """Returns the positions of the samples of the next batches, ``int64 (samples,)``."""
+    found = []
+    while count:
+        batches = min(count, len(data) - position.batch)
+        begin = position.batch * data.batch_size
+        found.append(data.order(position.epoch)[begin : begin + batches * data.batch_size])
+        position, count = position.after(batches, len(data)), count - batches
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _stacked(batches: Sequence[Any], device: torch.device) -> RowBatch:

@@ -1,8 +1,10 @@
-"""Dropout with masks that are drawn outside the model, from the generator of the trial that they are for.
+"""Dropout with masks that are made outside the model, of the random numbers of the trial that they are for.
 
 Under ``torch.func.vmap`` all rows would share one generator. So the shapes of a model's masks are recorded once per
-batch shape (:func:`recording`), the masks of a batch are drawn before the model runs (:meth:`MaskPlan.draw`), and the
-modules take them in the order of their calls (:func:`handing_out`). A trial that trains alone draws in the same way.
+batch shape (:func:`recording`), the masks of a batch are made before the model runs (:class:`MaskPlan`), and the
+modules take them in the order of their calls (:func:`handing_out`). The random numbers follow from the trial's seed,
+the number of the optimizer's step and the place in the masks (:mod:`fluid.fused.counters`), so that a trial that trains
+alone has the same masks.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from fluid.errors import FluidError, InvalidFieldError, require_number
+from fluid.fused.counters import counted_numbers, counted_numbers_on_cpu
 
 
 class Site(NamedTuple):
@@ -67,12 +70,12 @@ _source: ContextVar[_SiteRecorder | _Masks | _Drawer | None] = ContextVar("fluid
 class Dropout(torch.nn.Module):  # type: ignore[misc]
     """Dropout for a :class:`~fluid.fused.FusedTrainable`: each trial has masks of its own, also in a fused pack.
 
-    Within ``loss`` in training it multiplies by a mask that was drawn from the trial's generator: 0 with probability
-    p, else ``1 / (1 - p)``. Elsewhere it is ``torch.nn.Dropout``. Its p may differ between trials of a pack. Other
-    modules that draw random numbers, also ``torch.nn.Dropout``, run in trials that train alone only.
+    Within ``loss`` in training it multiplies by a mask that follows from the trial's seed and the step: 0 with
+    probability p, else ``1 / (1 - p)``. Elsewhere it is ``torch.nn.Dropout``. Its p may differ between trials of a
+    pack. Other modules that draw random numbers, also ``torch.nn.Dropout``, run in trials that train alone only.
 
     Args:
-        p: the probability of a zero, at least 0 and below 1.
+        p: the probability of a zero, at least 0 and below 1. That of the masks is the nearest multiple of 2**-16.
 
     Raises:
         InvalidFieldError: p is outside its range.
@@ -147,41 +150,87 @@ def drawing(generator: torch.Generator) -> Iterator[None]:
 
 
 class MaskPlan:
-    """How to draw the masks of batches of one shape, for some rows.
+    """How to make the masks of batches of one shape, for some rows, of random numbers.
 
     Args:
         sites: the calls that need masks, in their order.
-        probabilities: of each row, that of a zero at each site.
+        rows: how many.
         device: of the masks.
+
+    Attributes:
+        count: random numbers that a row needs for a batch.
     """
 
-    def __init__(self, sites: Sequence[Site], probabilities: Sequence[Sequence[float]], device: torch.device) -> None:
-        self._sites = sites
-        columns = torch.tensor(probabilities, dtype=torch.float64).reshape(len(probabilities), len(sites))
-        self._zero = columns.float().to(device)
-        self._scale = (1.0 / (1.0 - columns)).to(device)
+    def __init__(self, sites: Sequence[Site], rows: int, device: torch.device) -> None:
+        self.sites = tuple(sites)
         self._sizes = [math.prod(site.shape) for site in sites]
-        self._uniform = torch.empty(len(probabilities), sum(self._sizes), device=device)
+        self.count = sum(self._sizes)
+        #: Of each row and site: the least number that keeps a value, and what a kept value is multiplied with.
+        self._least = torch.empty(rows, len(sites), dtype=torch.int16, device=device)
+        self._scale = torch.empty(rows, len(sites), dtype=torch.float64, device=device)
 
-    def draw(self, generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
-        """Draws the masks of one batch.
+    def set_probabilities(self, probabilities: Sequence[Sequence[float]]) -> None:
+        """Sets the probability of a zero of each row at each site, in the same memory."""
+        zero = torch.tensor(probabilities, dtype=torch.float64).reshape(self._scale.shape)
+        least, above = (zero * 2**16 - 2**15).round(), 2**15
+        self._least.copy_(least.clamp(max=above - 1).to(torch.int16))
+        self._scale.copy_(torch.where(least < above, 1.0 / (1.0 - zero), 0.0))  # Else no number keeps a value.
+
+    def masks(self, numbers: torch.Tensor, rows: slice = slice(None)) -> list[torch.Tensor]:
+        """Returns masks: for each site ``(..., rows, *shape)``.
 
         Args:
-            generators: of each row, on the plan's device. A row draws all its numbers at once, so that they are the
-                same alone and in a pack.
-
-        Returns:
-            For each site ``(rows, *shape)``.
+            numbers: of :mod:`fluid.fused.counters`, ``(..., rows, count)``.
+            rows: which of the plan's they are of.
         """
-        if not self._sites:
-            return []
-        for row, generator in zip(self._uniform, generators, strict=True):
-            row.uniform_(generator=generator)
         masks = []
-        for number, (site, uniform) in enumerate(
-            zip(self._sites, self._uniform.split(self._sizes, dim=1), strict=True)
-        ):
+        for number, (site, part) in enumerate(zip(self.sites, numbers.split(self._sizes, dim=-1), strict=True)):
             column = slice(number, number + 1)
-            mask = (uniform >= self._zero[:, column]).to(site.dtype).mul_(self._scale[:, column].to(site.dtype))
-            masks.append(mask.view(-1, *site.shape))
+            mask = (part >= self._least[rows, column]).to(site.dtype)
+            mask.mul_(self._scale[rows, column].to(site.dtype))
+            masks.append(mask.view(*numbers.shape[:-1], *site.shape))
         return masks
+
+
+#: Numbers that are drawn at once: for several steps, where a step needs few.
+_NUMBERS_AT_ONCE = 2**16
+
+
+class CountedMasks:
+    """Masks of consecutive steps of some rows. Where they are small, those of several steps are computed at once.
+
+    Args:
+        keys: of each row's random numbers, ``int64 (rows,)``.
+        begun: steps that each row has made before, ``int64 (rows,)`` on the CPU.
+        steps: how many follow at most.
+    """
+
+    def __init__(self, keys: torch.Tensor, begun: torch.Tensor, steps: int) -> None:
+        self._keys = keys
+        self._begun = begun
+        self._steps = steps
+        #: By plan, the first of the steps whose masks are here, and these, ``(steps, rows, *shape)``.
+        self._windows: dict[MaskPlan, tuple[int, list[torch.Tensor]]] = {}
+
+    def of(self, step: int, plan: MaskPlan, rows: slice = slice(None)) -> list[torch.Tensor]:
+        """Returns the masks of a step, counted from 0: for each site ``(rows, *shape)``.
+
+        Args:
+            step: its number.
+            plan: for the shape of its batch.
+            rows: which of the plan's these rows are.
+        """
+        if not plan.sites:
+            return []
+        first, masks = self._windows.get(plan, (step, []))
+        if not masks or step - first >= len(masks[0]):
+            self._windows.pop(plan, None)
+            masks.clear()  # The memory of the last ones is the next ones'.
+            first, count = step, max(1, len(self._keys) * plan.count)
+            steps = max(1, min(_NUMBERS_AT_ONCE // count, self._steps - step))
+            each = (self._begun + torch.arange(step, step + steps).unsqueeze(-1)).flatten().to(self._keys.device)
+            keys = self._keys.repeat(steps)
+            draw = counted_numbers if keys.is_cuda else counted_numbers_on_cpu
+            masks = plan.masks(draw(keys, each, plan.count).view(steps, -1, plan.count), rows)
+            self._windows[plan] = (first, masks)
+        return [mask[step - first] for mask in masks]

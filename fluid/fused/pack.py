@@ -13,22 +13,22 @@ import torch
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.fused.data import (
     Position,
+    RowBatch,
     TensorData,
-    map_batch,
     row_evaluation_batches,
     row_train_batches,
     shared_tensors,
     tensor_bytes,
 )
-from fluid.fused.dropout import MaskPlan, probabilities
 from fluid.fused.key import FusionKey, key_of
 from fluid.fused.obstacles import FusionError, require_fusible
 from fluid.fused.programs import RowPrograms, RowTensors
-from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator
+from fluid.fused.randomness import global_random_state_kept
+from fluid.fused.row_masks import RowMasks
 from fluid.fused.stacked_model import Matrices, StackedModel
 from fluid.fused.stacked_optimizers import StackedOptimizer, StackedSteps, TrainingTensors, stacked_optimizer
-from fluid.fused.step_graphs import StepGraphs, TrainingRows, capture_on
-from fluid.fused.trainable import FusedState, FusedTrainable, record_sites, shape_of
+from fluid.fused.step_graphs import StepGraphs, TrainingRows, capture_on, size_for
+from fluid.fused.trainable import FusedState, FusedTrainable
 
 # -- snapshot ------------------------------------------------------------------------------------
 #
@@ -67,7 +67,7 @@ class PackSnapshot:
     def __init__(self, model: StackedModel, optimizer: StackedOptimizer, trials: Sequence[FusedTrainable]) -> None:
         self._optimizer = optimizer
         self._trials = trials
-        self._tensors = [*model.tensors(), *optimizer.tensors()]
+        self._tensors = [tensor[: len(trials)] for tensor in (*model.tensors(), *optimizer.tensors())]
         self._copies = [torch.empty_like(tensor) for tensor in self._tensors]
         self.take()
 
@@ -88,6 +88,11 @@ class PackSnapshot:
 
 
 # -- pack ----------------------------------------------------------------------------------------
+
+
+def has_graphs(trial: FusedTrainable) -> bool:
+    """Whether packs on a trial's device replay captured steps. Then a pack of one is faster than the trial alone."""
+    return capture_on(trial.device) is not None
 
 
 #: On a CPU, rows train in blocks of equal size, each for a whole iteration: at most as many rows as have parameters,
@@ -155,14 +160,15 @@ class FusedPack:
         first = new[0]
         self._device = first.device
         self._iteration_batches = first._fused.iteration_batches
-        self._has_dropout = first._fused.has_dropout
+        self._masks = RowMasks(self._device) if first._fused.has_dropout else None
         self._has_evaluation = type(first).evaluate is not FusedTrainable.evaluate
         self._programs = RowPrograms(first, self.key)
         new_capture = capture_on(first.device)
         self._graphs = None if new_capture is None else StepGraphs(new_capture)
         self._share_data(new)
-        self._model = StackedModel([trial.model for trial in new])
-        self._optimizer = stacked_optimizer(self._model.layout, new, self._device)
+        self._size = self._size_for(len(new))
+        self._model = StackedModel([trial.model for trial in new], self._size)
+        self._optimizer = stacked_optimizer(self._model.layout, new, self._size, self._device)
         self._changed((*new,))
 
     @classmethod
@@ -246,8 +252,9 @@ class FusedPack:
             self._optimizer.detach(trial)
             trial._fused.pack = None
         trials = tuple(self.trials[row] for row in kept)
-        self._model.take(kept, [trial.model for trial in trials])
-        self._optimizer.take(kept, trials)
+        self._resize(len(trials))
+        self._model.take(kept, [trial.model for trial in trials], self._size)
+        self._optimizer.take(kept, trials, self._size)
         self._changed(trials)
         return left
 
@@ -263,8 +270,9 @@ class FusedPack:
         self._admit(new, self.key)
         everyone = (*self.trials, *new)
         self._share_data(everyone)
-        self._model.join([trial.model for trial in new], [trial.model for trial in everyone])
-        self._optimizer.join(new, everyone)
+        self._resize(len(everyone))
+        self._model.join([trial.model for trial in new], [trial.model for trial in everyone], self._size)
+        self._optimizer.join(new, everyone, self._size)
         self._changed(everyone)
 
     # -- rows ----------------------------------------------------------------------------------------------------
@@ -286,20 +294,29 @@ class FusedPack:
         assert key is not None
         return key
 
+    def _size_for(self, rows: int, present: int = 0) -> int:
+        """Returns the rows in memory, with dead ones where there are graphs."""
+        return rows if self._graphs is None else size_for(rows, present)
+
+    def _resize(self, rows: int) -> None:
+        """Drops what is of the present rows, before there are so many."""
+        self._snapshot = None
+        size = self._size_for(rows, self._size)
+        if self._graphs is not None and size != self._size:
+            self._graphs.drop()
+        self._size = size
+
     def _changed(self, trials: tuple[FusedTrainable, ...]) -> None:
         """Called when the rows have changed."""
         self.trials = trials
         for trial in trials:
             trial._fused.pack = self
         self._blocks = self._divide(len(trials))
-        self._snapshot = None
-        #: How to draw masks, by first row and shape of the batch.
-        self._mask_plans: dict[Any, MaskPlan] = {}
-        layout = self._model.layout
-        if self._graphs is not None and not trials:
-            self._graphs.drop()
+        if self._masks is not None:
+            self._masks.set_rows(trials, self._size)
         longest = max((block.stop - block.start for block in self._blocks), default=0)
-        self._gradients = layout.empty(longest, self._device)
+        # Graphs have gradients of their own, which are there during a step only.
+        self._gradients = {} if self._graphs is not None else self._model.layout.empty(longest, self._device)
 
     def _divide(self, rows: int) -> list[slice]:
         """Returns the rows in blocks."""
@@ -324,37 +341,43 @@ class FusedPack:
     def _train(self, count: int) -> list[float]:
         """Trains all trials on their next batches; returns each one's mean loss."""
         steps = self._optimizer.begin(self.trials, count)
+        if self._masks is not None:
+            self._masks.begin(count)
         losses = torch.cat([self._train_block(rows, steps, count) for rows in self._blocks]).tolist()
         for trial in self.trials:
             state = trial._fused
             state.steps += count
             state.position = state.position.after(count, len(state.data))
         self._optimizer.finish(self.trials)
-        if self._graphs is not None and not self._graphs.is_worthwhile:
-            self._graphs = None
         return losses  # type: ignore[no-any-return]
 
     def _train_block(self, rows: slice, steps: StackedSteps, count: int) -> torch.Tensor:
         """Trains some rows; returns their mean losses, ``float64 (rows,)``."""
-        trials = self.trials[rows]
+        states = [trial._fused for trial in self.trials[rows]]
+        batches = row_train_batches(
+            [state.data for state in states], [state.position for state in states], count, self._device
+        )
+        if self._graphs is not None:
+            return self._replay(batches, steps)
         training = self._training_rows(rows)
-        generators = [
-            own_generator(self._device, trial._fused.seed, Purpose.DROPOUT, trial.iteration, 0) for trial in trials
-        ]
-        datas, positions = zip(*((trial._fused.data, trial._fused.position) for trial in trials), strict=True)
+        masks = None if self._masks is None else self._masks.of_rows(rows)
         samples = 0
-        if self._graphs is not None:
-            self._graphs.begin(training, steps)
-        for number, batch in enumerate(row_train_batches(datas, positions, count, self._device)):
-            masks = self._masks(rows, batch.batch, generators)
-            if self._graphs is not None:
-                self._graphs.step(number, masks, batch)
-            else:
-                training.step(masks, batch, partial(steps.apply, number, rows))
+        for number, batch in enumerate(batches):
+            found = [] if masks is None else masks(number, batch.batch)
+            training.step(found, batch, partial(steps.apply, number, rows))
             samples += batch.samples
-        if self._graphs is not None:
-            self._graphs.finish()
         return training.losses / samples
+
+    def _replay(self, batches: Iterable[RowBatch], steps: StackedSteps) -> torch.Tensor:
+        """Trains all rows by graphs; returns their mean losses, ``float64 (rows,)``."""
+        assert self._graphs is not None
+        self._graphs.begin(self._training_rows(slice(0, self._size)), len(self), steps)
+        samples = 0
+        for number, batch in enumerate(batches):
+            masks = _no_masks if self._masks is None else self._masks.drawing(number, batch.batch)
+            self._graphs.step(number, masks, batch)
+            samples += batch.samples
+        return self._graphs.finish() / samples
 
     def _evaluate(self, limit: int | None = None) -> dict[str, list[float]]:
         """Evaluates all trials, on so many batches if there is a limit; returns each one's means, by name."""
@@ -396,14 +419,6 @@ class FusedPack:
         inputs = self._tensors(rows)
         return TrainingRows(self._model.layout, self._programs, tensors, inputs.others, inputs.is_shared)
 
-    def _masks(self, rows: slice, batch: Any, generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
-        if not self._has_dropout:
-            return []
-        key = (rows.start, shape_of(batch))
-        if key not in self._mask_plans:
-            trials = self.trials[rows]
-            trials[0].model.train()
-            sites = record_sites(trials[0], map_batch(lambda tensor: tensor[0], batch))
-            each = [probabilities(trial.model, sites) for trial in trials]
-            self._mask_plans[key] = MaskPlan(sites, each, self._device)
-        return self._mask_plans[key].draw(generators)
+
+def _no_masks() -> list[torch.Tensor]:
+    return []

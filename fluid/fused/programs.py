@@ -26,6 +26,7 @@ from fluid.fused.dropout import handing_out
 from fluid.fused.key import FusionKey
 from fluid.fused.obstacles import FusionError, one_line
 from fluid.fused.recording import Recording, RowProgram
+from fluid.fused.recurrent import RecurrenceByCells
 from fluid.fused.stacked_model import Layout, named_tensors, trained_parameters
 from fluid.fused.trainable import FusedTrainable, LossModule
 
@@ -153,7 +154,7 @@ class RowPrograms:
 
     def _record(self, name: str, rows: int, function: _BatchedFunction) -> RowProgram:
         self._model.train(name == "loss")
-        with _running(self._model) as running, warnings.catch_warnings(), _attention_by_mathematics():
+        with _running(self._model) as running, warnings.catch_warnings(), _by_plain_operations(self._model):
             # Of operations that vmap runs for one row after the other.
             warnings.filterwarnings("error", message="There is a performance drop")
             try:
@@ -236,15 +237,18 @@ def _without_values(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
-def _attention_by_mathematics() -> Iterator[None]:
-    """Within the block attention is computed by operations for which vmap has rules; it has none for other kernels."""
+def _by_plain_operations(model: torch.nn.Module) -> Iterator[None]:
+    """Within the block attention and recurrence are computed by operations for which vmap has rules, not by kernels."""
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), RecurrenceByCells():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
+        for module in model.modules():
+            if isinstance(module, torch.nn.RNNBase):
+                module._init_flat_weights()  # It refers to the parameters that it was called with.
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -37,10 +37,14 @@ class Layout:
         """Bytes of one row's parameters."""
         return sum(slots[-1].columns.stop * dtype.itemsize for dtype, slots in self.slots.items())
 
-    def empty(self, rows: int, device: torch.device) -> Matrices:
+    def zeros(self, rows: int, device: torch.device) -> Matrices:
         """Returns a matrix of zeros ``(rows, numbers)`` for each type."""
+        return {dtype: matrix.zero_() for dtype, matrix in self.empty(rows, device).items()}
+
+    def empty(self, rows: int, device: torch.device) -> Matrices:
+        """Returns a matrix ``(rows, numbers)`` for each type, without values."""
         return {
-            dtype: torch.zeros(rows, slots[-1].columns.stop, dtype=dtype, device=device)
+            dtype: torch.empty(rows, slots[-1].columns.stop, dtype=dtype, device=device)
             for dtype, slots in self.slots.items()
         }
 
@@ -60,41 +64,47 @@ class StackedModel:
     not trained and equal in all rows are there once, for all: nothing writes to them, not even after :meth:`detach`.
     Buffers are never shared, as models write to them.
 
+    There may be more rows than models: *dead rows*, after all others. As long as the size stays, the tensors do, too.
+
+    Args:
+        models: of the first rows.
+        size: rows in memory.
+
     Attributes:
         layout: of the trained parameters.
-        matrices: the trained parameters by type, ``(rows, numbers)``.
-        others: buffers, and parameters that are not trained and differ between rows, by name, ``(rows, *shape)``.
+        matrices: the trained parameters by type, ``(size, numbers)``.
+        others: buffers, and parameters that are not trained and differ between rows, by name, ``(size, *shape)``.
         shared: the other parameters that are not trained, by name.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], size: int) -> None:
         self.layout = Layout(models[0])
-        self.matrices, self.others, self.shared = self._stack(models)
+        self.matrices, self.others, self.shared = self._stack(models, size)
         self.attach(models)
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns everything that belongs to rows."""
         return [*self.matrices.values(), *self.others.values()]
 
-    def take(self, rows: Sequence[int], models: Sequence[torch.nn.Module]) -> None:
-        """Keeps these rows only, whose models follow."""
-        self.matrices = {dtype: take_rows(matrix, rows) for dtype, matrix in self.matrices.items()}
-        self.others = {name: take_rows(tensor, rows) for name, tensor in self.others.items()}
+    def take(self, rows: Sequence[int], models: Sequence[torch.nn.Module], size: int) -> None:
+        """Keeps these rows only, whose models follow, in tensors of another size or in the same ones."""
+        take_rows(self.matrices, rows, size)
+        take_rows(self.others, rows, size)
         self.attach(models)
 
-    def join(self, new: Sequence[torch.nn.Module], models: Sequence[torch.nn.Module]) -> None:
+    def join(self, new: Sequence[torch.nn.Module], models: Sequence[torch.nn.Module], size: int) -> None:
         """Appends the rows of new models; ``models`` are all, with them."""
-        matrices, others, shared = self._stack(new)
         present = len(models) - len(new)
         if present:
+            matrices, others, shared = self._stack(new, len(new))
             for name in [*self.shared.keys() | shared.keys()]:
                 if not (name in self.shared and name in shared and _is_equal(self.shared[name], shared[name])):
                     _give_each_row(name, self.shared, self.others, present)
                     _give_each_row(name, shared, others, len(new))
-            self.matrices = {dtype: torch.cat([matrix, matrices[dtype]]) for dtype, matrix in self.matrices.items()}
-            self.others = {name: torch.cat([tensor, others[name]]) for name, tensor in self.others.items()}
+            append_rows(self.matrices, matrices, present, size)
+            append_rows(self.others, others, present, size)
         else:
-            self.matrices, self.others, self.shared = matrices, others, shared
+            self.matrices, self.others, self.shared = self._stack(new, size)
         self.attach(models)
 
     def attach(self, models: Sequence[torch.nn.Module]) -> None:
@@ -110,24 +120,27 @@ class StackedModel:
         for name, tensor in named_tensors(model):
             if name not in self.shared:
                 tensor.data = tensor.data.clone()
+        for module in model.modules():
+            if isinstance(module, torch.nn.RNNBase):
+                module.flatten_parameters()  # cuDNN wants them side by side.
 
     def _stack(
-        self, models: Sequence[torch.nn.Module]
+        self, models: Sequence[torch.nn.Module], size: int
     ) -> tuple[Matrices, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         named = [dict(named_tensors(model)) for model in models]
         first = next(iter(named[0].values()))
-        matrices = self.layout.empty(len(models), first.device)
+        matrices = self.layout.zeros(size, first.device)
         views = self.layout.views(matrices)
         others, shared = {}, {}
         for name, tensor in named[0].items():
             rows = [tensors[name].data for tensors in named]
             if name in views:
-                for view, row in zip(views[name], rows, strict=True):
-                    view.copy_(row)
+                torch.stack(rows, out=views[name][: len(rows)])
             elif isinstance(tensor, torch.nn.Parameter) and all(_is_equal(rows[0], row) for row in rows):
                 shared[name] = rows[0]
             else:
-                others[name] = torch.stack(rows)
+                others[name] = rows[0].new_zeros(size, *tensor.shape)
+                torch.stack(rows, out=others[name][: len(rows)])
         return matrices, others, shared
 
 
@@ -154,6 +167,28 @@ def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def take_rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Returns a copy of these rows of a tensor."""
-    return tensor.index_select(0, torch.tensor(rows, dtype=torch.int64, device=tensor.device))
+_Key = TypeVar("_Key")
+
+
+def take_rows(tensors: dict[_Key, torch.Tensor], rows: Sequence[int], size: int) -> None:
+    """Moves these rows to the beginning, of tensors that have so many rows then; the others have any values."""
+    for key, tensor in tensors.items():
+        taken = tensor.index_select(0, torch.tensor(rows, dtype=torch.int64, device=tensor.device))
+        tensors[key] = _of_size(tensor, 0, size)
+        tensors[key][: len(rows)] = taken
+
+
+def append_rows(tensors: dict[_Key, torch.Tensor], new: Mapping[_Key, torch.Tensor], present: int, size: int) -> None:
+    """Writes new rows after those that are present, in tensors that have so many rows then."""
+    for key, tensor in tensors.items():
+        tensors[key] = _of_size(tensor, present, size)
+        tensors[key][present : present + len(new[key])] = new[key]
+
+
+def _of_size(tensor: torch.Tensor, present: int, size: int) -> torch.Tensor:
+    """Returns a tensor with so many rows, or another with the first ones, those present, and then zeros."""
+    if len(tensor) == size:
+        return tensor
+    other = tensor.new_zeros(size, *tensor.shape[1:])
+    other[:present] = tensor[:present]
+    return other

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from fluid.fused.optimizers import SGD, Adam, AdamW, OptimizerSpec
-from fluid.fused.stacked_model import Layout, Matrices, take_rows, trained_parameters
+from fluid.fused.stacked_model import Layout, Matrices, append_rows, take_rows, trained_parameters
 from fluid.fused.trainable import FusedTrainable
 
 #: Of each row, the state of its trial's own optimizer, by parameter; ``None`` where that has views of the stacked ones.
@@ -23,7 +23,10 @@ Column = Callable[[str, torch.dtype], torch.Tensor]
 
 
 class TrainingTensors(NamedTuple):
-    """What an optimizer reads and writes, of some rows: ``(rows, numbers)`` by type; states by PyTorch's name."""
+    """What an optimizer reads and writes, of some rows: ``(rows, numbers)`` by type; states by PyTorch's name.
+
+    Before a step, there may be no gradients: then the step makes its own.
+    """
 
     parameters: Matrices
     states: dict[str, Matrices]
@@ -33,6 +36,8 @@ class TrainingTensors(NamedTuple):
 class StackedOptimizer:
     """What the stacked optimizers share: their states, of which the trials' own optimizers have views.
 
+    As in the :class:`~fluid.fused.stacked_model.StackedModel`, there may be dead rows after those of the trials.
+
     Attributes:
         states: by PyTorch's name of the state.
     """
@@ -41,15 +46,17 @@ class StackedOptimizer:
     names: ClassVar[tuple[str, ...]]
     counts_steps: ClassVar[bool]
 
-    def __init__(self, layout: Layout, trials: Sequence[FusedTrainable], device: torch.device) -> None:
+    def __init__(self, layout: Layout, trials: Sequence[FusedTrainable], size: int, device: torch.device) -> None:
         self._layout = layout
         self._device = device
         #: Of each number in a row, its group of parameters; empty if there is one group.
         self.groups = _groups(layout, trials[0]._fused.spec, device)
         #: Of each row, whether its trial's own optimizer has states.
         self._started: list[bool] = []
-        self.states: dict[str, Matrices] = {name: layout.empty(0, device) for name in self.names}
-        self.join(trials, trials)
+        #: Of each row, its steps so far, as PyTorch's optimizers count; theirs are views.
+        self._counts = torch.empty(0)
+        self.states: dict[str, Matrices] = {name: layout.zeros(size, device) for name in self.names}
+        self.join(trials, trials, size)
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns the states of all rows."""
@@ -72,20 +79,19 @@ class StackedOptimizer:
                 own.update({parameter: dict(values) for parameter, values in state.items()})
         self._attach(trials)
 
-    def take(self, rows: Sequence[int], trials: Sequence[FusedTrainable]) -> None:
-        """Keeps these rows only, whose trials follow."""
+    def take(self, rows: Sequence[int], trials: Sequence[FusedTrainable], size: int) -> None:
+        """Keeps these rows only, whose trials follow, in tensors of another size or in the same ones."""
         self._started = [self._started[row] for row in rows]
-        self.states = {
-            name: {dtype: take_rows(matrix, rows) for dtype, matrix in matrices.items()}
-            for name, matrices in self.states.items()
-        }
+        for matrices in self.states.values():
+            take_rows(matrices, rows, size)
         self._attach(trials)
 
-    def join(self, new: Sequence[FusedTrainable], trials: Sequence[FusedTrainable]) -> None:
+    def join(self, new: Sequence[FusedTrainable], trials: Sequence[FusedTrainable], size: int) -> None:
         """Appends the rows of new trials; ``trials`` are all, with them."""
-        for name, matrices in self.states.items():
-            added = self._layout.empty(len(new), self._device)
-            self.states[name] = {dtype: torch.cat([matrix, added[dtype]]) for dtype, matrix in matrices.items()}
+        nothing = self._layout.zeros(1, self._device)
+        zeros = {dtype: row.expand(len(new), -1) for dtype, row in nothing.items()}
+        for matrices in self.states.values():
+            append_rows(matrices, zeros, len(self._started), size)
         views = {name: self._layout.views(matrices) for name, matrices in self.states.items()}
         for row, trial in enumerate(new, start=len(self._started)):
             started = False
@@ -101,7 +107,7 @@ class StackedOptimizer:
     def detach(self, trial: FusedTrainable) -> None:
         """Gives the optimizer of a trial states of its own."""
         for state in trial.torch_optimizer.state.values():
-            state.update({name: state[name].clone() for name in self.names if state.get(name) is not None})
+            state.update({name: state[name].clone() for name in (*self.names, "step") if state.get(name) is not None})
 
     def begin(self, trials: Sequence[FusedTrainable], steps: int) -> StackedSteps:
         """Returns the next steps of all rows."""
@@ -112,8 +118,10 @@ class StackedOptimizer:
         kept = [self.keeps_states(trial._fused.spec) for trial in trials]
         is_new = [keeps and not started for keeps, started in zip(kept, self._started, strict=True)]
         self._started = [started or new for started, new in zip(self._started, is_new, strict=True)]
-        if self.counts_steps or any(is_new):
+        if any(is_new):
             self._attach(trials)
+        else:
+            self._count(trials)
         for trial in trials:
             spec, steps = trial._fused.spec, trial._fused.steps
             if spec.schedule is not None and steps:
@@ -123,18 +131,23 @@ class StackedOptimizer:
         """Whether PyTorch's optimizer with these values has states."""
         raise NotImplementedError
 
+    def _count(self, trials: Sequence[FusedTrainable]) -> None:
+        self._counts.copy_(torch.tensor([trial._fused.steps for trial in trials]))
+
     def _attach(self, trials: Sequence[FusedTrainable]) -> None:
         """Makes the states of the trials' optimizers views of their rows."""
         views = {name: self._layout.views(matrices) for name, matrices in self.states.items()}
         # As PyTorch's optimizers count.
         dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        self._counts = torch.empty(len(trials), dtype=dtype)
+        self._count(trials)
         for row, (trial, started) in enumerate(zip(trials, self._started, strict=True)):
             if not started:
                 continue
             for name, parameter in trained_parameters(trial.model).items():
                 state = trial.torch_optimizer.state[parameter]
                 if self.counts_steps:
-                    state["step"] = torch.tensor(float(trial._fused.steps), dtype=dtype)
+                    state["step"] = self._counts[row]
                 state.update({kind: views[kind][name][row] for kind in self.names})
 
 
@@ -376,7 +389,9 @@ class _AdamSteps(StackedSteps):
         parameters.addcmul_(change, self._of_numbers("rate", dtype, column))
 
 
-def stacked_optimizer(layout: Layout, trials: Sequence[FusedTrainable], device: torch.device) -> StackedOptimizer:
-    """Makes the optimizer of rows whose trials have optimizers of one kind."""
+def stacked_optimizer(
+    layout: Layout, trials: Sequence[FusedTrainable], size: int, device: torch.device
+) -> StackedOptimizer:
+    """Makes the optimizer of rows whose trials, those of the first rows, have optimizers of one kind."""
     kind = StackedSGD if isinstance(trials[0]._fused.spec, SGD) else StackedAdam
-    return kind(layout, trials, device)
+    return kind(layout, trials, size, device)

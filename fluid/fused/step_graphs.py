@@ -1,10 +1,9 @@
 """Training steps of a pack as graphs: captured once, then replayed, so that no step waits for Python.
 
-A graph reads and writes the same memory in each replay. So rows train in static tensors, for a number of rows that is
-a power of two. Before an iteration the state of the pack's rows is copied into them, before each step its batches,
-masks and columns of hyperparameters, and after the iteration the state is copied back. The places that are left are
-*dead rows*: they do what the last row does, and nothing reads their results. So trials leave and join within a size
-without another capture.
+A graph reads and writes the same memory in each replay. So the tensors of a pack have certain sizes, and stay the same
+ones as long as the size does. Before each step its batches and columns of hyperparameters are copied to static tensors.
+The places after the pack's rows are *dead rows*: they do what the last row does, and nothing reads their results. So
+trials leave and join within a size without another capture.
 
 What captures is an argument: CUDA graphs on a GPU (:mod:`fluid.fused.step_graphs`), and nothing on a CPU.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -90,14 +89,15 @@ class TrainingRows:
     Args:
         layout: of the trained parameters.
         programs: of the pack.
-        tensors: parameters, optimizer states and gradients of these rows.
+        tensors: parameters and optimizer states of these rows, and their gradients if these are to be kept.
         others: buffers, and parameters that are not trained, in the programs' order.
         is_shared: of each of the others, whether it is one tensor for all rows.
+        losses: sums over the samples so far, ``float64 (rows,)``; by default zeros.
 
     Attributes:
         tensors: as given.
         inputs: of the programs.
-        losses: sums over the samples so far, ``float64 (rows,)``.
+        losses: as given.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class TrainingRows:
         tensors: TrainingTensors,
         others: Sequence[torch.Tensor],
         is_shared: tuple[bool, ...],
+        losses: torch.Tensor | None = None,
     ) -> None:
         self._layout = layout
         self._programs = programs
         self.tensors = tensors
-        trained, gradients = layout.views(tensors.parameters), layout.views(tensors.gradients)
-        names = programs.trained_names
-        self.inputs = RowTensors([trained[name] for name in names], list(others), is_shared)
-        self._gradients = [gradients[name] for name in names]
-        self.losses = torch.zeros(len(self), dtype=torch.float64, device=self._gradients[0].device)
+        trained = layout.views(tensors.parameters)
+        self.inputs = RowTensors([trained[name] for name in programs.trained_names], list(others), is_shared)
+        device = self.inputs.trained[0].device
+        self.losses = torch.zeros(len(self), dtype=torch.float64, device=device) if losses is None else losses
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -132,19 +132,25 @@ class TrainingRows:
         others = zip(self.inputs.others, self.inputs.is_shared, strict=True)
         return [other for other, is_shared in others if is_shared]
 
-    def like(self, rows: int) -> TrainingRows:
-        """Returns other tensors of this kind for so many rows, without their values; shared ones are the same."""
-        device = self.losses.device
+    def part(self, rows: slice) -> TrainingRows:
+        """Returns views of the tensors of some rows, their losses included."""
 
-        def empty() -> Matrices:
-            return self._layout.empty(rows, device)
+        def of(matrices: Matrices) -> Matrices:
+            return {dtype: matrix[rows] for dtype, matrix in matrices.items()}
 
-        tensors = TrainingTensors(empty(), {name: empty() for name in self.tensors.states}, empty())
-        others = [
-            other if is_shared else other.new_empty(rows, *other.shape[1:])
-            for other, is_shared in zip(self.inputs.others, self.inputs.is_shared, strict=True)
-        ]
-        return TrainingRows(self._layout, self._programs, tensors, others, self.inputs.is_shared)
+        parameters, states, gradients = self.tensors
+        tensors = TrainingTensors(
+            of(parameters), {name: of(matrices) for name, matrices in states.items()}, of(gradients)
+        )
+        others = zip(self.inputs.others, self.inputs.is_shared, strict=True)
+        return TrainingRows(
+            self._layout,
+            self._programs,
+            tensors,
+            [other if is_shared else other[rows] for other, is_shared in others],
+            self.inputs.is_shared,
+            self.losses[rows],
+        )
 
     def step(self, masks: Sequence[torch.Tensor], batch: RowBatch, optimize: Callable[[TrainingTensors], None]) -> None:
         """Trains on one batch.
@@ -158,8 +164,11 @@ class TrainingRows:
             FusionError: the loss cannot be computed for rows at once.
         """
         gradients, losses = self._programs.train(self.inputs, masks, batch)
-        torch._foreach_copy_(self._gradients, list(gradients))
-        optimize(self.tensors)
+        matrices = self.tensors.gradients or self._layout.empty(len(self), self.losses.device)
+        views = self._layout.views(matrices)
+        torch._foreach_copy_([views[name] for name in self._programs.trained_names], list(gradients))
+        del gradients
+        optimize(self.tensors._replace(gradients=matrices))
         self.losses += losses.double() * batch.samples
 
 
@@ -178,24 +187,30 @@ def capture_on(device: torch.device) -> Callable[[], Capture] | None:
 
 
 def size_for(rows: int, present: int = 0) -> int:
-    """Returns for how many rows to capture: the next power of two.
+    """Returns how many rows to have in memory: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on, so at most half of them dead.
 
     Args:
-        rows: that train, at least 1.
-        present: the size so far. Half as many rows keep it, so that one row that leaves and comes back at a power of
-            two captures nothing.
+        rows: that train.
+        present: the size so far. It stays if it is but one larger than needed, so that one row that leaves and comes
+            back captures nothing.
 
     Example:
-        >>> [size_for(rows) for rows in (1, 3, 4, 5)]
-        [1, 4, 4, 8]
-        >>> size_for(4, present=8), size_for(3, present=8)
+        >>> [size_for(rows) for rows in (0, 1, 3, 4, 5, 7, 9)]
+        [0, 1, 3, 4, 6, 8, 12]
+        >>> size_for(5, present=8), size_for(4, present=8)
         (8, 4)
     """
-    return present if present <= 2 * rows and rows <= present else 1 << (rows - 1).bit_length()
+    size = _least_size(rows)
+    return present if rows and present in (size, _least_size(size + 1)) else size
+
+
+def _least_size(rows: int) -> int:
+    power = 1 << (rows - 1).bit_length() if rows else 0
+    return power // 4 * 3 if rows <= power // 4 * 3 else power
 
 
 class _Graph(NamedTuple):
-    """A captured step: the tensors that it reads masks and batches from, and what replays it."""
+    """A captured step: the tensors that it reads batches from, and what replays it."""
 
     inputs: list[torch.Tensor]
     replay: Callable[[], None]
@@ -204,9 +219,9 @@ class _Graph(NamedTuple):
 class StepGraphs:
     """The captured training steps of one pack. Call :meth:`begin`, :meth:`step` for each batch, and :meth:`finish`.
 
-    There is a graph for each shape of batch. All are dropped when the size changes, or what the optimizer computes,
-    or which parameters all rows share. A step that cannot be captured runs as it is, on the static tensors. That is
-    logged once, and the step is not captured again.
+    There is a graph for each shape of batch. All are dropped when the pack gets other tensors, as with another size, or
+    when what the optimizer computes changes. A step that cannot be captured runs as it is, and is not captured again
+    before that. It is logged once.
 
     Args:
         new_capture: makes what captures, for graphs that are dropped together.
@@ -218,57 +233,54 @@ class StepGraphs:
     def __init__(self, new_capture: Callable[[], Capture]) -> None:
         self._new_capture = new_capture
         self.captured = 0
-        self._failed: set[Any] = set()
+        #: Shapes of batches whose steps could not be captured, with any size.
+        self._logged: set[Any] = set()
         self.drop()
-
-    @property
-    def size(self) -> int:
-        """The rows of the graphs, with dead ones; 0 if there are none."""
-        return 0 if self._static is None else len(self._static)
-
-    @property
-    def is_worthwhile(self) -> bool:
-        """Whether any step could be captured, or none was tried."""
-        return not self._failed or any(key not in self._failed for key in self._graphs)
 
     def drop(self) -> None:
         """Drops all graphs and their memory."""
-        self._graphs: dict[Any, _Graph] = {}
-        self._static: TrainingRows | None = None
+        #: By shape of batch; ``None`` where the step cannot be captured.
+        self._graphs: dict[Any, _Graph | None] = {}
         self._rows: TrainingRows | None = None
         self._kind: Any = None
         self._capture: Capture | None = None
 
-    def begin(self, rows: TrainingRows, steps: StackedSteps) -> None:
-        """Takes over the state of rows, at least one, for some steps."""
-        size = size_for(len(rows), self.size)
-        # The graphs hold the shared tensors, so that no others get their addresses.
-        kind = (size, steps.terms, rows.inputs.is_shared, [tensor.data_ptr() for tensor in rows.shared()])
+    def begin(self, rows: TrainingRows, present: int, steps: StackedSteps) -> None:
+        """Begins some steps of rows.
+
+        Args:
+            rows: all that are in memory.
+            present: how many of them, at least one, are no dead rows.
+            steps: of those.
+        """
+        # The graphs hold the tensors, so that no others get their addresses.
+        kind = (steps.terms, rows.inputs.is_shared, [tensor.data_ptr() for tensor in (*rows.state(), *rows.shared())])
+        size, device = len(rows), rows.losses.device
         if kind != self._kind:
             self.drop()
-            device = rows.losses.device
             self._columns = {
                 dtype: torch.empty(size, steps.table(dtype)[0].shape[-1], dtype=dtype, device=device)
                 for dtype in {wide(dtype) for dtype in rows.tensors.parameters}
             }
-            self._static, self._kind, self._capture = rows.like(size), kind, self._new_capture()
-        assert self._static is not None
-        self._rows = rows
+            self._rows, self._kind, self._capture = rows, kind, self._new_capture()
+        assert self._rows is not None
+        # Dead rows are the last one once more: other numbers could be such that an operation refuses them.
+        dead = [(tensor[present:], tensor[present - 1 : present]) for tensor in rows.state() if present < size]
+        for tensor, last in dead:
+            tensor.copy_(last)
+        self._present = present
         self._steps = steps
-        places = [*range(len(rows)), *[len(rows) - 1] * (size - len(rows))]
-        self._places = torch.tensor(places, device=self._static.losses.device)
-        for static, tensor in zip(self._static.state(), rows.state(), strict=True):
-            self._fill(static, tensor)
-        self._static.losses.zero_()
+        self._places = torch.tensor([*range(present), *[present - 1] * (size - present)], device=device)
+        self._rows.losses.zero_()
         self._tables = {dtype: steps.table(dtype)[0].index_select(1, self._places) for dtype in self._columns}
 
-    def step(self, number: int, masks: Sequence[torch.Tensor], batch: RowBatch) -> None:
+    def step(self, number: int, masks: Callable[[], list[torch.Tensor]], batch: RowBatch) -> None:
         """Trains the rows on one batch each.
 
         Args:
             number: of the step, among those that the rows began.
-            masks: of the rows' Dropouts.
-            batch: not common to the rows.
+            masks: makes those of all rows in memory, dead ones included, by operations that a graph can repeat.
+            batch: of the present rows, and not common to them.
 
         Raises:
             FusionError: the loss cannot be computed for rows at once.
@@ -277,53 +289,48 @@ class StepGraphs:
         for dtype, columns in self._columns.items():
             columns.copy_(self._tables[dtype][number])
         leaves, structure = tree_flatten(batch.batch)
-        inputs = [*masks, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
+        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        key = (structure, tuple(others), len(masks), *((tensor.shape[1:], tensor.dtype) for tensor in inputs))
-        graph = self._graphs.get(key)
-        if graph is None:
+        key = (structure, *others, *((tensor.shape[1:], tensor.dtype) for tensor in inputs))
+        if key not in self._graphs:
             statics = [tensor.index_select(0, self._places) for tensor in inputs]
-            remaining = iter(statics[len(masks) :])
+            remaining = iter(statics)
             leaves = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            static_batch = batch._replace(batch=tree_unflatten(leaves, structure))
-            graph = self._graphs[key] = _Graph(statics, self._captured(key, statics[: len(masks)], static_batch))
-        else:
+            replay = self._captured(key, masks, batch._replace(batch=tree_unflatten(leaves, structure)))
+            self._graphs[key] = None if replay is None else _Graph(statics, replay)
+        elif (graph := self._graphs[key]) is not None:
             for static, tensor in zip(graph.inputs, inputs, strict=True):
-                self._fill(static, tensor)
-        graph.replay()
+                torch.index_select(tensor, 0, self._places, out=static)
+        if (graph := self._graphs[key]) is not None:
+            graph.replay()
+            return
+        assert self._rows is not None
+        present = slice(0, self._present)
+        optimize = partial(self._steps.apply, number, present)
+        self._rows.part(present).step([mask[present] for mask in masks()], batch, optimize)
 
-    def finish(self) -> None:
-        """Gives the rows their state, and their sums of losses."""
-        assert self._static is not None and self._rows is not None
-        rows, self._rows = self._rows, None
-        count = len(rows)
-        torch._foreach_copy_(rows.state(), [static[:count] for static in self._static.state()])
-        rows.losses.copy_(self._static.losses[:count])
+    def finish(self) -> torch.Tensor:
+        """Returns the sums of losses of the present rows, ``float64 (rows,)``."""
+        assert self._rows is not None
+        return self._rows.losses[: self._present]
 
-    def _fill(self, static: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Copies the rows of a tensor to their places, and the last one to those of dead rows."""
-        torch.index_select(tensor, 0, self._places, out=static)
-
-    def _captured(self, key: Any, masks: Sequence[torch.Tensor], batch: RowBatch) -> Callable[[], None]:
-        """Captures the step on the static tensors, which are as before afterwards."""
-        assert self._static is not None and self._capture is not None
-        static, change, columns = self._static, self._steps.change, self._columns
+    def _captured(
+        self, key: Any, masks: Callable[[], list[torch.Tensor]], batch: RowBatch
+    ) -> Callable[[], None] | None:
+        """Captures the step; its tensors are as before afterwards. Returns ``None`` if it cannot be captured."""
+        assert self._rows is not None and self._capture is not None
+        rows, change, columns = self._rows, self._steps.change, self._columns
         places = self._steps.table(next(iter(columns)))[1]
 
         def column(name: str, dtype: torch.dtype) -> torch.Tensor:
             return columns[wide(dtype)][:, places[name]]
 
-        def optimize(tensors: TrainingTensors) -> None:
-            change(tensors, column)
-
         def run() -> None:
-            static.step(masks, batch, optimize)
+            rows.step(masks(), batch, lambda tensors: change(tensors, column))
 
-        if key in self._failed:
-            return run
         self.captured += 1
-        changed = [*static.state(), static.losses]
-        before = [tensor.clone() for tensor in changed]
+        changed = [*rows.state(), rows.losses]
+        before = [tensor.to("cpu", copy=True) for tensor in changed]  # Captures are rare, a GPU's memory is scarce.
         try:
             return self._capture(run)
         except torch.cuda.OutOfMemoryError:
@@ -333,9 +340,12 @@ class StepGraphs:
         except FusionError:
             raise
         except Exception as error:
-            _log.warning("training steps of a pack run without a graph: they cannot be captured: %s", one_line(error))
-            self._failed.add(key)
+            if key not in self._logged:
+                self._logged.add(key)
+                why = one_line(error)
+                _log.warning("training steps of a pack run without a graph: they cannot be captured: %s", why)
             self._capture = self._new_capture()  # What is left of the failed one may keep the pool from being used.
-            return run
+            return None
         finally:
-            torch._foreach_copy_(changed, before)
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -27,7 +29,16 @@ from fluid.fused.data import (
     shared_tensors,
     tensor_bytes,
 )
-from fluid.fused.dropout import MaskPlan, Site, drawing, handing_out, has_dropout, probabilities, recording
+from fluid.fused.dropout import (
+    CountedMasks,
+    MaskPlan,
+    Site,
+    drawing,
+    handing_out,
+    has_dropout,
+    probabilities,
+    recording,
+)
 from fluid.fused.optimizers import OptimizerSpec
 from fluid.fused.randomness import Purpose, global_random_state_kept, own_generator, own_seed, seed_of
 from fluid.fused.stacked_model import trained_parameters
@@ -235,13 +246,11 @@ class FusedTrainable(ElasticTrainable):
         """Trains on the next batches, and adds their losses to the means."""
         state = self._fused
         self.model.train()
-        generator = own_generator(self.device, state.seed, Purpose.DROPOUT, self.iteration, self.rank)
+        masks_of = self._masks(count) if state.has_dropout else lambda part: nullcontext()
         for batch in batches_from(state.data, state.position, count):
             part = self._own_part(batch)
-            # Not a dry run on several devices: their parts differ in shape, and layers of the model may communicate.
-            masks = drawing(generator) if self.size > 1 else handing_out(self._masks(part, generator))
             self.torch_optimizer.zero_grad()
-            with self.sync(self.torch_optimizer), masks:
+            with self.sync(self.torch_optimizer), masks_of(part):
                 loss = self.loss(self.model, part)
                 if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                     raise InvalidFieldError("loss", loss, "must return a tensor with one number")
@@ -274,16 +283,26 @@ class FusedTrainable(ElasticTrainable):
         device = self.device
         return batch if is_on(batch, device) else map_batch(lambda tensor: tensor.to(device), batch)
 
-    def _masks(self, batch: Any, generator: torch.Generator) -> list[torch.Tensor]:
-        """Draws the masks for a batch; a dry run tells which, for the first batch of a shape."""
+    def _masks(self, count: int) -> Callable[[Any], AbstractContextManager[None]]:
+        """Returns what hands out the masks of each of the next batches to the model."""
         state = self._fused
-        if not state.has_dropout:
-            return []
-        shape = shape_of(batch)
-        if shape not in state.mask_plans:
-            sites = record_sites(self, batch)
-            state.mask_plans[shape] = MaskPlan(sites, [probabilities(self.model, sites)], self.device)
-        return [mask[0] for mask in state.mask_plans[shape].draw([generator])]
+        if self.size > 1:  # No pack equals it. And no dry run: parts differ in shape, and layers may communicate.
+            generator = own_generator(self.device, state.seed, Purpose.DROPOUT, self.iteration, self.rank)
+            return lambda part: drawing(generator)
+        keys = torch.tensor([state.mask_key], device=self.device)
+        begun = state.steps
+        masks = CountedMasks(keys, torch.tensor([begun]), count)
+
+        def of(part: Any) -> AbstractContextManager[None]:
+            shape = shape_of(part)
+            if shape not in state.mask_plans:
+                sites = record_sites(self, part)
+                state.mask_plans[shape] = MaskPlan(sites, 1, self.device)
+                state.mask_plans[shape].set_probabilities([probabilities(self.model, sites)])
+            found = masks.of(state.steps - begun, state.mask_plans[shape])
+            return handing_out([mask[0] for mask in found])
+
+        return of
 
     def _require_no_pack(self, call: str) -> None:
         if self._fused.pack is not None:
@@ -341,6 +360,11 @@ class FusedState:
         self.has_dropout = has_dropout(model)
         self.mask_plans: dict[Any, MaskPlan] = {}
 
+    @cached_property
+    def mask_key(self) -> int:
+        """The key of the random numbers of its masks."""
+        return own_seed(self.seed, Purpose.DROPOUT)
+
     @staticmethod
     def metrics(training: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, float]:
         """Returns an iteration's means.
@@ -353,10 +377,15 @@ class FusedState:
         return {**training, **evaluation}
 
 
-def shape_of(batch: Any) -> tuple[Any, ...]:
-    """Returns what distinguishes batches for which a model may call its Dropouts with other shapes."""
+def shape_of(batch: Any, begin: int = 0) -> tuple[Any, ...]:
+    """Returns what distinguishes batches for which a model may call its Dropouts with other shapes.
+
+    Args:
+        batch: of a trial, or of rows, which are the first dimension.
+        begin: the first dimension that matters.
+    """
     leaves, structure = tree_flatten(batch)
-    return structure, *((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+    return structure, *((leaf.shape[begin:], leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
 
 
 def record_sites(trainable: FusedTrainable, batch: Any) -> list[Site]:

@@ -27,6 +27,7 @@ class ResidentTrial:
         link: asks the driver on its behalf.
         code: what its threads reach by global names.
         process_state: its random generators, working directory and output.
+        set_up_s: seconds that its set-up took.
         is_alone: whether no other trial runs in this process.
         body: runs its code; ``None`` before its set-up and after its clean-up.
         key: of its trainable.
@@ -60,6 +61,7 @@ class ResidentTrial:
     link: LaneDriverLink
     code: TrialCode
     process_state: ProcessState
+    set_up_s: float = 0.0
     is_alone: bool = False
     body: Resident | None = None
     key: int = -1

@@ -278,7 +278,9 @@ class Residents:
             resident.code.enter()
             make_body()
 
+        begun = self._clock.now()
         make_body()
+        resident.set_up_s = self._clock.now() - begun
         set_back = None
         if checkpoint is not None:
             found = self.checkpoints.restore(resident, checkpoint.path, checkpoint.iteration, message.source, renew)

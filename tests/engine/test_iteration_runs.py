@@ -103,3 +103,13 @@ def test_a_trial_is_known_as_well_by_runs_as_by_single_iterations(lengths: list[
     assert known.pace == pytest.approx(wanted.pace)
     left = [hand.state.seconds_left("group of a") for hand in (by_runs, one_by_one)]
     assert left[0] == pytest.approx(left[1])
+
+
+def test_an_iteration_that_prepared_something_is_no_pace() -> None:
+    profile = Profile()
+    hand = Hand(profile=profile)
+    hand.submit("a", budget=20, profile_key="net")
+    hand.started("a")
+    hand.iterate("a", 2)
+    hand.iterate("a", seconds=9.0, settled=False)
+    assert hand.trial("a").pace.solo == profile.seconds_per_iteration("net") == 1.0

@@ -23,6 +23,7 @@ from fused.trainables import (  # noqa: E402
 )
 from torch import nn  # noqa: E402
 
+import fluid.fused.check  # noqa: E402
 from fluid.errors import InvalidFieldError  # noqa: E402
 from fluid.fused import SGD, FusedPack, FusionError, TensorData, fusion_key, why_not_fused  # noqa: E402
 from fluid.fused.key import key_of  # noqa: E402
@@ -56,45 +57,54 @@ class Attending(Made):
     """Attention, of whose kernels vmap has a rule for that of mathematics only."""
 
     class Net(nn.Module):
-        def __init__(self, *, is_module: bool) -> None:
+        def __init__(self, kind: str) -> None:
             super().__init__()
             self.rows = nn.Linear(6, 8)
-            self.attention = nn.MultiheadAttention(8, 2, batch_first=True) if is_module else None
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True) if kind == "module" else None
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False) if kind == "encoder" else None
             self.out = nn.Linear(48, 5)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             rows = self.rows(x.view(len(x), 6, 6))
-            if self.attention is None:
-                found = nn.functional.scaled_dot_product_attention(rows, rows, rows, is_causal=True)
-            else:
+            if self.encoder is not None:
+                found = self.encoder(rows)  # Alone it is one operation in evaluation.
+            elif self.attention is not None:
                 found, _ = self.attention(rows, rows, rows, need_weights=False)
+            else:
+                found = nn.functional.scaled_dot_product_attention(rows, rows, rows, is_causal=True)
             return self.out(found.flatten(1))
 
     def net(self, config: dict[str, Any]) -> nn.Module:
-        return self.Net(is_module=config.get("is_module", False))
+        return self.Net(config["with"])
 
 
-@pytest.mark.parametrize("is_module", [False, True])
-def test_attention_can_be_fused(is_module: bool) -> None:
-    assert why_not_fused(Attending, {"is_module": is_module}, {"is_module": is_module, "seed": 3}) is None
+@pytest.mark.parametrize("kind", ["function", "module", "encoder"])
+def test_attention_can_be_fused(kind: str) -> None:
+    assert why_not_fused(Attending, {"with": kind}, {"with": kind, "seed": 3}) is None
 
 
 # -- what vmap cannot do ------------------------------------------------------------------------------------------
 
 
-class Recurrent(Made):
-    """An LSTM, which has no batching rule."""
+class Renormed(Made):
+    """An operation that has no batching rule."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cell = nn.LSTM(6, 5, batch_first=True)
+            self.renorm = Renorm()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.cell(x.view(len(x), 6, 6))[0][:, -1]
+            return self.renorm(x)[:, :5]
 
     def net(self, config: dict[str, Any]) -> nn.Module:
-        return self.Net()
+        return nn.Sequential(nn.Linear(36, 6), self.Net())
+
+
+class Renorm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.renorm(x, 2, 0, 1.0)
 
 
 class Branching(Made):
@@ -130,8 +140,8 @@ class Several(Made):
     ("cls", "message"),
     [
         (
-            Recurrent,
-            r"^loss\(\) cannot run for several trials at once in 1.cell \(LSTM\): vmap has no batching rule for aten::",
+            Renormed,
+            r"^loss\(\) cannot run for several trials at once in 1.1.renorm \(Renorm\): vmap has no batching rule for ",
         ),
         (Branching, r"^loss\(\) cannot run for several trials at once in 1 \(Net\): "),
         (Noisy, r"^loss\(\) cannot run for several trials at once in 1 \(Net\): .*random"),
@@ -277,6 +287,19 @@ def test_rounding_in_a_model_that_cannot_be_in_double_precision_is_refused() -> 
             return super().loss(model, (x.float(), y))
 
     assert any(Cast.reasons())
+
+
+def test_want_of_memory_in_double_precision_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Large(Single):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            if batch[0].dtype == torch.float64:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return super().loss(model, batch)
+
+    tolerances = {**fluid.fused.check._TOLERANCES, torch.float32: (0.0, 0.0)}
+    monkeypatch.setattr("fluid.fused.check._TOLERANCES", tolerances)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        why_not_fused(Large, {"optimizer": {"lr": 0.5}}, steps=9)
 
 
 def test_small_differences_that_are_not_rounding_are_refused_and_shared_parts_stay_as_they_are() -> None:

@@ -29,6 +29,7 @@ from fused.trainables import (  # noqa: E402
 )
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from fluid.errors import FluidError, InvalidFieldError  # noqa: E402
 from fluid.fused import FusedPack, FusedTrainable, FusionError, TensorData  # noqa: E402
@@ -142,6 +143,33 @@ def test_dropout_differs_between_seeds_and_iterations_and_matters() -> None:
     one, other, none = ({"seed": 1, "p": 0.5}, {"seed": 2, "p": 0.5}, {"seed": 1, "p": 0.0, "q": 0.0})
     losses = [made(Convolutions, config).step()["loss"] for config in (one, other, none, one)]
     assert losses[0] == losses[3] and len(set(losses)) == 3
+
+
+class OperationCount(TorchDispatchMode):
+    """Counts PyTorch's operations."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_masks_take_as_many_operations_for_any_rows() -> None:
+    class Plain(Light):
+        def build(self, config: dict[str, Any]) -> Any:
+            model = super().build(config)
+            return model if config["dropout"] else model[:3].append(model[4])
+
+    def operations(rows: int, dropout: bool) -> int:
+        pack = FusedPack.of(Plain, [{"p": 0.1, "dropout": dropout, "lr": 0.1, "seed": seed} for seed in range(rows)])
+        pack.step()
+        with OperationCount() as count:
+            pack.step()
+        return count.calls
+
+    added = [operations(rows, True) - operations(rows, False) for rows in (2, 40)]
+    assert 0 < added[0] == added[1]
 
 
 def test_rows_train_in_blocks_that_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

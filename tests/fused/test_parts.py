@@ -13,7 +13,7 @@ from fused.trainables import OwnData  # noqa: E402
 from fluid.errors import FluidError, InvalidFieldError  # noqa: E402
 from fluid.fused import SGD, Adam, AdamW, Data, Dropout, TensorData  # noqa: E402
 from fluid.fused.data import Position, batches_from, row_train_batches  # noqa: E402
-from fluid.fused.dropout import MaskPlan, Site, drawing, handing_out, recording  # noqa: E402
+from fluid.fused.dropout import CountedMasks, MaskPlan, Site, drawing, handing_out, recording  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -84,24 +84,44 @@ def test_wrong_data_is_refused(arguments: dict[str, Any], field: str) -> None:
 # -- dropout ------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_draws_the_same_masks_alone_and_beside_others() -> None:
-    sites = [Site("a", (2, 3), torch.float32), Site("b", (50,), torch.float64)]
-
-    def generators(*seeds: int) -> list[torch.Generator]:
-        return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-    alone, both = MaskPlan(sites, [[0.2, 0.6]], CPU), MaskPlan(sites, [[0.5, 0.1], [0.2, 0.6]], CPU)
-    of_one, of_both = generators(4), generators(3, 4)
-    for _ in range(3):
-        for single, masks in zip(alone.draw(of_one), both.draw(of_both), strict=True):
-            assert torch.equal(single[0], masks[1]) and not torch.equal(masks[0], masks[1])
-            assert single.dtype == masks.dtype
+def plan_of(sites: list[Site], *each: list[float]) -> MaskPlan:
+    plan = MaskPlan(sites, len(each), CPU)
+    plan.set_probabilities(each)
+    return plan
 
 
-def test_masks_keep_the_mean() -> None:
-    (mask,) = MaskPlan([Site("a", (100_000,), torch.float32)], [[0.25]], CPU).draw([torch.Generator().manual_seed(0)])
-    assert mask.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
-    assert mask.mean().item() == pytest.approx(1.0, abs=0.01)
+@pytest.mark.parametrize("size", [3, 20_000])
+def test_a_row_has_the_same_masks_alone_and_beside_others(size: int) -> None:
+    sites = [Site("a", (2, 3), torch.float32), Site("b", (size,), torch.float64)]
+    alone, both = plan_of(sites, [0.2, 0.6]), plan_of(sites, [0.5, 0.1], [0.2, 0.6])
+    keys, begun = torch.tensor([2**60 + 3, 2**62 + 4]), torch.tensor([7, 100])
+    of_one, of_both = CountedMasks(keys[1:], begun[1:], 5), CountedMasks(keys, begun, 5)
+    begins_later = CountedMasks(keys, begun + 2, 3)
+    seen = []
+    for step in range(5):
+        masks = of_both.of(step, both)
+        for single, mask in zip(of_one.of(step, alone), masks, strict=True):
+            assert torch.equal(single[0], mask[1]) and single.dtype == mask.dtype
+        if step >= 2:
+            assert all(map(torch.equal, masks, begins_later.of(step - 2, both)))
+        seen += [tuple(row.tolist()) for row in masks[1]] if size > 3 else []
+    assert len(set(seen)) == len(seen)
+
+
+def test_steps_may_have_batches_of_other_shapes() -> None:
+    one, two = (plan_of([Site("a", (size,), torch.float32)], [0.5]) for size in (40, 30))
+    masks = CountedMasks(torch.tensor([5]), torch.tensor([0]), 4)
+    found = [masks.of(step, plan) for step, plan in enumerate([one, two, one, two])]
+    for step, (plan, (mask,)) in enumerate(zip([one, two, one, two], found, strict=True)):
+        assert torch.equal(mask, CountedMasks(torch.tensor([5]), torch.tensor([step]), 1).of(0, plan)[0])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25, 0.9, 1 - 2**-40])
+def test_masks_keep_the_mean(p: float) -> None:
+    plan = plan_of([Site("a", (400_000,), torch.float64)], [p])
+    (mask,) = CountedMasks(torch.tensor([11]), torch.tensor([0]), 1).of(0, plan)
+    assert set(mask.unique().tolist()) <= {0.0, 1 / (1 - p)}
+    assert (mask == 0).double().mean().item() == pytest.approx(p, abs=0.003)
 
 
 def test_the_module_takes_masks_in_the_order_of_its_calls() -> None:

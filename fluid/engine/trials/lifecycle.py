@@ -65,7 +65,9 @@ def _observe(core: SessionState, trial: TrialRecord, event: IterationDone) -> No
         if observes(trial, event):
             place.settled, place.disturbed = True, False
             return
-    co_residents = None if place.disturbed or place.move is not None else core.timing.co_residents(trial)
+    # One that is not settled has prepared something, as a self-check and a capture of a pack of one: it is no pace.
+    is_usual = event.settled and not place.disturbed and place.move is None
+    co_residents = core.timing.co_residents(trial) if is_usual else None
     if co_residents is not None:
         core.measuring.observe(trial, co_residents, event)
     elif event.memory is not None:

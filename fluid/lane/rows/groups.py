@@ -32,6 +32,7 @@ class RowGroup:
         most: rows of a step that this lane has found possible.
         is_checked: whether the self-check has found that they can be fused.
         failed_checks: self-checks that have raised.
+        packs_of_one: whether a trial by itself may be a pack, where that pays.
         members: its residents.
         packs: by which they train.
     """
@@ -41,6 +42,7 @@ class RowGroup:
     most: float = math.inf
     is_checked: bool = False
     failed_checks: int = 0
+    packs_of_one: bool = True
     members: set[ResidentTrial] = field(default_factory=set)
     packs: list[RowPack] = field(default_factory=list)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,20 +45,28 @@ class RowChecks:
         self._kind = options.kind
         self._origin = origin
 
-    def why_not(self, group: RowGroup, one: ResidentTrial, two: ResidentTrial) -> str:
+    def known(self, group: RowGroup, one: ResidentTrial) -> str | None:
+        """Returns what a lane of this machine has found, as :meth:`why_not` does; ``None`` if none has."""
+        with suppress(OSError, UnicodeDecodeError), open(self._path(group, one), encoding="utf-8") as file:
+            return file.read()
+        return None
+
+    def why_not(self, group: RowGroup, one: ResidentTrial, two: ResidentTrial | None) -> str:
         """Says why trials of a group should not be fused, in one line; empty if they can be.
 
-        Trains new trials of the configs of two of them, alone and together; see :func:`fluid.fused.why_not_fused`.
+        Trains new trials of the configs of two of them, or of one with two seeds, alone and together; see
+        :func:`fluid.fused.why_not_fused`.
 
         Raises:
             Exception: what the user's code raises in a trial that trains alone.
         """
-        path = os.path.join(self._folder, f"{group.digest}-{self._origin(one)}-{self._kind}")
-        with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
-            return file.read()
+        if (found := self.known(group, one)) is not None:
+            return found
         from fluid.fused.check import why_alike_not_fused
 
-        reason = why_alike_not_fused(fused_trial_of(one.body), fused_trial_of(two.body)) or ""
+        other = None if two is None else fused_trial_of(two.body)
+        reason = why_alike_not_fused(fused_trial_of(one.body), other) or ""
+        path = self._path(group, one)
         with suppress(OSError):
             make_folder(self._folder)
             own = f"{path}.{os.getpid()}"
@@ -66,12 +75,20 @@ class RowChecks:
             os.replace(own, path)
         return reason
 
+    def _path(self, group: RowGroup, one: ResidentTrial) -> str:
+        return os.path.join(self._folder, f"{group.digest}-{self._origin(one)}-{self._kind}")
+
 
 # -- row steps -----------------------------------------------------------------------------------
 
 
 #: Self-checks that raise before trials are taken for such that cannot be fused.
 _FAILED_CHECKS = 2
+#: What a self-check takes: so many set-ups, and some seconds to record programs. For the sake of one trial it is made
+#: where that has work left for so many times as long: as a pack, it takes half of the time or less.
+_CHECK_SET_UPS = 4
+_CHECK_S = 2.0
+_CHECK_WORTH = 2.0
 
 
 class RowSteps:
@@ -115,12 +132,31 @@ class RowSteps:
         fails.
         """
         begun, was_checked = self._clock.now(), pack.group.is_checked
-        if len(rows) == 1 or self._may_fuse(pack.group, rows):
+        is_pack = len(rows) > 1 or self._is_worth_a_pack(pack.group, rows[0])
+        if not is_pack or self._may_fuse(pack.group, rows):
             self._iterate(pack, rows, begun, was_checked=was_checked)
             self._residents.fused.groups.note_step(pack, rows, self._clock.now() - begun)
 
+    def _is_worth_a_pack(self, group: RowGroup, row: ResidentTrial) -> bool:
+        """Whether one trial should train as a pack, for which a self-check may be made."""
+        if not self._gains_as_pack(group, row):
+            return False
+        if group.is_checked or self._checks.known(group, row) is not None:
+            return True
+        if row.pace is None or self._residents.fused.groups.most == math.inf:  # The driver has not spoken of fusing.
+            return False
+        return row.left * row.pace > _CHECK_WORTH * (_CHECK_SET_UPS * row.set_up_s + _CHECK_S)
+
+    def _gains_as_pack(self, group: RowGroup, row: ResidentTrial) -> bool:
+        """Whether one trial would train faster as a pack, and nothing is known against it."""
+        if not group.packs_of_one or group.most <= 1:
+            return False
+        from fluid.fused.pack import has_graphs
+
+        return has_graphs(fused_trial_of(row.body))
+
     def _iterate(self, pack: RowPack, rows: Sequence[ResidentTrial], begun: float, *, was_checked: bool = True) -> None:
-        if len(rows) == 1:
+        if len(rows) == 1 and not (pack.group.is_checked and self._gains_as_pack(pack.group, rows[0])):
             self._residents.fused.separate(rows[0])
             self._iterate_alone(rows[0])
             return
@@ -133,6 +169,13 @@ class RowSteps:
         self._output.log.write(raised.traceback)
         if is_for_memory:
             self._residents.memory.release_cached()
+        if len(rows) == 1:
+            pack.group.packs_of_one = False
+            self._iterate(pack, rows, self._clock.now())
+            # If it has failed alone, too, it was to blame itself.
+            pack.group.packs_of_one = self._residents.get(rows[0].trial_id) is not rows[0]
+            return
+        if is_for_memory:
             self._limit(pack.group, rows[0], len(rows) // 2, f"{len(rows)} trials do not fit: {reason}")
             return
         middle = len(rows) // 2
@@ -174,12 +217,12 @@ class RowSteps:
         return row.body.step()  # type: ignore[union-attr]
 
     def _may_fuse(self, group: RowGroup, rows: Sequence[ResidentTrial]) -> bool:
-        """Whether trials of a group can be fused; checks it the first time, and tells if not."""
+        """Whether trials of a group can be fused; checks it the first time, for one trial or more, and tells if not."""
         if group.is_checked:
             return True
         self._residents.enter_several(rows)
         try:
-            reason = self._checks.why_not(group, *rows[:2])
+            reason = self._checks.why_not(group, rows[0], rows[1] if len(rows) > 1 else None)
         except BaseException as error:
             raised = self._failures.describe_of_several(error)
             group.failed_checks += 1
