@@ -198,6 +198,17 @@ class Run:
         return {"PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir(), "gpu-day-byte-code")), **environment}
 
 
+def gpu_tests() -> tuple[str, ...]:
+    """Returns the arguments of Python for the tests marked ``gpu``, but for those that need Ray.
+
+    pytest finds the same tests without the files' names, but imports all others for that, which takes each of its
+    processes half a minute.
+    """
+    paths = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "ray_tune" not in path.parts)
+    files = (str(path) for path in paths if "pytest.mark.gpu" in path.read_text(encoding="utf-8"))
+    return ("-m", "pytest", "-q", "-m", "gpu", *files)
+
+
 def run_limited(command: list[str], environment: dict[str, str], limit: float, output: Any) -> tuple[str, list[str]]:
     """Runs a command in a process group; returns how it ended, and which of its processes had to be killed after it.
 

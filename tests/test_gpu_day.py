@@ -154,16 +154,15 @@ def test_every_stage_is_a_function(gpu_day: ModuleType) -> None:
 @pytest.mark.slow
 def test_the_tests_marked_gpu(gpu_day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU they are skipped, and told so; a file that cannot be run is an error."""
-    from gpu_day_stages import correctness
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("FLUID_REQUIRE_GPU", raising=False)
-    monkeypatch.setattr(correctness, "gpu_test_files", lambda: ["tests/lane/test_allocator.py"])
+    options = gpu_day.gpu_tests()[: gpu_day.gpu_tests().index("gpu") + 1]
+    monkeypatch.setattr(gpu_day, "gpu_tests", lambda: (*options, "tests/lane/test_allocator.py"))
     found = measured(gpu_day, "tests", tmp_path)
     assert {name: one["outcome"] for name, one in found.items()} == {
         "tests/lane/test_allocator.py::test_segments_expand_on_this_gpu": "skipped"
     }
-    monkeypatch.setattr(correctness, "gpu_test_files", lambda: ["tests/nothing.py"])
+    monkeypatch.setattr(gpu_day, "gpu_tests", lambda: (*options, "tests/nothing.py"))
     with pytest.raises(SystemExit, match="pytest ended with status"):
         measured(gpu_day, "tests", tmp_path)
 
@@ -171,8 +170,6 @@ def test_the_tests_marked_gpu(gpu_day: ModuleType, tmp_path: Path, monkeypatch: 
 @pytest.mark.long
 def test_no_test_marked_gpu_is_forgotten(gpu_day: ModuleType) -> None:
     """pytest finds no others in all of tests/."""
-    from gpu_day_stages.correctness import gpu_test_files
-
     ray = [f"--ignore={path.relative_to(ROOT)}" for path in (ROOT / "tests").rglob("ray_tune")]
     command = [
         sys.executable,
@@ -189,7 +186,7 @@ def test_no_test_marked_gpu_is_forgotten(gpu_day: ModuleType) -> None:
     ]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = {line.partition("::")[0] for line in said.splitlines() if "::" in line}
-    assert len(found) > 5 and found <= set(gpu_test_files())
+    assert len(found) > 5 and found <= {os.path.relpath(file, ROOT) for file in gpu_day.gpu_tests()}
 
 
 @pytest.mark.slow

@@ -45,21 +45,14 @@ def safety(place: Place, figures: Figures) -> None:
         )
 
 
-def gpu_test_files() -> list[str]:
-    """Returns the files with tests marked ``gpu``, but for those that need Ray.
-
-    pytest alone finds the same tests, but imports all others for that, which takes each of its processes half a minute.
-    """
-    paths = (path for path in sorted((_ROOT / "tests").rglob("test_*.py")) if "ray_tune" not in path.parts)
-    return [str(path.relative_to(_ROOT)) for path in paths if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
-
-
 def tests(place: Place, figures: Figures) -> None:
     """The tests marked gpu, in several processes: how each ended, as it ends. The log has what pytest says."""
+    import gpu_day
+
     several = ["-n", str(_WORKERS)] if importlib.util.find_spec("xdist") else []
     # Warnings are no errors: nobody chose the packages of a machine with a GPU.
     options = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "default", "-o", f"timeout={_TEST_S}"]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", __name__, *several, *options, *gpu_test_files()]
+    command = [sys.executable, *gpu_day.gpu_tests(), "-p", __name__, *several, *options]
     path = os.pathsep.join([str(_ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, _OUTCOMES: str(figures.path), "PYTHONPATH": path}
     environment.pop(_WORKER, None)  # This process may be pytest's own, as a test runs this stage.
