@@ -20,11 +20,13 @@ from fluid.fused.data import (
     Position,
     TensorData,
     batches_from,
+    can_be_shared,
     is_on,
     map_batch,
     once_on,
     samples_in,
     shared_tensors,
+    sum_of_bits,
     tensor_bytes,
 )
 from fluid.fused.dropout import MaskPlan, Site, drawing, handing_out, has_dropout, probabilities, recording
@@ -58,7 +60,8 @@ class FusedTrainable(ElasticTrainable):
 
     **Methods are pure.** :meth:`loss` and :meth:`evaluate` compute with tensors only, of the model and the batch that
     they are given; one trial's config reaches them through the model: in its parameters, its buffers, and a
-    :class:`~fluid.fused.Dropout`.
+    :class:`~fluid.fused.Dropout`. A model may write to its buffers, but not to parameters that require no gradient:
+    trials of a process share equal ones.
 
     **Random numbers** all follow from one seed: the model's first values, the order of the data, and the masks of
     :class:`~fluid.fused.Dropout`. It is ``config["seed"]``; without one, that of the trial, and 0 outside a session.
@@ -156,7 +159,9 @@ class FusedTrainable(ElasticTrainable):
         means = self.means()
         self._train(self._fused.iteration_batches, means)
         self.replicate_buffers()
-        return self.summarize(self._fused.metrics(means.result(), self._evaluate()))
+        evaluation = self._evaluate()
+        self._fused.frozen.require_unchanged()
+        return self.summarize(self._fused.metrics(means.result(), evaluation))
 
     def extra_state(self) -> dict[str, int]:
         """Returns the position in the data, and the optimizer's steps."""
@@ -189,8 +194,10 @@ class FusedTrainable(ElasticTrainable):
             if not parameter.requires_grad and name in loaded:
                 # A pack may have shared it with other trials, to which loading would write.
                 parameter.data = parameter.data.clone()
-        super().load_elastic_state(state)
-        self._fused.frozen = self._share_frozen(self.model)
+        try:
+            super().load_elastic_state(state)
+        finally:
+            self._fused.frozen = self._share_frozen(self.model)
 
     def _elastic_build(self, config: dict[str, Any]) -> None:
         seed = self._elastic_trial_seed = seed_of(config)
@@ -215,19 +222,22 @@ class FusedTrainable(ElasticTrainable):
             data.move_to(self.device)
         self._fused = FusedState(config, seed, self.model, spec, data, self.iteration_batches, frozen)
 
-    def _share_frozen(self, model: torch.nn.Module) -> list[torch.Tensor]:
+    def _share_frozen(self, model: torch.nn.Module) -> SharedParameters:
         """Moves the parameters that are not trained to the device, where trials of this process share equal ones."""
-        parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        frozen = [once_on(parameter.detach(), self.device) for parameter in parameters]
-        for parameter, tensor in zip(parameters, frozen, strict=True):
-            parameter.data = tensor
-        return frozen
+        # Memory that is also a buffer's, or a trained parameter's, is written to.
+        own = {tensor.data_ptr() for tensor in (*model.buffers(), *trained_parameters(model).values())}
+        shared = {}
+        for name, parameter in model.named_parameters():
+            value = parameter.detach()
+            if not parameter.requires_grad and can_be_shared(value) and value.data_ptr() not in own:
+                shared[name] = parameter.data = once_on(value, self.device)
+        return SharedParameters(shared)
 
     @property
     def shareable_bytes(self) -> int:
         """Bytes on the device that trials of a pack share if theirs are equal: data, and what is not trained."""
         data = self._fused.data
-        return tensor_bytes((*shared_tensors([data]), *self._fused.frozen))
+        return tensor_bytes((*shared_tensors([data]), *self._fused.frozen.tensors.values()))
 
     # -- training alone ------------------------------------------------------------------------------------------
 
@@ -299,6 +309,37 @@ class FusedTrainable(ElasticTrainable):
             )
 
 
+class SharedParameters:
+    """The parameters of a trial that are not trained, which it may share with other trials of the process.
+
+    Args:
+        tensors: by name.
+
+    Attributes:
+        tensors: as above.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._sums: list[int] | None = sum_of_bits(tensors.values())
+
+    def require_unchanged(self) -> None:
+        """Refuses a model that writes to them, which would silently change other trials; looks only the first time.
+
+        Raises:
+            FluidError: this trial, or another one that shares a parameter, has written to it.
+        """
+        expected, self._sums = self._sums, None
+        if expected is None:
+            return
+        for name, before, now in zip(self.tensors, expected, sum_of_bits(self.tensors.values()), strict=True):
+            if now != before:
+                raise FluidError(
+                    f"a model has written to {name}, which requires no gradient and so may be shared with other "
+                    "trials: make it a buffer (register_buffer), of which each trial has its own"
+                )
+
+
 class FusedState:
     """What a fused trainable has beside its model and its optimizer.
 
@@ -325,7 +366,7 @@ class FusedState:
         spec: OptimizerSpec,
         data: Data,
         iteration_batches: int | None,
-        frozen: list[torch.Tensor],
+        frozen: SharedParameters,
     ) -> None:
         self.config = config
         self.frozen = frozen
