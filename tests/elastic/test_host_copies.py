@@ -88,15 +88,27 @@ def test_memory_is_used_again_once_the_copy_is_gone() -> None:
     assert HostCopies.taken == before
 
 
-@pytest.mark.parametrize("why", ["no room", "little memory", "no tensors", "other devices", "a graph"])
+class Uncopied:
+    """Can be pickled, and so written."""
+
+    def __deepcopy__(self, memo: object) -> Uncopied:
+        raise ValueError("there is only one")
+
+
+@pytest.mark.parametrize("why", ["no room", "little memory", "no memory", "no tensors", "other devices", "a graph", "a value"])
 def test_what_cannot_be_copied_is_left(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     live: Any = {"weights": torch.ones(8)}
     if why == "no room":
         monkeypatch.setattr(HostCopies, "taken", 4 * 2**30)
     elif why == "little memory":
         monkeypatch.setattr(host_copies, "memory_left", lambda: 100)
+    elif why == "no memory":
+        for name, value in (("_MOST_BYTES", 2**60), ("memory_left", lambda: 2**60), ("ALIGNMENT", 2**50)):
+            monkeypatch.setattr(host_copies, name, value)  # More than there are addresses.
     elif why == "no tensors":
         live = {"weights": 1}
+    elif why == "a value":
+        live["counter"] = Uncopied()
     elif why == "a graph":
         live["made"] = [(torch.ones(2, requires_grad=True) * 2).to_sparse()]
     assert HostCopies("cuda" if why == "other devices" else "cpu").take(live) is None
