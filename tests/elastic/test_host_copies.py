@@ -139,6 +139,24 @@ def test_a_checkpoint_is_the_state_in_which_it_was_begun(tmp_path: Path, kind: s
     assert same(other.elastic_state()["parts"], trial.elastic_state()["parts"])
 
 
+def test_a_value_that_cannot_be_copied_is_saved_and_loaded(tmp_path: Path) -> None:
+    class WithValue(Regression):
+        loaded: Any = None
+
+        def extra_state(self) -> Any:
+            return Uncopied()
+
+        def load_extra_state(self, state: Any) -> None:
+            self.loaded = state
+
+    trial = WithValue()
+    trial.setup({})
+    trial._elastic_copies = HostCopies("cpu")
+    folder = _saved(trial, tmp_path / "saved").parent
+    trial.load_checkpoint(str(folder))
+    assert isinstance(trial.loaded, Uncopied)
+
+
 def _saved(trial: Regression, folder: Path) -> Path:
     folder.mkdir()
     trial.save_checkpoint(str(folder))
