@@ -138,6 +138,7 @@ class _Lane:
             channel.records,
             self._tell_spent,
             self._tell_clean_up,
+            channel.send,
             process_exit,
         )
         self._exit = process_exit
