@@ -356,10 +356,12 @@ def _positions_of_samples(data: Any, position: Position, count: int) -> list[tor
     """Returns the positions of the samples of each of the next batches."""
     found: list[torch.Tensor] = []
     while len(found) < count:
-        samples = len(data) * data.batch_size
-        found += data.order(position.epoch)[:samples].split(data.batch_size)[position.batch :]
+        end = min(len(data), position.batch + count - len(found))
+        # Not all batches of the epoch, of which there may be a million.
+        order = data.order(position.epoch)[position.batch * data.batch_size : end * data.batch_size]
+        found += order.split(data.batch_size)
         position = Position(position.epoch + 1)
-    return found[:count]
+    return found
 
 
 def _stacked(batches: Sequence[Any], device: torch.device) -> RowBatch:
