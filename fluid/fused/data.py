@@ -204,7 +204,7 @@ def _is_copy(tensor: torch.Tensor, there: torch.Tensor) -> bool:
 def sum_of_bits(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Returns a number for each tensor that :func:`once_on` shares, which is another one after most writes to it."""
     sums = [bits.sum(dtype=torch.int64) for tensor in tensors for bits in _bits(tensor)]
-    return torch.stack(sums).tolist() if sums else []  # type: ignore[no-any-return]
+    return torch.stack(sums).tolist() if sums else []
 
 
 def _bits(*tensors: torch.Tensor) -> list[torch.Tensor]:

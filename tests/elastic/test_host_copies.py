@@ -95,7 +95,9 @@ class Uncopied:
         raise ValueError("there is only one")
 
 
-@pytest.mark.parametrize("why", ["no room", "little memory", "no memory", "no tensors", "other devices", "a graph", "a value"])
+@pytest.mark.parametrize(
+    "why", ["no room", "little memory", "no memory", "no tensors", "other devices", "a graph", "a value"]
+)
 def test_what_cannot_be_copied_is_left(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     live: Any = {"weights": torch.ones(8)}
     if why == "no room":
