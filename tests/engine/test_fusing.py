@@ -211,3 +211,8 @@ def test_trials_placed_together_that_turn_out_to_share_nothing_count_apart(most:
     shapes = {"mlp": Shape(8, 20, SHORT_GAIN, lane_rows=most), "conv": Shape(8, 20, CONVOLUTION, lane_rows=4)}
     ran = run_fused(shapes, max_fused=8, memory_bytes=500.0, need=lambda rows: MemoryNeed(420.0, 0.0, 400.0))
     assert all_done(ran)
+
+
+def test_trials_that_are_equally_late_do_not_preempt_each_other_in_turn() -> None:
+    shapes = {"conv": Shape(20, 5, CONVOLUTION), "other": Shape(8, 20, CONVOLUTION, lane_rows=1)}
+    assert all_done(run_fused(shapes, devices=3, max_fused=8))
