@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten
 from fluid.elastic.averaging import Means
 from fluid.elastic.loader import Shard
 from fluid.elastic.runtime import seed_everything
+from fluid.elastic.state import is_plain_tensor
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.fused.data import (
@@ -225,11 +226,13 @@ class FusedTrainable(ElasticTrainable):
     def _share_frozen(self, model: torch.nn.Module) -> SharedParameters:
         """Moves the parameters that are not trained to the device, where trials of this process share equal ones."""
         # Memory that is also a buffer's, or a trained parameter's, is written to.
-        own = {tensor.data_ptr() for tensor in (*model.buffers(), *trained_parameters(model).values())}
+        written = filter(is_plain_tensor, (*model.buffers(), *trained_parameters(model).values()))
+        own = {tensor.untyped_storage().data_ptr() for tensor in written}
         shared = {}
         for name, parameter in model.named_parameters():
             value = parameter.detach()
-            if not parameter.requires_grad and can_be_shared(value) and value.data_ptr() not in own:
+            is_frozen = not parameter.requires_grad and can_be_shared(value)
+            if is_frozen and value.untyped_storage().data_ptr() not in own:
                 shared[name] = parameter.data = once_on(value, self.device)
         return SharedParameters(shared)
 

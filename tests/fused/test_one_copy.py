@@ -157,11 +157,12 @@ class Tied(Single):
             self.own = nn.Linear(36, 5)
             nn.init.zeros_(self.own.weight)
             self.same = nn.Parameter(self.own.weight.detach(), requires_grad=False)
-            self.register_buffer("calls", torch.zeros(5))
-            self.shift = nn.Parameter(self.calls, requires_grad=False)
+            self.register_buffer("calls", torch.zeros(6))
+            self.shift = nn.Parameter(self.calls[1:], requires_grad=False)
+            self.register_buffer("graph", torch.eye(3).to_sparse())  # Without an address.
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls.add_(self.own.bias.detach())
+            self.calls[:5].add_(self.own.bias.detach())
             return self.own(x.flatten(1)) + nn.functional.linear(x.flatten(1), self.same, self.shift)
 
     def build(self, config: dict[str, Any]) -> nn.Module:
