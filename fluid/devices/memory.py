@@ -228,6 +228,11 @@ class MemoryLedger:
             self._grown.update(self._held[row])
             self.note_change(row)
 
+    def forget_placing(self, rows: Collection[int]) -> None:
+        """Notes that trials were placed on a guess with which others they share memory, and it was wrong."""
+        for row in rows:
+            self._placed.pop(row, None)
+
     def note_change(self, row: int) -> None:
         """Makes :meth:`pop_changed` name a trial's devices: the trial begins to run there, or its need has changed."""
         if self._bounded:

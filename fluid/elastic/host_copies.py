@@ -88,7 +88,7 @@ class HostCopies:
         copies = {id(tensor): _like(tensor, parts[tensor.untyped_storage()._cdata]) for tensor in tensors}
         try:
             copied = HostCopy(copy.deepcopy(state, copies))
-        except (RuntimeError, TypeError, copy.Error):  # Such as a tensor with a graph, which can be written.
+        except Exception:  # Such as of a tensor with a graph, or of a class of the user's: they may be written yet.
             copied = None
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()  # Training may go on in another stream.
@@ -104,7 +104,10 @@ class HostCopies:
         self._memory, self._is_locked = None, False
         if HostCopies.taken + size > _MOST_BYTES or size > _MOST_OF_LEFT * (memory_left() or 0):
             return None
-        self._memory = mapped(max(1, size))
+        try:
+            self._memory = mapped(max(1, size))
+        except OSError:  # A limit of the process, or of what the system promises.
+            return None
         HostCopies.taken += len(self._memory)
         weakref.finalize(self._memory, _give_back, len(self._memory))
         return self._memory

@@ -241,11 +241,17 @@ class ElasticTrainable:
         file = os.path.join(checkpoint, STATE_FILE)
         is_mapped = self.device.type == self._elastic_copies.kind
         # The trial's own file, with the picklable objects that extra_state() returned.
-        state = torch.load(file, map_location="cpu", weights_only=False, mmap=is_mapped)
-        if is_mapped:  # A GPU takes large tensors from the file itself. What stays on the CPU must not keep the file.
-            parts = map_leaves(state["parts"], _is_small, torch.clone)
-            state = {**copy.deepcopy({**state, "parts": None}), "parts": parts}
-        self.load_elastic_state(state)
+        load = partial(torch.load, file, map_location="cpu", weights_only=False)
+        if not is_mapped:
+            self.load_elastic_state(load())
+            return
+        # A GPU takes large tensors from the file itself. What stays on the CPU must not keep the file.
+        state = load(mmap=True)
+        try:
+            rest = copy.deepcopy({**state, "parts": None})
+        except Exception:  # Of a class of the user's, in whose values there may be tensors of the file.
+            state = rest = load()
+        self.load_elastic_state({**rest, "parts": map_leaves(state["parts"], _is_small, torch.clone)})
 
     def cleanup(self) -> None:
         """Releases its resources; called once, at the end. A class that overrides it must call this one too."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from fluid.elastic.state import is_plain_tensor
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.fused.randomness import Purpose, own_generator
 
@@ -114,7 +115,8 @@ class TensorData:
     def evaluation_batches(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yields the batches for evaluation."""
         for start in range(0, len(self.evaluation[0]) if self.evaluation else 0, self.evaluation_batch_size):
-            yield tuple(tensor[start : start + self.evaluation_batch_size] for tensor in self.evaluation)
+            # A copy, as training batches are: whoever writes to a batch must not change the data of other trials.
+            yield tuple(tensor[start : start + self.evaluation_batch_size].clone() for tensor in self.evaluation)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -186,16 +188,41 @@ def once_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return there
 
 
+def share_no_more(tensor: torch.Tensor) -> None:
+    """Lets :func:`once_on` return a tensor no more."""
+    for alike in _present.values():
+        alike[:] = [known for known in alike if known() is not tensor]
+
+
 def _is_copy(tensor: torch.Tensor, there: torch.Tensor) -> bool:
     """Whether two tensors of one shape and type, maybe on two devices, have the same bits."""
-    if tensor.layout != torch.strided or not (tensor.is_contiguous() and there.is_contiguous()):
+    if not (can_be_shared(tensor) and can_be_shared(there)):
         return False
     if tensor.device == there.device and tensor.data_ptr() == there.data_ptr():
         return True
-    step = max(1, _COMPARED_BYTES // max(1, tensor.itemsize))
-    pairs = zip(tensor.detach().reshape(-1).split(step), there.detach().reshape(-1).split(step), strict=True)
-    # As bytes: zeros have signs, and what is not a number equals nothing.
-    return all(torch.equal(one.to(two.device).view(torch.uint8), two.view(torch.uint8)) for one, two in pairs)
+    # As bits: zeros have signs, and what is not a number equals nothing.
+    ours, theirs = _bits(tensor, there)
+    step = max(1, _COMPARED_BYTES // ours.itemsize)
+    pairs = zip(ours.split(step), theirs.split(step), strict=True)
+    return all(torch.equal(one.to(two.device), two) for one, two in pairs)
+
+
+def sum_of_bits(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Returns a number for each tensor that :func:`once_on` shares, which is another one after most writes to it."""
+    sums = [bits.sum(dtype=torch.int64) for tensor in tensors for bits in _bits(tensor)]
+    return torch.stack(sums).tolist() if sums else []
+
+
+def _bits(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Views tensors of one size as integers: as large ones as can be, which are several times as fast."""
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    is_whole = all(part.nbytes % 8 == 0 and part.storage_offset() * part.itemsize % 8 == 0 for part in flat)
+    return [part.view(torch.int64 if is_whole else torch.uint8) for part in flat]
+
+
+def can_be_shared(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory has its numbers, one after the other, and nothing else tells what they mean."""
+    return is_plain_tensor(tensor) and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def shared_tensors(datas: Sequence[Data]) -> tuple[torch.Tensor, ...]:

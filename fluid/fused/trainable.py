@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 from fluid.elastic.averaging import Means
 from fluid.elastic.loader import Shard
 from fluid.elastic.runtime import seed_everything
+from fluid.elastic.state import is_plain_tensor
 from fluid.elastic.trainable import ElasticTrainable
 from fluid.errors import FluidError, InvalidFieldError, require_integer
 from fluid.fused.data import (
@@ -22,11 +24,14 @@ from fluid.fused.data import (
     Position,
     TensorData,
     batches_from,
+    can_be_shared,
     is_on,
     map_batch,
     once_on,
     samples_in,
+    share_no_more,
     shared_tensors,
+    sum_of_bits,
     tensor_bytes,
 )
 from fluid.fused.dropout import (
@@ -69,7 +74,8 @@ class FusedTrainable(ElasticTrainable):
 
     **Methods are pure.** :meth:`loss` and :meth:`evaluate` compute with tensors only, of the model and the batch that
     they are given; one trial's config reaches them through the model: in its parameters, its buffers, and a
-    :class:`~fluid.fused.Dropout`.
+    :class:`~fluid.fused.Dropout`. A model may write to its buffers, but not to parameters that require no gradient:
+    trials of a process share equal ones.
 
     **Random numbers** all follow from one seed: the model's first values, the order of the data, and the masks of
     :class:`~fluid.fused.Dropout`. It is ``config["seed"]``; without one, that of the trial, and 0 outside a session.
@@ -167,7 +173,11 @@ class FusedTrainable(ElasticTrainable):
         means = self.means()
         self._train(self._fused.iteration_batches, means)
         self.replicate_buffers()
-        return self.summarize(self._fused.metrics(means.result(), self._evaluate()))
+        evaluation = self._evaluate()
+        if (written := self._fused.frozen.first_written()) is not None:
+            _writers.add(type(self))  # Trials that are set up from now on have their own.
+            self._fused.frozen.require_own(written)
+        return self.summarize(self._fused.metrics(means.result(), evaluation))
 
     def extra_state(self) -> dict[str, int]:
         """Returns the position in the data, and the optimizer's steps."""
@@ -200,8 +210,10 @@ class FusedTrainable(ElasticTrainable):
             if not parameter.requires_grad and name in loaded:
                 # A pack may have shared it with other trials, to which loading would write.
                 parameter.data = parameter.data.clone()
-        super().load_elastic_state(state)
-        self._fused.frozen = self._share_frozen(self.model)
+        try:
+            super().load_elastic_state(state)
+        finally:
+            self._fused.frozen = self._share_frozen(self.model)
 
     def _elastic_build(self, config: dict[str, Any]) -> None:
         seed = self._elastic_trial_seed = seed_of(config)
@@ -226,19 +238,26 @@ class FusedTrainable(ElasticTrainable):
             data.move_to(self.device)
         self._fused = FusedState(config, seed, self.model, spec, data, self.iteration_batches, frozen)
 
-    def _share_frozen(self, model: torch.nn.Module) -> list[torch.Tensor]:
+    def _share_frozen(self, model: torch.nn.Module) -> SharedParameters:
         """Moves the parameters that are not trained to the device, where trials of this process share equal ones."""
-        parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        frozen = [once_on(parameter.detach(), self.device) for parameter in parameters]
-        for parameter, tensor in zip(parameters, frozen, strict=True):
-            parameter.data = tensor
-        return frozen
+        if type(self) in _writers:
+            return SharedParameters({})
+        # Memory that is also a buffer's, or a trained parameter's, is written to.
+        written = filter(is_plain_tensor, (*model.buffers(), *trained_parameters(model).values()))
+        own = {tensor.untyped_storage().data_ptr() for tensor in written}
+        shared = {}
+        for name, parameter in model.named_parameters():
+            value = parameter.detach()
+            is_frozen = not parameter.requires_grad and can_be_shared(value)
+            if is_frozen and value.untyped_storage().data_ptr() not in own:
+                shared[name] = parameter.data = once_on(value, self.device)
+        return SharedParameters(shared)
 
     @property
     def shareable_bytes(self) -> int:
         """Bytes on the device that trials of a pack share if theirs are equal: data, and what is not trained."""
         data = self._fused.data
-        return tensor_bytes((*shared_tensors([data]), *self._fused.frozen))
+        return tensor_bytes((*shared_tensors([data]), *self._fused.frozen.tensors.values()))
 
     # -- training alone ------------------------------------------------------------------------------------------
 
@@ -318,6 +337,57 @@ class FusedTrainable(ElasticTrainable):
             )
 
 
+class SharedParameters:
+    """The parameters of a trial that are not trained, which it may share with other trials of the process.
+
+    Args:
+        tensors: by name.
+
+    Attributes:
+        tensors: as above.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._sums: list[int] | None = sum_of_bits(tensors.values())
+        #: One that another trial has found to be written to.
+        self._spoilt: str | None = None
+        _shared.add(self)
+
+    def first_written(self) -> str | None:
+        """Returns the name of one that was written to, if any; looks once, and then takes it that none is."""
+        if self._spoilt is not None:
+            return self._spoilt
+        expected, self._sums = self._sums, None
+        if expected is None:
+            return None
+        sums = zip(self.tensors, expected, sum_of_bits(self.tensors.values()), strict=True)
+        return next((name for name, before, now in sums if now != before), None)
+
+    def require_own(self, written: str) -> None:
+        """Makes those of a trial that writes to one of them its own. It fails, and so do those that share that one.
+
+        Raises:
+            FluidError: others share it.
+        """
+        mine = self.tensors[written]
+        sharers = [other for other in _shared if any(mine is each for each in other.tensors.values())]
+        for other in sharers if len(sharers) > 1 else ():
+            other._spoilt = next(name for name, tensor in other.tensors.items() if tensor is mine)
+        if self._spoilt is not None:
+            raise FluidError(
+                f"a model has written to {written}, which requires no gradient and so is shared with other trials of "
+                "its process: make it a buffer (register_buffer), of which each trial has its own"
+            )
+        for tensor in self.tensors.values():
+            share_no_more(tensor)
+
+
+#: The parameters of all trials of this process, and the classes of those that were seen to write to theirs.
+_shared: weakref.WeakSet[SharedParameters] = weakref.WeakSet()
+_writers: weakref.WeakSet[type] = weakref.WeakSet()
+
+
 class FusedState:
     """What a fused trainable has beside its model and its optimizer.
 
@@ -344,7 +414,7 @@ class FusedState:
         spec: OptimizerSpec,
         data: Data,
         iteration_batches: int | None,
-        frozen: list[torch.Tensor],
+        frozen: SharedParameters,
     ) -> None:
         self.config = config
         self.frozen = frozen

@@ -18,7 +18,7 @@ from fluid._clock import Clock
 from fluid._late_imports import LateImports
 from fluid._private_files import make_folder
 from fluid.elastic.messages import Join
-from fluid.engine.events import IterationDone, TrialSetBack
+from fluid.engine.events import IterationDone, StateMeasured, TrialSetBack
 from fluid.lane.checkpoints.paths import own_folder, trial_folder
 from fluid.lane.checkpoints.save import ResidentCheckpoints
 from fluid.lane.device.busy import make_busy_meter
@@ -132,6 +132,7 @@ class Residents:
         records: takes the log records that the script handles.
         tell_spent: called with the reason, in one line, once no further trial should come to this process.
         tell_clean_up: called with the trial whose code is about to clean up.
+        tell_held: called with what a trial that does not run holds, once another one has left.
         process_exit: run as a trial leaves that has the process to itself; ``None`` if the process goes on.
 
     Attributes:
@@ -156,6 +157,7 @@ class Residents:
         records: RecordOutbox,
         tell_spent: Callable[[str], None],
         tell_clean_up: Callable[[str], None],
+        tell_held: Callable[[StateMeasured], None],
         process_exit: ProcessExit | None,
     ) -> None:
         self.queue = WorkQueue()
@@ -171,6 +173,7 @@ class Residents:
         self._tell_missing = tell_missing
         self._tell_spent = tell_spent
         self._tell_clean_up = tell_clean_up
+        self._tell_held = tell_held
         self.is_spent = False
         self.threads = LaneThreads(options.threads)
         self._busy = make_busy_meter(options, clock)
@@ -331,7 +334,8 @@ class Residents:
         self._unbind()
         self._meter.release_cached(collect=True)
         if alike:
-            self.memory.leave(resident, alike)
+            for held in self.memory.leave(resident, alike):
+                self._tell_held(held)
 
     def _put_back(self, resident: ResidentTrial) -> None:
         """Puts the process back to the lane's own state; tells the driver if that cannot be done, and matters."""

@@ -13,6 +13,7 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -45,7 +46,7 @@ from fluid.lane.failures import LaneFailures
 from fluid.lane.log_records import RecordOutbox
 from fluid.lane.member import LaneMember
 from fluid.lane.news import LaneNews
-from fluid.lane.output import LaneStreams, dump_stacks_at_signal
+from fluid.lane.output import LaneStreams, TrialLog, dump_stacks_at_signal
 from fluid.lane.process.exit import ProcessExit
 from fluid.lane.process.state import RunningTrialNote
 from fluid.lane.protocol import (
@@ -138,6 +139,7 @@ class _Lane:
             channel.records,
             self._tell_spent,
             self._tell_clean_up,
+            channel.send,
             process_exit,
         )
         self._exit = process_exit
@@ -439,7 +441,13 @@ class _Lane:
         # Its training is unaffected, and the driver did not ask for this checkpoint: the trial continues. A full disk
         # may have space again later; other errors are of the trial's own code, and come again.
         resident.autosaves = is_for_want_of_space(saved)
-        print_exception()
+        if self._residents.current is resident:
+            print_exception()
+        else:
+            own_log = TrialLog()
+            own_log.switch(resident.process_state.log_path)
+            own_log.write("".join(traceback.format_exception(saved)))
+            own_log.switch(None)
         if is_not_savable(saved):
             self._channel.send(refusal_of(saved, resident, self._clock.now(), refuses=False))
 

@@ -140,6 +140,8 @@ class Preemptions(Policy):
         self._core = core
         self._wanted = wanted
         self._due = math.inf
+        #: Row of a trial that took over another's device -> iterations that it had done.
+        self._came: dict[int, int] = {}
 
     @property
     def wants_tick(self) -> bool:
@@ -160,7 +162,13 @@ class Preemptions(Policy):
             return []
         first = core.queue.first_priority
         owner = core.queue.first_owner if core.queue.ranks else None
-        victims = {row for row in core.allocations.alone() if self._may_be_preempted(core.trials.by_row[row], first)}
+        # Two trials that are equally late would take turns for ever, without an iteration in between.
+        trials = core.trials.by_row
+        self._came = {
+            row: done for row, done in self._came.items() if row in trials and trials[row].progress.done == done
+        }
+        alone = [row for row in core.allocations.alone() if row not in self._came]
+        victims = {row for row in alone if self._may_be_preempted(trials[row], first)}
         if owner is not None:
             victims = {row for row in victims if core.sharing.outranks(owner, core.trials.by_row[row].owner)}
         if not victims:
@@ -181,7 +189,9 @@ class Preemptions(Policy):
         preemptions = [
             (core.trials.by_row[swap.running], core.trials.by_row[swap.waiting]) for swap in plan.preemptions
         ]
-        return [(leaving, coming) for leaving, coming in preemptions if self._fits(leaving, coming)]
+        chosen = [(leaving, coming) for leaving, coming in preemptions if self._fits(leaving, coming)]
+        self._came.update((coming.row, coming.progress.done) for _, coming in chosen)
+        return chosen
 
     def _demand(self, trial: TrialRecord, usual_pace: float, yields: bool) -> Demand:
         estimates = self._core.estimates

@@ -88,15 +88,29 @@ def test_memory_is_used_again_once_the_copy_is_gone() -> None:
     assert HostCopies.taken == before
 
 
-@pytest.mark.parametrize("why", ["no room", "little memory", "no tensors", "other devices", "a graph"])
+class Uncopied:
+    """Can be pickled, and so written."""
+
+    def __deepcopy__(self, memo: object) -> Uncopied:
+        raise ValueError("there is only one")
+
+
+@pytest.mark.parametrize(
+    "why", ["no room", "little memory", "no memory", "no tensors", "other devices", "a graph", "a value"]
+)
 def test_what_cannot_be_copied_is_left(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     live: Any = {"weights": torch.ones(8)}
     if why == "no room":
         monkeypatch.setattr(HostCopies, "taken", 4 * 2**30)
     elif why == "little memory":
         monkeypatch.setattr(host_copies, "memory_left", lambda: 100)
+    elif why == "no memory":
+        for name, value in (("_MOST_BYTES", 2**60), ("memory_left", lambda: 2**60), ("ALIGNMENT", 2**50)):
+            monkeypatch.setattr(host_copies, name, value)  # More than there are addresses.
     elif why == "no tensors":
         live = {"weights": 1}
+    elif why == "a value":
+        live["counter"] = Uncopied()
     elif why == "a graph":
         live["made"] = [(torch.ones(2, requires_grad=True) * 2).to_sparse()]
     assert HostCopies("cuda" if why == "other devices" else "cpu").take(live) is None
@@ -125,6 +139,24 @@ def test_a_checkpoint_is_the_state_in_which_it_was_begun(tmp_path: Path, kind: s
     assert STATE_FILE not in Path("/proc/self/maps").read_text(), "what stays on the CPU does not keep the file"
     other.step()
     assert same(other.elastic_state()["parts"], trial.elastic_state()["parts"])
+
+
+def test_a_value_that_cannot_be_copied_is_saved_and_loaded(tmp_path: Path) -> None:
+    class WithValue(Regression):
+        loaded: Any = None
+
+        def extra_state(self) -> Any:
+            return Uncopied()
+
+        def load_extra_state(self, state: Any) -> None:
+            self.loaded = state
+
+    trial = WithValue()
+    trial.setup({})
+    trial._elastic_copies = HostCopies("cpu")
+    folder = _saved(trial, tmp_path / "saved").parent
+    trial.load_checkpoint(str(folder))
+    assert isinstance(trial.loaded, Uncopied)
 
 
 def _saved(trial: Regression, folder: Path) -> Path:

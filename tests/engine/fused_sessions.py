@@ -30,6 +30,8 @@ from fluid.testing.validate import validate_state
 MLP = FusedRates.of({2: 1.05, 4: 1.1, 8: 1.3, 16: 2.0, 32: 3.6, 64: 7.2})
 SHORT_GAIN = FusedRates.of({2: 1.2, 4: 1.8, 8: 3.6})
 CONVOLUTION = FusedRates.of({2: 4.0})
+#: Times that events are handled at one instant.
+_MOST_AT_ONCE = 500
 
 
 @dataclass
@@ -120,8 +122,11 @@ def run_fused(
         max_width=max_width,
     )
     session = FusedSession(state, backend)
+    instant = [0.0, 0.0]
 
     def handle(*events: Event) -> None:
+        instant[:] = backend.now(), instant[1] + 1 if backend.now() == instant[0] else 0
+        assert instant[1] < _MOST_AT_ONCE, "it goes on for ever, and no time passes"
         commands = state.handle(*events)
         validate_state(state)
         note(commands)

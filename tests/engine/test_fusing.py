@@ -203,3 +203,16 @@ def test_a_pack_that_shares_less_than_its_first_trial_could_shrinks_as_that_is_k
     steps = Counter(rows_of(ran))
     assert max(steps) <= 4 and steps[4] <= 5 and steps[3] > 50
     assert all_done(ran)
+
+
+@pytest.mark.parametrize("most", [None, 1])
+def test_trials_placed_together_that_turn_out_to_share_nothing_count_apart(most: int | None) -> None:
+    # Two of them fit only together; the session checks what is placed on each device.
+    shapes = {"mlp": Shape(8, 20, SHORT_GAIN, lane_rows=most), "conv": Shape(8, 20, CONVOLUTION, lane_rows=4)}
+    ran = run_fused(shapes, max_fused=8, memory_bytes=500.0, need=lambda rows: MemoryNeed(420.0, 0.0, 400.0))
+    assert all_done(ran)
+
+
+def test_trials_that_are_equally_late_do_not_preempt_each_other_in_turn() -> None:
+    shapes = {"conv": Shape(20, 5, CONVOLUTION), "other": Shape(8, 20, CONVOLUTION, lane_rows=1)}
+    assert all_done(run_fused(shapes, devices=3, max_fused=8))

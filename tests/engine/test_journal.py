@@ -291,7 +291,8 @@ def test_an_entry_names_its_class_and_has_its_fields() -> None:
         "outcome": None,
         "now": False,
     }
-    assert json.loads(end)["failure"] == {"kind": "error", "message": "no", "traceback": "tb", "exception": None}
+    expected = {"kind": "error", "message": "no", "traceback": "tb", "exception": None, "squeezed": False}
+    assert json.loads(end)["failure"] == expected
 
 
 def test_a_field_that_cannot_be_read_is_named_with_its_line() -> None:

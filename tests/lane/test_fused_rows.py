@@ -14,6 +14,7 @@ from torch import nn
 from fluid.engine.events import (
     IterationDone,
     LaneReady,
+    StateMeasured,
     TrialCalled,
     TrialPaused,
     TrialReleased,
@@ -244,10 +245,11 @@ def test_what_rows_share_is_told_apart_from_what_each_has(make_lane: Callable[..
     data = 106 * MB  # With the labels.
     assert data <= need.shared_bytes < data + MB
     assert need.own_persistent_bytes < 40 * MB, "what libraries took at their first use is of all six"
-    # Those that stay hold the data that the one that leaves has not freed.
+    # Those that stay hold the data that the one that leaves has not freed, which the driver is told as they rest.
     for number in range(5):
         lane.send(to.release(f"t{number}"))
         lane.receive(TrialReleased, f"t{number}")
+        assert lane.receive(StateMeasured, "t5").held_bytes > data / (5 - number)
     lane.send(to.run("t5", 1))
     left = lane.receive(IterationDone, "t5").memory
     assert left.shared_bytes == need.shared_bytes and left.persistent_bytes > data

@@ -40,6 +40,8 @@ class Counter:
                 raise OSError("cannot be written")
             Path(folder, "count").write_text(f"{count} behind", encoding="utf-8")
 
+        if config.get("cannot") == "raises":
+            raise MemoryError("no room for a copy")
         return None if config.get("cannot") else write
 
     def load_checkpoint(self, folder: str) -> None:
@@ -104,7 +106,28 @@ def test_an_error_of_writing_ends_no_trial(lane: Any, tmp_path: Path) -> None:
     assert "cannot be written" in (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
 
 
-def test_what_cannot_be_written_later_is_written_at_once(lane: Any, tmp_path: Path) -> None:
-    lane.start("a", Counter, {"go": "", "cannot": True}, 3)
+class Meanwhile(Counter):
+    """Its iteration ends once another trial's checkpoint has failed, as any log tells."""
+
+    def step(self) -> dict[str, Any]:
+        run = Path(self.config["run"])
+        Path(self.config["go"]).touch()
+        while not any("cannot be written" in log.read_text(encoding="utf-8") for log in run.glob("*/output.log")):
+            nap(0.01)
+        return super().step()
+
+
+def test_the_error_is_in_the_log_of_its_own_trial(lane: Any, tmp_path: Path) -> None:
+    go = str(tmp_path / "go")
+    lane.start("a", Counter, {"go": go, "fails": True}, 10**9)
+    lane.receive(IterationDone)
+    lane.start("b", Meanwhile, {"go": go, "run": str(tmp_path / "trials")}, 1)
+    lane.receive(IterationDone, "b")
+    assert "cannot be written" in (tmp_path / "trials/a/output.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("cannot", ["returns", "raises"])
+def test_what_cannot_be_written_later_is_written_at_once(lane: Any, cannot: str) -> None:
+    lane.start("a", Counter, {"go": "", "cannot": cannot}, 3)
     lane.receive(TrialSaved)
     assert [written(lane.receive(TrialSaved)) for _ in range(2)] == ["2 at once", "3 at once"]

@@ -244,13 +244,17 @@ class Allocations:
 
     def update_group(self, trial: TrialRecord) -> None:
         """Books with which trials alone a trial shares a device."""
-        groups, move = self._occupancy.groups.of, trial.placement.move
+        groups, move, group = self._occupancy.groups.of, trial.placement.move, trial.sharing_group
+        if group != groups.get(trial.row, group):
+            self._occupancy.memory.forget_placing([trial.row])
+        if group is not None:
+            estimate, before = self._estimates.of_key(trial), self._occupancy.groups.rows.get(group, 0)
+            rows = self._occupancy.groups.rows[group] = estimate.turns if trial.takes_turns else estimate.fusing.rows
+            if rows < before:
+                self._occupancy.memory.forget_placing([row for row, other in groups.items() if other == group])
         for row in (trial.row,) if move is None else (trial.row, move.old_devices_row):
-            if trial.sharing_group is not None:
-                groups[row] = trial.sharing_group
-                estimate = self._estimates.of_key(trial)
-                rows = estimate.turns if trial.takes_turns else estimate.fusing.rows
-                self._occupancy.groups.rows[trial.sharing_group] = rows
+            if group is not None:
+                groups[row] = group
             else:
                 groups.pop(row, None)
             for device in self._occupancy.held.get(row, ()):

@@ -141,7 +141,10 @@ class ResidentCheckpoints:
         self._enter(resident)
         iteration, finished, random_state = resident.iteration, resident.finished, read_random_state()
         begun = self._clock.now()
-        write_state = begin()
+        write_state = None
+        # Such as for want of memory, or of a value that can be written and not copied.
+        with suppress(Exception):
+            write_state = begin()
         write_random_state(random_state)
         if write_state is None:
             return False

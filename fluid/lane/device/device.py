@@ -475,21 +475,25 @@ class ResidentMemory:
         own = math.ceil(max(0.0, total - shared) / len(holders))
         return MemoryNeed(own + shared, max(0.0, measured[1]) / len(rows), shared)
 
-    def leave(self, resident: ResidentTrial, others: Sequence[ResidentTrial]) -> None:
+    def leave(self, resident: ResidentTrial, others: Sequence[ResidentTrial]) -> list[StateMeasured]:
         """Ends a measurement in which a trial has left its lane: what it has not freed is held by those it shares with.
 
         Args:
             resident: the trial.
             others: at least one trial that may hold what it held.
+
+        Returns:
+            What to tell the driver of those that do not run: nothing else measures them again.
         """
         measured = None
         with suppress(RuntimeError):  # A device with a fault; see is_usable.
             measured = self._meter.end(settle=True)
         if measured is None or resident.held is None:
-            return
+            return []
         stays = max(0.0, resident.held + measured[0]) / len(others)
         for other in others:
             other.held = None if other.held is None else other.held + stays
+        return [told for other in others if not other.left and (told := self._to_tell(other)) is not None]
 
     def idle_timeout(self, current: ResidentTrial | None) -> float | None:
         """Returns the seconds to wait for messages before cached memory is released; ``None`` for no end.
@@ -524,7 +528,11 @@ class ResidentMemory:
         grown = self._meter.settle()
         if current is not None and current.held is not None:
             current.held += grown
-        if resident is None or resident.held is None:
+        return None if resident is None else self._to_tell(resident)
+
+    def _to_tell(self, resident: ResidentTrial) -> StateMeasured | None:
+        """Returns what a trial that does not run holds; ``None`` if the driver knows, or it is not measured."""
+        if resident.held is None:
             return None
         told, held = resident.told_held, max(0.0, resident.held)
         if told is not None and abs(held - told) < _NOTABLE:
