@@ -209,7 +209,7 @@ def test_whole_stages(gpu_day: ModuleType, tmp_path: Path, capsys: pytest.Captur
     assert figures["by_hand"]["one core, wide, gain"]["1"] == 1.0
     assert figures["alpha"]["cnn, timeslice"]["c"] >= 1
     assert figures["fusion"]["MLP, width 32, k = 2"]["per_s"] > 0.0
-    assert "refused" in figures["fusible"]["LSTM"] and "step_ms" in figures["fusible"]["attention, SDPA"]
+    assert all("step_ms" in found for found in figures["fusible"].values()), "all of these nets fuse"
     assert figures["safety"]["fault, timeslice"]["others_are_whole"]
     assert figures["safety"]["packings, timeslice"]["failed"] == {}
     page = (tmp_path / "gpu_day.md").read_text()

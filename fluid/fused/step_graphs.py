@@ -237,6 +237,11 @@ class StepGraphs:
         self._logged: set[Any] = set()
         self.drop()
 
+    @property
+    def size(self) -> int:
+        """The rows of the graphs, with dead ones; 0 if there are none."""
+        return 0 if self._rows is None or not any(self._graphs.values()) else len(self._rows)
+
     def drop(self) -> None:
         """Drops all graphs and their memory."""
         #: By shape of batch; ``None`` where the step cannot be captured.

@@ -218,7 +218,7 @@ def _little_memory() -> list[str]:
     for _ in range(2):
         try:
             pack.step()
-            said.append("graphs" if pack._graphs is not None else "no graphs")
+            said.append("graphs" if pack._graphs is not None and pack._graphs.size else "no graphs")
         except RuntimeError as error:
             said.append(f"{type(error).__name__}: {error}"[:150])
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -50,7 +50,7 @@ def test_graphs_equal_eager_packs_and_trials_alone(cls: Any, kind: str) -> None:
         assert results == [pytest.approx(trial.step(), rel=1e-5) for trial in alone]
     assert_equal(pack, other)
     assert all(difference(one, two) <= 1e-5 for one, two in zip(pack.trials, alone, strict=True))
-    assert pack._graphs is not None and (pack._size, pack._graphs.captured) == (6, 2)
+    assert pack._graphs is not None and (pack._graphs.size, pack._graphs.captured) == (6, 2)
 
 
 def test_trials_leave_and_join() -> None:

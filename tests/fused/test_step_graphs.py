@@ -268,6 +268,7 @@ def test_what_cannot_be_captured_runs_without_a_graph(captures: Captures, caplog
     expected = "run without a graph: they cannot be captured: RuntimeError: operation not permitted"
     assert [expected in message and "\n" not in message for message in caplog.messages] == [True, True]
     assert captures.replays == [0, 0]
+    assert pack._graphs is not None and pack._graphs.size == 0
 
 
 def test_other_steps_are_replayed_where_one_cannot_be_captured(
@@ -283,6 +284,7 @@ def test_other_steps_are_replayed_where_one_cannot_be_captured(
     assert_equal(pack, other)
     # The second shape of batch is tried again with another size, but not within a size, and logged once.
     assert captures.replays == [6, 0, 6, 0, 6, 2] and len(caplog.messages) == 1
+    assert pack._graphs is not None and pack._graphs.size == 8, "seven rows, and a dead one"
 
 
 def test_a_loss_that_cannot_run_for_rows_at_once_is_no_failed_capture(
