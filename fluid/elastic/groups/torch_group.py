@@ -103,7 +103,7 @@ class TorchConnection:
             if members[0]["memory"] and len(hosts) == 1 and not self.is_nccl:
                 self.on_host = self._share_memory(members[0]["memory"])
             else:
-                one_server = len({member["mps"] for member in members}) == 1
+                one_server = len({member["server"] for member in members}) == 1
                 self.process_group = self._connect(bytes.fromhex(members[0]["secret"]), one_server)
             self.guard.check()
         except GenerationBrokenError:
@@ -179,7 +179,7 @@ class TorchConnection:
         Members connect to each other only afterwards, because connecting cannot be aborted.
         """
         facts = {"device": device_name(self._device), "host": host_token() if self._may_share else ""}
-        facts["mps"] = _mps_server()
+        facts["server"] = _mps_server()
         if self._rank == 0:
             facts |= {"secret": secrets.token_hex(PROOF_BYTES), "memory": ""}
             if facts["host"]:
