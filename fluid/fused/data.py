@@ -115,7 +115,7 @@ class TensorData:
     def evaluation_batches(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yields the batches for evaluation."""
         for start in range(0, len(self.evaluation[0]) if self.evaluation else 0, self.evaluation_batch_size):
-            # A copy, as training batches are: whoever writes to a batch must not change the data of other trials.
+            # A copy, as training batches are: a trial that writes to a batch must not change the data of others.
             yield tuple(tensor[start : start + self.evaluation_batch_size].clone() for tensor in self.evaluation)
 
     @property

@@ -174,7 +174,7 @@ class FusedTrainable(ElasticTrainable):
         self._train(self._fused.iteration_batches, means)
         self.replicate_buffers()
         evaluation = self._evaluate()
-        if (written := self._fused.frozen.first_written()) is not None:
+        if (written := self._fused.frozen.find_written()) is not None:
             _writers.add(type(self))  # Trials that are set up from now on have their own.
             self._fused.frozen.require_own(written)
         return self.summarize(self._fused.metrics(means.result(), evaluation))
@@ -349,31 +349,32 @@ class SharedParameters:
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
-        self._sums: list[int] | None = sum_of_bits(tensors.values())
+        self._sums = sum_of_bits(tensors.values())
+        self._was_checked = False
         #: One that another trial has found to be written to.
         self._spoilt: str | None = None
         _shared.add(self)
 
-    def first_written(self) -> str | None:
-        """Returns the name of one that was written to, if any; looks once, and then takes it that none is."""
-        if self._spoilt is not None:
+    def find_written(self) -> str | None:
+        """Returns the name of one that was written to, if any; called after each iteration.
+
+        Later ones are looked at only while other trials share them: a write of a trial by itself harms no other.
+        """
+        if self._spoilt is not None or (self._was_checked and not self._sharers()):
             return self._spoilt
-        expected, self._sums = self._sums, None
-        if expected is None:
-            return None
-        sums = zip(self.tensors, expected, sum_of_bits(self.tensors.values()), strict=True)
+        self._was_checked = True
+        sums = zip(self.tensors, self._sums, sum_of_bits(self.tensors.values()), strict=True)
         return next((name for name, before, now in sums if now != before), None)
 
     def require_own(self, written: str) -> None:
-        """Makes those of a trial that writes to one of them its own. It fails, and so do those that share that one.
+        """Makes those of a trial that writes to one of them its own. It fails, and so do those that share any.
 
         Raises:
-            FluidError: others share it.
+            FluidError: others share them.
         """
-        mine = self.tensors[written]
-        sharers = [other for other in _shared if any(mine is each for each in other.tensors.values())]
-        for other in sharers if len(sharers) > 1 else ():
-            other._spoilt = next(name for name, tensor in other.tensors.items() if tensor is mine)
+        for other in self._sharers():
+            self._spoilt = written
+            other._spoilt = written if written in other.tensors else next(iter(other.tensors))
         if self._spoilt is not None:
             raise FluidError(
                 f"a model has written to {written}, which requires no gradient and so is shared with other trials of "
@@ -381,6 +382,12 @@ class SharedParameters:
             )
         for tensor in self.tensors.values():
             share_no_more(tensor)
+
+    def _sharers(self) -> list[SharedParameters]:
+        """Returns those of other trials that have any of these tensors."""
+        mine = {id(tensor) for tensor in self.tensors.values()}
+        others = [other for other in _shared if other is not self]
+        return [other for other in others if any(id(each) in mine for each in other.tensors.values())]
 
 
 #: The parameters of all trials of this process, and the classes of those that were seen to write to theirs.

@@ -123,23 +123,28 @@ def test_a_batch_for_evaluation_may_be_written_to() -> None:
 class Teacher(Single):
     """Half of the scores are those of a mean of past weights."""
 
+    #: Batches before the first write.
+    waits = 0
+
     class Net(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, waits: int) -> None:
             super().__init__()
             self.own = nn.Linear(36, 5)
             nn.init.zeros_(self.own.weight)
             nn.init.zeros_(self.own.bias)
             self.mean = copy.deepcopy(self.own).requires_grad_(False)
+            self.calls, self.waits = 0, waits
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = x.flatten(1)
-            if self.training:
+            self.calls += self.training
+            if self.training and self.calls > self.waits:
                 for mean, own in zip(self.mean.parameters(), self.own.parameters(), strict=True):
                     mean.data.lerp_(own.data + 0.1, 0.5)
             return self.own(x) + self.mean(x)
 
     def build(self, config: dict[str, Any]) -> nn.Module:
-        return self.Net()
+        return self.Net(self.waits)
 
 
 def test_trials_that_write_to_what_they_share_fail_and_later_ones_share_nothing() -> None:
@@ -153,6 +158,19 @@ def test_trials_that_write_to_what_they_share_fail_and_later_ones_share_nothing(
         gc.collect()
     later = [made(Writer, config) for config in of_seeds(0, 1)]
     assert later[0].step() == made(Teacher, of_seeds(0)[0]).step() and later[1].step()
+
+
+def test_a_write_that_begins_later_is_found_while_others_share() -> None:
+    class Late(Teacher):
+        waits = 4  # An iteration.
+
+    one, two = (made(Late, config) for config in of_seeds(0, 1))
+    one.step()
+    two.step()
+    with pytest.raises(FluidError, match=r"written to mean.weight.*make it a buffer"):
+        one.step()
+    with pytest.raises(FluidError, match=r"written to mean.weight"):
+        two.step()
 
 
 def test_a_trial_that_shares_with_none_may_write_to_what_it_does_not_train() -> None:
