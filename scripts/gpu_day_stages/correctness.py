@@ -50,7 +50,7 @@ def tests(place: Place, figures: Figures) -> None:
     import gpu_day
 
     several = ["-n", str(_WORKERS)] if importlib.util.find_spec("xdist") else []
-    # Warnings are no errors: nobody chose the packages of a machine with a GPU.
+    # Warnings are no errors: packages of a machine with a GPU may be any.
     options = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "default", "-o", f"timeout={_TEST_S}"]
     command = [sys.executable, *gpu_day.gpu_tests(), "-p", __name__, *several, *options]
     path = os.pathsep.join([str(_ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
