@@ -1,7 +1,7 @@
 """Imports of optional dependencies.
 
-A missing package must not break ``import fluid...``. The error is kept, and raised with the install command when a
-feature that needs the package is used::
+A package that is missing, or broken, must not break ``import fluid...``. The error is kept, whatever it is, and raised
+with the install command when a feature that needs the package is used::
 
     with try_import("matplotlib", extra="plot") as _imports:
         import matplotlib
@@ -39,7 +39,10 @@ def install_command(extra: str) -> str:
 
 
 class try_import:
-    """Context manager that delays the import error of an optional dependency.
+    """Context manager that delays what the import of an optional dependency raises.
+
+    A package that is installed may raise anything as it is imported, such as the ``TypeError`` of generated code that
+    is too old for its protobuf. ``KeyboardInterrupt`` and ``SystemExit`` pass.
 
     Args:
         package: the package's name (``"matplotlib"``).
@@ -56,8 +59,8 @@ class try_import:
         self._package = package
         self._extra = extra
         self._install = install
-        #: The import error; None while there was none.
-        self._error: ImportError | None = None
+        #: What the imports raised; None if nothing.
+        self._error: Exception | None = None
 
     def __enter__(self) -> try_import:
         return self
@@ -68,7 +71,7 @@ class try_import:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if not isinstance(exc, ImportError) or _is_ours(exc):
+        if not isinstance(exc, Exception) or _is_ours(exc):
             return False
         self._error = exc
         return True
@@ -77,6 +80,16 @@ class try_import:
     def available(self) -> bool:
         """Whether the imports of the block succeeded."""
         return self._error is None
+
+    @property
+    def problem(self) -> str:
+        """Why the imports failed, as a clause about the package; empty if they did not."""
+        if self._error is None:
+            return ""
+        said = (str(self._error).strip().splitlines() or ["without a word"])[0]
+        if isinstance(self._error, ModuleNotFoundError):
+            return f"is not installed ({said})"
+        return f"is installed, but cannot be imported ({type(self._error).__name__}: {said})"
 
     def check(self) -> None:
         """Does nothing if the imports succeeded.
@@ -87,14 +100,18 @@ class try_import:
         """
         if self._error is None:
             return
-        # An installed package may be broken or too old to have the name: "not installed" would mislead.
-        missing = isinstance(self._error, ModuleNotFoundError)
-        problem = "is not installed" if missing else "cannot be imported"
         install = self._install or install_command(str(self._extra))
-        message = f"this needs {self._package}, which {problem} ({self._error}); to install it: {install}"
+        message = f"this needs {self._package}, which {self.problem}; to install it: {install}"
         raise MissingDependencyError(message) from self._error
 
 
-def _is_ours(error: ImportError) -> bool:
-    # A module of Fluid that cannot be imported is a bug of Fluid, not a missing dependency.
-    return error.name is not None and error.name.split(".")[0] == "fluid"
+def _is_ours(error: Exception) -> bool:
+    """Whether a module of Fluid that the block imports cannot be imported: a bug of Fluid, not of the package."""
+    if isinstance(error, ImportError):
+        return error.name is not None and error.name.split(".")[0] == "fluid"
+    inner = outer = error.__traceback__
+    while inner is not None and inner.tb_next is not None:
+        inner = inner.tb_next
+    if inner is None or inner is outer:
+        return False  # Raised by native code of the package, which has no frame.
+    return str(inner.tb_frame.f_globals.get("__name__")).split(".")[0] == "fluid"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fluid._imports import install_command, try_import
@@ -50,7 +52,7 @@ def test_the_error_is_an_import_error_too() -> None:
 def test_a_broken_package_is_not_called_missing() -> None:
     with try_import("json", extra="plot") as imports:
         from json import no_such_name  # noqa: F401
-    with pytest.raises(MissingDependencyError, match=r"needs json, which cannot be imported .*no_such_name"):
+    with pytest.raises(MissingDependencyError, match=r"needs json, which is installed, but cannot be .*no_such_name"):
         imports.check()
 
 
@@ -61,9 +63,36 @@ def test_an_install_command_of_its_own() -> None:
         imports.check()
 
 
-def test_other_errors_pass_through() -> None:
-    with pytest.raises(ZeroDivisionError), try_import("json", extra="plot"):
-        _ = 1 / 0
+@pytest.mark.parametrize("error", ["TypeError('first line\\nsecond line')", "RuntimeError()", "SyntaxError('old')"])
+def test_whatever_a_package_raises_is_kept(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_package.py").write_text(f"raise {error}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with try_import("broken", extra="plot") as imports:
+        import broken_package  # noqa: F401
+    with pytest.raises(MissingDependencyError) as caught:
+        imports.check()
+    kind, _, said = error.partition("(")
+    first = said.strip("')").split("\\n")[0] or "without a word"
+    assert f"needs broken, which is installed, but cannot be imported ({kind}: {first}); to install" in str(
+        caught.value
+    )
+    assert repr(caught.value.__cause__) == repr(eval(error))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_program_passes_through(error: type[BaseException]) -> None:
+    with pytest.raises(error), try_import("json", extra="plot"):
+        raise error
+
+
+def test_a_bug_of_fluid_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "__name__", "fluid.tune")
+
+    def import_of_a_module() -> None:
+        raise TypeError("ours")
+
+    with pytest.raises(TypeError, match="ours"), try_import("json", extra="plot"):
+        import_of_a_module()
 
 
 def test_a_missing_module_of_fluid_passes_through() -> None:

@@ -26,23 +26,23 @@ def add_export(commands: Subparsers) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from fluid.loggers import CSV, MLflow, Parquet, TensorBoard, TrialLogger, WandB
+    from fluid import loggers  # Each logger imports its client once it is named.
     from fluid.loggers.export import export
 
-    loggers: list[TrialLogger] = []
+    chosen: list[loggers.TrialLogger] = []
     if arguments.tensorboard is not None:
-        loggers.append(TensorBoard(arguments.tensorboard))
+        chosen.append(loggers.TensorBoard(arguments.tensorboard))
     if arguments.mlflow is not None:
-        loggers.append(MLflow(arguments.mlflow, arguments.experiment))
+        chosen.append(loggers.MLflow(arguments.mlflow, arguments.experiment))
     if arguments.wandb is not None:
-        loggers.append(WandB(arguments.wandb, mode=arguments.wandb_mode))
+        chosen.append(loggers.WandB(arguments.wandb, mode=arguments.wandb_mode))
     if arguments.csv is not None:
-        loggers.append(CSV(arguments.csv))
+        chosen.append(loggers.CSV(arguments.csv))
     if arguments.parquet is not None:
-        loggers.append(Parquet(arguments.parquet))
-    if not loggers:
+        chosen.append(loggers.Parquet(arguments.parquet))
+    if not chosen:
         where = "--tensorboard, --mlflow, --wandb, --csv or --parquet"
         raise InvalidFieldError("run", arguments.run, f"is to be logged nowhere: give {where}")
-    trials, results = export(arguments.run, loggers)
-    for logger in loggers:
+    trials, results = export(arguments.run, chosen)
+    for logger in chosen:
         print(f"logged {count(trials, 'trial')} and {count(results, 'result')} to {type(logger).__name__}")

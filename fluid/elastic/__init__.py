@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from fluid._imports import try_import
+
 if TYPE_CHECKING:
     from fluid.elastic.groups.generation import GenerationBrokenError
     from fluid.elastic.groups.group import Group
@@ -51,7 +53,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'fluid.elastic' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    with try_import("PyTorch", extra="elastic") as imports:
+        home = importlib.import_module(_HOME[name])
+    imports.check()
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

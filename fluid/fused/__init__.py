@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from fluid._imports import try_import
+
 if TYPE_CHECKING:
     from fluid.fused.check import why_not_fused
     from fluid.fused.data import Data, TensorData
@@ -65,7 +67,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'fluid.fused' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    with try_import("PyTorch", extra="elastic") as imports:
+        home = importlib.import_module(_HOME[name])
+    imports.check()
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

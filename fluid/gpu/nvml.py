@@ -12,7 +12,8 @@ from fluid._logs import logger_of
 from fluid.gpu.visible_devices import visible
 from fluid.resources import DEFAULT_MEMORY_WATERMARK
 
-with try_import("pynvml", install="pip install nvidia-ml-py") as _imports:
+_INSTALL = "pip install nvidia-ml-py"
+with try_import("pynvml", install=_INSTALL) as _imports:
     import pynvml
 
 _log = logger_of(__name__)
@@ -110,7 +111,7 @@ def find_gpus() -> list[Gpu]:
         True
     """
     if not _imports.available and _kernel_has_gpus():
-        _log.warning("this machine has GPUs, but they cannot be used without: pip install nvidia-ml-py")
+        _log.warning("this machine has GPUs, which cannot be used: pynvml %s; %s", _imports.problem, _INSTALL)
     return find_named(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -234,7 +235,7 @@ def no_gpu_reason() -> str:
     """
     if not _imports.available:
         if _kernel_has_gpus():
-            return "there are GPUs, but they cannot be used without: pip install nvidia-ml-py"
+            return f"there are GPUs, but pynvml {_imports.problem}; {_INSTALL}"
         return "there is no NVIDIA driver"
     if problem := _session.problem():
         return f"there is no NVIDIA driver ({problem})"
@@ -284,7 +285,7 @@ class _NvmlSession:
     def problem(self) -> str:
         """Opens the session if it is not open; returns why NVML cannot be used, or an empty text."""
         if not _imports.available:
-            return "pynvml is not installed"
+            return f"pynvml {_imports.problem}"
         if self._pid != os.getpid():
             try:
                 pynvml.nvmlInit()

@@ -12,6 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fluid._clock import Clock, MonotonicClock
 from fluid._logs import brief_traceback, logger_of
@@ -19,7 +20,6 @@ from fluid.engine.commands import Command, Report, ReportEnd, ReportStart
 from fluid.engine.events import Event, Failure, StopRequested, TrialForgotten
 from fluid.errors import FluidError
 from fluid.loggers.logger import LoggedSession, TrialLogger
-from fluid.loggers.prometheus import MetricsServer
 from fluid.loggers.run_reader import SessionReader
 from fluid.loggers.sink import LoggerProgress, LoggerProgressFile, Sink, read_progress
 from fluid.results.run_files import RESULTS
@@ -31,6 +31,9 @@ from fluid.session.output import Output
 from fluid.session.status import Status
 from fluid.trialgroup import TrialState
 from fluid.waiting.waits import AwaitedThread
+
+if TYPE_CHECKING:
+    from fluid.loggers.prometheus import MetricsServer
 
 _log = logger_of("fluid.loggers")
 #: Seconds in which events gather before loggers are called; between two notes of how far loggers have come; after which
@@ -306,6 +309,8 @@ class Attached:
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             if output.metrics_port is not None:
+                from fluid.loggers.prometheus import MetricsServer  # Imports the client of Prometheus.
+
                 self._server = MetricsServer(output.metrics_port, status, self._backlog)
             if len(output.loggers):
                 self._hub = LoggerHub(output.loggers, folder)

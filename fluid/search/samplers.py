@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -51,6 +51,19 @@ class Sampler(Protocol):
         Raises:
             InvalidFieldError: the token is of no open suggestion, or there is not one value for each metric.
         """
+        ...
+
+
+@runtime_checkable
+class LearningSampler(Protocol):
+    """What a sampler has besides, whose suggestions depend on what it was told."""
+
+    def share(self) -> None:
+        """Suggests other configs than a sampler of the same seed and points."""
+        ...
+
+    def learn(self, config: Mapping[str, Any], values: Sequence[float]) -> None:
+        """Takes what came of a config that another sampler has suggested."""
         ...
 
 

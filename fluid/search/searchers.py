@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.search.samplers import Sampler
-from fluid.search.study_sampler import StudySampler
+from fluid.search.samplers import LearningSampler, Sampler
 from fluid.search.suggestion import ELSEWHERE, Suggestion
 
 
@@ -134,13 +133,13 @@ class SamplerSearcher:
 
     def share(self) -> None:
         """Suggests other configs than the searcher of the same seed that has begun the sweep."""
-        if isinstance(self._sampler, StudySampler):
+        if isinstance(self._sampler, LearningSampler):
             self._sampler.share()
 
     def tell(self, outcome: SearchOutcome) -> None:
         if outcome.token != ELSEWHERE:
             self._sampler.tell(outcome.token, outcome.values, failed=outcome.values is None)
-        elif outcome.values is not None and isinstance(self._sampler, StudySampler):
+        elif outcome.values is not None and isinstance(self._sampler, LearningSampler):
             self._sampler.learn(outcome.config, outcome.values)
 
 

@@ -104,13 +104,20 @@ def test_failed_trials_do_not_count() -> None:
     assert importances(trials, LOSS).note == "needs 8 trials that reported it; there are 7"
 
 
-def test_without_the_packages_it_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("ModuleNotFoundError('no sklearn', name='sklearn')", "is not installed (no sklearn)"),
+        ("AttributeError('no such BLAS')", "is installed, but cannot be imported (AttributeError: no such BLAS)"),
+    ],
+)
+def test_without_the_packages_it_says_so(error: str, why: str, tmp_path: Path) -> None:
     # A folder before all others on the path, in which the package cannot be imported.
-    (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('no sklearn', name='sklearn')")
+    (tmp_path / "sklearn.py").write_text(f"raise {error}")
     here = Path(__file__).resolve()
     script = (
         f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(here.parent)!r}, {str(here.parents[2])!r}]\n"
         "from test_importance import LOSS, grid, importances\nprint(importances(grid(), LOSS).note)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "needs Optuna and scikit-learn, which are not installed\n"
+    assert done.stdout == f"needs scikit-learn, which {why}\n"

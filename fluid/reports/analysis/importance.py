@@ -29,7 +29,6 @@ _LOG_SPAN = 100.0
 _MOST_METRICS = 4
 #: Of the forest.
 _TREES, _SEED = 64, 0
-_INSTALL = "pip install optuna scikit-learn"
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ def importances(trials: Sequence[TrialRun], goal: Goal) -> Importances:
     if min(values) == max(values):
         return Importances(goal.metric, trials=len(used), note=f"all trials have the same {goal.metric}")
     found = _evaluate(columns, values)
-    if found is None:
-        return Importances(goal.metric, trials=len(used), note="needs Optuna and scikit-learn, which are not installed")
+    if isinstance(found, str):
+        return Importances(goal.metric, trials=len(used), note=found)
     notes = [] if len(used) == len(whole) else ["some of these trials ended early"]
     notes += [f"left out: {', '.join(left_out)}"] if left_out else []
     return Importances(goal.metric, found[1], found[0], len(used), "; ".join(notes))
@@ -132,14 +131,16 @@ def _columns(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Values], 
     return columns, left_out
 
 
-def _evaluate(columns: Mapping[str, _Values], values: Sequence[float]) -> tuple[str, dict[str, float]] | None:
-    """The method and the shares; ``None`` if the packages are not installed."""
+def _evaluate(columns: Mapping[str, _Values], values: Sequence[float]) -> tuple[str, dict[str, float]] | str:
+    """The method and the shares; why there are none if a package cannot be imported."""
     # Both take a second to import, which most runs that are too small for them need not wait for.
-    with try_import("Optuna and scikit-learn", install=_INSTALL) as imports:
+    with try_import("Optuna", extra="optuna") as of_optuna:
         import optuna
-        import sklearn  # noqa: F401  Optuna's evaluators import it when they run.
-    if not imports.available:
-        return None
+    with try_import("scikit-learn", extra="sklearn") as of_sklearn:
+        import sklearn.ensemble  # noqa: F401  Optuna's evaluators import it when they run.
+    for package, imports in (("Optuna", of_optuna), ("scikit-learn", of_sklearn)):
+        if imports.problem:
+            return f"needs {package}, which {imports.problem}"
     chosen = {name: _as_choices(optuna.distributions, column) for name, column in columns.items()}
     distributions = {name: distribution for name, (distribution, _) in chosen.items()}
     anova = len(values) * len(columns) <= _MOST_FOR_ANOVA
