@@ -8,7 +8,7 @@ EXAMPLES := $(VENV)/examples.stamp
 DOCS := $(VENV)/docs.stamp
 INTEGRATIONS := $(VENV)/integrations.stamp
 
-.PHONY: install examples integrations test test-slow test-integrations test-parity lint typecheck format bench sweep docs clean
+.PHONY: install examples integrations test test-slow test-integrations test-parity test-versions lint typecheck format bench sweep docs clean
 
 install: $(INSTALLED)
 
@@ -61,6 +61,11 @@ test-integrations: $(INTEGRATIONS)
 # All sweeps that are compared with stock Ray Tune; make test-slow has the most telling of them.
 test-parity: $(INSTALLED)
 	$(BIN)/python -m pytest tests/integrations/ray_tune/parity
+
+# The oldest and the newest release of what Fluid works with, each in an environment of its own; not part of CI.
+# make test-versions ARGS='--only ray' passes options on.
+test-versions:
+	$(PYTHON) scripts/test_versions.py $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -9,9 +9,19 @@ Names are loaded on first use, so that ``import fluid`` costs next to nothing.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from fluid._version import __version__
+
+if sys.platform != "linux":
+    _is_command = os.path.splitext(os.path.basename(next(iter(sys.argv), "")))[0] == "fluid"
+    # pip installs a wheel of Python on every system. The command says it without a traceback.
+    raise (SystemExit if _is_command else ImportError)(
+        f"Fluid runs on Linux, and this is {sys.platform}: on Windows, install and run it in WSL2 (wsl --install); "
+        "elsewhere, in a Linux container (docker run -it python:3.11 bash)"
+    )
 
 if TYPE_CHECKING:
     from fluid.dynamic_fluid import DynamicFluid

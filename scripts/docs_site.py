@@ -16,7 +16,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Pages of the site that are files of the repository's root.
-FROM_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+FROM_ROOT = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+    "changelog.md": "CHANGELOG.md",
+}
 _LANGUAGES = {".json": "json", ".md": "markdown", ".py": "python", ".toml": "toml", ".yml": "yaml"}
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 

@@ -32,7 +32,10 @@ from fluid.engine.records import state_diagram
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.glob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+PAGES = [
+    *sorted(DOCS.glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
+]
 
 #: Seconds after which a block is given up. Far more than any takes, as the machine may be busy.
 PATIENCE = 300.0
@@ -252,7 +255,7 @@ def test_the_architecture_page_draws_the_table_of_transitions() -> None:
 def test_the_site_has_every_page() -> None:
     # Whether its links and anchors hold, make docs finds out.
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    elsewhere = {"index.md", "contributing.md", "changelog.md"}
+    elsewhere = {"index.md", "contributing.md", "security.md", "changelog.md"}
     assert sorted(listed) == sorted({page.name for page in DOCS.glob("*.md")} | elsewhere)
 
 

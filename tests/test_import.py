@@ -34,6 +34,22 @@ def test_an_executor_loads_no_client_of_a_logger() -> None:
     assert loaded_by("from fluid import FluidExecutor; from fluid.loggers import TrialLogger").isdisjoint(clients)
 
 
+@pytest.mark.parametrize("system", ["darwin", "win32", "freebsd14"])
+def test_another_system_is_told_what_to_do(system: str) -> None:
+    """By an import, and by the command, which pip installs there, too: a script that imports its function."""
+    script = f"import sys; sys.platform = {system!r}; sys.argv = [{{}}]; from fluid.cli import main; sys.exit(main())"
+    ends = [
+        subprocess.run([sys.executable, "-c", script.format(argv)], capture_output=True, text=True, check=False)
+        for argv in ("'train.py'", "'/home/me/bin/fluid', 'doctor'", r"r'C:/Scripts/fluid.exe'")
+    ]
+    assert [end.returncode for end in ends] == [1, 1, 1]
+    by_import, *by_command = [end.stderr.strip().splitlines() for end in ends]
+    said = f"Fluid runs on Linux, and this is {system}: on Windows, install and run it in WSL2 (wsl --install); "
+    assert by_import[-1].startswith(f"ImportError: {said}")
+    assert [len(lines) for lines in by_command] == [1, 1]
+    assert all(lines[0].startswith(said) for lines in by_command)
+
+
 def test_every_logger_can_be_loaded() -> None:
     from fluid import loggers
 

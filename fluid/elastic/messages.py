@@ -19,7 +19,7 @@ PROCESS_GROUPS = ("torch", "horovod")
 DEFAULT_PROCESS_GROUP = "torch"
 #: Address by which processes of one machine reach each other, and no others can.
 LOOPBACK = "127.0.0.1"
-HOROVOD_INSTALL = 'pip install "$(python scripts/build_horovod.py)"'
+HOROVOD_INSTALL = 'pip install "$(python scripts/build_horovod.py)", in a checkout of Fluid'
 
 
 def require_process_group(value: str) -> str:
