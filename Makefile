@@ -65,7 +65,7 @@ test-parity: $(INSTALLED)
 # The oldest and the newest release of what Fluid works with, each in an environment of its own; not part of CI.
 # make test-versions ARGS='--only ray' passes options on.
 test-versions:
-	$(PYTHON) scripts/test_versions.py $(ARGS)
+	$(PYTHON) scripts/tested_versions.py $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

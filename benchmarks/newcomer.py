@@ -34,7 +34,7 @@ iterations = train({"lr": 0.1, "decay": 0.01}, None)
 for _ in range(int(sys.argv[1])):
     next(iterations)
 """
-_COUNT = "\nprint('iterations', sum(trial.iterations for trial in result.trials))\n"
+_COUNT = "\nprint('iterations', sum(trial.iteration for trial in result.trials))\n"
 _SWEEP = """
 import json, resource, sys
 import fluid

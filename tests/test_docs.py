@@ -305,6 +305,20 @@ def test_the_install_page_lists_what_the_core_needs() -> None:
     assert sorted(re.findall(r"`(.+?)`", said)) == sorted(re.split("[>=]", one)[0] for one in needed)
 
 
+def test_the_install_page_has_what_was_tested_in_the_oldest_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tomllib")
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from tested_versions import SUBJECTS, oldest
+
+    section = (
+        (DOCS / "install.md").read_text(encoding="utf-8").partition("## Tested versions\n")[2].partition("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (\w+) \| ([\d.]+): [^|]+ \| [\d.+a-z]+: [^|]+ \| [\d-]{10} \|$", section, re.MULTILINE)
+    assert [name for name, _ in rows] == [subject.name for subject in SUBJECTS.values()]
+    least = {subject.name: oldest(subject).split(".") for subject in SUBJECTS.values()}
+    assert [name for name, version in rows if version.split(".")[: len(least[name])] != least[name]] == []
+
+
 def test_every_page_names_extras_that_exist() -> None:
     tomllib = pytest.importorskip("tomllib")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

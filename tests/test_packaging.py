@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,17 +98,32 @@ def test_the_wheel_has_no_links(wheel: Path) -> None:
     assert links == []
 
 
+def test_the_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        description = archive.read(name).decode("utf-8").partition("\n\n")[2]
+    assert "# Fluid\n" in description and "A sweep in ten lines; Your first sweep in five minutes" in description
+    assert [target for target in re.findall(r"\]\(([^)]+)\)", description) if "://" not in target] == []
+
+
 def test_a_wheel_built_straight_from_the_tree_is_the_same(checkout: Path, wheel: Path) -> None:
     (direct,) = build(checkout, checkout.parent / "direct", "--wheel").glob("*.whl")
     assert direct.name == wheel.name
     assert files_in(direct) == files_in(wheel)
 
 
+def test_the_citation_is_of_this_version() -> None:
+    from fluid import __version__
+
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
 def test_the_source_distribution_holds_what_the_build_needs(built: Path) -> None:
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         members = {member.name.partition("/")[2]: member for member in archive.getmembers()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "fluid/py.typed"} <= members.keys()
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "CHANGELOG.md", "fluid/py.typed"} <= members.keys()
+    assert {"SECURITY.md", "CITATION.cff", "docs/install.md", "docs/figures/report_page.png"} <= members.keys()
     assert members["integrations/__init__.py"].isfile()
     assert not any(member.issym() or member.islnk() for member in members.values())
     assert [name for name in members if name.startswith(("tests", "benchmarks", "."))] == []

@@ -128,3 +128,9 @@ def test_no_module_has_a_client_of_other_machines() -> None:
     named = [re.sub(r"\s*(?:import|from)\s+(\S+)(?:\s+import\s+)?", r"\1.", line, count=1) for line in imports]
     assert any(name.startswith("http.server.") for name in named), "what serves is seen"
     assert [name for name in named if re.match(rf"(?:{CLIENTS})\b", name)] == []
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 8
+    assert [each for each in named if f"def {each[1]}" not in (ROOT / each[0]).read_text(encoding="utf-8")] == []

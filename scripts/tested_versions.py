@@ -1,7 +1,7 @@
 """Tests Fluid with the oldest and the newest release of what it works with: Python, NumPy, Optuna, Ray and PyTorch.
 
-    python scripts/test_versions.py                   # all: about an hour, and 8 GB of downloads for PyTorch
-    python scripts/test_versions.py --only ray optuna # these
+    python scripts/tested_versions.py                   # all: about an hour, and 8 GB of downloads for PyTorch
+    python scripts/tested_versions.py --only ray optuna # these
     make test-versions ARGS='--only numpy'
 
 
@@ -41,13 +41,15 @@ class Subject(NamedTuple):
         name: as the table has it.
         distribution: its name in the package index; empty for Python.
         tests: files and folders of tests.
-        brings: the extra that asks for it, and what the tests need besides.
+        brings: the extra that asks for it; empty if it is the core.
+        beside_oldest: what the oldest release needs, and does not ask for itself: later ones of these break it.
     """
 
     name: str
     distribution: str
     tests: tuple[str, ...]
     brings: str = ""
+    beside_oldest: tuple[str, ...] = ()
 
 
 SUBJECTS = {
@@ -72,6 +74,7 @@ SUBJECTS = {
             "tests/integrations/ray_tune/test_decisions.py",
         ),
         "ray",
+        ("numpy<2", "pandas<2.2", "pyarrow<15"),
     ),
     "torch": Subject("PyTorch", "torch", ("tests/fused/test_pack.py", "tests/elastic/test_training.py"), "elastic"),
 }
@@ -127,7 +130,8 @@ def tested(subject: Subject, version: str | None, folder: Path, wheel: Path) -> 
     pinned = f"{subject.distribution}=={version}" if subject.distribution and version else subject.distribution
     wanted = f"{wheel}[{subject.brings}]" if subject.brings else str(wheel)
     pip = (environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    if not run(*pip, wanted, *filter(None, [pinned]), *_TOOLS, log=log):
+    beside = subject.beside_oldest if version else ()
+    if not run(*pip, wanted, *filter(None, [pinned]), *beside, *_TOOLS, log=log):
         return version or "newest", f"cannot be installed: {_last_line(log)}", False
     # By its own name, and not by -m: Fluid must be the one that is installed. Warnings of old releases are no errors.
     pytest = (environment / "bin" / "pytest", "-q", "-n", "2", "-W", "default", "-p", "no:cacheprovider")
