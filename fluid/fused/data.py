@@ -283,6 +283,15 @@ def _leaves(batch: Any) -> Iterable[Any]:
     return leaves
 
 
+def structure_key(structure: Any) -> Any:
+    """What tells the structure of a batch from others, as a key: those of PyTorch 2.4 have no hash."""
+    try:
+        hash(structure)
+    except TypeError:
+        return repr(structure)
+    return structure
+
+
 def samples_in(batch: Any) -> int:
     """Returns the number of samples in a batch.
 

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fluid.elastic.sync_batch_norm import SyncBatchNorm
-from fluid.fused.data import RowBatch
+from fluid.fused.data import RowBatch, structure_key
 from fluid.fused.dropout import handing_out
 from fluid.fused.key import FusionKey
 from fluid.fused.obstacles import FusionError, one_line
@@ -127,7 +127,7 @@ class RowPrograms:
             name,
             tensors.is_shared,
             batch.common,
-            structure,
+            structure_key(structure),
             *(_shape(leaf, 0 if batch.common else 1) for leaf in leaves),
         )
         program = self._programs.get(key) or self._programs.get((rows, *key))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fluid.fused.data import RowBatch
+from fluid.fused.data import RowBatch, structure_key
 from fluid.fused.obstacles import FusionError, one_line
 from fluid.fused.programs import RowPrograms, RowTensors
 from fluid.fused.stacked_model import Layout, Matrices
@@ -296,7 +296,7 @@ class StepGraphs:
         leaves, structure = tree_flatten(batch.batch)
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        key = (structure, *others, *((tensor.shape[1:], tensor.dtype) for tensor in inputs))
+        key = (structure_key(structure), *others, *((tensor.shape[1:], tensor.dtype) for tensor in inputs))
         if key not in self._graphs:
             statics = [tensor.index_select(0, self._places) for tensor in inputs]
             remaining = iter(statics)

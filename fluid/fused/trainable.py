@@ -31,6 +31,7 @@ from fluid.fused.data import (
     samples_in,
     share_no_more,
     shared_tensors,
+    structure_key,
     sum_of_bits,
     tensor_bytes,
 )
@@ -462,7 +463,8 @@ def shape_of(batch: Any, begin: int = 0) -> tuple[Any, ...]:
         begin: the first dimension that matters.
     """
     leaves, structure = tree_flatten(batch)
-    return structure, *((leaf.shape[begin:], leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+    shapes = ((leaf.shape[begin:], leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+    return structure_key(structure), *shapes
 
 
 def record_sites(trainable: FusedTrainable, batch: Any) -> list[Site]:

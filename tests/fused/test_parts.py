@@ -12,7 +12,7 @@ from fused.trainables import OwnData  # noqa: E402
 
 from fluid.errors import FluidError, InvalidFieldError  # noqa: E402
 from fluid.fused import SGD, Adam, AdamW, Data, Dropout, TensorData  # noqa: E402
-from fluid.fused.data import Position, batches_from, row_train_batches  # noqa: E402
+from fluid.fused.data import Position, batches_from, row_train_batches, structure_key  # noqa: E402
 from fluid.fused.dropout import CountedMasks, MaskPlan, Site, drawing, handing_out, recording  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -22,6 +22,13 @@ CPU = torch.device("cpu")
 
 def tensor_data(seed: int = 0, **options: Any) -> TensorData:
     return TensorData([torch.arange(10), torch.arange(10) * 2], batch_size=4, seed=seed, **options)
+
+
+def test_structures_are_told_apart_also_where_they_have_no_hash() -> None:
+    """PyTorch 2.4's have none; a list stands for one."""
+    assert structure_key([tuple, ["*"]]) == structure_key([tuple, ["*"]]) != structure_key([tuple, ["*", "*"]])
+    structures = [torch.utils._pytree.tree_flatten(batch)[1] for batch in ((1, 2), (1, (2,)), {"x": 1}, {"y": 1})]
+    assert len({structure_key(structure) for structure in structures}) == 4
 
 
 def test_an_epoch_has_each_sample_once_in_an_order_of_its_own() -> None:

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from ray.train._internal.session import _FutureTrainingResult, _TrainingResult
-from ray.tune import Checkpoint, CheckpointConfig
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     ASHAScheduler,
@@ -22,6 +21,11 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 from ray.tune.stopper import NoopStopper
+
+try:
+    from ray.tune import Checkpoint, CheckpointConfig
+except ImportError:  # Before Ray 2.43.
+    from ray.train import Checkpoint, CheckpointConfig
 
 METRIC = "score"
 #: Arguments of schedulers whose decisions can be foreseen.
