@@ -32,7 +32,7 @@ from fluid.gpu.mps_support import unsupported_reason_here
 from fluid.gpu.nvml import GpuState, describe_gpus, driver_version, no_gpu_reason
 from fluid.resources import available_cores
 
-#: Versions of Ray that are tested, both included.
+#: The first and the last version of Ray that were tested.
 RAY_RANGE = ((2, 9), (2, 60))
 _SHM = "/dev/shm"
 _CGROUP = "/sys/fs/cgroup"
@@ -150,7 +150,7 @@ def advise(machine: Machine) -> MachineAdvice:
 
 
 def ray_is_supported(version: str) -> bool | None:
-    """Whether this version of Ray is among the tested ones; ``None`` if it is not a version number."""
+    """Whether this version of Ray lies between the tested ones; ``None`` if it is not a version number."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None:
         return None
@@ -289,7 +289,7 @@ def _advise_ray(machine: Machine, advice: MachineAdvice) -> None:
         f"Trials would run in local processes, or on Ray {version} if it is connected or with backend='ray'."
     )
     if not ray_is_supported(version):
-        advice.warnings.append(f"Ray {version} is not among the tested versions, {low} to {high}.")
+        advice.warnings.append(f"Ray {version} is outside of {low} to {high}, the first and the last that were tested.")
 
 
 def _advise_limits(machine: Machine, advice: MachineAdvice) -> None:
@@ -400,7 +400,7 @@ def _package(package: Package) -> str:
     if package.name == "torch":
         text += f", for CUDA {package.cuda}" if package.cuda else ", without CUDA"
     if package.name == "ray":
-        text += "" if ray_is_supported(package.version) else ", not among the tested versions"
+        text += "" if ray_is_supported(package.version) else ", outside of the tested versions"
     return text
 
 
