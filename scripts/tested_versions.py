@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The newest Python of the table.
 NEWEST_PYTHON = "3.13"
 _CORE = ("tests/sweeping/test_sweep.py", "tests/search", "tests/test_trialgroup.py")
+_AGES = ("oldest", "newest")
 #: What the tests need themselves.
 _TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 
@@ -151,6 +152,7 @@ def main() -> int:
     """Tests what is asked for; prints the rows of the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=sorted(SUBJECTS), default=list(SUBJECTS), metavar="NAME")
+    parser.add_argument("--ages", nargs="+", choices=_AGES, default=_AGES, metavar="AGE", help="oldest, newest or both")
     parser.add_argument("--logs", type=Path, help="keep pip's and pytest's output in this folder")
     arguments = parser.parse_args()
     rows, all_passed = [], True
@@ -163,7 +165,8 @@ def main() -> int:
         (wheel,) = build.glob("*.whl")
         for key in arguments.only:
             subject, cells = SUBJECTS[key], []
-            for age, version in (("oldest", oldest(subject)), ("newest", None)):
+            for age in arguments.ages:
+                version = oldest(subject) if age == "oldest" else None
                 folder = Path(name) / f"{key}-{age}"
                 folder.mkdir()
                 shown, outcome, passed = tested(subject, version, folder, wheel)

@@ -29,9 +29,10 @@ def test_a_lane_loads_nothing_heavy_by_itself() -> None:
     assert loaded_by("import fluid.backends.hosts.forkserver.main, fluid.lane.serve").isdisjoint(HEAVY)
 
 
-def test_an_executor_loads_no_client_of_a_logger() -> None:
-    clients = ["torch", "ray", "mlflow", "wandb", "pandas", "pyarrow", "tensorboard", "matplotlib"]
-    assert loaded_by("from fluid import FluidExecutor; from fluid.loggers import TrialLogger").isdisjoint(clients)
+def test_what_a_sweep_is_made_of_loads_no_optional_package() -> None:
+    optional = {"torch", "ray", "mlflow", "wandb", "optuna", "pandas", "prometheus_client", "pyarrow", "sklearn"}
+    statement = "import fluid; fluid.run, fluid.FluidExecutor, fluid.search, fluid.load; import fluid.loggers"
+    assert loaded_by(statement).isdisjoint({*optional, "tensorboard", "matplotlib"})
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32", "freebsd14"])
