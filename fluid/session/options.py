@@ -138,8 +138,8 @@ def ray_hides_output() -> bool:
 
 def _ray_is_connected() -> bool:
     """Whether this process is connected to Ray; Ray is not imported to find out."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)  # It may be another module of that name.
+    return is_initialized is not None and bool(is_initialized())
 
 
 # -- packing limit -------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -83,6 +85,12 @@ def test_one_line_says_that_no_trial_can_be_fused(
 def test_fusing_is_not_insisted_on_and_switched_off_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidFieldError, match=r"max_fused=1: must be at least 2 with packing=\"fused\""):
         FluidExecutor("local", 1, packing="fused", max_fused=1, run_dir=tmp_path, verbose=0)
+
+
+def test_a_module_of_the_users_that_is_called_ray_is_not_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray", "A tracer of rays."))
+    with ExecutorOptions.in_force().make_backend(tmp_path) as backend:
+        assert isinstance(backend, LocalBackend)
 
 
 @pytest.mark.parametrize(
