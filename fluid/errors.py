@@ -5,12 +5,23 @@ from __future__ import annotations
 import math
 import numbers
 import pickle
+import re
 from collections.abc import Collection
+from datetime import timedelta
 
 #: Most characters of a value in an error.
 _LONGEST_VALUE = 500
 #: A float holds all whole numbers up to this one exactly.
 _EXACT = 2**53
+#: Seconds of each unit of time, by its names.
+_UNITS = {
+    **dict.fromkeys(("ms", "msec"), 1e-3),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+_PART = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(sorted(_UNITS, key=len, reverse=True))})(?![a-z])\s*")
 
 
 class FluidError(Exception):
@@ -97,6 +108,23 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
+class UnknownArgumentError(FluidError, TypeError):
+    """A call has no argument of a name; the message names the one that may be meant.
+
+    Args:
+        call: the function's name.
+        name: the argument's.
+        hint: what to write in its place; empty if that is not known.
+    """
+
+    def __init__(self, call: str, name: str, hint: str = "") -> None:
+        super().__init__(f"{call}() got an unexpected keyword argument {name!r}" + (hint and f": {hint}"))
+        self._parts = call, name, hint
+
+    def __reduce__(self) -> tuple[type[UnknownArgumentError], tuple[str, str, str]]:
+        return type(self), self._parts
+
+
 class MissingDependencyError(FluidError, ImportError):
     """An optional dependency is needed and not installed; the message holds the install command.
 
@@ -160,3 +188,36 @@ def require_one_of(field: str, value: object, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise InvalidFieldError(field, value, f"must be one of {', '.join(sorted(allowed))}")
     return value
+
+
+def parse_duration(field: str, value: object, *, zero: bool = False, finite: bool = True) -> float:
+    """Returns seconds above 0, given as a number of them, a ``timedelta`` or text: ``"2h"``, ``"1h 30m"``, ``"45 s"``.
+
+    Args:
+        field: the name in an error.
+        value: what the user gave.
+        zero: whether it may be 0.
+        finite: whether it must be finite.
+
+    Raises:
+        InvalidFieldError: it is none of these.
+    """
+    reason = f'must be seconds {"of at least" if zero else "above"} 0, or text such as "2h", "90m" or "1h 30m"'
+    if isinstance(value, str):
+        text = value.strip().lower()
+        parts = _PART.findall(text)
+        if not parts or _PART.sub("", text):
+            raise InvalidFieldError(field, value, reason)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    elif isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    else:
+        try:
+            seconds = require_number(field, value, at_least=0.0, finite=finite)
+        except InvalidFieldError as error:
+            raise InvalidFieldError(
+                field, value, reason if error.reason == "must be a number" else error.reason
+            ) from None
+    if seconds < 0.0 or (seconds == 0.0 and not zero) or (finite and math.isinf(seconds)):
+        raise InvalidFieldError(field, value, reason)
+    return seconds

@@ -41,6 +41,7 @@ from fluid.session.status import Status
 from fluid.session.waits import in_a_sessions_thread
 from fluid.sizing.goals import Goals
 from fluid.trialgroup import TrialGroup
+from fluid.user_calls import user_call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -109,6 +110,7 @@ class FluidExecutor(SessionDoor):
         MissingDependencyError: Horovod is asked for and not installed.
     """
 
+    @user_call(also=FlatOptions.__annotations__)
     def __init__(
         self,
         backend: str | Backend = "auto",
@@ -190,6 +192,7 @@ class FluidExecutor(SessionDoor):
     def _repr_html_(self) -> str:
         return table_html(session_facts(self._session))
 
+    @user_call
     def submit_trialgroup(
         self,
         group: TrialGroup,
@@ -227,6 +230,7 @@ class FluidExecutor(SessionDoor):
         return handle
 
     @classmethod
+    @user_call
     @collector_held()
     def resume(cls, run_dir: str | Path, **options: Any) -> FluidExecutor:
         """Goes on with a session whose driver was killed: :attr:`handles` has its groups.
@@ -357,6 +361,7 @@ class FluidExecutor(SessionDoor):
 IN_FORCE: InForce[FluidExecutor] = InForce(lambda executor: executor._closing or executor._process != os.getpid())
 
 
+@user_call
 def submit_trialgroup(
     group: TrialGroup, listener: TrialListener | None = None, *, priority: float = 1.0, preempt: bool = False
 ) -> TrialGroupHandle:

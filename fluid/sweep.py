@@ -14,7 +14,7 @@ from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._given_executor import closes_executor
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
+from fluid.errors import FluidError, InvalidFieldError, parse_duration, require_integer, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
 from fluid.keeping import Keep
 from fluid.loggers.logger import refuse_logger
@@ -36,13 +36,14 @@ from fluid.session.listeners import SweepInterrupted, TrialListener, require_lis
 from fluid.session.notice import NOTICE
 from fluid.session.options import flattened
 from fluid.session.output import Output
-from fluid.sizing.goals import Goals, parse_duration
+from fluid.sizing.goals import Goals
 from fluid.sweeping.algorithms import ALGORITHMS, HALVING, WITH_SEARCHER, require_concurrency, samples_of
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.names import SweepNames
 from fluid.sweeping.plan import GroupOptions, SweepPlan, UnreportedMetricError, raise_if_all_failed
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
+from fluid.user_calls import user_call
 
 #: Seconds to wait at most, at the end, for checkpoints that outlive the session.
 _KEPT_S = 60.0
@@ -56,6 +57,7 @@ _NAMES = SweepNames()
 _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
 
 
+@user_call
 @closes_executor
 def run(
     trainable: Any,
@@ -228,7 +230,7 @@ def run(
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
     rules = StopRules(stop, {goal.metric: goal.less for goal in compared})
-    seconds = None if time_budget_s is None else require_number("time_budget_s", time_budget_s, at_least=0.0)
+    seconds = None if time_budget_s is None else parse_duration("time_budget_s", time_budget_s, zero=True)
     is_limited = seconds is not None or rules.end_sweep
     number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
     if samples is None and number is not None and earlier is not None:

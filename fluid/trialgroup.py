@@ -9,12 +9,21 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
+from fluid.directions import mode_word, require_goals
+from fluid.errors import (
+    InvalidFieldError,
+    parse_duration,
+    require_integer,
+    require_number,
+    require_one_of,
+    require_text,
+)
 from fluid.few_items import FewItems
 from fluid.random_state import SeedOrigin
 from fluid.resources import MemoryNeed, Requires, require_devices
 from fluid.search_shape import SearchShape
-from fluid.trial_fields import IterationTimeout, own_config, require_goals, require_timeout
+from fluid.trial_fields import IterationTimeout, own_config, require_timeout
+from fluid.user_calls import user_call, user_class
 
 
 class _Numbers:
@@ -97,6 +106,7 @@ PAUSED_BY_USER = "PAUSED BY THE USER"
 IS_ELSEWHERE = "ELSEWHERE"
 
 
+@user_class
 @dataclass(frozen=True)
 class Shown:
     """How reports show a trial that a search algorithm knows under an id of its own.
@@ -127,6 +137,7 @@ class Shown:
         object.__setattr__(self, "iterations", require_integer("iterations", self.iterations, at_least=0))
 
 
+@user_class
 @dataclass(frozen=True)
 class Search:
     """Says that a search algorithm submits a group's trials, and what it optimizes. Reports and the live view show it.
@@ -170,12 +181,13 @@ class Search:
         if self.metric is not None:
             require_text("metric", self.metric, empty=True)
         if self.mode is not None:
-            require_one_of("mode", self.mode, ("min", "max"))
+            object.__setattr__(self, "mode", mode_word("mode", self.mode))
         if self.trials is not None:
             object.__setattr__(self, "trials", require_integer("trials", self.trials, at_least=1))
         object.__setattr__(self, "besides", require_goals("besides", self.besides))
         if self.time_budget_s is not None:
-            require_number("time_budget_s", self.time_budget_s, at_least=0.0)
+            seconds = parse_duration("time_budget_s", self.time_budget_s, zero=True)
+            object.__setattr__(self, "time_budget_s", seconds)
         if self.shape is not None and not isinstance(self.shape, SearchShape):
             raise InvalidFieldError("shape", self.shape, "must be a SearchShape or None")
 
@@ -186,6 +198,7 @@ class _WithSlots:
     __slots__ = ("__weakref__",)
 
 
+@user_class
 @dataclass(frozen=True, eq=False, slots=True)
 class Trial(_WithSlots):
     """One configuration to train, and the iterations it may run until the algorithm decides about it again.
@@ -219,8 +232,8 @@ class Trial(_WithSlots):
             first.
         iteration_timeout_s: seconds that an iteration may take before it counts as hung, above 0; ``None`` for no
             limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took, where
-            its trials run several each (docs/running.md). The process of a hung trial is killed. The trial goes on from
-            its checkpoint once; if it hangs again, it fails, with ``"timeout"`` as the kind of its failure.
+            its trials run several each (``docs/running.md``). The process of a hung trial is killed. The trial goes on
+            from its checkpoint once; if it hangs again, it fails, with ``"timeout"`` as the kind of its failure.
         requires: what a device must have to run the trial; ``None``, the default, if any device will do.
         devices: ``None``, the default, to let the engine decide. A whole number n: exactly n devices, which it shares
             with no other trial. An elastic trial has the fixed width n; any other one is a *gang* for n of at least 2:
@@ -380,7 +393,7 @@ class TrialGroup:
         requires: what devices must have to run them, where a trial does not say otherwise; ``None``, the default, if
             any device will do.
         owner: whose group it is: the groups of one owner are scheduled as one, and owners share the devices
-            (docs/groups.md). ``None``, the default, for an owner of its own.
+            (``docs/groups.md``). ``None``, the default, for an owner of its own.
         submission: the sweep that it is a part of, whose trainables are pickled once; ``None``, the default, if they
             are to be pickled as they are at each call that submits or adds trials.
 
@@ -388,6 +401,7 @@ class TrialGroup:
         InvalidFieldError: two trials have one id.
     """
 
+    @user_call
     def __init__(
         self,
         trials: Iterable[Trial] = (),

@@ -192,7 +192,7 @@ class LocalBackend(LaneBackend):
         checkpoint_memory_bytes: int | str | None = None,
         _mps_program: str | None = None,
     ) -> None:
-        require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
+        grace = require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
         self.lane_policy = lane_policy
         gpu_way_of(sharing)
         self._gpus = find_gpus()
