@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
-from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import Keep
 from fluid.loggers.hub import Attached
@@ -84,7 +83,8 @@ class FluidExecutor(SessionDoor):
             other groups.
         output: what is told of the session, where: a :class:`fluid.Output`; ``None``, the default, for progress on a
             terminal and a new run folder.
-        max_failures: times that a failed trial is tried again; 2 by default, 0 for never.
+        max_failures: times that a failed trial is tried again, 0 for never. ``None``, the default: twice; once if it
+            then fails alike, and never what cannot succeed (``docs/running.md``).
         profile: measurements of earlier sessions, which this one adds to; ``None``, the default, for none.
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
             CPUs of one machine, else gloo) or ``"horovod"``; ``None``, the default, for the backend's own, which is
@@ -124,7 +124,7 @@ class FluidExecutor(SessionDoor):
         goals: Goals | None = None,
         keep: Keep | str | None = None,
         output: Output | None = None,
-        max_failures: int = DEFAULT_MAX_FAILURES,
+        max_failures: int | None = None,
         profile: Profile | None = None,
         process_group: str | None = None,
         group_policy: str = "irs",

@@ -40,7 +40,7 @@ from fluid.sizing.goals import Goals
 from fluid.sweeping.algorithms import ALGORITHMS, HALVING, WITH_SEARCHER, require_concurrency, samples_of
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.names import SweepNames
-from fluid.sweeping.plan import GroupOptions, SweepPlan, UnreportedMetricError, raise_if_all_failed
+from fluid.sweeping.plan import GroupOptions, SweepFailedError, SweepPlan, UnreportedMetricError, raise_if_all_failed
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 from fluid.user_calls import user_call
@@ -188,7 +188,7 @@ def run(
         InvalidFieldError: an argument cannot be used, or a metric without a mode may mean either; or no trial has
             reported the metric, and the error's ``result`` has what there is. A single trial that does not report it
             fails (``docs/sweeps.md``).
-        SweepFailedError: all trials have failed.
+        SweepFailedError: all trials have failed, or the first ones so that no other can succeed (``docs/running.md``).
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
     """
@@ -323,7 +323,7 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None)
                 executor.session.drain(None, _SAVED_S)  # Also saves what waits at a rung.
         with contextlib.suppress(FluidError):  # The session has ended, and they were brought as it did.
             executor.session.await_kept(_KEPT_S)
-    except UnreportedMetricError as error:
+    except (SweepFailedError, UnreportedMetricError) as error:
         error.result = _result(loop, executor.run_dir)
         raise
     except KeyboardInterrupt:

@@ -270,6 +270,7 @@ class Session:
         self.isolating = isolating
         self._insists_on_fusing = PACKINGS[facts["packing"]].insists_on_fusing
         self.in_rounds = bool(facts.get("rounds"))
+        self.gives_up_early = state.gives_up_early
         self._pickler = SessionPickler(backend)
         self._records = TrialRecords()
         backend.hear_records(self._records.take)

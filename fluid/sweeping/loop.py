@@ -33,6 +33,7 @@ from fluid.sweeping.resuming import EarlierEvent, EarlierResumption, EarlierSwee
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
 from fluid.sweeping.under_way import UnderWay
+from fluid.sweeping.vain import VainSweep
 from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
@@ -62,7 +63,7 @@ class SweepLoop(TrialListener):
         self.reason: str | None = None
         self.was_resumed = False
         self._callbacks = Callbacks(plan.callbacks, plan.name)
-        self.tells_failures = self._callbacks.tells_failures
+        self.tells_failures, self.tells_unfinished = self._callbacks.tells_failures, True
         self._work = SerialWork()
         self._deadline: float | None = None  # When the time budget ends.
         self._asking = Asking(
@@ -71,6 +72,7 @@ class SweepLoop(TrialListener):
         #: Trials that have come to the budget of their suggestion, by its token: the searcher may let them continue.
         self._waiting: dict[int, SweepTrial] = {}
         self._reported = SweepMetrics(plan)
+        self._vain = VainSweep()
         self._error: BaseException | None = None
         self._is_over = False
         #: Whether all has gone to rest that does not run on to its end, and nothing is decided any more.
@@ -99,6 +101,7 @@ class SweepLoop(TrialListener):
         budget_s = self.plan.time_budget_s
         self._deadline = None if budget_s is None else self._clock.now() + budget_s
         self._under_way.begin(executor)
+        self._vain.begin(executor)
         if executor.session.joint is not None:
             self._join(executor.session.joint)
         else:
@@ -305,6 +308,7 @@ class SweepLoop(TrialListener):
         if trial is None:
             return
         found, *_ = self._reported.take(trial, result)
+        self._vain.note_result()
         if trial.stop is not None or self.reason is not None or self._is_over:
             return
         if not self.trials.is_replaying:
@@ -368,6 +372,8 @@ class SweepLoop(TrialListener):
             self._reported.note_failed(trial, self.trials.by_id.values())
         if self.reason is None:
             self._decide(trial, self.plan.scheduler.ended(trial.number, is_worst=is_worst))
+        if self.reason is None and not self.trials.is_replaying:
+            self._vain.note_failed(trial, failure)
 
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
