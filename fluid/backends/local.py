@@ -15,7 +15,7 @@ from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LaneBackend, LanePool, mo
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.events import DeviceAdded, Event
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.gpu.nvml import Gpu, find_gpus
+from fluid.gpu.nvml import Gpu, find_gpus, no_gpu_reason
 from fluid.keeping import parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.packing import DEFAULT_GPU_WAY, gpu_way_of
@@ -117,6 +117,8 @@ def _indexed(given: object, kind: DeviceKind, index: int, gpus: Sequence[Gpu]) -
 
 
 def _number_of(gpus: Sequence[Gpu]) -> str:
+    if not gpus and (why := no_gpu_reason()):
+        return f"there are 0 GPUs: {why}; fluid doctor shows more"
     return "there is 1 GPU" if len(gpus) == 1 else f"there are {len(gpus)} GPUs"
 
 

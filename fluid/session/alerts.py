@@ -87,11 +87,8 @@ class Alerts:
             number = len(states) + group.past.total()
             if failed and not self._is_told_elsewhere(group_id):
                 name = self._inboxes[group_id].group.name
-                what = (
-                    "the one trial"
-                    if number == 1
-                    else f"{'all' if failed == number else f'{failed} of'} {number} trials"
-                )
+                some = "all" if failed == number else f"{failed} of"
+                what = "the one trial" if number == 1 else f"{some} {number} trials"
                 _log.warning("%s of group %r failed; their logs are in %s", what, name, self._folder)
 
     @staticmethod

@@ -27,7 +27,13 @@ from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.closing import SweepClosing
 from fluid.sweeping.joint import JointStarts
-from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
+from fluid.sweeping.plan import (
+    SweepFailedError,
+    SweepPlan,
+    SweepTrial,
+    UnreportedMetricError,
+    require_own_budgets,
+)
 from fluid.sweeping.reported import SweepMetrics
 from fluid.sweeping.resuming import EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
@@ -536,6 +542,8 @@ class SweepLoop(TrialListener):
         self._asking.close()
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, (SweepFailedError, UnreportedMetricError)):
+            self.tells_failures = True
         self._error, self._is_over = error, True
 
     def _finish_if_done(self) -> None:

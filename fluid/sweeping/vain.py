@@ -44,8 +44,7 @@ class VainSweep:
         if not self._gives_up_early:
             return
         if failure.is_form:
-            text = f"the trainable cannot be run: {failure.message}"
-            raise SweepFailedError(text) from TrialFailedError(trial.trial_id, failure)
+            raise SweepFailedError(f"the trainable cannot be run: {failure.message}") from None  # It says it all.
         if self._is_over or trial.results or not failure.site or self._site not in (None, failure.site):
             self._is_over = True
             return
@@ -55,6 +54,6 @@ class VainSweep:
             trial_id, first = next(iter(self._failed.items()))
             text = (
                 f"the first {len(self._failed)} trials failed alike, without a result, so no further one is tried: "
-                f"{first.message}; FluidExecutor(max_failures=0) tries all"
+                f"{first.message}; executor=FluidExecutor(max_failures=0) tries all"
             )
             raise SweepFailedError(text) from TrialFailedError(trial_id, first)

@@ -178,10 +178,8 @@ def called(function: Callable[..., Any], name: str, config: dict[str, Any], **st
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise  # Of its own code.
-        takes = f"def {name}({', '.join(['config', *state])})"
-        raise TrainableFormError(
-            f"a trainable is called with its config, a dict: {takes}; {message_of(error)}"
-        ) from None
+        how = f"a trainable is called with its config, a dict: def {name}({', '.join(['config', *state])})"
+        raise TrainableFormError(f"{how}; {message_of(error)}") from None
 
 
 def _shown(value: Any) -> str:
