@@ -93,12 +93,8 @@ _CUTOFF = re.compile(r"@[^/_\s]*")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 #: What users say of a direction: Fluid's words, and those of Optuna, W&B, scikit-learn and Keras Tuner.
 _MODE_WORDS = {
-    **dict.fromkeys(
-        ("min", "minimize", "minimise", "minimum", "minimizing", "lower", "lower_is_better", "less"), "min"
-    ),
-    **dict.fromkeys(
-        ("max", "maximize", "maximise", "maximum", "maximizing", "higher", "greater_is_better", "more"), "max"
-    ),
+    **dict.fromkeys(("min", "minimize", "minimise", "minimum", "lower", "lower_is_better"), "min"),
+    **dict.fromkeys(("max", "maximize", "maximise", "maximum", "higher", "greater_is_better"), "max"),
 }
 #: Turns a direction around. ``negative`` does not: ``negative_recall`` may be the recall of a class.
 _NEG = "neg"
@@ -144,7 +140,7 @@ def mode_word(field: str, value: object) -> str:
     text = getattr(value, "name", value)  # Optuna's StudyDirection.MINIMIZE.
     found = _MODE_WORDS.get(text.strip().lower()) if isinstance(text, str) else None
     if found is None:
-        raise InvalidFieldError(field, value, "must be 'min' (less is better) or 'max' (more is better)")
+        raise InvalidFieldError(field, value, "must be 'min' (less is better), 'max' (more is better), or None")
     return found
 
 

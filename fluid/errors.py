@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import pickle
@@ -108,21 +109,17 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-class UnknownArgumentError(FluidError, TypeError):
-    """A call has no argument of a name; the message names the one that may be meant.
+class WrongCallError(FluidError, TypeError):
+    """The arguments of a call do not fit the function; the message says what may be meant.
 
-    Args:
-        call: the function's name.
-        name: the argument's.
-        hint: what to write in its place; empty if that is not known.
+    Example:
+        >>> import fluid
+        >>> try:
+        ...     fluid.run(print, {"lr": [0.1, 0.2]}, metric="loss", num_samples=2)
+        ... except TypeError as error:
+        ...     print(error)
+        run() got an unexpected keyword argument 'num_samples': did you mean samples=?
     """
-
-    def __init__(self, call: str, name: str, hint: str = "") -> None:
-        super().__init__(f"{call}() got an unexpected keyword argument {name!r}" + (hint and f": {hint}"))
-        self._parts = call, name, hint
-
-    def __reduce__(self) -> tuple[type[UnknownArgumentError], tuple[str, str, str]]:
-        return type(self), self._parts
 
 
 class MissingDependencyError(FluidError, ImportError):
@@ -138,12 +135,20 @@ class MissingDependencyError(FluidError, ImportError):
     """
 
 
+def _is_number(value: object) -> bool:
+    """Whether a value is the text of a number."""
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
 def require_number(field: str, value: object, *, at_least: float, finite: bool = True) -> float:
     """Returns ``value`` as a float, or raises :class:`InvalidFieldError` naming ``field``."""
     if type(value) is not float and (
         isinstance(value, bool) or not isinstance(value, numbers.Real)  # numpy's scalars are Real too
     ):
-        raise InvalidFieldError(field, value, "must be a number")
+        raise InvalidFieldError(field, value, "must be a number" + (", without quotes" if _is_number(value) else ""))
     try:
         number = float(value)
     except OverflowError as error:
@@ -186,7 +191,10 @@ def require_text(field: str, value: object, *, empty: bool = False) -> str:
 def require_one_of(field: str, value: object, allowed: Collection[str]) -> str:
     """Returns ``value`` if it is one of the strings ``allowed``, else raises :class:`InvalidFieldError`."""
     if not isinstance(value, str) or value not in allowed:
-        raise InvalidFieldError(field, value, f"must be one of {', '.join(sorted(allowed))}")
+        reason = f"must be one of {', '.join(sorted(allowed))}"
+        if isinstance(value, str) and (meant := difflib.get_close_matches(value.lower(), allowed, 1)):
+            reason += f"; did you mean {meant[0]!r}?"
+        raise InvalidFieldError(field, value, reason)
     return value
 
 
@@ -216,7 +224,7 @@ def parse_duration(field: str, value: object, *, zero: bool = False, finite: boo
             seconds = require_number(field, value, at_least=0.0, finite=finite)
         except InvalidFieldError as error:
             raise InvalidFieldError(
-                field, value, reason if error.reason == "must be a number" else error.reason
+                field, value, reason if error.reason.startswith("must be a number") else error.reason
             ) from None
     if seconds < 0.0 or (seconds == 0.0 and not zero) or (finite and math.isinf(seconds)):
         raise InvalidFieldError(field, value, reason)

@@ -218,7 +218,7 @@ class FluidExecutor(SessionDoor):
             FluidError: no trial would run, as the session has ended or was drained, or no device works.
         """
         if not isinstance(group, TrialGroup):
-            raise InvalidFieldError("group", group, "must be a TrialGroup")
+            raise InvalidFieldError("group", group, "must be a TrialGroup, as in TrialGroup([trial])")
         if listener is not None:
             require_listener(listener)
             refuse_logger(listener, "listener")

@@ -37,13 +37,20 @@ from fluid.session.notice import NOTICE
 from fluid.session.options import flattened
 from fluid.session.output import Output
 from fluid.sizing.goals import Goals
-from fluid.sweeping.algorithms import ALGORITHMS, HALVING, WITH_SEARCHER, require_concurrency, samples_of
+from fluid.sweeping.algorithms import (
+    ALGORITHMS,
+    HALVING,
+    WITH_SEARCHER,
+    require_algorithm,
+    require_concurrency,
+    samples_of,
+)
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.names import SweepNames
 from fluid.sweeping.plan import GroupOptions, SweepFailedError, SweepPlan, UnreportedMetricError, raise_if_all_failed
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
-from fluid.user_calls import user_call
+from fluid.user_calls import hint, user_call
 
 #: Seconds to wait at most, at the end, for checkpoints that outlive the session.
 _KEPT_S = 60.0
@@ -199,7 +206,7 @@ def run(
     asked = flattened({name: value for name, value in {**own, **objects}.items() if value is not None})
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)
     limit_s = None if limit is None else parse_duration("deadline", limit)
-    require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
+    algorithm = require_algorithm(algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
     joins = _joins(executor, asked)
@@ -435,7 +442,7 @@ def _checked_constants(searcher: Any, space: Any, points: Any) -> Mapping[str, A
 
 def _checked_executor(executor: Any, asked: Mapping[str, Any], *, goes_on: bool) -> FluidExecutor | None:
     if executor is not None and not isinstance(executor, FluidExecutor):
-        raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
+        raise InvalidFieldError("executor", executor, "must be a FluidExecutor, such as FluidExecutor(devices=2)")
     given: FluidExecutor | None = executor
     if given is not None or executor_in_force() is not None:
         which = "the one in force" if given is None else "the one passed"
@@ -456,9 +463,9 @@ def _checked_options(trainable: Any, options: Any) -> Mapping[str, Any]:
     known = set(inspect.signature(Trial).parameters) - _OWN_FIELDS
     for name in fields:
         if name not in known:
-            raise InvalidFieldError(
-                f"trial_options[{name!r}]", fields[name], f"must be one of {', '.join(sorted(known))}"
-            )
+            meant = hint(name, known)
+            reason = f"must be one of {', '.join(sorted(known))}" + (meant and f"; {meant}")
+            raise InvalidFieldError(f"trial_options[{name!r}]", fields[name], reason)
     Trial(trainable, **fields)
     return fields
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -276,7 +277,12 @@ class Trial(_WithSlots):
             and not callable(getattr(self.trainable, "replay", None))
             and not hasattr(self.trainable, "step")
         ):
-            raise InvalidFieldError("trainable", self.trainable, "must be a class with step(), or a function")
+            reason = "must be a class with step(), or a function"
+            if isinstance(self.trainable, Mapping):
+                reason += "; the space comes behind it"
+            elif inspect.isgenerator(self.trainable):
+                reason += f": pass {self.trainable.__name__}, and do not call it"
+            raise InvalidFieldError("trainable", self.trainable, reason)
         object.__setattr__(self, "budget", require_integer("budget", self.budget, at_least=1))
         object.__setattr__(self, "priority", require_number("priority", self.priority, at_least=0.0))
         if self.max_width is not None:

@@ -13,17 +13,14 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator
-from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, overload
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from fluid.errors import FluidError, InvalidFieldError, UnknownArgumentError
+from fluid.errors import FluidError, InvalidFieldError, WrongCallError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_FOLDER = os.path.dirname(os.path.abspath(__file__))
-#: Where Fluid is, also its integrations, which a checkout has beside it.
-_OWN = tuple(os.path.realpath(folder) + os.sep for folder in (_FOLDER, os.path.join(_FOLDER, "integrations")))
 #: Where the interpreter and installed packages are: what is elsewhere is the user's.
 _INSTALLED = tuple(
     os.path.realpath(folder) + os.sep for folder in {sysconfig.get_path(it) for it in ("stdlib", "purelib", "platlib")}
@@ -108,7 +105,7 @@ def user_call(call: Any = None, *, also: Collection[str] = ()) -> Any:
         also: names that it takes by ``**``.
 
     Raises:
-        UnknownArgumentError: raised by the call where it has no such argument; it is a ``TypeError``.
+        WrongCallError: raised by the call where its arguments do not fit; it is a ``TypeError``.
     """
     if call is None:
         return functools.partial(user_call, also=also)
@@ -120,14 +117,31 @@ def user_call(call: Any = None, *, also: Collection[str] = ()) -> Any:
         except FluidError as error:
             raise without_own_frames(error)  # noqa: B904 - it is the same error
         except TypeError:
-            takes = names_of(called)
-            unknown = next((name for name in kwargs if name not in takes), None) if _is_closed(call, also) else None
-            if unknown is None:
-                raise
-            raise UnknownArgumentError(_name_of(call), unknown, hint(unknown, takes)) from None
+            if problem := _problem(called, args, kwargs):
+                raise WrongCallError(problem) from None
+            raise
 
     vars(called)["takes_also"] = tuple(also)
     return called
+
+
+def _problem(call: Any, args: Any, kwargs: Any) -> str:
+    """What is wrong with the arguments of a call; empty if they fit."""
+    name, takes = str(call.__qualname__).removesuffix(".__init__").rpartition("<locals>.")[2], names_of(call)
+    signature = inspect.signature(call)
+    is_closed = bool(call.takes_also) or all(it.kind is not it.VAR_KEYWORD for it in signature.parameters.values())
+    unknown = next((given for given in kwargs if given not in takes), None) if is_closed else None
+    if unknown is not None:
+        meant = hint(unknown, takes)
+        return f"{name}() got an unexpected keyword argument {unknown!r}" + (meant and f": {meant}")
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        parts = [it for it in signature.parameters.values() if it.name != "self"]
+        by_place = [it.name for it in parts if it.kind is it.POSITIONAL_OR_KEYWORD]
+        by_name = [f"{it.name}=..." for it in parts if it.kind is it.KEYWORD_ONLY and it.default is it.empty]
+        return f"{name}(): {error}: write {name}({', '.join([*by_place, *by_name])})"
+    return ""
 
 
 C = TypeVar("C", bound=type)
@@ -160,6 +174,8 @@ def hint(unknown: str, takes: Collection[str]) -> str:
     close = difflib.get_close_matches(unknown, takes, 1, 0.75)
     if close:
         return f"did you mean {close[0]}=?"
+    if tuple(takes) == ("metrics", "save"):
+        return f"did you mean report({{{unknown!r}: ...}})?"
     package: Any = sys.modules["fluid"]
     ways = sorted(_ELSEWHERE, key=lambda way: unknown in _OF_A_TRIAL and way[0] != "Trial")
     for name in (unknown, *meant):
@@ -176,35 +192,91 @@ def without_own_frames(error: FluidError) -> FluidError:
     behind it says; it keeps that, too, only if code of the user's raised it. Errors of other classes are never
     changed: where they come from is all that is known of a bug.
     """
-    if not any(map(_is_users, _files(error.__traceback__))):
+    if not any(map(_is_users, _frames(error.__traceback__))):
         error = error.with_traceback(None)
-    if isinstance(error, InvalidFieldError) and not any(map(_is_users, _files_behind(error))):
+    if isinstance(error, InvalidFieldError) and not any(map(_is_users, _frames_behind(error))):
         error.__cause__ = error.__context__ = None
     return error
 
 
-def _files(trace: TracebackType | None) -> Iterator[str]:
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
     while trace is not None:
-        yield trace.tb_frame.f_code.co_filename
+        yield trace.tb_frame
         trace = trace.tb_next
 
 
-def _files_behind(error: BaseException) -> Iterator[str]:
+def _frames_behind(error: BaseException) -> Iterator[FrameType]:
     behind = error.__cause__ or error.__context__
     while behind is not None:
-        yield from _files(behind.__traceback__)
+        yield from _frames(behind.__traceback__)
         behind = behind.__cause__ or behind.__context__
 
 
-def _is_users(file: str) -> bool:
-    """Whether a file is neither Fluid's, nor the interpreter's, nor an installed package's."""
-    return not file.startswith("<frozen") and not os.path.realpath(file).startswith((*_OWN, *_INSTALLED))
+def _is_users(frame: FrameType) -> bool:
+    """Whether a frame is neither Fluid's, nor the interpreter's, nor an installed package's."""
+    if str(frame.f_globals.get("__name__")).split(".")[0] == "fluid":
+        return False
+    file = frame.f_code.co_filename
+    return not file.startswith("<frozen") and not os.path.realpath(file).startswith(_INSTALLED)
 
 
-def _is_closed(call: Any, also: Collection[str]) -> bool:
-    """Whether a function takes no other names than those that are known."""
-    return bool(also) or all(it.kind is not it.VAR_KEYWORD for it in inspect.signature(call).parameters.values())
+# -- names that are looked up ----------------------------------------------------------------------------
+
+#: What other libraries call parts of Fluid's modules and results, and what to write.
+_NAMES = {
+    "fluid": {
+        **dict.fromkeys(("optimize", "minimize", "maximize", "fmin", "search_space"), "fluid.run(...)"),
+        **dict.fromkeys(("Tuner", "TuneConfig", "RunConfig"), "fluid.run(...), or fluid.tune.Tuner with Ray Tune"),
+        **dict.fromkeys(("create_study", "Study", "study"), "fluid.integrations.optuna.optimize(study, objective)"),
+        **dict.fromkeys(("ASHAScheduler", "AsyncHyperBandScheduler", "schedulers"), "fluid.run(..., algorithm='asha')"),
+        **dict.fromkeys(("GridSearchCV", "FluidSearchCV"), "fluid.integrations.sklearn.FluidSearchCV"),
+        **{name: f"fluid.search.{name}" for name in ("uniform", "loguniform", "randint", "lograndint", "choice")},
+    },
+    "fluid.search": {
+        **dict.fromkeys(("quniform", "q_uniform", "discrete_uniform"), "uniform(low, high, step=...)"),
+        **dict.fromkeys(("qrandint", "qlograndint"), "randint(low, high, step=...)"),
+        **dict.fromkeys(("qloguniform", "log_uniform", "LogUniform", "reciprocal"), "loguniform(low, high)"),
+        **dict.fromkeys(("Float", "Real", "float", "suggest_float"), "uniform(low, high) or loguniform(low, high)"),
+        **dict.fromkeys(("Int", "Integer", "int", "suggest_int"), "randint(low, high)"),
+        **dict.fromkeys(("Categorical", "categorical", "grid_search", "suggest_categorical"), "choice([a, b])"),
+        **dict.fromkeys(("Boolean", "bool"), "choice([True, False])"),
+        "sample_from": "a function of an Optuna trial as the whole space",
+    },
+    "SweepResult": {
+        **dict.fromkeys(("best_params", "best_config", "best_hyperparameters", "get_best_config"), "best.config"),
+        **dict.fromkeys(("best_params_", "get_best_hyperparameters"), "best.config"),
+        **dict.fromkeys(("best_value", "best_score", "best_score_", "best_metric"), "best.value"),
+        **dict.fromkeys(("best_trial", "best_result", "get_best_result", "get_best_trial"), "best"),
+        **dict.fromkeys(("best_checkpoint", "get_best_checkpoint"), "best.checkpoint"),
+        **dict.fromkeys(("best_model", "best_estimator_", "get_best_models"), "best.load_checkpoint()"),
+        **dict.fromkeys(("df", "trials_dataframe", "get_dataframe", "to_dataframe", "results_df"), "dataframe()"),
+        **dict.fromkeys(("cv_results_", "results"), "trials, or dataframe()"),
+        **dict.fromkeys(("best_trials",), "pareto"),
+        **dict.fromkeys(("errors", "failed_trials"), "failures"),
+    },
+    "BestTrial": {
+        **dict.fromkeys(("params", "hyperparameters", "parameters", "best_params", "values"), "config"),
+        **dict.fromkeys(("score", "best_value", "loss"), "value"),
+        **dict.fromkeys(("model", "estimator", "best_model"), "load_checkpoint()"),
+        **dict.fromkeys(("id", "number", "trial_id"), "trial.trial_id"),
+        **dict.fromkeys(("path", "log_dir", "logdir", "folder"), "trial.folder"),
+    },
+}
 
 
-def _name_of(call: Any) -> str:
-    return str(call.__qualname__).removesuffix(".__init__").rpartition("<locals>.")[2]
+def missing_name(owner: str, name: str, what: str = "module {!r}") -> AttributeError:
+    """Makes the error about a name that a module or an object does not have, with what other libraries mean by it."""
+    text = f"{what.format(owner)} has no attribute {name!r}"
+    meant = _NAMES.get(owner, {}).get(name, "")
+    return AttributeError(text + (meant and f": did you mean {meant}?"), name=name)
+
+
+class PeersNames:
+    """Base of results: a name that they do not have is answered with what other libraries mean by it."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_name(type(self).__name__, name, "{!r} object")

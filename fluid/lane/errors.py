@@ -9,6 +9,7 @@ import traceback
 from types import TracebackType
 
 from fluid.engine.events import Failure
+from fluid.errors import WrongCallError
 from fluid.trainables.exception_pickle import dump_exception
 from fluid.trainables.json_form import message_of
 from fluid.trainables.resident import TrainableFormError
@@ -36,7 +37,7 @@ def describe(error: BaseException, iteration: int | None = None) -> Failure:
         iteration: iterations that the trial had done; ``None`` if unknown.
     """
     kind = "out_of_memory" if is_out_of_memory(error) else "error"
-    is_form = isinstance(error, TrainableFormError)
+    is_form = isinstance(error, (TrainableFormError, WrongCallError))
     own = error.__traceback__
     BaseException.with_traceback(error, _without_own_frames(own, all_may_go=is_form))  # Its class may be frozen.
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -344,7 +344,8 @@ class SweepLoop(TrialListener):
         if self._is_over:
             self.trials.note_end(trial, state, failure)
             return
-        if trial.results:
+        reports_later = state == TrialState.DONE and trial.stop is None and self._may_report_later(trial)
+        if trial.results and not reports_later:
             self._reported.warn(trial.results[-1], trial_ended=True)
         is_told = state in _TOLD  # Its outcome was told when the sweep stopped it.
         if failure is not None and state == TrialState.FAILED and trial.stop in (None, state):
@@ -355,6 +356,8 @@ class SweepLoop(TrialListener):
             is_whole = trial.iteration >= plan.budget or trial.iteration < trial.budget
             outcome = TrialState.DONE if is_whole else TrialState.STOPPED
             self._let_go(trial, None if is_told else outcome.value)
+        elif reports_later:
+            self.trials.extend(trial, trial.budget + 1, plan.budget - trial.budget - 1)
         elif state == TrialState.DONE and trial.values is None:  # It is at its first rung, or has no more to do.
             missing = trial.failure or self._reported.failure_of(trial)
             self.trials.stop(trial, missing)
@@ -367,6 +370,11 @@ class SweepLoop(TrialListener):
             self._let_go(trial, None if is_told else trial.stop or TrialState.DONE.value)
             self._decide(trial, plan.scheduler.ended(trial.number))
         self._fill()
+
+    def _may_report_later(self, trial: SweepTrial) -> bool:
+        if trial.values is not None or trial.failure is not None:
+            return False
+        return self._reported.may_come(trial, self.plan.scheduler.rung_of(trial.number).iterations)
 
     def _record_failure(self, trial: SweepTrial, failure: Failure) -> None:
         trial.state, trial.failure = TrialState.FAILED.value, failure

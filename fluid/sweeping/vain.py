@@ -44,7 +44,8 @@ class VainSweep:
         if not self._gives_up_early:
             return
         if failure.is_form:
-            raise SweepFailedError(f"the trainable cannot be run: {failure.message}") from None  # It says it all.
+            cause = TrialFailedError(trial.trial_id, failure) if failure.traceback.count("\n") > 1 else None
+            raise SweepFailedError(f"the trainable cannot be run: {failure.message}") from cause
         if self._is_over or trial.results or not failure.site or self._site not in (None, failure.site):
             self._is_over = True
             return

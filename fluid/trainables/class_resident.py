@@ -47,16 +47,14 @@ class ClassResident:
                 self.trainable = self._class(config)
         except StopIteration as error:
             raise stray_stop_iteration("setup") from error
-        except (AttributeError, KeyError) as error:
+        except Exception as error:
+            is_own = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if isinstance(error, TypeError) and not is_own:  # The call has failed, none of the class's code.
+                how = "setup(self, config), or only __init__(self, config)"
+                text = f"a class is made without arguments, and set up with its config, a dict: {how}"
+                raise TrainableFormError(f"{text}; {message_of(error)}") from None
             add_hint(error, config)
             raise
-        except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-                raise  # Of its own code.
-            how = "setup(self, config), or only __init__(self, config)"
-            raise TrainableFormError(
-                f"a class is made without arguments, and set up with its config, a dict: {how}; {message_of(error)}"
-            ) from None
 
     def set_up_by(self, method: str, config: dict[str, Any]) -> None:
         """Sets the trial up by a method of Fluid's own classes, which others lack: these are set up as usual."""
@@ -73,7 +71,7 @@ class ClassResident:
             return Step(None, True)
         except StopIteration as error:
             raise stray_stop_iteration("step") from error
-        except (AttributeError, KeyError) as error:
+        except Exception as error:
             add_hint(error, self._config)
             raise
         return step_of(metrics, "step()")

@@ -48,7 +48,7 @@ class GeneratorResident:
             if self._iterator is None:
                 self._iterator = iterator_of(called(self._function, self._name, self._config), self._name)
             return next_step(self._iterator, self._name)
-        except (AttributeError, KeyError) as error:
+        except Exception as error:
             add_hint(error, self._config)
             raise
 
@@ -98,7 +98,7 @@ class StateFunctionResident:
                 returned = called(self._function, self._name, self._config, state=self._state)
                 self._iterator = iterator_of(returned, self._name)
             item = next(self._iterator, _NO_MORE)
-        except (AttributeError, KeyError) as error:
+        except Exception as error:
             add_hint(error, self._config)
             raise
         if item is _NO_MORE:

@@ -11,20 +11,33 @@ from fluid.trainables.json_form import message_of
 
 #: What objectives of Optuna ask of their trial.
 _OF_A_TRIAL = re.compile(r"suggest_\w+|report|should_prune|set_user_attr")
+#: What the hp of Keras Tuner has.
+_OF_KERAS_TUNER = ("Int", "Float", "Choice", "Boolean", "Fixed")
 _NO_ATTRIBUTE = re.compile(r"'dict' object has no attribute '(\w+)'")
 #: Most names of a config that are told.
 _MOST_NAMES = 12
 
 
-def add_hint(error: AttributeError | KeyError, config: Mapping[str, Any]) -> None:
+def add_hint(error: Exception, config: Mapping[str, Any]) -> None:
     """Notes on an exception of a trainable what its config has, if it asked that for something else.
 
     The note is among the exception's ``__notes__``, which Python 3.11 and later print with it.
     """
-    hint = _of_key(error, config) if isinstance(error, KeyError) else _of_attribute(error, config)
-    notes: list[str] = getattr(error, "__notes__", [])
-    if hint and hint not in notes:
-        error.__notes__ = [*notes, hint]  # type: ignore[union-attr]
+    with suppress(Exception):  # It looks at objects of the user's, whose methods may raise.
+        hint = _hint(error, config)
+        notes: list[str] = getattr(error, "__notes__", [])
+        if hint and hint not in notes:
+            vars(error)["__notes__"] = [*notes, hint]
+
+
+def _hint(error: Exception, config: Mapping[str, Any]) -> str:
+    if isinstance(error, KeyError):
+        return _of_key(error, config)
+    if isinstance(error, AttributeError):
+        return _of_attribute(error, config)
+    if type(error).__name__ == "TrialPruned":
+        return "Fluid stops trials itself, as algorithm='asha' says; a trial that has no more to do returns"
+    return ""
 
 
 def _of_key(error: KeyError, config: Mapping[str, Any]) -> str:
@@ -43,6 +56,8 @@ def _of_attribute(error: AttributeError, config: Mapping[str, Any]) -> str:
     name = found[1]
     if name in config:
         return f"a config is a dict: config[{name!r}]"
+    if name in _OF_KERAS_TUNER:
+        return "a trainable is called with its config, a dict: give fluid.run a space with names, and read config['lr']"
     if not _OF_A_TRIAL.fullmatch(name):
         return ""
     return (

@@ -16,8 +16,10 @@ from typing import Any
 from fluid.trainables.driver_link import driver_link, in_trial
 from fluid.trainables.resident import TrainableFormError
 from fluid.trainables.trial_code import Reporter, Save, current_trial
+from fluid.user_calls import user_call
 
 
+@user_call
 def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
     """Ends an iteration of the trial whose function calls it, and waits until the trial may go on.
 

@@ -44,7 +44,7 @@ class ReportingResident:
     def step(self) -> Step:
         try:
             return self._step()
-        except (AttributeError, KeyError) as error:
+        except Exception as error:
             add_hint(error, self._config)
             raise
 
