@@ -171,7 +171,7 @@ def hint(unknown: str, takes: Collection[str]) -> str:
     meant = _BY_PEERS_NAME.get(unknown.lower(), [])
     if own := next((name for name in meant if name in takes), None):
         return f"did you mean {own}=?"
-    close = difflib.get_close_matches(unknown, takes, 1, 0.75)
+    close = difflib.get_close_matches(unknown, takes, 1, 0.7)
     if close:
         return f"did you mean {close[0]}=?"
     if tuple(takes) == ("metrics", "save"):

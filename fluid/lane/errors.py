@@ -118,6 +118,6 @@ def _notes(error: BaseException) -> list[str]:
 
 def one_line(error: BaseException) -> str:
     """Returns an exception's type, message and notes as one line."""
-    text = " ".join(": ".join([message_of(error), *_notes(error)]).split())
+    text = " ".join(": ".join(filter(None, [message_of(error), *_notes(error)])).split())
     name = type(error).__qualname__
     return f"{name}: {text}"[:_LONGEST_MESSAGE] if text else name
