@@ -113,18 +113,3 @@ def test_a_metric_that_comes_too_late_says_what_to_do(default: FluidExecutor, tm
     assert "if it comes after iteration 3, raise min_budget=" in str(raised.value)
     late = {"algorithm": "asha", "samples": 3, "budget": 9, "min_budget": 9}
     assert run(default, trainables.validates_at_its_end, tmp_path / "calls", **late).best.iteration == 9
-
-
-def test_a_sweep_whose_metric_comes_late_goes_on(tmp_path: Path) -> None:
-    def sweep(samples: int, **options: Any) -> SweepResult:
-        space = {"x": uniform(0.0, 1.0)}
-        arguments = {"metric": "loss", "budget": 9, "samples": samples, "name": "late", "run_dir": tmp_path / "run"}
-        output = fluid.Output(verbose=0)
-        return fluid.run(trainables.validates_every_third, space, **arguments, output=output, **options)
-
-    first = sweep(4)
-    second = sweep(9, resume=True)
-    assert len(second.trials) == 9 and {trial.state for trial in second.trials} <= {"DONE", "STOPPED"}
-    lengths = [trial.iteration for trial in second.trials]
-    assert min(lengths) == 3 and max(lengths) == 9
-    assert all(mine.iteration >= other.iteration for mine, other in zip(second.trials, first.trials, strict=False))
