@@ -75,7 +75,7 @@ def run(
     samples: int | None = None,
     algorithm: str = "asha",
     budget: int = 27,
-    time_budget_s: float | None = None,
+    time_budget_s: float | str | None = None,
     deadline: float | str | None = None,
     stop: StopArgument = None,
     seed: int | None = 0,
@@ -133,8 +133,8 @@ def run(
             or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget. With a ``searcher``:
             ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
-        time_budget_s: seconds from the call after which the sweep ends for now; each trial that runs rests after its
-            iteration, whose result counts, and goes on in a call with ``resume=True``.
+        time_budget_s: seconds from the call, or text such as ``"1h"``, after which the sweep ends for now; each trial
+            that runs rests after its iteration, whose result counts, and goes on in a call with ``resume=True``.
         deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
             as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). A
             trial that cannot end by then is saved after the last iteration that fits. ``time_budget_s`` ends a sweep

@@ -159,7 +159,8 @@ class Search:
         extends: whether the algorithm may extend a trial that has used up its budget; ``None``, the default, if
             unknown: then the state of such a trial is saved, if it can be. With ``False`` it is not.
         besides: further metrics that are optimized, each with its mode; none by default.
-        time_budget_s: seconds from its submission after which the search ends; ``None``, the default, for no limit.
+        time_budget_s: seconds from its submission, or text such as ``"1h"``, after which the search ends; ``None``, the
+            default, for no limit.
         shape: how far the trials run and which of them continue, for forecasts; ``None``, the default, if unknown.
         keeps_best: whether the checkpoint of the best trial outlives the session unless ``FluidExecutor(keep=)`` says
             what does, as in the sweeps of :func:`fluid.run`; ``False`` by default. It needs a metric.

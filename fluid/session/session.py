@@ -741,4 +741,6 @@ def save_all(session: Session, deadline_s: float) -> str:
     saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
     if session.joint is not None:
         return f"{saved}; {session.joint.others}"
+    if session.inboxes and all(getattr(inbox.listener, "tells_unfinished", False) for inbox in session.inboxes):
+        return saved  # Those who tell of them say how to go on.
     return f"{saved}; go on with FluidExecutor.resume({str(session.run_dir)!r})"

@@ -448,7 +448,7 @@ class SweepLoop(TrialListener):
         for past in earlier.trials:
             trial = self.trials.by_id[past.trial_id]
             if past.budget > trial.budget and trial.state == UNFINISHED:
-                why = f"it was to run {past.budget} iterations, and would run {trial.budget}"
+                why = f"it was to run {past.budget} iterations, and would run {trial.budget}: give the same samples"
                 raise other_arguments(past.trial_id, why)
             if past.is_over and past.ended is not None:
                 self._record_end(past.trial_id, past.ended.value, past.failure)
