@@ -163,7 +163,7 @@ def __getattr__(name: str) -> object:
     if name in _PACKAGES:
         return importlib.import_module(f"fluid.{name}")
     if name not in _HOME:
-        raise AttributeError(f"module 'fluid' has no attribute {name!r}")
+        raise importlib.import_module("fluid.user_calls").missing_name("fluid", name)
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

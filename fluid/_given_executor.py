@@ -21,7 +21,8 @@ def closes_executor(call: Callable[P, T]) -> Callable[P, T]:
         try:
             return call(*args, **kwargs)
         except BaseException:
-            close = getattr(kwargs.get("executor"), "close_if_unused", None)
+            given = kwargs.get("executor")
+            close = None if isinstance(given, type) else getattr(given, "close_if_unused", None)
             if close is not None:
                 close()
             raise

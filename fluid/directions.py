@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fluid.errors import InvalidFieldError, require_one_of
+from fluid.errors import InvalidFieldError, require_text
 
 
 def _names(text: str) -> frozenset[str]:
@@ -91,6 +91,11 @@ _SCORES = _names("score scores")
 _NUMBER = re.compile(r"(?:top|fold|split|valid|val|p)?\d+")
 _CUTOFF = re.compile(r"@[^/_\s]*")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+#: What users say of a direction: Fluid's words, and those of Optuna, W&B, scikit-learn and Keras Tuner.
+_MODE_WORDS = {
+    **dict.fromkeys(("min", "minimize", "minimise", "minimum", "lower", "lower_is_better"), "min"),
+    **dict.fromkeys(("max", "maximize", "maximise", "maximum", "higher", "greater_is_better"), "max"),
+}
 #: Turns a direction around. ``negative`` does not: ``negative_recall`` may be the recall of a class.
 _NEG = "neg"
 _SIGNS = frozenset({_NEG})
@@ -121,13 +126,31 @@ def direction_of(metric: str) -> str | None:
     return None
 
 
+def mode_word(field: str, value: object) -> str:
+    """Returns ``"min"`` or ``"max"`` for what a user has said, also in the words of other libraries.
+
+    Example:
+        >>> from fluid.directions import mode_word
+        >>> [mode_word("mode", said) for said in ("min", "Maximize", "minimise")]
+        ['min', 'max', 'min']
+
+    Raises:
+        InvalidFieldError: it is none of them.
+    """
+    text = getattr(value, "name", value)  # Optuna's StudyDirection.MINIMIZE.
+    found = _MODE_WORDS.get(text.strip().lower()) if isinstance(text, str) else None
+    if found is None:
+        raise InvalidFieldError(field, value, "must be 'min' (less is better), 'max' (more is better), or None")
+    return found
+
+
 def known_mode(metric: str, mode: object = None) -> str | None:
     """Returns the mode that was said, else the direction of the metric; ``None`` if its name leaves it open.
 
     Raises:
         InvalidFieldError: something else was said.
     """
-    return direction_of(metric) if mode is None else str(require_one_of("mode", mode, ("min", "max")))
+    return direction_of(metric) if mode is None else mode_word("mode", mode)
 
 
 def require_mode(metric: str, mode: object = None) -> str:
@@ -140,6 +163,23 @@ def require_mode(metric: str, mode: object = None) -> str:
     if found is None:
         raise InvalidFieldError("mode", None, open_text(metric))
     return found
+
+
+def require_goals(name: str, value: object) -> tuple[tuple[str, str], ...]:
+    """Returns metrics with their modes.
+
+    Raises:
+        InvalidFieldError: it is no list of pairs of these.
+    """
+    if not isinstance(value, (tuple, list)):
+        raise InvalidFieldError(name, value, "must be a list of metrics with their modes, such as [('latency', 'min')]")
+    goals = []
+    for position, pair in enumerate(value):
+        entry = f"{name}[{position}]"
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidFieldError(entry, pair, "must be a metric and its mode, such as ('latency', 'min')")
+        goals.append((require_text(entry, pair[0]), mode_word(entry, pair[1])))
+    return tuple(goals)
 
 
 def open_text(metric: str, ways: str = "mode='min' or mode='max'") -> str:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import pickle
+import re
 from collections.abc import Collection
+from datetime import timedelta
 
 #: Most characters of a value in an error.
 _LONGEST_VALUE = 500
 #: A float holds all whole numbers up to this one exactly.
 _EXACT = 2**53
+#: Seconds of each unit of time, by its names.
+_UNITS = {
+    **dict.fromkeys(("ms", "msec"), 1e-3),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+_PART = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(sorted(_UNITS, key=len, reverse=True))})(?![a-z])\s*")
 
 
 class FluidError(Exception):
@@ -97,6 +109,19 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
+class WrongCallError(FluidError, TypeError):
+    """The arguments of a call do not fit the function; the message says what may be meant.
+
+    Example:
+        >>> import fluid
+        >>> try:
+        ...     fluid.run(print, {"lr": [0.1, 0.2]}, metric="loss", num_samples=2)
+        ... except TypeError as error:
+        ...     print(error)
+        run() got an unexpected keyword argument 'num_samples': did you mean samples=?
+    """
+
+
 class MissingDependencyError(FluidError, ImportError):
     """An optional dependency is needed and not installed; the message holds the install command.
 
@@ -110,12 +135,20 @@ class MissingDependencyError(FluidError, ImportError):
     """
 
 
+def _is_number(value: object) -> bool:
+    """Whether a value is the text of a number."""
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
 def require_number(field: str, value: object, *, at_least: float, finite: bool = True) -> float:
     """Returns ``value`` as a float, or raises :class:`InvalidFieldError` naming ``field``."""
     if type(value) is not float and (
         isinstance(value, bool) or not isinstance(value, numbers.Real)  # numpy's scalars are Real too
     ):
-        raise InvalidFieldError(field, value, "must be a number")
+        raise InvalidFieldError(field, value, "must be a number" + (", without quotes" if _is_number(value) else ""))
     try:
         number = float(value)
     except OverflowError as error:
@@ -158,5 +191,41 @@ def require_text(field: str, value: object, *, empty: bool = False) -> str:
 def require_one_of(field: str, value: object, allowed: Collection[str]) -> str:
     """Returns ``value`` if it is one of the strings ``allowed``, else raises :class:`InvalidFieldError`."""
     if not isinstance(value, str) or value not in allowed:
-        raise InvalidFieldError(field, value, f"must be one of {', '.join(sorted(allowed))}")
+        reason = f"must be one of {', '.join(sorted(allowed))}"
+        if isinstance(value, str) and (meant := difflib.get_close_matches(value.lower(), allowed, 1)):
+            reason += f"; did you mean {meant[0]!r}?"
+        raise InvalidFieldError(field, value, reason)
     return value
+
+
+def parse_duration(field: str, value: object, *, zero: bool = False, finite: bool = True) -> float:
+    """Returns seconds above 0, given as a number of them, a ``timedelta`` or text: ``"2h"``, ``"1h 30m"``, ``"45 s"``.
+
+    Args:
+        field: the name in an error.
+        value: what the user gave.
+        zero: whether it may be 0.
+        finite: whether it must be finite.
+
+    Raises:
+        InvalidFieldError: it is none of these.
+    """
+    reason = f'must be seconds {"of at least" if zero else "above"} 0, or text such as "2h", "90m" or "1h 30m"'
+    if isinstance(value, str):
+        text = value.strip().lower()
+        parts = _PART.findall(text)
+        if not parts or _PART.sub("", text):
+            raise InvalidFieldError(field, value, reason)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    elif isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    else:
+        try:
+            seconds = require_number(field, value, at_least=0.0, finite=finite)
+        except InvalidFieldError as error:
+            raise InvalidFieldError(
+                field, value, reason if error.reason.startswith("must be a number") else error.reason
+            ) from None
+    if seconds < 0.0 or (seconds == 0.0 and not zero) or (finite and math.isinf(seconds)):
+        raise InvalidFieldError(field, value, reason)
+    return seconds

@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 from fluid.backends.base import Backend
 from fluid.display.terminal import Terminal
-from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import Keep
 from fluid.loggers.hub import Attached
@@ -41,6 +40,7 @@ from fluid.session.status import Status
 from fluid.session.waits import in_a_sessions_thread
 from fluid.sizing.goals import Goals
 from fluid.trialgroup import TrialGroup
+from fluid.user_calls import user_call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,7 +83,8 @@ class FluidExecutor(SessionDoor):
             other groups.
         output: what is told of the session, where: a :class:`fluid.Output`; ``None``, the default, for progress on a
             terminal and a new run folder.
-        max_failures: times that a failed trial is tried again; 2 by default, 0 for never.
+        max_failures: times that a failed trial is tried again, 0 for never. ``None``, the default: twice; once if it
+            then fails alike, and never what cannot succeed (``docs/running.md``).
         profile: measurements of earlier sessions, which this one adds to; ``None``, the default, for none.
         process_group: how the devices of one trial communicate: ``"torch"`` (NCCL between GPUs, shared memory between
             CPUs of one machine, else gloo) or ``"horovod"``; ``None``, the default, for the backend's own, which is
@@ -109,6 +110,7 @@ class FluidExecutor(SessionDoor):
         MissingDependencyError: Horovod is asked for and not installed.
     """
 
+    @user_call(also=FlatOptions.__annotations__)
     def __init__(
         self,
         backend: str | Backend = "auto",
@@ -122,7 +124,7 @@ class FluidExecutor(SessionDoor):
         goals: Goals | None = None,
         keep: Keep | str | None = None,
         output: Output | None = None,
-        max_failures: int = DEFAULT_MAX_FAILURES,
+        max_failures: int | None = None,
         profile: Profile | None = None,
         process_group: str | None = None,
         group_policy: str = "irs",
@@ -190,6 +192,7 @@ class FluidExecutor(SessionDoor):
     def _repr_html_(self) -> str:
         return table_html(session_facts(self._session))
 
+    @user_call
     def submit_trialgroup(
         self,
         group: TrialGroup,
@@ -215,7 +218,7 @@ class FluidExecutor(SessionDoor):
             FluidError: no trial would run, as the session has ended or was drained, or no device works.
         """
         if not isinstance(group, TrialGroup):
-            raise InvalidFieldError("group", group, "must be a TrialGroup")
+            raise InvalidFieldError("group", group, "must be a TrialGroup, as in TrialGroup([trial])")
         if listener is not None:
             require_listener(listener)
             refuse_logger(listener, "listener")
@@ -227,6 +230,7 @@ class FluidExecutor(SessionDoor):
         return handle
 
     @classmethod
+    @user_call
     @collector_held()
     def resume(cls, run_dir: str | Path, **options: Any) -> FluidExecutor:
         """Goes on with a session whose driver was killed: :attr:`handles` has its groups.
@@ -357,6 +361,7 @@ class FluidExecutor(SessionDoor):
 IN_FORCE: InForce[FluidExecutor] = InForce(lambda executor: executor._closing or executor._process != os.getpid())
 
 
+@user_call
 def submit_trialgroup(
     group: TrialGroup, listener: TrialListener | None = None, *, priority: float = 1.0, preempt: bool = False
 ) -> TrialGroupHandle:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from fluid._clock import MonotonicClock
-from fluid.errors import InvalidFieldError, require_number
+from fluid.errors import InvalidFieldError, parse_duration, require_number
 from fluid.gpu.mps_control import (
     LOG_VARIABLE,
     MEMORY_VARIABLE,
@@ -98,8 +98,8 @@ class MpsDaemon:
     ) -> None:
         self.devices = _checked(devices)
         self.program = program or find_program() or ""
-        self._start_timeout = require_number("start_timeout", start_timeout, at_least=0.0)
-        answer = require_number("answer_timeout", answer_timeout, at_least=0.0)
+        self._start_timeout = parse_duration("start_timeout", start_timeout, zero=True)
+        answer = parse_duration("answer_timeout", answer_timeout, zero=True)
         self._quit_timeout = require_number("quit_timeout", quit_timeout, at_least=1.0)
         if not self.program:
             raise MpsError(f"{PROGRAM} is not installed (it is part of the NVIDIA driver)")

@@ -13,6 +13,7 @@ from fluid.given_fields import GivenFields
 from fluid.lane.policy import DEFAULT_POLICY, POLICIES, ROUNDS
 from fluid.measure.runtime_model import DEFAULT_MAX_FUSED, DEFAULT_MAX_PACKING
 from fluid.trialgroup import ISOLATION
+from fluid.user_calls import user_class
 
 #: Most trials that take turns in the lanes of one device, unless the user says how many.
 DEFAULT_MAX_TURNS = 64
@@ -162,6 +163,7 @@ def gpu_way_of(name: str) -> Packing:
     return GPU_WAYS[require_one_of("sharing", name, GPU_WAYS)]
 
 
+@user_class
 @dataclass(frozen=True)
 class Sharing(GivenFields):
     """How trials share devices and processes: an argument of :class:`fluid.FluidExecutor`.

@@ -14,7 +14,7 @@ from typing import Any
 
 from fluid._clock import MonotonicClock
 from fluid._given_executor import closes_executor
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of, require_text
+from fluid.errors import FluidError, InvalidFieldError, parse_duration, require_integer, require_one_of, require_text
 from fluid.executor import IN_FORCE, FluidExecutor, executor_in_force, executor_scope
 from fluid.keeping import Keep
 from fluid.loggers.logger import refuse_logger
@@ -36,13 +36,21 @@ from fluid.session.listeners import SweepInterrupted, TrialListener, require_lis
 from fluid.session.notice import NOTICE
 from fluid.session.options import flattened
 from fluid.session.output import Output
-from fluid.sizing.goals import Goals, parse_duration
-from fluid.sweeping.algorithms import ALGORITHMS, HALVING, WITH_SEARCHER, require_concurrency, samples_of
+from fluid.sizing.goals import Goals
+from fluid.sweeping.algorithms import (
+    ALGORITHMS,
+    HALVING,
+    WITH_SEARCHER,
+    require_algorithm,
+    require_concurrency,
+    samples_of,
+)
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.names import SweepNames
-from fluid.sweeping.plan import GroupOptions, SweepPlan, UnreportedMetricError, raise_if_all_failed
+from fluid.sweeping.plan import GroupOptions, SweepFailedError, SweepPlan, UnreportedMetricError, raise_if_all_failed
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
+from fluid.user_calls import hint, user_call
 
 #: Seconds to wait at most, at the end, for checkpoints that outlive the session.
 _KEPT_S = 60.0
@@ -56,6 +64,7 @@ _NAMES = SweepNames()
 _OWN_FIELDS = {"trainable", "config", "budget", "trial_id", "shown", "follow_up_iterations"}
 
 
+@user_call
 @closes_executor
 def run(
     trainable: Any,
@@ -66,7 +75,7 @@ def run(
     samples: int | None = None,
     algorithm: str = "asha",
     budget: int = 27,
-    time_budget_s: float | None = None,
+    time_budget_s: float | str | None = None,
     deadline: float | str | None = None,
     stop: StopArgument = None,
     seed: int | None = 0,
@@ -124,8 +133,8 @@ def run(
             or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget. With a ``searcher``:
             ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
-        time_budget_s: seconds from the call after which the sweep ends for now; each trial that runs rests after its
-            iteration, whose result counts, and goes on in a call with ``resume=True``.
+        time_budget_s: seconds from the call, or text such as ``"1h"``, after which the sweep ends for now; each trial
+            that runs rests after its iteration, whose result counts, and goes on in a call with ``resume=True``.
         deadline: when the sweep is to have ended: seconds from the call, or text such as ``"2h"``. It sizes the sweep:
             as few devices are held as meet it with 90 %, and you hear at once if none do (``docs/deadlines.md``). A
             trial that cannot end by then is saved after the last iteration that fits. ``time_budget_s`` ends a sweep
@@ -186,7 +195,7 @@ def run(
         InvalidFieldError: an argument cannot be used, or a metric without a mode may mean either; or no trial has
             reported the metric, and the error's ``result`` has what there is. A single trial that does not report it
             fails (``docs/sweeps.md``).
-        SweepFailedError: all trials have failed.
+        SweepFailedError: all trials have failed, or the first ones so that no other can succeed (``docs/running.md``).
         SweepInterrupted: Ctrl-C or a notice of preemption has ended the sweep; its ``result`` has what there is.
         FluidError: the executor was closed.
     """
@@ -197,7 +206,7 @@ def run(
     asked = flattened({name: value for name, value in {**own, **objects}.items() if value is not None})
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)
     limit_s = None if limit is None else parse_duration("deadline", limit)
-    require_one_of("algorithm", algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
+    algorithm = require_algorithm(algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     compared = _checked_goals(metric, mode, algorithm, searcher)
     name = _name_of(trainable, algorithm) if name is None else require_text("name", name)
     joins = _joins(executor, asked)
@@ -228,7 +237,7 @@ def run(
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
     rules = StopRules(stop, {goal.metric: goal.less for goal in compared})
-    seconds = None if time_budget_s is None else require_number("time_budget_s", time_budget_s, at_least=0.0)
+    seconds = None if time_budget_s is None else parse_duration("time_budget_s", time_budget_s, zero=True)
     is_limited = seconds is not None or rules.end_sweep
     number = samples_of(algorithm, samples, searcher, is_limited=is_limited, rungs=rungs, eta=eta)
     if samples is None and number is not None and earlier is not None:
@@ -321,7 +330,7 @@ def _run(loop: SweepLoop, executor: FluidExecutor, earlier: EarlierSweep | None)
                 executor.session.drain(None, _SAVED_S)  # Also saves what waits at a rung.
         with contextlib.suppress(FluidError):  # The session has ended, and they were brought as it did.
             executor.session.await_kept(_KEPT_S)
-    except UnreportedMetricError as error:
+    except (SweepFailedError, UnreportedMetricError) as error:
         error.result = _result(loop, executor.run_dir)
         raise
     except KeyboardInterrupt:
@@ -433,7 +442,7 @@ def _checked_constants(searcher: Any, space: Any, points: Any) -> Mapping[str, A
 
 def _checked_executor(executor: Any, asked: Mapping[str, Any], *, goes_on: bool) -> FluidExecutor | None:
     if executor is not None and not isinstance(executor, FluidExecutor):
-        raise InvalidFieldError("executor", executor, "must be a FluidExecutor")
+        raise InvalidFieldError("executor", executor, "must be a FluidExecutor, such as FluidExecutor(devices=2)")
     given: FluidExecutor | None = executor
     if given is not None or executor_in_force() is not None:
         which = "the one in force" if given is None else "the one passed"
@@ -454,9 +463,9 @@ def _checked_options(trainable: Any, options: Any) -> Mapping[str, Any]:
     known = set(inspect.signature(Trial).parameters) - _OWN_FIELDS
     for name in fields:
         if name not in known:
-            raise InvalidFieldError(
-                f"trial_options[{name!r}]", fields[name], f"must be one of {', '.join(sorted(known))}"
-            )
+            meant = hint(name, known)
+            reason = f"must be one of {', '.join(sorted(known))}" + (meant and f"; {meant}")
+            raise InvalidFieldError(f"trial_options[{name!r}]", fields[name], reason)
     Trial(trainable, **fields)
     return fields
 

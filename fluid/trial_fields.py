@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from fluid.errors import InvalidFieldError, require_number, require_one_of, require_text
+from fluid.errors import InvalidFieldError, parse_duration, require_text
 from fluid.random_state import Seeds
 
 #: When an iteration counts as hung: seconds, ``"auto"`` for a limit measured on its like, or ``None`` for never.
@@ -126,35 +126,16 @@ def _require_names(config: Mapping[Any, Any], depth: int) -> None:
             _require_names(value, depth + 1)
 
 
-def require_goals(name: str, value: object) -> tuple[tuple[str, str], ...]:
-    """Returns metrics with their modes.
-
-    Raises:
-        InvalidFieldError: it is no list of pairs of these.
-    """
-    if not isinstance(value, (tuple, list)):
-        raise InvalidFieldError(name, value, "must be a list of metrics with their modes, such as [('latency', 'min')]")
-    goals = []
-    for position, pair in enumerate(value):
-        entry = f"{name}[{position}]"
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InvalidFieldError(entry, pair, "must be a metric and its mode, such as ('latency', 'min')")
-        goals.append((require_text(entry, pair[0]), require_one_of(entry, pair[1], ("min", "max"))))
-    return tuple(goals)
-
-
 def require_timeout(name: str, value: object) -> IterationTimeout:
     """Returns a limit of an iteration.
 
     Raises:
-        InvalidFieldError: it is not ``"auto"``, ``None`` or a finite number above 0.
+        InvalidFieldError: it is not ``"auto"``, ``None`` or a finite time above 0.
     """
     if value is None or value == "auto":
         return None if value is None else "auto"
     try:
-        seconds = require_number(name, value, at_least=0.0)
+        return parse_duration(name, value)
     except InvalidFieldError as error:
-        raise InvalidFieldError(name, value, "must be a number of seconds above 0, 'auto' or None") from error
-    if seconds == 0.0:
-        raise InvalidFieldError(name, value, "must be a number of seconds above 0, 'auto' or None")
-    return seconds
+        reason = "must be a number of seconds above 0, text such as \"90s\", 'auto' or None"
+        raise InvalidFieldError(name, value, reason) from error

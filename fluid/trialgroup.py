@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of, require_text
+from fluid.directions import mode_word, require_goals
+from fluid.errors import (
+    InvalidFieldError,
+    parse_duration,
+    require_integer,
+    require_number,
+    require_one_of,
+    require_text,
+)
 from fluid.few_items import FewItems
 from fluid.random_state import SeedOrigin
 from fluid.resources import MemoryNeed, Requires, require_devices
 from fluid.search_shape import SearchShape
-from fluid.trial_fields import IterationTimeout, own_config, require_goals, require_timeout
+from fluid.trial_fields import IterationTimeout, own_config, require_timeout
+from fluid.user_calls import user_call, user_class
 
 
 class _Numbers:
@@ -97,6 +107,7 @@ PAUSED_BY_USER = "PAUSED BY THE USER"
 IS_ELSEWHERE = "ELSEWHERE"
 
 
+@user_class
 @dataclass(frozen=True)
 class Shown:
     """How reports show a trial that a search algorithm knows under an id of its own.
@@ -127,6 +138,7 @@ class Shown:
         object.__setattr__(self, "iterations", require_integer("iterations", self.iterations, at_least=0))
 
 
+@user_class
 @dataclass(frozen=True)
 class Search:
     """Says that a search algorithm submits a group's trials, and what it optimizes. Reports and the live view show it.
@@ -147,7 +159,8 @@ class Search:
         extends: whether the algorithm may extend a trial that has used up its budget; ``None``, the default, if
             unknown: then the state of such a trial is saved, if it can be. With ``False`` it is not.
         besides: further metrics that are optimized, each with its mode; none by default.
-        time_budget_s: seconds from its submission after which the search ends; ``None``, the default, for no limit.
+        time_budget_s: seconds from its submission, or text such as ``"1h"``, after which the search ends; ``None``, the
+            default, for no limit.
         shape: how far the trials run and which of them continue, for forecasts; ``None``, the default, if unknown.
         keeps_best: whether the checkpoint of the best trial outlives the session unless ``FluidExecutor(keep=)`` says
             what does, as in the sweeps of :func:`fluid.run`; ``False`` by default. It needs a metric.
@@ -170,12 +183,13 @@ class Search:
         if self.metric is not None:
             require_text("metric", self.metric, empty=True)
         if self.mode is not None:
-            require_one_of("mode", self.mode, ("min", "max"))
+            object.__setattr__(self, "mode", mode_word("mode", self.mode))
         if self.trials is not None:
             object.__setattr__(self, "trials", require_integer("trials", self.trials, at_least=1))
         object.__setattr__(self, "besides", require_goals("besides", self.besides))
         if self.time_budget_s is not None:
-            require_number("time_budget_s", self.time_budget_s, at_least=0.0)
+            seconds = parse_duration("time_budget_s", self.time_budget_s, zero=True)
+            object.__setattr__(self, "time_budget_s", seconds)
         if self.shape is not None and not isinstance(self.shape, SearchShape):
             raise InvalidFieldError("shape", self.shape, "must be a SearchShape or None")
 
@@ -186,6 +200,7 @@ class _WithSlots:
     __slots__ = ("__weakref__",)
 
 
+@user_class
 @dataclass(frozen=True, eq=False, slots=True)
 class Trial(_WithSlots):
     """One configuration to train, and the iterations it may run until the algorithm decides about it again.
@@ -219,8 +234,8 @@ class Trial(_WithSlots):
             first.
         iteration_timeout_s: seconds that an iteration may take before it counts as hung, above 0; ``None`` for no
             limit; ``"auto"``, the default, for a limit that follows from what iterations of its profile key took, where
-            its trials run several each (docs/running.md). The process of a hung trial is killed. The trial goes on from
-            its checkpoint once; if it hangs again, it fails, with ``"timeout"`` as the kind of its failure.
+            its trials run several each (``docs/running.md``). The process of a hung trial is killed. The trial goes on
+            from its checkpoint once; if it hangs again, it fails, with ``"timeout"`` as the kind of its failure.
         requires: what a device must have to run the trial; ``None``, the default, if any device will do.
         devices: ``None``, the default, to let the engine decide. A whole number n: exactly n devices, which it shares
             with no other trial. An elastic trial has the fixed width n; any other one is a *gang* for n of at least 2:
@@ -263,7 +278,12 @@ class Trial(_WithSlots):
             and not callable(getattr(self.trainable, "replay", None))
             and not hasattr(self.trainable, "step")
         ):
-            raise InvalidFieldError("trainable", self.trainable, "must be a class with step(), or a function")
+            reason = "must be a class with step(), or a function"
+            if isinstance(self.trainable, Mapping):
+                reason += "; the space comes behind it"
+            elif inspect.isgenerator(self.trainable):
+                reason += f": pass {self.trainable.__name__}, and do not call it"
+            raise InvalidFieldError("trainable", self.trainable, reason)
         object.__setattr__(self, "budget", require_integer("budget", self.budget, at_least=1))
         object.__setattr__(self, "priority", require_number("priority", self.priority, at_least=0.0))
         if self.max_width is not None:
@@ -380,7 +400,7 @@ class TrialGroup:
         requires: what devices must have to run them, where a trial does not say otherwise; ``None``, the default, if
             any device will do.
         owner: whose group it is: the groups of one owner are scheduled as one, and owners share the devices
-            (docs/groups.md). ``None``, the default, for an owner of its own.
+            (``docs/groups.md``). ``None``, the default, for an owner of its own.
         submission: the sweep that it is a part of, whose trainables are pickled once; ``None``, the default, if they
             are to be pickled as they are at each call that submits or adds trials.
 
@@ -388,6 +408,7 @@ class TrialGroup:
         InvalidFieldError: two trials have one id.
     """
 
+    @user_call
     def __init__(
         self,
         trials: Iterable[Trial] = (),

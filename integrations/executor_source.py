@@ -9,7 +9,6 @@ from typing import Any
 
 from fluid.executor import FluidExecutor, executor_in_force
 from fluid.integrations.options import require_options
-from fluid.session.options import FlatOptions
 
 
 class ExecutorSource:
@@ -24,7 +23,7 @@ class ExecutorSource:
     """
 
     def __init__(self, given: FluidExecutor | None, options: Mapping[str, Any]) -> None:
-        require_options(FluidExecutor, options, more=FlatOptions.__annotations__)
+        require_options(FluidExecutor, options)
         self._given = given
         self._options = dict(options)
         self._made: FluidExecutor | None = None

@@ -43,7 +43,7 @@ def layer(level: int, modules: str, packages: str = "") -> Layer:
 LAYERS = (
     layer(0, "errors checksums few_items _version _experimental _logs _private_files _late_imports _given_executor"),
     layer(0, "random_state user_values given_fields"),
-    layer(1, "_clock _imports directions keeping resources search_shape"),
+    layer(1, "_clock _imports directions keeping resources search_shape user_calls"),
     layer(1, "trial_fields wire", "msgspec"),
     layer(2, "waiting trialgroup"),
     layer(2, "trainables", "cloudpickle ray msgspec"),
@@ -109,6 +109,7 @@ LOOSE = {
     *("__init__", "_version", "_clock", "_imports", "_logs", "_private_files", "_late_imports"),
     *("_given_executor", "_experimental", "checksums", "directions", "errors", "few_items", "given_fields", "keeping"),
     *("packing", "random_state", "resources", "search_shape", "trial_fields", "trialgroup", "user_values"),
+    "user_calls",
     *("static_fluid", "dynamic_fluid", "mps", "executor", "sweep", "tune", "cli", "wire"),
 }
 #: Modules that may import less than their package: they are loaded where nothing heavy must be.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from fluid._clock import MonotonicClock
 from fluid.engine.commands import CheckpointValue, Command
 from fluid.engine.events import Event
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError, parse_duration, require_integer
 from fluid.keeping import WorstKept
 from fluid.lane.protocol import CheckpointMoved, CheckpointPersisted, LaneLogged
 from fluid.packing import DEFAULT_GPU_WAY
@@ -76,7 +76,7 @@ class ScalingLimits(NamedTuple):
         return self.autoscale is None and self.idle_timeout_s is None
 
     @classmethod
-    def of(cls, autoscale: int | None, idle_timeout_s: float | None, provision_s: float = 0.0) -> ScalingLimits:
+    def of(cls, autoscale: int | None, idle_timeout_s: float | str | None, provision_s: float = 0.0) -> ScalingLimits:
         """Returns these limits.
 
         Raises:
@@ -85,7 +85,7 @@ class ScalingLimits(NamedTuple):
         if autoscale is not None:
             require_integer("autoscale", autoscale, at_least=1)
         if idle_timeout_s is not None:
-            require_number("idle_timeout_s", idle_timeout_s, at_least=0.0)
+            idle_timeout_s = parse_duration("idle_timeout_s", idle_timeout_s, zero=True)
         return cls(autoscale, idle_timeout_s, provision_s)
 
 

@@ -15,7 +15,7 @@ from fluid.backends.lanes.pool import DEFAULT_GRACE_S, LaneBackend, LanePool, mo
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.events import DeviceAdded, Event
 from fluid.errors import InvalidFieldError, require_integer
-from fluid.gpu.nvml import Gpu, find_gpus
+from fluid.gpu.nvml import Gpu, find_gpus, no_gpu_reason
 from fluid.keeping import parse_bytes
 from fluid.lane.policy import DEFAULT_POLICY
 from fluid.packing import DEFAULT_GPU_WAY, gpu_way_of
@@ -117,6 +117,8 @@ def _indexed(given: object, kind: DeviceKind, index: int, gpus: Sequence[Gpu]) -
 
 
 def _number_of(gpus: Sequence[Gpu]) -> str:
+    if not gpus and (why := no_gpu_reason()):
+        return f"there are 0 GPUs: {why}; fluid doctor shows more"
     return "there is 1 GPU" if len(gpus) == 1 else f"there are {len(gpus)} GPUs"
 
 
@@ -192,7 +194,7 @@ class LocalBackend(LaneBackend):
         checkpoint_memory_bytes: int | str | None = None,
         _mps_program: str | None = None,
     ) -> None:
-        require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
+        grace = require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
         self.lane_policy = lane_policy
         gpu_way_of(sharing)
         self._gpus = find_gpus()

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fluid.commands.inout import is_narrow, make_console, print_json
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError, parse_duration, require_integer, require_number
 
 if TYPE_CHECKING:
     from fluid.forecasting.scenario import Scenario
@@ -69,7 +69,7 @@ def simulate_goals(
     from fluid.reports.tables.terminal import track
     from fluid.simulation.size_comparison import compare_sizes
     from fluid.simulation.sized import Terms
-    from fluid.sizing.goals import Goals, parse_duration
+    from fluid.sizing.goals import Goals
 
     if planners is not None and len(planners) > 1:
         raise InvalidFieldError("planner", ", ".join(planners), "must be one planner with a deadline or a budget")

@@ -76,11 +76,16 @@ class Engine:
 
     Args:
         core: the state of a session without devices and trials.
-        max_failures: times a trial is queued again after it failed.
+        max_failures: times a trial is queued again after it failed; ``None`` for the default, and for no further try of
+            a trial that can only fail again.
+
+    Attributes:
+        gives_up_early: whether what can only fail again is not tried so often, as nobody has said how often.
     """
 
-    def __init__(self, core: SessionState, max_failures: int) -> None:
+    def __init__(self, core: SessionState, max_failures: int | None) -> None:
         self._core = core
+        self.gives_up_early = max_failures is None
         self.profile = core.profile
         self.trials = core.trials
         self.groups = core.groups
@@ -99,7 +104,15 @@ class Engine:
         self._residency = Residency(core, self._calls)
         self._resizing = Resizing(core, self._calls)
         self._lifecycle = Lifecycle(core, self._calls, self._residency, self._resizing)
-        self._failures = Failures(core, self._calls, self._lifecycle, self._residency, self._resizing, max_failures)
+        self._failures = Failures(
+            core,
+            self._calls,
+            self._lifecycle,
+            self._residency,
+            self._resizing,
+            DEFAULT_MAX_FAILURES if max_failures is None else max_failures,
+            gives_up_early=self.gives_up_early,
+        )
         self._savability = Savability(core, self._calls, self._residency, self._resizing)
         self._submissions = Submissions(core, self._lifecycle, self._residency)
         self._user_pauses = UserPauses(core, self._lifecycle, self._residency, self._resizing)

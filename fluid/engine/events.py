@@ -151,6 +151,9 @@ class Failure:
         exception: the pickled exception; ``None`` if there is none.
         squeezed: whether other processes than its lane held notably more of a GPU, as memory ran out there, than when
             the lane began.
+        site: of an exception that another try meets again, its type, message, place and iteration: two failures of one
+            site are alike. Empty for what may pass, such as an ``OSError``, and where it is not known.
+        is_form: whether the trainable's code has a form that Fluid cannot run, with any config.
     """
 
     kind: str
@@ -158,6 +161,8 @@ class Failure:
     traceback: str = ""
     exception: bytes | None = field(default=None, repr=False)
     squeezed: bool = False
+    site: str = field(default="", repr=False)
+    is_form: bool = False
 
 
 class Event(Frame, frozen=True):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 from types import TracebackType
 
 from fluid.engine.events import Failure
+from fluid.errors import WrongCallError
 from fluid.trainables.exception_pickle import dump_exception
 from fluid.trainables.json_form import message_of
+from fluid.trainables.resident import TrainableFormError
 
 #: Parts of the messages that libraries raise as plain RuntimeError.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")
@@ -17,27 +20,60 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILE
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 #: Most characters of a failure's message; the traceback has the whole text.
 _LONGEST_MESSAGE = 500
-_OWN_FOLDER = os.path.dirname(__file__)
+#: Where the frames are that a trial's code is called from.
+_OWN_FOLDERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("lane", "trainables"))
+#: Words in the names of exceptions, and in the messages that libraries raise as plain RuntimeError, of what may pass.
+_PASSING_NAMES = ("timeout", "connection", "unavailable", "cuda", "accelerator", "outofmemory")
+_PASSING_TEXTS = ("cuda", "cudnn", "cublas", "nccl", "hip error", "device-side", "timed out", "timeout", "connection")
+#: Parts of messages that differ from try to try, and say nothing of what is wrong.
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
-def describe(error: BaseException) -> Failure:
-    """Describes an exception for the driver, and releases what its frames hold."""
+def describe(error: BaseException, iteration: int | None = None) -> Failure:
+    """Describes an exception for the driver, and releases what its frames hold.
+
+    Args:
+        error: the exception.
+        iteration: iterations that the trial had done; ``None`` if unknown.
+    """
     kind = "out_of_memory" if is_out_of_memory(error) else "error"
-    BaseException.with_traceback(error, _without_own_frames(error.__traceback__))  # Its class may be frozen.
+    is_form = isinstance(error, (TrainableFormError, WrongCallError))
+    own = error.__traceback__
+    BaseException.with_traceback(error, _without_own_frames(own, all_may_go=is_form))  # Its class may be frozen.
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    raised = Failure(kind, one_line(error), text, dump_exception(error))
+    site = _site_of(error, own, iteration) if kind == "error" else ""
+    raised = Failure(kind, one_line(error), text, dump_exception(error), site=site, is_form=is_form)
     # The frames hold what filled the memory.
     for cause in causes(error):
         traceback.clear_frames(cause.__traceback__)
     return raised
 
 
-def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drops the lane's own frames at the start of a traceback, unless all are its own."""
+def _without_own_frames(trace: TracebackType | None, *, all_may_go: bool) -> TracebackType | None:
+    """Drops Fluid's own frames at the start of a traceback; all of them, if all are its own, only where they may go."""
     rest = trace
-    while rest is not None and os.path.dirname(rest.tb_frame.f_code.co_filename) == _OWN_FOLDER:
+    while rest is not None and os.path.dirname(rest.tb_frame.f_code.co_filename) in _OWN_FOLDERS:
         rest = rest.tb_next
-    return rest or trace
+    return rest if all_may_go else rest or trace
+
+
+def _site_of(error: BaseException, trace: TracebackType | None, iteration: int | None) -> str:
+    """What an exception is and where it was raised; empty for one that another try may not meet."""
+    if iteration is None or any(map(_may_pass, causes(error))):
+        return ""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{_VARYING.sub('#', one_line(error))} at {where} after {iteration} iterations"
+
+
+def _may_pass(error: BaseException) -> bool:
+    name, text = type(error).__name__.lower(), message_of(error).lower()
+    return (
+        isinstance(error, (OSError, TimeoutError, MemoryError))
+        or any(part in name for part in _PASSING_NAMES)
+        or (isinstance(error, RuntimeError) and any(part in text for part in _PASSING_TEXTS))
+    )
 
 
 def print_exception() -> None:
@@ -75,8 +111,13 @@ def causes(error: BaseException) -> list[BaseException]:
     return found
 
 
+def _notes(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", None)
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+
+
 def one_line(error: BaseException) -> str:
-    """Returns an exception's type and message as one line."""
-    text = " ".join(message_of(error).split())
+    """Returns an exception's type, message and notes as one line."""
+    text = " ".join(": ".join(filter(None, [message_of(error), *_notes(error)])).split())
     name = type(error).__qualname__
     return f"{name}: {text}"[:_LONGEST_MESSAGE] if text else name

@@ -105,7 +105,7 @@ class LaneFailures:
 
     def fail(self, resident: ResidentTrial, error: BaseException, kind: str | None = None) -> None:
         """Releases a resident that raised, and reports its failure, of that kind if one is given."""
-        raised, is_usable = self.describe(error)
+        raised, is_usable = self.describe(error, resident.iteration)
         raised = replace(raised, kind=kind or raised.kind)
         if self._residents.current is resident:
             self._output.log.write(raised.traceback)  # The log is the first place where people look.
@@ -119,13 +119,13 @@ class LaneFailures:
             return
         self.fail(resident, error, kind="not_saved" if is_for_want_of_space(error) else None)
 
-    def describe(self, error: BaseException) -> tuple[Failure, bool]:
-        """Describes an exception; returns also whether the device can still be used.
+    def describe(self, error: BaseException, iteration: int | None = None) -> tuple[Failure, bool]:
+        """Describes an exception, of a trial after so many iterations; returns also whether the device can be used.
 
         Ends the process without a report if the device cannot be, and another lane may have caused that: MPS reports a
         fatal fault of one client to all of them, without naming it. The driver finds the culprit.
         """
-        raised = describe(error)
+        raised = describe(error, iteration)
         if raised.kind == "out_of_memory":
             raised = replace(raised, squeezed=self._own_memory.others_have_grown())
         if raised.kind == "out_of_memory" or self._meter.is_usable(raised.traceback):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from fluid.devices.occupancy import Occupancy
 from fluid.devices.start_queue import StartQueue
 from fluid.engine.core import Deadlines, SessionState, Watching
-from fluid.engine.engine import DEFAULT_MAX_FAILURES, DEFAULT_RESIDENT_LIMIT, Engine
+from fluid.engine.engine import DEFAULT_RESIDENT_LIMIT, Engine
 from fluid.engine.estimates.estimates import Estimates
 from fluid.engine.estimates.measuring import IterationTiming, Measuring
 from fluid.engine.estimates.running import RunningTable
@@ -61,7 +61,8 @@ class EngineState(Engine):
         turns: most trials on one device that take turns in its lanes; 1 if each is to have a lane of its own.
         in_rounds: whether all trials advance together, an iteration each in turn, those that wait for room too.
         max_width: most devices for one trial; ``None`` for the planner's ``d``.
-        max_failures: times a trial is queued again after it failed.
+        max_failures: times a trial is queued again after it failed; ``None``, the default, for 2, and fewer where it
+            can only fail again.
         resident_limit: states of trials at rest that a device keeps, of those whose bytes do not bound packing.
         watermark: share of a device's memory that trials may fill.
         group_policy: which owner's trials start first: see :mod:`fluid.policies.owners.shares`.
@@ -81,7 +82,7 @@ class EngineState(Engine):
         turns: int = 1,
         in_rounds: bool = False,
         max_width: int | None = None,
-        max_failures: int = DEFAULT_MAX_FAILURES,
+        max_failures: int | None = None,
         resident_limit: int = DEFAULT_RESIDENT_LIMIT,
         watermark: float = DEFAULT_MEMORY_WATERMARK,
         group_policy: str = DEFAULT_GROUP_POLICY,
@@ -147,7 +148,9 @@ class EngineState(Engine):
             sharing=shares,
             policies=policies,
         )
-        super().__init__(core, require_integer("max_failures", max_failures, at_least=0))
+        super().__init__(
+            core, None if max_failures is None else require_integer("max_failures", max_failures, at_least=0)
+        )
         self._hung = HungTrials(core)
         self.demand = DeviceDemand(core)
         self.drains = Drains(core, self._lifecycle, self._residency, self._resizing, self._failures.device_lost)

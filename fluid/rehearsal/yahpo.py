@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fluid._imports import try_import
+from fluid.directions import mode_word
 from fluid.errors import InvalidFieldError, require_one_of
 from fluid.rehearsal.benchmark import Benchmark, Curve
 from fluid.rehearsal.replayable import ReplayedIteration
@@ -71,7 +72,7 @@ class YahpoScenario:
     at_most: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require_one_of("mode", self.mode, ("min", "max"))
+        object.__setattr__(self, "mode", mode_word("mode", self.mode))
         for name, value, known in (
             ("metric", self.metric, self.targets),
             ("time", self.time, self.targets),

@@ -17,10 +17,11 @@ from fluid.results.metrics import Goal, is_bookkeeping
 from fluid.results.records import Result, TrialResult, short_text
 from fluid.results.submitted import SubmittedTrial
 from fluid.trialgroup import Search, Trial, TrialState
+from fluid.user_calls import PeersNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BestTrial:
+class BestTrial(PeersNames):
     """A trial and its best iteration.
 
     Example:

@@ -27,8 +27,10 @@ from fluid.results.stored_run import StoredRun, read_run
 from fluid.results.submitted import UNFINISHED, SubmittedTrial
 from fluid.results.sweep import SweepResult
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial
+from fluid.user_calls import user_call
 
 
+@user_call
 def load(
     run_dir: str | Path,
     metric: str | Sequence[str] | None = None,

@@ -17,13 +17,14 @@ from fluid.results.metrics import Goal, goals_of, is_number, known_goals, modes_
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import price_in, read_facts
 from fluid.results.tables import dataframe, sweep_html, sweep_text
+from fluid.user_calls import PeersNames
 
 if TYPE_CHECKING:
     from fluid.results.tables import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class SweepResult:
+class SweepResult(PeersNames):
     """The trials of a sweep or of a session, and the best of them. :func:`fluid.load` reads one from a run folder.
 
     Example:

@@ -9,12 +9,15 @@ package whose distributions a space takes into :mod:`fluid.search.conversion`. T
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
 from fluid.search.samplers import Sampler, make_sampler
 from fluid.search.searchers import AskLater, AskTell, Searcher, SearchOutcome
 from fluid.search.space import ConditionalSpace, Space, make_space
 from fluid.search.stop_rules import Plateau, Target, TrialPlateau
 from fluid.search.suggestion import Suggestion
+from fluid.user_calls import missing_name
 
 __all__ = [
     "AskLater",
@@ -36,3 +39,8 @@ __all__ = [
     "randint",
     "uniform",
 ]
+
+if not TYPE_CHECKING:  # Or a type checker would take any name for one of the package.
+
+    def __getattr__(name: str) -> object:
+        raise missing_name("fluid.search", name)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.user_calls import user_call
 from fluid.user_values import is_equal_value, is_same_value
 
 
@@ -214,6 +215,7 @@ class Choice:
         return None
 
 
+@user_call
 def uniform(low: float, high: float, *, step: float | None = None) -> FloatRange:
     """Numbers from ``low`` up to, but not including, ``high``.
 
@@ -235,6 +237,7 @@ def uniform(low: float, high: float, *, step: float | None = None) -> FloatRange
     return FloatRange(low, high, step=step, includes_high=step is not None)
 
 
+@user_call
 def loguniform(low: float, high: float) -> FloatRange:
     """Numbers from ``low`` up to, but not including, ``high``; every order of magnitude is as likely as any other.
 
@@ -254,6 +257,7 @@ def loguniform(low: float, high: float) -> FloatRange:
     return FloatRange(low, high, log=True, includes_high=False)
 
 
+@user_call
 def randint(low: int, high: int, step: int = 1) -> IntRange:
     """The whole numbers of ``range(low, high, step)``: ``high`` is not one of them.
 
@@ -274,6 +278,7 @@ def randint(low: int, high: int, step: int = 1) -> IntRange:
     return _int_range(low, high, step=step)
 
 
+@user_call
 def lograndint(low: int, high: int) -> IntRange:
     """Whole numbers from ``low`` up to, but not including, ``high``; every order of magnitude is as likely as another.
 
@@ -293,6 +298,7 @@ def lograndint(low: int, high: int) -> IntRange:
     return _int_range(low, high, log=True)
 
 
+@user_call
 def choice(values: Iterable[Any]) -> Choice:
     """One of some values, which may be of any type. A plain list in a space means the same.
 

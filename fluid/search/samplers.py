@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from fluid.directions import mode_word
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.search.space import ConditionalSpace, Space, field_of
 from fluid.search.suggestion import OpenSuggestions, Suggestion
@@ -104,8 +105,7 @@ def make_sampler(
     require_one_of("algorithm", algorithm, SAMPLERS)
     if isinstance(modes, str) or not modes:
         raise InvalidFieldError("modes", modes, "must be a list of at least one mode")
-    for mode in modes:
-        require_one_of("mode", mode, ("min", "max"))
+    modes = [mode_word("mode", mode) for mode in modes]
     if seed is not None:
         seed = require_integer("seed", seed, at_least=0, at_most=2**32 - 1)
     if isinstance(points, Mapping | str) or not isinstance(points, Sequence):

@@ -13,8 +13,10 @@ from typing import Any
 
 from fluid.directions import direction_of
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_text
+from fluid.user_calls import user_class
 
 
+@user_class
 @dataclass(frozen=True)
 class Target:
     """Ends the sweep as soon as a trial reaches a value of the metric.
@@ -40,6 +42,7 @@ class Target:
         object.__setattr__(self, "value", require_number("value", self.value, at_least=-math.inf))
 
 
+@user_class
 @dataclass(frozen=True)
 class Plateau:
     """Ends the sweep once further trials no longer improve on the best.
@@ -62,6 +65,7 @@ class Plateau:
         object.__setattr__(self, "min_delta", require_number("min_delta", self.min_delta, at_least=0.0))
 
 
+@user_class
 @dataclass(frozen=True)
 class TrialPlateau:
     """Stops a trial that no longer improves on its own best value.

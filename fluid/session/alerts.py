@@ -69,10 +69,14 @@ class Alerts:
     def at_close(self) -> None:
         """Warns of trials that are dropped, and of groups in which every trial failed."""
         state = self._state
-        dropped = sum(self._is_open(trial.state) for trial in state.trials.values())
+        dropped = sum(
+            self._is_open(trial.state) and not self._is_told_elsewhere(trial.group_id, "tells_unfinished")
+            for trial in state.trials.values()
+        )
         if dropped and not state.drained:
             trials = "1 trial that had not ended was" if dropped == 1 else f"{dropped} trials that had not ended were"
             further = f"; FluidExecutor.resume({self._folder!r}) goes on with the session" if self.resumable else ""
+            further = f", as the executor was closed: call handle.wait() before the end of its with block{further}"
             if self.others:
                 _log.warning("%s left: %s", trials, self.others)
             else:
@@ -80,9 +84,11 @@ class Alerts:
         for group_id, group in state.groups.items():
             states = [state.trials[trial_id].state for trial_id in group.trial_ids]
             failed = states.count(TrialState.FAILED) + group.past[TrialState.FAILED.value]
-            if failed and failed == len(states) + group.past.total() and not self._is_told_elsewhere(group_id):
+            number = len(states) + group.past.total()
+            if failed and not self._is_told_elsewhere(group_id):
                 name = self._inboxes[group_id].group.name
-                what = "the one trial" if failed == 1 else f"all {failed} trials"
+                some = "all" if failed == number else f"{failed} of"
+                what = "the one trial" if number == 1 else f"{some} {number} trials"
                 _log.warning("%s of group %r failed; their logs are in %s", what, name, self._folder)
 
     @staticmethod
@@ -106,9 +112,9 @@ class Alerts:
             text = "trial %r ended without a result: its trainable ran no iteration; further such trials are not logged"
             _log.warning(text, ended.trial_id)
 
-    def _is_told_elsewhere(self, group_id: str) -> bool:
+    def _is_told_elsewhere(self, group_id: str, how: str = "tells_failures") -> bool:
         inbox = self._inboxes.get(group_id)
-        return inbox is not None and bool(getattr(inbox.listener, "tells_failures", False))
+        return inbox is not None and bool(getattr(inbox.listener, how, False))
 
     def _device_lost(self) -> None:
         """Says so where trials wait for what nothing will bring but the user."""

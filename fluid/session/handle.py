@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid.directions import search_text
 from fluid.engine.events import Failure, RungReached, TrialSetAside
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
+from fluid.errors import FluidError, InvalidFieldError, parse_duration, require_integer
 from fluid.random_state import Seeds
 from fluid.resources import Device
 from fluid.results.best import BestSoFar, BestTrial
@@ -179,11 +179,11 @@ class TrialGroupHandle:
             raise FluidError(f"group {self.name!r} has a listener, which gets its results; they are not kept for later")
         return self._inbox.results()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | str | None = None) -> bool:
         """Waits until all trials have ended. A trial that is paused has not.
 
         Args:
-            timeout: seconds to wait at most; ``None``, the default, for no limit.
+            timeout: seconds to wait at most, or text such as ``"2h"``; ``None``, the default, for no limit.
 
         Returns:
             Whether all trials have ended.
@@ -192,7 +192,7 @@ class TrialGroupHandle:
             FluidError: the session has ended before the trials, or a listener would wait for its own session.
         """
         if timeout is not None:
-            require_number("timeout", timeout, at_least=0.0)
+            timeout = parse_duration("timeout", timeout, zero=True)
         return self._inbox.wait(timeout)
 
     @property
@@ -389,7 +389,7 @@ class TrialGroupHandle:
             FluidError: the executor is closed.
             InvalidFieldError: ``timeout`` is negative.
         """
-        return self._session.await_departures(self._inbox.group_id, require_number("timeout", timeout, at_least=0.0))
+        return self._session.await_departures(self._inbox.group_id, parse_duration("timeout", timeout, zero=True))
 
     def departure(self, trial_id: str) -> Future[None]:
         """Returns a future that is done when a trial that was stopped has left its process: see :meth:`await_cleanup`.

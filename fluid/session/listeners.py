@@ -236,6 +236,8 @@ class TrialListener(Protocol):
 
     #: Whether this listener tells the user of failures, so that the executor need not log a warning.
     tells_failures: bool = False
+    #: Whether it tells the user of trials that the executor leaves unfinished as it closes.
+    tells_unfinished: bool = False
 
     def on_start(self, trial_id: str) -> None:
         """A trial starts to run; also when it goes on after it was extended, or failed and is tried again."""

@@ -15,7 +15,6 @@ from fluid._logs import logger_of
 from fluid.backends.base import Backend, HostRoom
 from fluid.backends.hosts.lane_limits import idle_lane_limit, room_here
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP, require_process_group
-from fluid.engine.engine import DEFAULT_MAX_FAILURES
 from fluid.engine.placing.lanes import MOST_IDLE, Lanes
 from fluid.errors import InvalidFieldError, require_integer, require_number, require_one_of
 from fluid.gpu.mps_support import MOST_CLIENTS, foreign_daemon, most_clients
@@ -325,7 +324,7 @@ class ExecutorOptions:
     keep: Keep = field(default_factory=Keep)
     output: Output = field(default_factory=Output)
     max_width: int | None = None
-    max_failures: int = DEFAULT_MAX_FAILURES
+    max_failures: int | None = None
     process_group: str | None = None
     group_policy: str = DEFAULT_GROUP_POLICY
     fairness: float = 0.0
@@ -376,7 +375,8 @@ class ExecutorOptions:
             require_integer("devices", self.devices, at_least=1)
         if is_replayed and self.keep.how != "none":
             raise InvalidFieldError("keep", self.keep.keep, "trials that are replayed have no checkpoints")
-        require_integer("max_failures", self.max_failures, at_least=0)
+        if self.max_failures is not None:
+            object.__setattr__(self, "max_failures", require_integer("max_failures", self.max_failures, at_least=0))
         if self.process_group is not None:
             require_process_group(self.process_group)
             if not isinstance(self.backend, str):
@@ -459,7 +459,7 @@ class ExecutorOptions:
             insists_on_fusing=way.insists_on_fusing,
             turns=way.most_turns(most, policy),
             in_rounds=self.sharing.rounds,
-            max_failures=int(self.max_failures),
+            max_failures=self.max_failures,
             spare_lanes=int(self.spare_lanes),
         )
         state.lanes.most_per_device = limit.most

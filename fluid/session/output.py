@@ -10,10 +10,12 @@ from typing import Any
 from fluid.errors import InvalidFieldError
 from fluid.given_fields import GivenFields
 from fluid.session.listeners import TrialListener, require_listener
+from fluid.user_calls import user_class
 
 LOOPBACK = "127.0.0.1"
 
 
+@user_class
 @dataclass(frozen=True)
 class Output(GivenFields):
     """What is told of a session, where: an argument of :class:`fluid.FluidExecutor`.

@@ -34,7 +34,7 @@ from fluid.engine.events import (
     TrialsAdded,
     TrialSpec,
 )
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number, require_one_of
+from fluid.errors import FluidError, InvalidFieldError, parse_duration, require_integer, require_one_of
 from fluid.joint.membership import Membership
 from fluid.keeping import NOTHING, Keep
 from fluid.measure.profile import Profile
@@ -270,6 +270,7 @@ class Session:
         self.isolating = isolating
         self._insists_on_fusing = PACKINGS[facts["packing"]].insists_on_fusing
         self.in_rounds = bool(facts.get("rounds"))
+        self.gives_up_early = state.gives_up_early
         self._pickler = SessionPickler(backend)
         self._records = TrialRecords()
         backend.hear_records(self._records.take)
@@ -661,7 +662,8 @@ class SessionDoor:
 
         Args:
             device: its index, or the device.
-            deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.
+            deadline_s: seconds that trials have to be saved, or text such as ``"90s"``. One that cannot be saved runs
+                on until then.
 
         Returns:
             Whether nothing is lost.
@@ -671,7 +673,7 @@ class SessionDoor:
             FluidError: the executor is closed, or this is called by a listener.
         """
         index = device.index if isinstance(device, Device) else require_integer("device", device, at_least=0)
-        return not self._session.drain(index, require_number("deadline_s", deadline_s, at_least=0.0))
+        return not self._session.drain(index, parse_duration("deadline_s", deadline_s, zero=True))
 
     def drain_all(self, deadline_s: float) -> bool:
         """Saves all trials, so that :meth:`close` loses nothing; waits until they are saved.
@@ -680,7 +682,8 @@ class SessionDoor:
         :meth:`resume` then goes on with the session and repeats nothing. Further work is refused.
 
         Args:
-            deadline_s: seconds that trials have to be saved. One that cannot be saved runs on until then.
+            deadline_s: seconds that trials have to be saved, or text such as ``"90s"``. One that cannot be saved runs
+                on until then.
 
         Returns:
             Whether nothing is lost.
@@ -689,7 +692,7 @@ class SessionDoor:
             InvalidFieldError: the deadline is negative.
             FluidError: the executor is closed, or this is called by a listener.
         """
-        return not self._session.drain(None, require_number("deadline_s", deadline_s, at_least=0.0))
+        return not self._session.drain(None, parse_duration("deadline_s", deadline_s, zero=True))
 
     @property
     def session(self) -> Session:
@@ -738,4 +741,6 @@ def save_all(session: Session, deadline_s: float) -> str:
     saved = f"{max(0, unfinished - unsaved)} of {unfinished} unfinished trials are saved"
     if session.joint is not None:
         return f"{saved}; {session.joint.others}"
+    if session.inboxes and all(getattr(inbox.listener, "tells_unfinished", False) for inbox in session.inboxes):
+        return saved  # Those who tell of them say how to go on.
     return f"{saved}; go on with FluidExecutor.resume({str(session.run_dir)!r})"

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from fluid.errors import InvalidFieldError, require_number
+from fluid.errors import InvalidFieldError, parse_duration, require_number
 from fluid.given_fields import GivenFields
-
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")
+from fluid.user_calls import user_class
 
 
-def parse_duration(name: str, value: object) -> float:
-    """Returns seconds above 0, given as a number of them or as text: ``"2h"``, ``"90m"``, ``"1h 30m"``, ``"45 s"``.
-
-    Raises:
-        InvalidFieldError: it is neither.
-    """
-    reason = 'must be seconds above 0, or text such as "2h", "90m" or "1h 30m"'
-    if isinstance(value, str):
-        text = value.strip().lower()
-        parts = _PART.findall(text)
-        if not parts or _PART.sub("", text):
-            raise InvalidFieldError(name, value, reason)
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    else:
-        seconds = require_number(name, value, at_least=0.0)
-    if not 0.0 < seconds < math.inf:
-        raise InvalidFieldError(name, value, reason)
-    return seconds
-
-
+@user_class
 @dataclass(frozen=True)
 class Goals(GivenFields):
     """When all is to have ended, and for how much money: an argument of :class:`fluid.FluidExecutor`.

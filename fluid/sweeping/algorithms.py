@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fluid.errors import InvalidFieldError, require_integer
+from collections.abc import Collection
+
+from fluid.errors import InvalidFieldError, require_integer, require_one_of
 from fluid.search import Searcher
 from fluid.search.algorithms import SYNCHRONOUS
 from fluid.search.rungs import hyperband_shapes
@@ -12,8 +14,31 @@ HALVING = ("asha", "hyperband", "sha")
 ALGORITHMS = (*HALVING, "random", "grid", "tpe")
 #: Those in which no trial waits at a rung, so that a searcher is told of each.
 WITH_SEARCHER = ("asha", "full")
+#: What other libraries call them.
+_PEERS = {
+    **dict.fromkeys(("bayesian", "bayes", "bayesopt", "bayesian_optimization", "gp", "optuna", "hyperopt"), "tpe"),
+    **dict.fromkeys(("random_search", "randomsearch", "randomized"), "random"),
+    **dict.fromkeys(("grid_search", "gridsearch"), "grid"),
+    **dict.fromkeys(("asynchyperband", "async_hyperband", "ashascheduler"), "asha"),
+    **dict.fromkeys(("successive_halving", "halving", "synchronous_halving"), "sha"),
+}
 #: Trials of a sweep that nothing else limits.
 DEFAULT_SAMPLES = 64
+
+
+def require_algorithm(name: object, known: Collection[str]) -> str:
+    """Returns the name of an algorithm, which may be in capitals.
+
+    Raises:
+        InvalidFieldError: there is none of this name.
+    """
+    plain = name.strip().lower() if isinstance(name, str) else ""
+    if plain in known:
+        return plain
+    if (meant := _PEERS.get(plain)) in known:
+        reason = f"must be one of {', '.join(sorted(known))}; did you mean {meant!r}?"
+        raise InvalidFieldError("algorithm", name, reason)
+    return require_one_of("algorithm", name, known)
 
 
 def samples_of(

@@ -27,12 +27,19 @@ from fluid.sweeping.asking import Asking
 from fluid.sweeping.callbacks import Callbacks
 from fluid.sweeping.closing import SweepClosing
 from fluid.sweeping.joint import JointStarts
-from fluid.sweeping.plan import SweepPlan, SweepTrial, require_own_budgets
+from fluid.sweeping.plan import (
+    SweepFailedError,
+    SweepPlan,
+    SweepTrial,
+    UnreportedMetricError,
+    require_own_budgets,
+)
 from fluid.sweeping.reported import SweepMetrics
 from fluid.sweeping.resuming import EarlierEvent, EarlierResumption, EarlierSweep, other_arguments, require_same
 from fluid.sweeping.serial import SerialWork
 from fluid.sweeping.submitting import SweepTrials
 from fluid.sweeping.under_way import UnderWay
+from fluid.sweeping.vain import VainSweep
 from fluid.trialgroup import Trial, TrialState
 
 #: Most trials submitted in one step: a sweep of many begins while the rest is sampled.
@@ -62,7 +69,7 @@ class SweepLoop(TrialListener):
         self.reason: str | None = None
         self.was_resumed = False
         self._callbacks = Callbacks(plan.callbacks, plan.name)
-        self.tells_failures = self._callbacks.tells_failures
+        self.tells_failures, self.tells_unfinished = self._callbacks.tells_failures, True
         self._work = SerialWork()
         self._deadline: float | None = None  # When the time budget ends.
         self._asking = Asking(
@@ -71,6 +78,7 @@ class SweepLoop(TrialListener):
         #: Trials that have come to the budget of their suggestion, by its token: the searcher may let them continue.
         self._waiting: dict[int, SweepTrial] = {}
         self._reported = SweepMetrics(plan)
+        self._vain = VainSweep()
         self._error: BaseException | None = None
         self._is_over = False
         #: Whether all has gone to rest that does not run on to its end, and nothing is decided any more.
@@ -99,6 +107,7 @@ class SweepLoop(TrialListener):
         budget_s = self.plan.time_budget_s
         self._deadline = None if budget_s is None else self._clock.now() + budget_s
         self._under_way.begin(executor)
+        self._vain.begin(executor)
         if executor.session.joint is not None:
             self._join(executor.session.joint)
         else:
@@ -305,6 +314,7 @@ class SweepLoop(TrialListener):
         if trial is None:
             return
         found, *_ = self._reported.take(trial, result)
+        self._vain.note_result()
         if trial.stop is not None or self.reason is not None or self._is_over:
             return
         if not self.trials.is_replaying:
@@ -334,7 +344,8 @@ class SweepLoop(TrialListener):
         if self._is_over:
             self.trials.note_end(trial, state, failure)
             return
-        if trial.results:
+        reports_later = state == TrialState.DONE and trial.stop is None and self._may_report_later(trial)
+        if trial.results and not reports_later:
             self._reported.warn(trial.results[-1], trial_ended=True)
         is_told = state in _TOLD  # Its outcome was told when the sweep stopped it.
         if failure is not None and state == TrialState.FAILED and trial.stop in (None, state):
@@ -345,6 +356,8 @@ class SweepLoop(TrialListener):
             is_whole = trial.iteration >= plan.budget or trial.iteration < trial.budget
             outcome = TrialState.DONE if is_whole else TrialState.STOPPED
             self._let_go(trial, None if is_told else outcome.value)
+        elif reports_later:
+            self.trials.extend(trial, trial.budget + 1, plan.budget - trial.budget - 1)
         elif state == TrialState.DONE and trial.values is None:  # It is at its first rung, or has no more to do.
             missing = trial.failure or self._reported.failure_of(trial)
             self.trials.stop(trial, missing)
@@ -358,6 +371,11 @@ class SweepLoop(TrialListener):
             self._decide(trial, plan.scheduler.ended(trial.number))
         self._fill()
 
+    def _may_report_later(self, trial: SweepTrial) -> bool:
+        if trial.values is not None or trial.failure is not None:
+            return False
+        return self._reported.may_come(trial, self.plan.scheduler.rung_of(trial.number).iterations)
+
     def _record_failure(self, trial: SweepTrial, failure: Failure) -> None:
         trial.state, trial.failure = TrialState.FAILED.value, failure
         is_worst = self.plan.oom_is_worst and failure.kind == "out_of_memory"
@@ -368,6 +386,8 @@ class SweepLoop(TrialListener):
             self._reported.note_failed(trial, self.trials.by_id.values())
         if self.reason is None:
             self._decide(trial, self.plan.scheduler.ended(trial.number, is_worst=is_worst))
+        if self.reason is None and not self.trials.is_replaying:
+            self._vain.note_failed(trial, failure)
 
     def _decide(self, trial: SweepTrial, decision: RungDecision) -> None:
         """Does what the scheduler has decided after a trial."""
@@ -428,7 +448,7 @@ class SweepLoop(TrialListener):
         for past in earlier.trials:
             trial = self.trials.by_id[past.trial_id]
             if past.budget > trial.budget and trial.state == UNFINISHED:
-                why = f"it was to run {past.budget} iterations, and would run {trial.budget}"
+                why = f"it was to run {past.budget} iterations, and would run {trial.budget}: give the same samples"
                 raise other_arguments(past.trial_id, why)
             if past.is_over and past.ended is not None:
                 self._record_end(past.trial_id, past.ended.value, past.failure)
@@ -530,6 +550,8 @@ class SweepLoop(TrialListener):
         self._asking.close()
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, (SweepFailedError, UnreportedMetricError)):
+            self.tells_failures = True
         self._error, self._is_over = error, True
 
     def _finish_if_done(self) -> None:

@@ -248,7 +248,7 @@ def require_own_budgets(plan: SweepPlan, budget: int) -> None:
 
 
 class SweepFailedError(FluidError):
-    """All trials of a sweep have failed. Its cause is the failure of the first one.
+    """All trials of a sweep have failed, or so that no other can succeed. Its cause is the failure of the first one.
 
     Example:
         >>> import fluid

@@ -100,6 +100,18 @@ class SweepMetrics:
         """Whether a trial has not reported all metrics, though others did iterations ago."""
         return trial.values is None and self._first_at is not None and trial.iteration >= self._first_at + _LATER
 
+    def may_come(self, trial: SweepTrial, rung: int) -> bool:
+        """Whether a trial at its rung may report the metrics before it comes to the next one, as by a later validation.
+
+        Args:
+            trial: has not reported all metrics.
+            rung: iterations at the rung.
+        """
+        plan = self._plan
+        if trial.iteration < trial.budget or trial.budget >= plan.budget or plan.shape is None:
+            return False
+        return trial.iteration < next((one for one in plan.shape.rungs if one > rung), plan.budget)
+
     def failure_of(self, trial: SweepTrial) -> Failure:
         """Why a trial fails that has not reported all metrics."""
         return Failure("metric", str(self._error_of(trial)))
@@ -160,11 +172,19 @@ class SweepMetrics:
     def _error_of(self, trial: SweepTrial) -> UnreportedMetricError:
         missing = (goal for goal, value in zip(self._plan.goals, trial.latest, strict=False) if value is None)
         goal = next(missing, self._plan.goals[0])
-        return UnreportedMetricError(goal.metric, _reason(trial, goal))
+        is_compared = trial.budget < self._plan.budget and trial.iteration >= trial.budget
+        return UnreportedMetricError(goal.metric, _reason(trial, goal, is_compared=is_compared))
 
 
-def _reason(trial: SweepTrial, goal: Goal, meant: str = "") -> str:
-    """What a trial has reported in place of a metric."""
+def _reason(trial: SweepTrial, goal: Goal, meant: str = "", *, is_compared: bool = False) -> str:
+    """What a trial has reported in place of a metric.
+
+    Args:
+        trial: the trial.
+        goal: the metric.
+        meant: the name that it has reported instead; empty if that is not known.
+        is_compared: whether it was to be compared with others before its end.
+    """
     given = next((value for one in reversed(trial.results) if (value := _value(one, goal.metric)) is not None), None)
     if given is not None:
         return f"must be a number; trial {trial.trial_id!r} reported {short_text(given)}"
@@ -174,6 +194,8 @@ def _reason(trial: SweepTrial, goal: Goal, meant: str = "") -> str:
     meant = meant or next(iter(difflib.get_close_matches(goal.metric, names, 1, _ALIKE)), "")
     hint = f"; did you mean {meant!r}?" if meant else ""
     late = f" in {trial.iteration} iterations" if trial.iteration > 1 else ""
+    if is_compared:
+        hint += f"; if it comes after iteration {trial.iteration}, raise min_budget="
     return f"was not reported by trial {trial.trial_id!r}, but {', '.join(map(repr, names))}{late}{hint}"
 
 

@@ -146,7 +146,9 @@ class SweepTrials:
         trial.budget, trial.is_open = budget, True
         self.open += 1
         past = self._past.get(trial.trial_id)
-        if self._replayed is None:
+        if trial.iteration >= budget:  # It has come there while its metric was awaited.
+            self.refused.append(trial.trial_id)
+        elif self._replayed is None:
             self.grant(trial, follow_up_iterations)
         elif past is not None and past.has_ended_by_itself and trial.granted + past.extended_by < budget:
             self.refused.append(trial.trial_id)

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from fluid.errors import FluidError
-from fluid.trainables.resident import STATE_FOLDER, NoIterationLeftError, Step, step_of, stray_stop_iteration
+from fluid.trainables.hints import add_hint
+from fluid.trainables.json_form import message_of
+from fluid.trainables.resident import (
+    STATE_FOLDER,
+    NoIterationLeftError,
+    Step,
+    TrainableFormError,
+    step_of,
+    stray_stop_iteration,
+)
 
 #: The file, within a checkpoint, with what ``save_checkpoint`` returned.
 RETURNED_FILE = "returned.pkl"
@@ -26,8 +35,10 @@ class ClassResident:
         self._class = cls
         self.reports_states = says_it_reports_states(cls)
         self.trainable: Any = None
+        self._config: dict[str, Any] = {}
 
     def setup(self, config: dict[str, Any]) -> None:
+        self._config = config
         try:
             if hasattr(self._class, "setup"):
                 self.trainable = self._class()
@@ -36,6 +47,14 @@ class ClassResident:
                 self.trainable = self._class(config)
         except StopIteration as error:
             raise stray_stop_iteration("setup") from error
+        except Exception as error:
+            is_own = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if isinstance(error, TypeError) and not is_own:  # The call has failed, none of the class's code.
+                how = "setup(self, config), or only __init__(self, config)"
+                text = f"a class is made without arguments, and set up with its config, a dict: {how}"
+                raise TrainableFormError(f"{text}; {message_of(error)}") from None
+            add_hint(error, config)
+            raise
 
     def set_up_by(self, method: str, config: dict[str, Any]) -> None:
         """Sets the trial up by a method of Fluid's own classes, which others lack: these are set up as usual."""
@@ -52,6 +71,9 @@ class ClassResident:
             return Step(None, True)
         except StopIteration as error:
             raise stray_stop_iteration("step") from error
+        except Exception as error:
+            add_hint(error, self._config)
+            raise
         return step_of(metrics, "step()")
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

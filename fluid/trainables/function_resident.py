@@ -7,6 +7,7 @@ functions are run by :mod:`fluid.trainables.reporting_resident`.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +16,15 @@ from typing import Any
 import cloudpickle
 
 from fluid.errors import FluidError
+from fluid.trainables.hints import add_hint
 from fluid.trainables.json_form import message_of
-from fluid.trainables.resident import STATE_FOLDER, NotSavableError, Step, step_of
+from fluid.trainables.resident import STATE_FOLDER, NotSavableError, Step, TrainableFormError, step_of
 
 #: The file, within the state's folder of a checkpoint, with the pickled state.
 STATE_FILE = "state.pkl"
 #: Fixed, so that any Python that Fluid supports reads what another wrote; large arrays are not copied.
 _PROTOCOL = 5
 _NO_MORE = object()
-#: What objectives of Optuna ask of their trial, as an error of a dict names it.
-_OF_A_TRIAL = ("'suggest_", "'report'", "'should_prune'", "'set_user_attr'")
 _HOW = "yields a dict of metrics per iteration, or returns one"
 
 
@@ -44,9 +44,13 @@ class GeneratorResident:
         self._config = config
 
     def step(self) -> Step:
-        if self._iterator is None:
-            self._iterator = iterator_of(self._function(self._config), self._name)
-        return next_step(self._iterator, self._name)
+        try:
+            if self._iterator is None:
+                self._iterator = iterator_of(called(self._function, self._name, self._config), self._name)
+            return next_step(self._iterator, self._name)
+        except Exception as error:
+            add_hint(error, self._config)
+            raise
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise no_methods(method)
@@ -91,20 +95,22 @@ class StateFunctionResident:
     def step(self) -> Step:
         try:
             if self._iterator is None:
-                self._iterator = iterator_of(self._function(self._config, state=self._state), self._name)
+                returned = called(self._function, self._name, self._config, state=self._state)
+                self._iterator = iterator_of(returned, self._name)
             item = next(self._iterator, _NO_MORE)
-        except AttributeError as error:
-            raise with_hint(error) from error.__cause__
+        except Exception as error:
+            add_hint(error, self._config)
+            raise
         if item is _NO_MORE:
             return Step(None, True)
         if not isinstance(item, tuple) or len(item) != 2:
-            what = "a dict" if isinstance(item, Mapping) else f"{type(item).__name__} {item!r:.80}"
-            raise TypeError(
+            what = "a dict" if isinstance(item, Mapping) else f"{type(item).__name__} {_shown(item)}"
+            raise TrainableFormError(
                 f"{self._name}() has a parameter named state, so it must yield (metrics, state), not {what}"
             )
         metrics, self._state = item
         self._began = True
-        return step_of(metrics, self._source)
+        return step_of(metrics, self._source, "yield")
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise no_methods(method)
@@ -139,30 +145,56 @@ def iterator_of(returned: Any, name: str) -> Iterator[Any]:
     """Returns what a function returned, if that is an iterator.
 
     Raises:
-        TypeError: it is something else.
+        TrainableFormError: it is something else.
     """
     if isinstance(returned, Iterator):
         return returned
-    what = "nothing" if returned is None else f"{type(returned).__name__} {returned!r:.80}"
+    what = "nothing" if returned is None else f"{type(returned).__name__} {_shown(returned)}"
     if returned is None:
         what += (
             ", and has not called fluid.report(); a function for Ray Tune calls ray.tune.report, with an import of ray"
             " that Fluid can see"
         )
-    elif isinstance(returned, (int, float)):
-        what += f"; return {{'loss': {returned!r:.80}}}, say"
-    raise TypeError(f"a trainable function {_HOW}; {name}() returned {what}")
+    elif isinstance(returned, (int, float)) or hasattr(returned, "item"):
+        what += f"; return {{'loss': {_shown(returned)}}}, say"
+    elif isinstance(returned, (tuple, list)):
+        what += "; return {'loss': ..., 'accuracy': ...}, a name for each"
+    elif inspect.iscoroutine(returned) or inspect.isasyncgen(returned):
+        close = getattr(returned, "close", None)
+        if close is not None:
+            close()  # Or Python warns that nobody awaited it.
+        what += "; an async function cannot be a trainable: make it a plain one that calls asyncio.run()"
+    raise TrainableFormError(f"a trainable function {_HOW}; {name}() returned {what}")
+
+
+def called(function: Callable[..., Any], name: str, config: dict[str, Any], **state: Any) -> Any:
+    """Calls a trainable function.
+
+    Raises:
+        TrainableFormError: it takes other arguments.
+    """
+    try:
+        return function(config, **state)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # Of its own code.
+        how = f"a trainable is called with its config, a dict: def {name}({', '.join(['config', *state])})"
+        raise TrainableFormError(f"{how}; {message_of(error)}") from None
+
+
+def _shown(value: Any) -> str:
+    return " ".join(repr(value).split())[:80]
 
 
 def next_step(iterator: Iterator[Any], name: str) -> Step:
     """Runs an iteration of an iterator of metrics, which the function of that name made."""
-    try:
-        metrics = next(iterator, _NO_MORE)
-    except AttributeError as error:
-        raise with_hint(error) from error.__cause__
+    metrics = next(iterator, _NO_MORE)
     if metrics is _NO_MORE:
         return Step(None, True)
-    return step_of(metrics, f"{name}()")
+    if isinstance(metrics, tuple) and len(metrics) == 2 and isinstance(metrics[0], Mapping):
+        how = f"def {name}(config, state), which gets None at first; or yield the metrics alone"
+        raise TrainableFormError(f"{name}() yields (metrics, state), and has no parameter named state: write {how}")
+    return step_of(metrics, f"{name}()", "yield")
 
 
 def no_methods(method: str) -> FluidError:
@@ -191,14 +223,3 @@ def _unpicklable_part(state: Any) -> str:
         except Exception:
             return f"state[{name!r}]"
     return "the state"
-
-
-def with_hint(error: AttributeError) -> AttributeError:
-    """Explains the error of an objective of Optuna that was given as a trainable: it takes a trial, not a config."""
-    text = message_of(error)
-    if "'dict' object has no attribute" not in text or not any(name in text for name in _OF_A_TRIAL):
-        return error
-    return AttributeError(
-        f"{text}: Fluid calls a trainable with its config, a dict. A function of an Optuna trial is an objective:"
-        " pass it to optimize() of fluid.integrations.optuna"
-    )

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fluid.errors import FluidError
 from fluid.trainables.driver_link import driver_link, in_trial
+from fluid.trainables.resident import TrainableFormError
 from fluid.trainables.trial_code import Reporter, Save, current_trial
+from fluid.user_calls import user_call
 
 
+@user_call
 def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
     """Ends an iteration of the trial whose function calls it, and waits until the trial may go on.
 
@@ -52,16 +54,18 @@ def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
         [0.5, 0.25, 0.125]
     """
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"fluid.report() takes a dict of metrics, not {type(metrics).__name__}")
+        raise TrainableFormError(
+            f"fluid.report() takes a dict of metrics, not {type(metrics).__name__}: fluid.report({{'loss': ...}})"
+        )
     if save is not None and not callable(save):
-        raise TypeError(f"fluid.report() takes as save a function of a folder, not {type(save).__name__}")
+        raise TrainableFormError(f"fluid.report() takes as save a function of a folder, not {type(save).__name__}")
     reporter = _reporter()
     if reporter is not None:
         reporter.report(metrics, save)
     elif _is_in_ray_session():
         _report_to_ray(metrics, save)
     elif in_trial():
-        raise FluidError(
+        raise TrainableFormError(
             "fluid.report() is for functions that neither yield nor return their metrics: the step() of a class returns"
             " them, a generator function yields them, an objective of Optuna calls trial.report()"
         )

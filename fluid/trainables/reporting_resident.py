@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fluid.trainables.function_resident import iterator_of, name_of, next_step, no_methods, with_hint
+from fluid.trainables.function_resident import called, iterator_of, name_of, next_step, no_methods
+from fluid.trainables.hints import add_hint
 from fluid.trainables.resident import STATE_FOLDER, HeldFolder, NotSavableError, Step, step_of, stray_stop_iteration
 from fluid.trainables.trial_code import Save, TrialCode, bind, trial_of_thread
 
@@ -41,6 +42,13 @@ class ReportingResident:
         self._config = config
 
     def step(self) -> Step:
+        try:
+            return self._step()
+        except Exception as error:
+            add_hint(error, self._config)
+            raise
+
+    def _step(self) -> Step:
         if self._iterator is not None:
             return next_step(self._iterator, self._name)
         checkpoint = None if self._restored is None else self._restored.state
@@ -50,7 +58,7 @@ class ReportingResident:
         if isinstance(event, _ReportMade):
             self._save = event.save
             self._forget_restored()
-            return step_of(event.metrics, "fluid.report()")
+            return step_of(event.metrics, "fluid.report()", "report")
         if isinstance(event, _HasRaised):
             raise self._to_raise(event.error)
         if isinstance(event.value, Mapping):
@@ -101,7 +109,7 @@ class ReportingResident:
     def _to_raise(self, error: BaseException) -> BaseException:
         if isinstance(error, StopIteration):
             return stray_stop_iteration(self._name).with_traceback(error.__traceback__)
-        return with_hint(error) if isinstance(error, AttributeError) else error
+        return error
 
 
 class _RestoredState(NamedTuple):
@@ -197,7 +205,9 @@ class _FunctionThread:
 
     def _main(self) -> None:
         try:
-            event: _HasReturned | _HasRaised = _HasReturned(self._function(self._config))
+            event: _HasReturned | _HasRaised = _HasReturned(
+                called(self._function, name_of(self._function), self._config)
+            )
         except BaseException as error:
             event = _HasRaised(error)
         self._events.put(event)

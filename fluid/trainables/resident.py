@@ -91,15 +91,33 @@ def stray_stop_iteration(method: str) -> RuntimeError:
     return RuntimeError(f"{method}() raised StopIteration, as next() does at the end of an iterator")
 
 
-def step_of(metrics: Any, source: str) -> Step:
+class TrainableFormError(FluidError, TypeError):
+    """The code of a trainable has a form that Fluid cannot run, with any config: no further try can succeed."""
+
+
+def step_of(metrics: Any, source: str, verb: str = "return") -> Step:
     """Makes a Step of the metrics that a trial reported; ``done: True`` in them means that it is done.
 
+    Args:
+        metrics: what the trial reported.
+        source: what did, as in ``train()``.
+        verb: how it gives its metrics.
+
     Raises:
-        TypeError: they are no mapping.
+        TrainableFormError: they are no mapping.
     """
     if not isinstance(metrics, (dict, Mapping)):  # dict first: the check of an abstract class is slow.
-        raise TypeError(f"{source} must give a dict of metrics per iteration, not {type(metrics).__name__}")
+        what, how = type(metrics).__name__, _how_to_give(metrics)
+        raise TrainableFormError(f"{source} must give a dict of metrics per iteration, not {what}: {verb} {how}")
     return Step(metrics, bool(metrics.get("done", False)))
+
+
+def _how_to_give(value: Any) -> str:
+    """A dict that a user may have meant by something else."""
+    if isinstance(value, (tuple, list)):
+        return "{'loss': ..., 'accuracy': ...}, a name for each"
+    is_number = not isinstance(value, bool) and (isinstance(value, (int, float)) or hasattr(value, "item"))
+    return f"{{'loss': {' '.join(repr(value).split())[:40] if is_number else '...'}}}, say"
 
 
 # -- held folder ---------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from fluid.integrations.hpbandster.optimizers import SeededRandom, Worker, make,
 from fluid.integrations.hpbandster.trials import TrainableTrials, TrialFactory, WorkerTrials
 from fluid.integrations.hpbandster.worker_course import RehearsedWorker
 from fluid.trainables.trainable import is_only_replayed, kind_of
+from fluid.user_calls import user_call
 
 
+@user_call
 @closes_executor
 def run(
     optimizer: Any,

@@ -18,11 +18,13 @@ from fluid.integrations.lightgbm.datasets import DatasetSources
 from fluid.integrations.lightgbm.sweeps import run_sweep
 from fluid.integrations.lightgbm.training import train_rounds
 from fluid.results.sweep import SweepResult
+from fluid.user_calls import user_call
 
 #: Parameters of estimators that are none of a booster.
 _OF_ESTIMATORS = ("class_weight", "importance_type", "n_estimators")
 
 
+@user_call
 @closes_executor
 def fit(
     estimator: Any,

@@ -17,6 +17,7 @@ from fluid.integrations.boosting import goals_among, rounds_of, space_of, sweep
 from fluid.integrations.lightgbm.datasets import DatasetSources
 from fluid.integrations.lightgbm.training import direction, train_rounds
 from fluid.results.sweep import SweepResult
+from fluid.user_calls import user_call
 
 #: Parameters whose value is a list or a tuple.
 _LISTS = frozenset(
@@ -35,6 +36,7 @@ _PATIENCE = ("early_stopping_round", "early_stopping_rounds", "early_stopping", 
 _MIN_DELTA = ("early_stopping_min_delta",)
 
 
+@user_call
 @closes_executor
 def train(
     params: Any,

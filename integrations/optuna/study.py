@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluid._given_executor import closes_executor
 from fluid._imports import try_import
-from fluid.errors import InvalidFieldError, require_integer, require_number
+from fluid.errors import InvalidFieldError, parse_duration, require_integer
 from fluid.executor import FluidExecutor, executor_scope
 from fluid.integrations.optuna.loop import OptimizeArguments, OptimizeLoop
 from fluid.integrations.optuna.moving import moving, shared_with_callbacks
@@ -20,6 +20,7 @@ from fluid.integrations.optuna.work import ObjectiveWork, Space, TrainableWork, 
 from fluid.trainables.pickling import dump_trainable
 from fluid.trainables.trainable import is_only_replayed, kind_of
 from fluid.trial_fields import IterationTimeout, require_timeout
+from fluid.user_calls import user_call
 
 with try_import("Optuna", extra="optuna") as _imports:
     import optuna
@@ -37,6 +38,7 @@ class NoExceptionClassError(InvalidFieldError, TypeError):
     """``catch`` holds something else than classes of exceptions; ``study.optimize`` raises a ``TypeError``, too."""
 
 
+@user_call
 @closes_executor
 def optimize(
     study: Study,
@@ -134,7 +136,7 @@ def optimize(
         n_trials=None if n_trials is None else require_integer("n_trials", n_trials, at_least=0),
         batch_size=None if batch_size is None else require_integer("batch_size", batch_size, at_least=1),
         n_jobs=_checked_jobs(n_jobs, batch_size),
-        timeout=None if timeout is None else require_number("timeout", timeout, at_least=0.0, finite=False),
+        timeout=None if timeout is None else parse_duration("timeout", timeout, zero=True, finite=False),
         catch=_checked_catch(catch),
         callbacks=_checked_callbacks(callbacks),
         iteration_timeout_s=require_timeout("iteration_timeout_s", iteration_timeout_s),

@@ -50,6 +50,7 @@ from fluid.integrations.sklearn.running import (
 from fluid.search.rungs import hyperband_shapes
 from fluid.sweeping.resuming import EarlierSweep
 from fluid.trial_fields import IterationTimeout
+from fluid.user_calls import user_call
 
 #: Candidates where ``samples`` is not given: as many as RandomizedSearchCV tries, and more where most end early.
 _SAMPLES = {"random": 10, "tpe": 10, "asha": 64, "sha": 64}
@@ -153,6 +154,7 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
         ],
     }
 
+    @user_call
     def __init__(
         self,
         estimator: Any,

@@ -21,6 +21,7 @@ from fluid.search import loguniform, make_sampler, make_space, randint
 from fluid.session.options import OBJECTS
 from fluid.sweep import run
 from fluid.trainables.import_scan import can_be_imported, imports_of
+from fluid.user_calls import user_call
 
 with try_import("transformers", extra="transformers") as _imports:
     from transformers import Trainer
@@ -39,6 +40,7 @@ _NOT_HERE = {
 _DRAWS = 1000
 
 
+@user_call
 @closes_executor
 def hyperparameter_search(
     trainer: Trainer,

@@ -18,8 +18,10 @@ from fluid.integrations.xgboost.sweeps import run_sweep
 from fluid.integrations.xgboost.training import direction, raw, train_rounds
 from fluid.results.sweep import SweepResult
 from fluid.sweep import run
+from fluid.user_calls import user_call
 
 
+@user_call
 @closes_executor
 def fit(
     estimator: Any,

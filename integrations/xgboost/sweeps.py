@@ -16,6 +16,7 @@ from fluid.integrations.xgboost.matrices import Sets
 from fluid.integrations.xgboost.training import direction, raw, train_rounds
 from fluid.results.metrics import Goal
 from fluid.results.sweep import SweepResult
+from fluid.user_calls import user_call
 
 #: Parameters whose value is a list or a tuple.
 _LISTS = frozenset(
@@ -23,6 +24,7 @@ _LISTS = frozenset(
 )
 
 
+@user_call
 @closes_executor
 def train(
     params: Any,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from engine_helpers import Hand, Known, none, only
 
@@ -17,11 +19,13 @@ from fluid.engine.commands import (
 )
 from fluid.engine.events import (
     BudgetExtended,
+    Failure,
     GroupSubmitted,
     GroupTerms,
     IterationDone,
     LaneLost,
     StopRequested,
+    TrialFailed,
     TrialSpec,
 )
 from fluid.errors import InvalidFieldError
@@ -54,6 +58,40 @@ def test_a_trial_that_raises_is_tried_again_from_its_checkpoint_and_then_given_u
     assert end.state == "FAILED" and end.failure is not None and end.failure.message == "error!"
     with pytest.raises(InvalidFieldError, match="FAILED"):
         hand.extend("a")
+
+
+def raises(hand: Hand, lane: int, **facts: Any) -> list[Any]:
+    return [
+        command
+        for command in hand.do(TrialFailed(hand.now, "a", lane, Failure("error", "no", **facts)))
+        if isinstance(command, (StartTrial, ReportEnd))
+    ]
+
+
+def test_a_trial_that_fails_alike_twice_is_not_tried_a_third_time() -> None:
+    hand = running("a")
+    assert isinstance(raises(hand, hand.lane("a"), site="ValueError at x.py:3")[0], StartTrial)
+    hand.started("a", 0)
+    assert isinstance(raises(hand, hand.lane("a"), site="ValueError at x.py:3")[0], ReportEnd)
+
+
+@pytest.mark.parametrize(("first", "second"), [("", ""), ("x.py:3", "x.py:4"), ("x.py:3", ""), ("", "x.py:3")])
+def test_a_trial_that_fails_otherwise_is_tried_a_third_time(first: str, second: str) -> None:
+    hand = running("a")
+    for site in (first, second):
+        assert isinstance(raises(hand, hand.lane("a"), site=site)[0], StartTrial)
+        hand.started("a", 0)
+    assert isinstance(raises(hand, hand.lane("a"), site="y.py:9")[0], ReportEnd)
+
+
+def test_a_trainable_that_cannot_be_run_is_not_tried_again_unless_the_user_says_so() -> None:
+    hand = running("a")
+    assert isinstance(raises(hand, hand.lane("a"), is_form=True)[0], ReportEnd)
+    hand = running("a", max_failures=2)
+    for _ in range(2):
+        assert isinstance(raises(hand, hand.lane("a"), is_form=True, site="x.py:3")[0], StartTrial)
+        hand.started("a", 0)
+    assert isinstance(raises(hand, hand.lane("a"), is_form=True, site="x.py:3")[0], ReportEnd)
 
 
 def test_a_lane_that_dies_takes_its_trial_down_only() -> None:

@@ -292,6 +292,7 @@ def test_an_entry_names_its_class_and_has_its_fields() -> None:
         "now": False,
     }
     expected = {"kind": "error", "message": "no", "traceback": "tb", "exception": None, "squeezed": False}
+    expected |= {"site": "", "is_form": False}
     assert json.loads(end)["failure"] == expected
 
 

@@ -104,7 +104,7 @@ def test_nonsense_is_refused_in_one_line(two_sweeps: Sweeps, tmp_path: Path, cap
     one, other = map(str, two_sweeps)
     assert f"run='{one}': is given twice" in refusal(capsys, one, other, f"{one}/.")
     assert "metric='f1': is not a metric of" in refusal(capsys, one, other, "--metric", "f1")
-    assert "mode='best': must be one of" in refusal(capsys, one, other, "--mode", "best")
+    assert "mode='best': must be 'min'" in refusal(capsys, one, other, "--mode", "best")
     assert "columns='lr': applies to the trials of one run" in refusal(capsys, one, other, "--columns", "lr")
     assert "png='x.png': shows one run" in refusal(capsys, one, other, "--png", "x.png")
     assert f"run='{tmp_path}/no': does not exist" in refusal(capsys, one, f"{tmp_path}/no")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fluid.errors import parse_duration
 from fluid.planners.instance import EndDistribution
-from fluid.sizing.goals import format_duration, parse_duration
+from fluid.sizing.goals import format_duration
 from fluid.sizing.in_turn import in_turn
 
 

@@ -40,7 +40,8 @@ _LOOK_S = 0.01
 _MISSING_S = 7 * 86400.0
 _STAYS = (
     "%s in host memory holds checkpoints of the run folder %s, which was deleted or moved, or whose disk is not "
-    "mounted; FluidExecutor.resume() finds them. They are deleted %.1f days from now; delete them if you need none"
+    "mounted; a session that is resumed there finds them. They are deleted %.1f days from now; delete them if you need "
+    "none"
 )
 _log = logger_of(__name__)
 

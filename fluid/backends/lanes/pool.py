@@ -33,7 +33,7 @@ from fluid.engine.commands import (
     StopLane,
 )
 from fluid.engine.events import CleanUpLasts, Event, LaneLost, LaneOutdated, TrialFailed, TrialReleased, TrialSaved
-from fluid.errors import FluidError, require_number, require_one_of
+from fluid.errors import FluidError, parse_duration, require_one_of
 from fluid.keeping import WorstKept
 from fluid.lane.errors import one_line
 from fluid.lane.policy import POLICIES
@@ -577,16 +577,16 @@ class LaneBackend(Backend):
         self._finalizer()
 
 
-def require_lane_options(*, grace: float, lane_policy: str, process_group: str) -> None:
-    """Checks the options of lanes that every such backend has.
+def require_lane_options(*, grace: float | str, lane_policy: str, process_group: str) -> float:
+    """Checks the options of lanes that every such backend has; returns the seconds of grace.
 
     Raises:
         InvalidFieldError: an argument cannot be used.
         MissingDependencyError: Horovod is asked for and not installed.
     """
-    require_number("grace", grace, at_least=0.0)
     require_one_of("lane_policy", lane_policy, tuple(POLICIES))
     require_process_group(process_group)
+    return parse_duration("grace", grace, zero=True)
 
 
 def modules_to_load(preload: Sequence[str] | None, likely: Sequence[str]) -> list[str]:

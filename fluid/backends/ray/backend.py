@@ -22,7 +22,7 @@ from fluid.backends.ray.nodes import NodeChanges, variables_of
 from fluid.elastic.messages import DEFAULT_PROCESS_GROUP
 from fluid.engine.commands import Command, StartTrial
 from fluid.engine.events import CheckpointPlaced, DeviceAdded, DeviceDraining, DeviceLost, Event, LaneLost, TrialSaved
-from fluid.errors import FluidError, InvalidFieldError, require_integer, require_number
+from fluid.errors import FluidError, InvalidFieldError, parse_duration, require_integer
 from fluid.keeping import parse_bytes
 from fluid.lane.checkpoints.paths import host_of
 from fluid.lane.policy import DEFAULT_POLICY
@@ -112,10 +112,10 @@ class RayBackend(LaneBackend):
         checkpoint_memory_bytes: int | str | None = None,
         _mps_program: str | None = None,
     ) -> None:
-        require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
+        grace = require_lane_options(grace=grace, lane_policy=lane_policy, process_group=process_group)
         self.lane_policy = lane_policy
         if timeout is not None:
-            require_number("timeout", timeout, at_least=0.0)
+            timeout = parse_duration("timeout", timeout, zero=True)
         way = gpu_way_of(sharing)
         checkpoint_memory = parse_bytes("checkpoint_memory_bytes", checkpoint_memory_bytes)
         # Ray's autoscaler starts nodes in minutes; without it, there are nodes.

@@ -277,6 +277,7 @@ class Failures:
         core: the session.
         calls, lifecycle, residency, resizing: the parts whose transitions a failure causes.
         max_failures: times a failed trial is queued again, and a lane that did not start is started again on a device.
+        gives_up_early: whether a trial that can only fail again is not queued so often.
 
     Attributes:
         starts: counts lanes that do not start.
@@ -290,6 +291,8 @@ class Failures:
         residency: Residency,
         resizing: Resizing,
         max_failures: int,
+        *,
+        gives_up_early: bool,
     ) -> None:
         self._core = core
         self._calls = calls
@@ -297,6 +300,7 @@ class Failures:
         self._residency = residency
         self._resizing = resizing
         self._max_failures = max_failures
+        self._gives_up_early = gives_up_early
         self._losses = LaneLosses(core, calls, residency, resizing, max_failures, self._count)
         self.starts = LaneStarts(core)
         #: Why no lane starts, if that cost the session its last device; ``None`` otherwise.
@@ -433,8 +437,10 @@ class Failures:
         if failure.kind == "not_saved":  # the disk is to blame
             self._core.enqueue(trial, f"could not be saved: {failure.message}", kind=failure.kind)
             return
+        before = trial.limits.failure
         trial.add_failure(failure)
-        if trial.limits.failures > self._max_failures or _is_final(trial, failure):
+        is_vain = self._gives_up_early and _is_vain(failure, before)
+        if trial.limits.failures > self._max_failures or is_vain or _is_final(trial, failure):
             if at_last is not None:
                 failure = replace(failure, message=at_last())
                 trial.limits = replace(trial.limits, failure=failure)
@@ -559,6 +565,11 @@ class Failures:
         self._residency.drop(trial)
         trial.limits = replace(trial.limits, failure=failure)
         self._core.end(trial, TrialState.FAILED, failure.message)
+
+
+def _is_vain(failure: Failure, before: Failure | None) -> bool:
+    """Whether no further try can succeed: the trainable cannot be run, or the last try has failed in the same way."""
+    return failure.is_form or (before is not None and bool(failure.site) and failure.site == before.site)
 
 
 def _is_final(trial: TrialRecord, failure: Failure) -> bool:

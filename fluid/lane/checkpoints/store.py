@@ -345,7 +345,7 @@ def _tell_left(memory_folder: str, run_folder: str, newest: Mapping[str, int], r
     logger_of("fluid.session").warning(
         "checkpoints could not be moved from %s to the run folder %s, and stay in host memory, which a reboot empties: "
         "those of trials %s (%s). Free some space: the next session that starts on this machine moves them, and "
-        "FluidExecutor.resume() finds them.",
+        "the session finds them when it is resumed.",
         memory_folder,
         run_folder,
         ", ".join(shown),

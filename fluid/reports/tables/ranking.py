@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fluid.directions import require_mode
-from fluid.errors import InvalidFieldError, require_one_of
+from fluid.directions import mode_word, require_mode
+from fluid.errors import InvalidFieldError
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.results import best
 from fluid.results.best import Merit
@@ -32,7 +32,7 @@ def goal_of(run: RecordedRun, metric: str | None = None, mode: str | None = None
             and may mean either.
     """
     if mode is not None:
-        require_one_of("mode", mode, ("min", "max"))
+        mode = mode_word("mode", mode)
     if metric is None:
         metric = _first_metric(run)
         said = None if metric is None else mode or run.mode_of(metric)

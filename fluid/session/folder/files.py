@@ -160,7 +160,7 @@ class FolderWatch:
                 )
             return (
                 f"the run folder {self._path} was moved to {place} while the session ran; "
-                f"FluidExecutor.resume({place!r}) goes on with the session"
+                f"resume it there: fluid.run(..., run_dir={place!r}, resume=True), or FluidExecutor.resume({place!r})"
             )
         lost = [name for name, file in self._files.items() if not _is(str(self._path / name), file.fileno())]
         cut = [name for name, file in self._files.items() if name not in lost and file.is_cut]
