@@ -17,7 +17,6 @@ from fluid.errors import InvalidFieldError, require_integer, require_number
 
 if TYPE_CHECKING:
     from fluid.commands.console import CommandConsole
-
     from fluid.commands.rehearsed_script import RehearsalRequest
     from fluid.commands.script_rehearsals import ScriptRehearsal
 

@@ -444,9 +444,9 @@ class _Hanging:
         whole = _COMMANDS.sub(lambda found: found[0].replace(" ", "\0"), self.text)
         width = max(1, options.max_width - indent)
         lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False) or [""]
-        for number, line in enumerate(lines):
-            lead = Text(" " * indent) if number else self.lead.copy()
-            lead.append(line.replace("\0", " "), style="not bold" if number == 0 else "")
+        for place, line in enumerate(lines):
+            lead = Text(" " * indent) if place else self.lead.copy()
+            lead.append(line.replace("\0", " "), style="" if place else "not bold")
             lead.no_wrap, lead.overflow = True, "ignore"
             yield lead
 

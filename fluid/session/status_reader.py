@@ -178,7 +178,7 @@ def _measured_keys(state: EngineState) -> dict[str, tuple[str, str | None]]:
 
 
 def _count(group: GroupRecord, search: Search | None) -> tuple[Counter[str], int, int, int]:
-    """Number of a group's trials by what is shown of them, of those that have begun, and of iterations: done, in all."""
+    """A group: trials by what is shown of them, how many of them have begun, its iterations done, and those in all."""
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
     begun = counts.total()
     for trial in group.live.values():

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fluid.backends.local import choose_devices
 from fluid._imports import install_command
+from fluid.backends.local import choose_devices
 from fluid.cli import main
 from fluid.gpu.nvml import GpuProcess, GpuState
 from fluid.reports.doctor import (
