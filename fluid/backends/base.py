@@ -243,6 +243,10 @@ class Backend(ABC):
     def preload(self, modules: Sequence[str]) -> None:
         """Loads modules before the next lane is forked; those that cannot be loaded are left out. From any thread."""
 
+    def loading(self) -> str:
+        """The module that is imported now and that lanes wait for; empty if there is none. From any thread."""
+        return ""
+
     def start_program(self, program: str) -> socket.socket | None:
         """Forks a process that is no lane; it ends with the backend at the latest. From any thread.
 

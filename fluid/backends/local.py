@@ -237,6 +237,10 @@ class LocalBackend(LaneBackend):
         """Loads modules ahead: see :meth:`fluid.backends.base.Backend.preload`."""
         self._host.preload(modules)
 
+    def loading(self) -> str:
+        """The module that lanes wait for: see :meth:`fluid.backends.base.Backend.loading`."""
+        return self._host.loading()
+
     def lane_room(self) -> HostRoom:
         """Returns what lanes find on this machine: see :meth:`fluid.backends.base.Backend.lane_room`."""
         return self._host.lane_room()

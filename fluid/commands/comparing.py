@@ -65,7 +65,7 @@ def compare_algorithms(
     if arguments.json and write_json(_figures(request, comparison, scale, arguments.price), arguments.json):
         return
     console = make_console()
-    compact = is_narrow(console) or (console.width < 130 and arguments.seeds > 1)
+    compact = is_narrow(console) or (console.room < 130 and arguments.seeds > 1)
     table = rehearsal_table(
         comparison.outcomes, title, label="algorithm", scale=scale, price=arguments.price, compact=compact
     )

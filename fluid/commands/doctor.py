@@ -35,7 +35,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(as_json(machine, advice))
     else:
-        make_console().print(machine_report(machine, advice))
+        make_console().print(machine_report(machine, advice), crop=False)
     return 0
 
 
@@ -50,5 +50,5 @@ def _examine_shared(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(probe_json(found))
     else:
-        make_console().print(probe_report(found))
+        make_console().print(probe_report(found), crop=False)
     return 0 if found.is_usable else EXIT_UNUSABLE

@@ -11,7 +11,7 @@ from fluid._private_files import replacing
 from fluid.errors import InvalidFieldError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from fluid.commands.console import CommandConsole
 
 #: The width, in characters, from which tables have all their columns.
 _ROOM_FOR_TABLES = 76
@@ -69,17 +69,16 @@ def write_json(data: dict[str, Any], path: str) -> bool:
     return False
 
 
-def make_console() -> Console:
+def make_console() -> CommandConsole:
     """The console on which commands print for people."""
-    from rich.console import Console
+    from fluid.commands.console import CommandConsole
 
-    # The user chose the ids and names, so brackets and colons in them are not markup.
-    return Console(markup=False, emoji=False, highlight=False)
+    return CommandConsole()
 
 
-def is_narrow(console: Console) -> bool:
+def is_narrow(console: CommandConsole) -> bool:
     """Whether tables need to have fewer columns."""
-    return console.width < _ROOM_FOR_TABLES
+    return console.room < _ROOM_FOR_TABLES
 
 
 def add_price(parser: argparse.ArgumentParser) -> None:

@@ -84,7 +84,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     fifo = Plan("fifo", instance, make_planner("fifo").arrange(instance))
     console = make_console()
     console.print(plan_table(plan, compact=is_narrow(console)))
-    console.print(TextGantt(Timeline.of_plan(plan)))
+    console.print(TextGantt(Timeline.of_plan(plan)), width=console.room)
     console.print()
     # The terminal wraps this line; in a file it stays one line.
     console.print(plan_summary(plan, fifo.makespan), soft_wrap=True)

@@ -16,8 +16,7 @@ from fluid.commands.inout import Subparsers, is_narrow, make_console, write_json
 from fluid.errors import InvalidFieldError, require_integer, require_number
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from fluid.commands.console import CommandConsole
     from fluid.commands.rehearsed_script import RehearsalRequest
     from fluid.commands.script_rehearsals import ScriptRehearsal
 
@@ -258,14 +257,14 @@ def _show(rehearsal: ScriptRehearsal, arguments: argparse.Namespace) -> None:
     _print(rehearsal, arguments, make_console())
 
 
-def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: Console) -> None:
+def _print(rehearsal: ScriptRehearsal, arguments: argparse.Namespace, console: CommandConsole) -> None:
     from fluid.display.format import duration, number
     from fluid.reports.tables.rehearsal import figures_of, knee_of, rehearsal_table
 
     for sweep in rehearsal.sweeps:
         first = next(iter(sweep.outcomes.values()))[0]
         title = f"{sweep.name}: {first.trials} trials, rehearsed on a virtual clock"
-        compact = is_narrow(console) or (console.width < 130 and arguments.seeds > 1)
+        compact = is_narrow(console) or (console.room < 130 and arguments.seeds > 1)
         console.print(rehearsal_table(sweep.outcomes, title, price=arguments.price, compact=compact))
         if first.metric is None:
             console.print("No search says what is optimized: give --metric, and --mode, to see the best values, too.")

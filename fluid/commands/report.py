@@ -57,7 +57,7 @@ def _report(arguments: argparse.Namespace) -> None:
     goal = goal_of(run, arguments.metric, arguments.mode)
     found = None if goal is None else importances(run.trials, goal)
     console = make_console()
-    tables = run_tables(run, goal=goal, importances=found, width=console.width, columns=columns)
+    tables = run_tables(run, goal=goal, importances=found, width=console.room, columns=columns)
     messages = _write(run, goal, found, arguments)
     if arguments.json:
         print_json(as_json(run, goal, found))
@@ -95,7 +95,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         print_json(as_json(comparison))
     elif arguments.html != STDOUT:
         console = make_console()
-        console.print(comparison_tables(comparison, width=console.width))
+        console.print(comparison_tables(comparison, width=console.room))
         if arguments.html:
             console.print(f"wrote {arguments.html}", soft_wrap=True)
 

@@ -54,6 +54,7 @@ class Dashboard:
         shares: the share done of each group whose iterations are known, by position.
         announced: what is about to begin; empty if nothing is.
         ends: by when each group is likely to have ended, by position, where known.
+        start: what the first iterations wait for; empty if they wait for nothing.
     """
 
     status: Status
@@ -63,6 +64,7 @@ class Dashboard:
     shares: Mapping[int, float]
     announced: str = ""
     ends: Mapping[int, str] = field(default_factory=dict)
+    start: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the lines."""
@@ -84,6 +86,7 @@ def render(
     shares: Mapping[int, float] | None = None,
     announced: str = "",
     ends: Mapping[int, str] = {},
+    start: str = "",
 ) -> Dashboard:
     """A dashboard of ``status`` in at most ``width`` characters and ``height`` lines.
 
@@ -94,6 +97,7 @@ def render(
         shares: the share done of each group, by position; ``None`` for those of the status.
         announced: what is about to begin; empty if nothing is.
         ends: by when each group is likely to have ended, by position, where known.
+        start: what the first iterations wait for; empty if they wait for nothing.
     """
     own = {position: group.share for position, group in enumerate(status.groups) if group.share is not None}
     return Dashboard(
@@ -104,6 +108,7 @@ def render(
         own if shares is None else shares,
         announced,
         ends,
+        start,
     )
 
 
@@ -116,6 +121,7 @@ class _DashboardLines:
         self._height = dashboard.height
         self._numbers = dashboard.numbers
         self._announced = dashboard.announced
+        self._start = dashboard.start
         self._shares = {id(self._status.groups[at]): share for at, share in dashboard.shares.items()}
         self._ends = {id(self._status.groups[at]): end for at, end in dashboard.ends.items()}
         self._glyphs = glyphs
@@ -126,7 +132,8 @@ class _DashboardLines:
         if not self._status.groups and self._announced:
             return [self._header()]
         keys = self._key_lines()
-        silent = self._goal_lines() + self._given_up_lines() + self._awaited_lines() + self._silent_lines()
+        start = [Text(f"starting  {self._start}", style=_DIM)] if self._start else []
+        silent = start + self._goal_lines() + self._given_up_lines() + self._awaited_lines() + self._silent_lines()
         gap = [Text()] if self._height >= _ROOM_FOR_GAPS else []
         groups = self._group_lines(max(1, min(_MOST_GROUPS, self._height // 4)))
         used = 1 + len(groups) + len(silent) + len(keys) + (2 + bool(keys)) * len(gap)
@@ -374,8 +381,11 @@ def _said(group: GroupStatus) -> str:
 
 
 def _trials_of(group: GroupStatus) -> str:
-    """How many trials of a search have ended, if it has said how many there will be."""
-    return "" if group.expected is None else f"{ended_trials(group.trials):,}/{group.expected:,} trials"
+    """How many trials of a search have ended, or begun while none has ended, if it has said how many there will be."""
+    if group.expected is None:
+        return ""
+    ended = ended_trials(group.trials)
+    return f"{ended:,}/{group.expected:,} trials" if ended else f"{group.begun:,} of {group.expected:,} trials begun"
 
 
 def _short_best(best: BestSoFar | None) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from fluid._clock import local_time, wall_seconds
 from fluid.display.device_map import TrialNumbers
-from fluid.display.format import percent
+from fluid.display.format import clock_time, count, percent, printable
 from fluid.display.names import has_ended
-from fluid.session.status import GroupStatus, Status
+from fluid.session.status import GroupStatus, Start, Status
 
 # -- end times -----------------------------------------------------------------------------------
 #
@@ -101,6 +101,8 @@ class StatusFollower:
         self._ended: dict[int, float] = {}
         #: The largest shares of searches so far, by position.
         self._shares: dict[int, float] = {}
+        #: What the first iterations wait for, and since when, seconds since the session began.
+        self._start: tuple[Start | None, float] = None, 0.0
         #: What is about to begin, and the number of groups before; the text is empty if nothing is.
         self._announced = ("", 0)
 
@@ -117,6 +119,11 @@ class StatusFollower:
         """Takes the current status."""
         self.last, self.numbers = status, self._numbers.update(status)
         self._ends.take(status)
+        before, now = self._start[0], status.start
+        if before is None or now is None or (before.phase, before.module) != (now.phase, now.module):
+            self._start = now, status.at
+        else:
+            self._start = now, self._start[1]
         if len(status.groups) > self._announced[1]:
             self._announced = ("", 0)
         for position, group in enumerate(status.groups):
@@ -125,6 +132,21 @@ class StatusFollower:
                 self._ended.setdefault(position, status.at)
             else:
                 self._ended.pop(position, None)
+
+    @property
+    def start(self) -> str:
+        """What the first iterations wait for, and for how long; empty if they wait for nothing."""
+        start, since = self._start
+        if start is None or self.last is None:
+            return ""
+        lanes, trials = count(start.number, "lane"), count(start.number, "trial")
+        what = {
+            "importing": f"importing {printable(start.module)} for {lanes}",
+            "lanes": f"{lanes}",
+            "set up": f"setting up {trials}",
+            "iteration": f"the first iteration of {trials}",
+        }[start.phase]
+        return f"{what}, {clock_time(self.last.at - since)}"
 
     def shares(self) -> dict[int, float]:
         """Share done of each group, by position, where known. That of a search is a prediction, and only grows."""

@@ -306,6 +306,7 @@ class LiveView:
             shares=follower.shares(),
             ends=follower.ends(),
             announced=follower.announced,
+            start=follower.start,
         )
 
     def _begin(self) -> TerminalRegion:

@@ -48,6 +48,7 @@ def status_html(
     shares: Mapping[int, float],
     announced: str = "",
     ends: Mapping[int, str] = {},
+    start: str = "",
 ) -> str:
     """The current state of a session.
 
@@ -57,6 +58,7 @@ def status_html(
         shares: the share done of each group whose iterations are known, by position.
         announced: what is about to begin; empty if nothing is.
         ends: by when each group is likely to have ended, by position, where known.
+        start: what the first iterations wait for; empty if they wait for nothing.
     """
     if status is None:
         return _box(f"<b>Fluid</b> <span style='{_DIM}'>{escape(announced)}</span>")
@@ -67,7 +69,7 @@ def status_html(
     facts = [clock_time(status.at), announced, f"{busy} of {count(len(status.devices), 'device')} busy"]
     if status.asked:
         facts.append(f"{count(status.asked, 'more device')} asked for")
-    facts.append(states_text(totals))
+    facts += [states_text(totals), f"starting: {start}" if start else ""]
     head = f"<b>Fluid</b> {escape('  ·  '.join(filter(None, facts)))}"
     rows = "".join(
         _group_row(group, shares.get(position), ends.get(position, ""))
@@ -84,12 +86,12 @@ def status_html(
 
 
 def final_html(status: Status, seconds: Mapping[int, float]) -> str:
-    """What remains of a session: a row per group, its best result, and the run folder."""
+    """What remains of a session: a row per group, its best result first, and the run folder."""
     rows = "".join(
         _row(
             f"<b>{escape(group.name)}</b>",
-            escape(f"{count(sum(group.trials.values()), 'trial')}: {states_text(with_interrupted(group.trials))}"),
             best_html(group),
+            escape(f"{count(sum(group.trials.values()), 'trial')}: {states_text(with_interrupted(group.trials))}"),
             f"<span style='{_DIM}'>{clock_time(seconds.get(position, status.at))}</span>",
         )
         for position, group in _last(list(enumerate(status.groups)))
@@ -304,8 +306,9 @@ class NotebookView:
         if follower.last is None:
             return status_html(None, {}, {}, follower.announced), f"Fluid  {follower.announced}".rstrip()
         shares, ends, announced = follower.shares(), follower.ends(), follower.announced
-        shown = render(follower.last, _WIDTH, _HEIGHT, follower.numbers, shares=shares, ends=ends, announced=announced)
-        return status_html(follower.last, follower.numbers, shares, announced, ends), _text(shown)
+        known: dict[str, Any] = {"announced": announced, "ends": ends, "start": follower.start}
+        shown = render(follower.last, _WIDTH, _HEIGHT, follower.numbers, shares=shares, **known)
+        return status_html(follower.last, follower.numbers, shares, **known), _text(shown)
 
     def _end(self) -> tuple[str, str]:
         """What remains, as HTML and as text."""

@@ -21,7 +21,7 @@ _DIM, _BOLD = Style(dim=True), Style(bold=True)
 
 
 def summary_lines(status: Status, seconds: Mapping[int, float], *, width: int = 80, most: int = 20) -> list[Text]:
-    """The lines that remain on the terminal when the session ends: one per group.
+    """The lines that remain on the terminal when the session ends: one per group, its best result first.
 
     Args:
         status: the last status.
@@ -33,12 +33,13 @@ def summary_lines(status: Status, seconds: Mapping[int, float], *, width: int = 
     skipped = max(0, len(groups) - most + 1) if len(groups) > most else 0
     names = shortened_apart([group.name for group in groups[skipped:]], _LONGEST_NAME)
     name_width = max(map(len, names), default=0)
-    lines = [sum_of_groups(groups[:skipped], "earlier group")] if skipped else []
+    lines = []
+    if len(groups) == 1 and groups[0].best is not None:
+        lines.append(best_text(groups[0].best, width, lead="best  "))
+    lines += [sum_of_groups(groups[:skipped], "earlier group")] if skipped else []
     for position, group in enumerate(groups[skipped:], skipped):
         name = f"{names[position - skipped]:<{name_width}}"
         lines.append(_group_line(name, group, seconds.get(position, status.at), width, with_best=len(groups) > 1))
-    if len(groups) == 1 and groups[0].best is not None:
-        lines.append(best_text(groups[0].best, width, lead="best  "))
     if len(groups) == 1 and groups[0].open_metric is not None:
         lines.append(no_best_text(groups[0].open_metric, width))
     return lines
@@ -70,16 +71,16 @@ def shown_path(path: Path) -> str:
 def _group_line(name: str, group: GroupStatus, seconds: float, width: int, *, with_best: bool) -> Text:
     trials = with_interrupted(group.trials)
     iterations, took = f"; {_iterations(group)}", f"; {clock_time(seconds)}"
-    best = ""
+    counted, best = f"  {count(sum(trials.values()), 'trial')}: ", ""
     if group.best is not None and with_best:
-        best = f"; best {group.best.metric} {metric_text(group.best.value)}{group.best.less_note}"
-    line = Text(name, style=_BOLD).append(f"  {count(sum(trials.values()), 'trial')}: ", style=Style(bold=False))
-    for tail in (f"{best}{iterations}{took}", f"{best}{took}", best, ""):
+        best = f"  best {group.best.metric} {metric_text(group.best.value)}{group.best.less_note};"
+        counted = counted[1:]
+    for lead, tail in ((best, iterations + took), (best, took), (best, ""), ("", "")):
+        line = Text(name, style=_BOLD).append(lead + counted, style=Style(bold=False))
         states = states_text_within(trials, width - line.cell_len - len(tail))
         if states.plain == states_text(trials):
-            return line.append_text(states).append(tail, style=Style(bold=False))
-    line.append_text(states)
-    return line
+            break
+    return line.append_text(states).append(tail, style=Style(bold=False))
 
 
 def _iterations(group: GroupStatus) -> str:

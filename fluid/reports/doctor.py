@@ -13,13 +13,14 @@ import platform
 import re
 import resource
 import shutil
+import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -317,7 +318,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def machine_report(machine: Machine, advice: MachineAdvice) -> RenderableType:
     """The machine as a table, followed by what Fluid would use of it, in sentences."""
-    parts: list[RenderableType] = [named_values(_rows(machine))]
+    parts: list[RenderableType] = named_values(_rows(machine))
     if machine.gpus:
         parts += [Text(), _gpu_table(machine.gpus)]
     parts.append(Text())
@@ -383,14 +384,11 @@ def _rows(machine: Machine) -> Iterable[tuple[str, str]]:
         yield package.name, _package(package)
 
 
-def named_values(rows: Iterable[tuple[str, str]]) -> Table:
-    """A table of names and their values."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(Text(name), Text(value))
-    return table
+def named_values(rows: Iterable[tuple[str, str]]) -> list[RenderableType]:
+    """Names and their values, in two columns."""
+    listed = list(rows)
+    width = max(len(name) for name, _ in listed)
+    return [_Hanging(Text(f"{name:<{width}}  ", style="bold"), value) for name, value in listed]
 
 
 def _package(package: Package) -> str:
@@ -426,13 +424,31 @@ def _gpu_table(gpus: Iterable[GpuState]) -> Table:
 
 
 def sentences(bullet: str, texts: Iterable[str], style: str) -> list[RenderableType]:
-    """A bulleted list with hanging indents; empty if there are none."""
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for text in texts:
-        grid.add_row(Text(bullet, style=style), Text(text))
-    return [grid] if grid.row_count else []
+    """A bulleted list; empty if there are none."""
+    return [_Hanging(Text(f"{bullet} ", style=style), text) for text in texts]
+
+
+#: Commands in what is said: they are for copying, so that no line is broken within one.
+_COMMANDS = re.compile(r"pip install (?:'[^']+'|[\w.-]+\w)(?: '[^']+')*|ulimit -n \d+")
+
+
+@dataclass(frozen=True)
+class _Hanging:
+    """A text behind a lead, with hanging indents; a word or a command that is longer than a line stays whole."""
+
+    lead: Text
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        indent = self.lead.cell_len
+        whole = _COMMANDS.sub(lambda found: found[0].replace(" ", "\0"), self.text)
+        width = max(1, options.max_width - indent)
+        lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False) or [""]
+        for place, line in enumerate(lines):
+            lead = Text(" " * indent) if place else self.lead.copy()
+            lead.append(line.replace("\0", " "), style="" if place else "not bold")
+            lead.no_wrap, lead.overflow = True, "ignore"
+            yield lead
 
 
 def _size(size: float | None) -> str:

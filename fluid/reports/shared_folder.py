@@ -26,7 +26,7 @@ _NEEDS = {
 
 def probe_report(found: Probe) -> RenderableType:
     """What was found, as a table, followed by what the folder gives and what it does not."""
-    parts: list[RenderableType] = [named_values(_rows(found)), Text()]
+    parts: list[RenderableType] = [*named_values(_rows(found)), Text()]
     given = [name for name, is_given in found.given.items() if is_given]
     parts += sentences("+", [f"The folder gives {_NEEDS[name]}." for name in given], "green")
     parts += sentences("!", found.warnings, "yellow")

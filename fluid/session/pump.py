@@ -724,6 +724,8 @@ class Pump:
             _log.error("the session has ended early: %s: %s", type(self._broken).__name__, self._broken, exc_info=told)
         try:
             self._end(self._broken or self._limit or FluidError("the executor was closed"))
+        except OSError as error:  # Of the environment, such as a full disk: where in Fluid it came up tells nobody.
+            _log.warning("the session could not be closed in order: %s", error)
         except BaseException:
             _log.exception("the session could not be closed in order")
         self.hold.end()
@@ -740,9 +742,12 @@ class Pump:
         """Ends everything, each part also where another one fails: the last callback first."""
         with contextlib.ExitStack() as rest:
             rest.callback(self._folder.close)
-            rest.callback(_write_last, PROFILE, lambda: self._folder.write_profile(self._state.profile))
             rest.callback(
-                _write_last, SESSION, lambda: self._write_facts(closed=self._backend.now() + self._folder.shift)
+                _write_last,
+                {
+                    SESSION: lambda: self._write_facts(closed=self._backend.now() + self._folder.shift),
+                    PROFILE: lambda: self._folder.write_profile(self._state.profile),
+                },
             )
             rest.callback(self._backend.close)
             if self.joint is not None:
@@ -829,9 +834,15 @@ class Pump:
         self.drains.give_up(self._closed_error())
 
 
-def _write_last(name: str, write: Callable[[], None]) -> None:
-    """Writes a file as the session ends. What trials did is not in it: where the disk is full, a line says so."""
-    try:
-        write()
-    except OSError as error:
-        _log.warning("%s was not written as the session ended (%s); the session can be resumed without", name, error)
+def _write_last(files: Mapping[str, Callable[[], None]]) -> None:
+    """Writes files as the session ends. What trials did is not in them: where the disk is full, one line says so."""
+    failed: dict[str, OSError] = {}
+    for name, write in files.items():
+        try:
+            write()
+        except OSError as error:
+            failed[name] = error
+    if failed:
+        names, were = " and ".join(failed), "were" if len(failed) > 1 else "was"
+        text = "%s %s not written as the session ended (%s); the session can be resumed without"
+        _log.warning(text, names, were, next(iter(failed.values())))

@@ -499,7 +499,14 @@ class Session:
     def _status(self) -> Status:
         now, began, scaling = self.backend.now(), self._pump.began, self._pump.scaling
         goal, shown = scaling.sizing.status(now), partial(self.forecasts.shown, lasts=self.forecasts.lasts())
-        found = self._statuses.read(now - began, began=began, run_dir=self._folder.path, forecast=shown, goal=goal)
+        found = self._statuses.read(
+            now - began,
+            began=began,
+            run_dir=self._folder.path,
+            forecast=shown,
+            goal=goal,
+            loading=self.backend.loading,
+        )
         return replace(found, asked=scaling.asked, rehearsed=self.hold.is_virtual)
 
     def standing(self, group_ids: Collection[str], only: str | None = None) -> Standing:

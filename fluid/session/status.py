@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from fluid.engine.events import PLAIN_TERMS, GroupTerms
 from fluid.engine.view import DeviceStatus
@@ -12,7 +13,7 @@ from fluid.results.best import BestSoFar
 from fluid.session.facts import Forecast, GoalStatus
 from fluid.trialgroup import Search
 
-__all__ = ["DeviceStatus", "GroupFacts", "GroupStatus", "Status"]
+__all__ = ["DeviceStatus", "GroupFacts", "GroupStatus", "Start", "Status"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,21 @@ class GroupFacts:
     result_seconds: float = 0.0
 
 
+class Start(NamedTuple):
+    """What the first iterations of a session wait for.
+
+    Attributes:
+        phase: ``"importing"``: their lanes wait for a module; ``"lanes"``: their lanes are being started; ``"set up"``:
+            trials are being set up in their lanes; ``"iteration"``: their first iterations run.
+        number: how many lanes, or trials.
+        module: the module that is being imported; empty in other phases.
+    """
+
+    phase: str
+    number: int
+    module: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
     """One TrialGroup.
@@ -53,6 +69,7 @@ class GroupStatus:
         best: the best result so far; ``None`` if there is none.
         open_metric: the metric of which no best is shown, as nothing says its mode; ``None`` if there is none.
         forecast: when all its trials have ended, with odds; ``None`` if too little was measured.
+        begun: how many of its trials have begun: they iterate, or have done so.
         owner: whose it is; ``None`` if it did not say.
         priority: its trials start before those of groups of a lower priority; 1 unless it said otherwise.
         preempt: whether running trials of groups of a lower priority make room for it.
@@ -71,6 +88,7 @@ class GroupStatus:
     best: BestSoFar | None = None
     open_metric: str | None = None
     forecast: Forecast | None = None
+    begun: int = 0
     owner: str | None = None
     priority: float = PLAIN_TERMS.priority
     preempt: bool = False
@@ -108,6 +126,7 @@ class Status:
         fused: how many fused trials are worth it, and how many times the iterations per second of one trial alone they
             do, by the same names as ``alpha``; only where fusing was measured.
         rehearsed: whether trials are replayed, and times are virtual.
+        start: what the first iterations wait for; ``None`` once one has ended, and where none is about to begin.
     """
 
     at: float
@@ -122,3 +141,4 @@ class Status:
     fused: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     goal: GoalStatus | None = None
     rehearsed: bool = False
+    start: Start | None = None

@@ -15,7 +15,7 @@ from fluid.policies.engine import EngineState
 from fluid.session.facts import Forecast, GoalStatus
 from fluid.session.forecasting.progress import LiveLength
 from fluid.session.forecasting.progress import forecast as forecast_search
-from fluid.session.status import GroupFacts, GroupStatus, Status
+from fluid.session.status import GroupFacts, GroupStatus, Start, Status
 from fluid.trialgroup import IS_ELSEWHERE, PAUSED_BY_USER, Search, TrialState
 
 #: What is shown of a trial that waits, by what holds it.
@@ -62,6 +62,7 @@ class StatusReader:
         run_dir: Path | None = None,
         forecast: Callable[[str], Forecast | None] = lambda _: None,
         goal: GoalStatus | None = None,
+        loading: Callable[[], str] = str,
     ) -> Status:
         """How the session stands.
 
@@ -71,6 +72,7 @@ class StatusReader:
             run_dir: the run folder.
             forecast: of each group, by its id.
             goal: how it stands to its deadline and its budget.
+            loading: the module that is imported now and that lanes wait for.
         """
         state, now = self._state, began + at
         places, measured = state.places, _measured_keys(state)
@@ -85,7 +87,25 @@ class StatusReader:
             given_up=state.given_up,
             run_dir=run_dir,
             goal=goal,
+            start=self._start(loading),
         )
+
+    def _start(self, loading: Callable[[], str]) -> Start | None:
+        """What the first iterations wait for."""
+        state = self._state
+        if any(known.facts.results for known in self._groups.values()):
+            return None
+        live = [trial for group in state.groups.values() for trial in group.live.values()]
+        starting = [trial for trial in live if trial.state is TrialState.STARTING]
+        lanes = {lane for trial in starting for lane in trial.placement.lanes}
+        coming = sum(1 for lane in lanes if lane in state.lanes and not state.lanes[lane].ready)
+        if coming:
+            module = loading()
+            return Start("importing" if module else "lanes", coming, module)
+        if starting:
+            return Start("set up", len(starting))
+        running = sum(1 for trial in live if trial.state is TrialState.RUNNING)
+        return Start("iteration", running) if running else None
 
     def group(
         self,
@@ -107,7 +127,7 @@ class StatusReader:
         if (kept := self._kept.get(group_id)) is not None and kept[0] == changes:
             return kept[1]
         facts = known.facts
-        counts, done, total = _count(group, facts.search)
+        counts, begun, done, total = _count(group, facts.search)
         has_ended = not group.live and counts.keys() <= _ENDED
         if facts.search is None:
             eta = self._state.seconds_left(group_id, now)
@@ -124,6 +144,7 @@ class StatusReader:
             expected=None if facts.search is None else facts.search.trials,
             is_search=facts.search is not None,
             best=facts.best,
+            begun=begun,
             open_metric=facts.open_metric,
             forecast=None if hangs or has_ended else forecast(group_id),
             owner=group.terms.owner,
@@ -156,19 +177,22 @@ def _measured_keys(state: EngineState) -> dict[str, tuple[str, str | None]]:
     return {f"{key} on {model or 'unknown model'}": (key, model) for key, model in pairs}
 
 
-def _count(group: GroupRecord, search: Search | None) -> tuple[Counter[str], int, int]:
-    """Number of a group's trials by what is shown of them, and their iterations: done, and in all."""
+def _count(group: GroupRecord, search: Search | None) -> tuple[Counter[str], int, int, int]:
+    """A group: trials by what is shown of them, how many of them have begun, its iterations done, and those in all."""
     counts, done, total = Counter(group.past), group.past_iterations, group.past_iterations
+    begun = counts.total()
     for trial in group.live.values():
         counts[_HELD.get(trial.held, "PAUSED") if trial.state is TrialState.PAUSED else trial.state.value] += 1
+        begun += trial.progress.done > 0 or trial.state is TrialState.RUNNING
         done += min(trial.progress.done, trial.progress.budget)
         total += trial.progress.budget
     for ended, number in group.ended.items():
         if not ended.comes_back:
             counts[_shown_as(ended, search)] += number
+            begun += number
         done += number * min(ended.done, ended.budget)
         total += number * (ended.budget if ended.state is TrialState.DONE else ended.done)
-    return counts, done, total
+    return counts, begun, done, total
 
 
 def _shown_as(trial: EndedTrial, search: Search | None) -> str:

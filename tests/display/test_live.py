@@ -20,7 +20,7 @@ from fluid.display.notebook import status_html
 from fluid.display.summary import folder_lines, shown_path, summary_lines
 from fluid.errors import FluidError
 from fluid.results.best import BestSoFar
-from fluid.session.status import DeviceStatus, GroupStatus, Status
+from fluid.session.status import DeviceStatus, GroupStatus, Start, Status
 
 Residents = tuple[tuple[str, float], ...]
 
@@ -132,6 +132,38 @@ def test_a_sweep_tells_its_iterations_and_how_many_of_its_trials_have_ended() ->
     assert line.split("  ", 1)[1].strip("━─ ") == "25 %  40/~160  8/32 trials  ETA 1:01"
     assert line.count("━") * 3 == line.count("─")
     assert "ETA" not in "".join(lines(status(groups=[replace(SWEEP, eta=None)]), 120)), "none rather than a silly one"
+
+
+def test_a_sweep_none_of_whose_trials_has_ended_tells_how_many_have_begun() -> None:
+    begun = replace(SWEEP, trials={"RUNNING": 2, "PAUSED": 8}, begun=10)
+    (line,) = [line for line in lines(status(groups=[begun]), 120) if line.startswith("sweep")]
+    assert "  10 of 32 trials begun  " in line
+
+
+def test_a_view_tells_what_the_first_iterations_wait_for_and_since_when() -> None:
+    follower = StatusFollower()
+    said = []
+    for at, start in (
+        (1.0, Start("lanes", 2)),
+        (3.0, Start("importing", 2, "torch")),
+        (15.0, Start("importing", 1, "torch")),
+        (16.0, Start("set up", 1)),
+        (18.0, Start("iteration", 1)),
+        (19.0, None),
+    ):
+        shown = replace(status(groups=[replace(SWEEP, best=None)], at=at), start=start)
+        follower.take(shown)
+        (line,) = [line for line in text_of(render(shown, 80, start=follower.start)) if "starting  " in line] or [""]
+        said.append(line)
+        assert line.replace("starting  ", "starting: ") in status_html(shown, {}, {}, start=follower.start)
+    assert said == [
+        "starting  2 lanes, 0:00",
+        "starting  importing torch for 2 lanes, 0:00",
+        "starting  importing torch for 1 lane, 0:12",
+        "starting  setting up 1 trial, 0:00",
+        "starting  the first iteration of 1 trial, 0:00",
+        "",
+    ]
 
 
 def test_a_sweep_that_may_submit_any_number_of_trials_has_no_share() -> None:
@@ -374,12 +406,12 @@ def test_the_best_results_stay() -> None:
     groups = [replace(ENDED, best=best_of()), replace(SWEEP, best=best_of(12345.678))]
     found = [line.plain for line in summary_lines(status(groups=groups), {0: 12.0, 1: 61.0}, width=120)]
     assert found == [
-        "rung-0  9 trials: 8 done, 1 failed; best loss 0.03125 (less is better); 9/9 iterations; 0:12",
-        "sweep   11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; "
-        "best loss 12,346 (less is better); 40 iterations; 1:01",
+        "rung-0  best loss 0.03125 (less is better); 9 trials: 8 done, 1 failed; 9/9 iterations; 0:12",
+        "sweep   best loss 12,346 (less is better); "
+        "11 trials: 1 paused, 2 interrupted, 2 done, 6 stopped; 40 iterations; 1:01",
     ]
     alone = [line.plain for line in summary_lines(status(groups=[replace(ENDED, best=best_of(lr=0.1))]), {0: 12.0})]
-    assert alone[1] == "best  loss 0.03125 (less is better)  trial-7, iteration 12  lr=0.1"
+    assert alone[0] == "best  loss 0.03125 (less is better)  trial-7, iteration 12  lr=0.1"
 
 
 @pytest.mark.parametrize("width", range(20, 130, 7))

@@ -66,9 +66,9 @@ def test_a_sweep_is_one_display_that_is_updated(environment: Path) -> None:
     assert len(displays) == 1, sweep
     html, text = forms_of(displays[0])
     lines = text.splitlines()
-    assert lines[0].startswith("sweep <1>  3 trials: 3 done; 300 iterations; ")
-    assert lines[1].startswith("best  loss 0.001 (less is better)  trial-")
-    assert lines[1].endswith("iteration 100  lr=0.1")
+    assert lines[0].startswith("best  loss 0.001 (less is better)  trial-")
+    assert lines[0].endswith("iteration 100  lr=0.1")
+    assert lines[1].startswith("sweep <1>  3 trials: 3 done; 300 iterations; ")
     assert lines[2:] == [
         "results in first",
         "  fluid report first  tables and a page",

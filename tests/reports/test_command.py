@@ -49,13 +49,14 @@ def test_the_tables_tell_of_groups_trials_and_what_was_measured(small_run: Path,
     # A failed trial is last, whatever its value.
     assert [line.split()[0] for line in ranked] == ["d", "a", "b", "c"]
     assert ranked[1] == "a done 3/3 0.4 0.1 5.50 s 1/2, x2"
-    assert lines[1:4] == [
+    assert lines[1:3] == ["best loss 0.3 (less is better): d, at iteration 1 of 4; unfinished", "lr=0.2, act=relu"]
+    failed = lines.index("c failed: ValueError: too <small>")
+    # What the engine did comes last.
+    assert lines[failed + 2 : failed + 5] == [
         "30 device-seconds; 77 % of it ran iterations",
-        "best loss 0.3 (less is better): d, at iteration 1 of 4; unfinished",
-        "lr=0.2, act=relu",
+        "net: 2 s per iteration alone, alpha 1.250, c 2, beta 1.000",
+        f"what happened to a trial, and why: fluid why {small_run} TRIAL",
     ]
-    assert "c failed: ValueError: too <small>" in lines
-    assert "net: 2 s per iteration alone, alpha 1.250, c 2, beta 1.000" in lines
 
 
 def test_the_files_can_go_elsewhere(small_run: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -118,8 +119,23 @@ def test_tables_fit_their_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["report", str(small_run)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= columns for line in lines if not line.startswith("wrote"))
+    whole = ("wrote ", "what happened to a trial, and why: fluid why ")  # Paths and commands are for copying.
+    assert all(len(line) <= columns for line in lines if not line.startswith(whole))
     assert any(line.split()[:2] == ["a", "done"] for line in lines)
+
+
+def test_a_pipe_gets_whole_lines_without_blanks_at_their_ends(
+    session: Sessions, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    values = {f"hyperparameter_{k}": "some text " * 4 for k in range(12)}
+    made = session({"g": [Trial(print, values, trial_id="a"), Trial(print, values, trial_id="b")]})
+    made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {"loss": 0.1}))
+    assert main(["report", str(made.close())]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    (config,) = [line for line in lines if "hyperparameter_0=" in line]
+    assert "hyperparameter_11=" in config and len(config) > 500
 
 
 def test_long_tables_are_cut(session: Sessions, capsys: Captured) -> None:

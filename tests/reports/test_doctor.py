@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fluid._imports import install_command
 from fluid.backends.local import choose_devices
 from fluid.cli import main
 from fluid.gpu.nvml import GpuProcess, GpuState
@@ -241,7 +242,7 @@ def test_why_mps_could_not_be_used() -> None:
 def printed(machine: Machine, width: int = 100) -> str:
     console = Console(width=width, file=io.StringIO(), markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
-        console.print(machine_report(machine, advise(machine)))
+        console.print(machine_report(machine, advise(machine)), crop=False)
     return captured.get()
 
 
@@ -258,6 +259,23 @@ def test_the_report_names_what_there_is() -> None:
 @pytest.mark.parametrize("machine", [BEST, BARE])
 def test_narrow_terminals(machine: Machine) -> None:
     assert all(len(line) <= 50 for line in printed(machine, 50).splitlines())
+
+
+@pytest.mark.parametrize("width", [20, 40, 50, 60, 70, 80, 200])
+def test_no_line_is_broken_within_a_command(width: int) -> None:
+    machine = replace(BEST, open_files=256, packages={**PACKAGES, "ray": Package("ray", None)})
+    shown = printed(machine, width)
+    assert install_command("ray").partition(" in ")[0] in shown
+    assert "ulimit -n 1024" in shown
+
+
+def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    said = advise(examine())
+    assert {f"+ {text}" for text in said.uses} | {f"- {text}" for text in said.not_used} <= set(lines)
 
 
 def test_sentences_are_whole() -> None:

@@ -343,7 +343,7 @@ def test_a_sweep_is_told_by_its_own_name_and_metric(session: Sessions) -> None:
     assert b.last == {"score": 9.0, "margin": 3.0}
     shown = tables(run)
     assert "best margin" in shown and shown.index("a  ") < shown.index("b  ")
-    assert "2 iterations; 2 unfinished" in shown
+    assert "2 unfinished; 2 iterations" in shown
 
 
 def test_what_a_search_says_came_of_a_trial_is_its_state(session: Sessions) -> None:

@@ -37,7 +37,7 @@ def refusal(capsys: Captured, *arguments: str) -> str:
 
 def test_the_best_trial_comes_first_with_its_config(two_sweeps: tuple[Path, Path], capsys: Captured) -> None:
     lines = report(capsys, str(two_sweeps[0]))
-    assert lines[3:5] == [
+    assert lines[1:3] == [
         "best loss 0.25 (less is better): asha-4, at iteration 4 of 4; done",
         # What all trials share is last.
         "lr=0.02, optimizer/name=adam, data=digits",
@@ -70,9 +70,9 @@ def test_a_failed_trial_is_best_only_among_failed_ones(session: Callable[..., An
     made = session({"g": [trial("a", 2), trial("b", 2)]})
     made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {"loss": 0.1}), ("b", 1, 0.0, 1.0, 1.0, (1,), {"loss": 0.9}))
     made.end("a", "FAILED", failure=Failure("error", "no"))
-    assert report(capsys, str(made.path))[2] == "best loss 0.9 (less is better): b, at iteration 1 of 2; unfinished"
+    assert report(capsys, str(made.path))[1] == "best loss 0.9 (less is better): b, at iteration 1 of 2; unfinished"
     made.end("b", "FAILED", failure=Failure("error", "no"))
-    assert report(capsys, str(made.close()))[2] == "best loss 0.1 (less is better): a, at iteration 1 of 2; failed"
+    assert report(capsys, str(made.close()))[1] == "best loss 0.1 (less is better): a, at iteration 1 of 2; failed"
 
 
 def test_all_hyperparameters_are_shown_or_counted(
@@ -113,10 +113,10 @@ def test_an_unknown_column_is_refused(small_run: Path, capsys: Captured) -> None
 
 
 def test_another_metric_judges(small_run: Path, capsys: Captured) -> None:
-    assert report(capsys, str(small_run), "--metric", "eval/f1")[2].startswith(
+    assert report(capsys, str(small_run), "--metric", "eval/f1")[1].startswith(
         "best eval/f1 0.5 (more is better): b, at iteration 2"
     )
-    assert report(capsys, str(small_run), "--mode", "max")[2].startswith(
+    assert report(capsys, str(small_run), "--mode", "max")[1].startswith(
         "best loss 0.9 (more is better): a, at iteration 1"
     )
 
@@ -128,7 +128,7 @@ def test_a_metric_that_only_counts_is_not_judged_by(session: Callable[..., Any],
     lines = report(capsys, path)
     assert not [line for line in lines if line.startswith(("best", "importance"))]
     assert [line for line in lines if line.startswith(("a ", "b "))] == ["a unfinished 1/2 1 s", "b unfinished 1/2 1 s"]
-    assert report(capsys, path, "--metric", "step", "--mode", "max")[2].startswith("best step 5 (more is better): b")
+    assert report(capsys, path, "--metric", "step", "--mode", "max")[1].startswith("best step 5 (more is better): b")
 
 
 def test_a_damaged_file_is_told_first(small_run: Path, capsys: Captured) -> None:

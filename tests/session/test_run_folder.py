@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from fluid.backends.local import LocalBackend
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.executor import FluidExecutor
@@ -458,10 +460,26 @@ def test_what_cannot_be_written_at_the_end_is_told_in_a_line(tmp_path: Path) -> 
     folder, command = tmp_path / "run", [sys.executable, "-c", textwrap.dedent(FULL_AT_THE_END)]
     ended = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
     assert "Traceback" not in ended.stderr
-    for name in ("session.json", "profile.json"):
-        assert re.search(rf"{name} was not written as the session ended \(.*File too large", ended.stderr)
+    (line,) = [line for line in ended.stderr.splitlines() if "not written" in line]
+    assert line.startswith("session.json and profile.json were not written as the session ended ([Errno 27] File too")
     with FluidExecutor.resume(folder, backend="local", devices=1, verbose=0) as executor:
         assert executor.handles[0].states == {"a": "DONE"}
+
+
+class FullAtClose(LocalBackend):
+    """A backend that finds the disk full as it is closed."""
+
+    def close(self) -> None:
+        super().close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_error_of_the_environment_at_the_close_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with FluidExecutor(FullAtClose(1, run_dir=tmp_path / "run"), run_dir=tmp_path / "run", verbose=0):
+        pass
+    (record,) = [record for record in caplog.records if record.name.startswith("fluid.session")]
+    assert record.getMessage() == "the session could not be closed in order: [Errno 28] No space left on device"
+    assert record.exc_info is None
 
 
 # -- listeners, options and trials ---------------------------------------------------------------------------------

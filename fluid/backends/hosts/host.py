@@ -375,6 +375,10 @@ class Host(Launcher):
         self._server.preload(_loaded_late_by(modules), late=True)
         self._selector.wake()
 
+    def loading(self) -> str:
+        """The module that is imported now and that lanes wait for; empty if there is none; from any thread."""
+        return self._server.loading()
+
     def keep(self, lane_id: int, name: str, data: bytes) -> Keeping:
         """Keeps a payload for the lanes: see :meth:`fluid.backends.base.Launcher.keep`. Never under way here."""
         is_kept = name in self.payloads or self.payloads.write(name, data, size=len(data))

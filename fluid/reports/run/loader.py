@@ -33,6 +33,7 @@ from fluid.results.metrics import is_number
 from fluid.results.run_files import ReplacedError, time_in_files
 from fluid.results.stored_run import StoredRun, read_run
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial
+from fluid.trialgroup import Search
 
 
 def load_run(path: str | Path, price: float | None = None) -> RecordedRun:
@@ -151,7 +152,7 @@ class _Content:
                 group.requires,
                 group.terms,
                 group_id=group.group_id,
-                trials=tuple(self._trial((group.group_id, name), parts) for name, parts in group.trials.items()),
+                trials=tuple(self._trial(group, name, parts) for name, parts in group.trials.items()),
             )
             for group in self._submitted
         )
@@ -256,17 +257,26 @@ class _Content:
             self._beside = math.fsum(b - a for each in timeline.busy_intervals.values() for a, b in each) - used
         return Paid(held, used + self._beside, took, price_of(session, self._price))
 
-    def _trial(self, shown: tuple[str, str], parts: Sequence[SubmittedTrial]) -> TrialRun:
+    def _trial(self, group: SubmittedGroup, name: str, parts: Sequence[SubmittedTrial]) -> TrialRun:
+        shown = group.group_id, name
         made_of = parts, [len(self._done.by_trial.get(part.trial_id, ())) for part in parts]
         known = self._made.get(shown)
         if known is None or known[0] != made_of:
-            known = self._made[shown] = made_of, _trial_run(self._files.path, shown[1], parts, self._done)
+            known = self._made[shown] = made_of, _trial_run(self._files.path, name, parts, self._done, group.search)
         return known[1]
 
 
-def _trial_run(path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations) -> TrialRun:
-    """The submitted trials that are shown as one; the last determines its state."""
+def _trial_run(
+    path: Path, name: str, parts: Sequence[SubmittedTrial], done: FinishedIterations, search: Search | None
+) -> TrialRun:
+    """The submitted trials that are shown as one; the last determines its state.
+
+    The budget is that of the search where its shape tells it: of a trial that was stopped at a rung, the budget of its
+    own is what it ran, and says nothing.
+    """
     shown = {item.name: getattr(parts[-1], item.name) for item in fields(SubmittedTrial)}
+    if search is not None and search.shape is not None:
+        shown["budget"] = max(shown["budget"] or 0, search.shape.rungs[-1])
     finished = tuple(iteration for part in parts for iteration in shown_iterations(part, done))
     return TrialRun(**{**shown, "trial_id": name}, finished=finished, files=files_of(path, parts))
 

@@ -44,6 +44,7 @@ class TrialRun(SubmittedTrial):
     """A trial as it is shown: the last of the submitted trials that it is made of, by the name that the user knows.
 
     Attributes:
+        budget: of a trial of a search whose shape is known, the most iterations that one of its trials runs.
         finished: the finished iterations of all of them, in order.
         files: where its output and its checkpoints are; ``None`` if unknown.
     """

@@ -48,7 +48,7 @@ def run_tables(
     width: int = 80,
     columns: Sequence[str] | None = None,
 ) -> RenderableType:
-    """A run as a summary line, its best trial, its groups, its trials by the metric, and the measurements.
+    """A run as a summary line, its best trial, its groups and its trials by the metric; then what the engine did.
 
     Args:
         run: the run.
@@ -65,16 +65,13 @@ def run_tables(
     trials = trials_table(run, goal, TableStyle(width=width, rows=rows, columns=columns))
     parts: list[RenderableType] = [_headline(run)]
     parts += [Text(f"Note: {note}", style="yellow") for note in run.notes]
-    parts += [Text("; ".join(run.costs.texts))] if run.costs.texts else []
-    parts += [Text(text) for text in (run.resize_gains.text, run.restores.text) if text]
-    parts += [Text(printable(line)) for line in run.forecast_lines]
-    if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
-        parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {states_text(run.groups[0].states)}"))
     for each in run.goals if goal in run.goals else (goal,):  # A search may have several.
         parts += best_lines(run, each)
     if goal is None and (metric := open_metric(run)) is not None:
         parts.append(no_best_line(metric))
     parts += [] if importances is None else [importance_line(importances)]
+    if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
+        parts.append(Text(f"{states_text(run.groups[0].states)}; {count(run.groups[0].iterations, 'iteration')}"))
     if not run.is_one_search:
         parts.append(_groups_table(run, rows, compact=width < _ROOM_FOR_STATES))
         parts += _left_out(len(run.groups), rows, "group")
@@ -83,6 +80,20 @@ def run_tables(
     parts += _left_out(len(run.trials), rows, "trial")
     if failures := failure_lines(run):
         parts += [*failures, Text()]
+    parts += _engine_parts(run)
+    if run.stories:
+        folder = shlex.quote(printable(str(run.path)))
+        line = Text("what happened to a trial, and why: ", "dim").append(f"fluid why {folder} TRIAL")
+        line.no_wrap, line.overflow = True, "ignore"  # A command that is folded cannot be copied.
+        parts.append(line)
+    return Group(*parts)
+
+
+def _engine_parts(run: RecordedRun) -> list[RenderableType]:
+    """What the run cost, what the engine did, foresaw and measured, and how devices were used."""
+    parts: list[RenderableType] = [Text("; ".join(run.costs.texts))] if run.costs.texts else []
+    parts += [Text(text) for text in (run.resize_gains.text, run.restores.text) if text]
+    parts += [Text(printable(line)) for line in run.forecast_lines]
     for cohorts in run.cohorts:
         parts += _cohort_parts(cohorts)
     names = {f"{each.key} [{cohort.conditions}]" for each in run.cohorts for cohort in each.cohorts}
@@ -92,10 +103,7 @@ def run_tables(
         parts.append(_idle_table(run.idle))
     if run.sharing:
         parts.append(Text(f"GPUs shared by {printable(run.sharing)}"))
-    if run.stories:
-        folder = shlex.quote(printable(str(run.path)))
-        parts.append(Text(f"fluid why {folder} TRIAL tells what happened to a trial, and why", "dim"))
-    return Group(*parts)
+    return parts
 
 
 def as_json(run: RecordedRun, goal: Goal | None = None, importances: Importances | None = None) -> dict[str, Any]:

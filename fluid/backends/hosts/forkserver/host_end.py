@@ -209,6 +209,12 @@ class ForkServerProcess:
                     self._modules[name] = late
             self._advance()
 
+    def loading(self) -> str:
+        """The module that an heir is importing while lanes wait for it; empty if there is none."""
+        with self._lock:
+            heir = self._heir
+            return heir.loading if heir is not None and self._held and not heir.late else ""
+
     def fork(self, options: LaneOptions, connection: socket.socket) -> None:
         """Forks a lane, which need not be there yet on return.
 
