@@ -127,14 +127,13 @@ def test_a_page_that_comes_back_to_another_follower_is_sent_all(runs: Path) -> N
     with serving(runs) as server:
         which = ids_of(server)["first"]
         ask(server, f"runs/{which}/")
-        for of, is_all in (("1", False), ("0", True), ("", True)):
+        for of in ("0", ""):  # With its own name, one that is at this version would wait for the next.
             connection = http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port or 0, timeout=PATIENCE)
-            connection.request("GET", f"{urlsplit(server.url).path}runs/{which}/events?after=0&of={of}")
+            connection.request("GET", f"{urlsplit(server.url).path}runs/{which}/events?after=1&of={of}")
             lines = iter(connection.getresponse().readline, b"")
             data = json.loads(next(line for line in lines if line.startswith(b"data: ")).removeprefix(b"data: "))
             assert "patch" not in data and len(data["trials"]) == 2
             connection.close()
-            assert is_all in (True, False)
 
 
 def test_only_its_own_page_can_delete(runs: Path) -> None:

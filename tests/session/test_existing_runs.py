@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from waiting import PATIENCE
 
 import fluid
 from fluid import FluidExecutor, InvalidFieldError, Output, Trial, TrialGroup
+from fluid.backends.hosts import memory as host_memory
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.rehearsal import RehearsalPlan, ReplayedIteration, rehearsing
 from fluid.resources import Device
@@ -128,6 +131,21 @@ def test_only_what_sessions_write_is_deleted(tmp_path: Path) -> None:
         delete_run(tmp_path / "other")
     assert use(tmp_path / "other", if_exists="overwrite") == tmp_path / "other"
     assert (tmp_path / "other/notes.txt").read_text() == "mine", "there was no run to replace"
+
+
+def test_checkpoints_that_a_killed_session_left_in_host_memory_go_with_its_run(tmp_path: Path) -> None:
+    run = use(tmp_path / "run")
+    places = [Path(host_memory.RAM_DISK, f"fluid-{secrets.token_hex(16)}-localhost") for _ in range(2)]
+    for place, folder in zip(places, (run, tmp_path), strict=True):
+        os.close(host_memory.enter(str(place), str(folder), temporary=False))
+    try:
+        executor_in(run, if_exists="overwrite").close()
+        assert all(map(Path.exists, places)), "the run stays"
+        use(run, "a", if_exists="overwrite")
+        assert [place.exists() for place in places] == [False, True]
+    finally:
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def test_a_link_to_a_run_stays_a_link(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@
     html(cell, "small", run.direction);
   }
   function trialsCell(cell, run) {
-    cell.textContent = run.trials.toLocaleString("en-US");
+    cell.textContent = shows(run) ? run.trials.toLocaleString("en-US") : "";
     cell.title = run.states;
     if (run.failed) html(cell, "small", `${run.failed.toLocaleString("en-US")} failed`);
   }

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fluid._logs import logger_of
 from fluid._private_files import FOLDER_MODE
+from fluid.backends.hosts import memory as host_memory
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.joint.folders import beside, is_shared
 from fluid.results.run_files import (
@@ -103,6 +104,7 @@ class SetAside:
         """Deletes it, and what killed processes have left of earlier runs of that name. What cannot be is logged."""
         for left in (self._aside, *self._left_behind()):
             try:
+                host_memory.drop_of(str(self.place), left.stat().st_ino)
                 shutil.rmtree(left)
             except OSError as error:
                 _log.warning("%s, which holds the run that was replaced, cannot be deleted: %s", left, error.strerror)
