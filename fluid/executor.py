@@ -34,6 +34,7 @@ from fluid.session.inbox import GroupInbox
 from fluid.session.joint.session import joining
 from fluid.session.listeners import TrialListener, require_listener
 from fluid.session.live_trials import LiveTrials
+from fluid.session.neighbours import Neighbours, SessionDevices
 from fluid.session.notice import NOTICE, InForce
 from fluid.session.options import DEFAULT_SPARE_LANES, ExecutorOptions, FlatOptions, flattened, goals_left
 from fluid.session.output import Output
@@ -194,6 +195,9 @@ class FluidExecutor(SessionDoor):
         )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session))
+        shared = None if membership is None else membership.shared
+        own = SessionDevices.of(chosen, self.run_dir, shared) if options.output.verbose else None
+        self._neighbours = Neighbours(own)
         self._terminal = Terminal(self.status, chosen, is_shown=bool(options.output.verbose))
         if rehearsed is not None and rehearsed.began is not None:
             rehearsed.began(self.run_dir)
@@ -344,6 +348,7 @@ class FluidExecutor(SessionDoor):
             rest.callback(atexit.unregister, self.close)
             rest.callback(self._terminal.close)
             rest.callback(self._attached.close)
+            rest.callback(self._neighbours.leave)
             if not self._closing:
                 self._terminal.close_view()  # First, so that it can still ask how things stand.
             self._closing = True

@@ -209,17 +209,6 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
-def size(length: float) -> str:
-    """Bytes to three digits: ``"512 B"``, ``"56.3 KB"``, ``"1.2 GB"``."""
-    if length < 1000.0:
-        return f"{length:.0f} B"
-    power = min(4, int(math.log10(length) / 3.0 + 1e-9))
-    scaled = length / 1000.0**power
-    if round(scaled) >= 1000 and power < 4:
-        power, scaled = power + 1, scaled / 1000.0
-    return f"{number(scaled)} {'KMGT'[power - 1]}B"
-
-
 def count(things: int, what: str) -> str:
     """A number with its noun: ``"1 trial"``, ``"27 trials"``."""
     return f"{things:,} {what}" if things == 1 else f"{things:,} {what}s"

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 from fluid._logs import logger_of
 from fluid.backends.base import Backend
 from fluid.devices.constraints import describe
-from fluid.display.format import size
 from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
 from fluid.errors import InvalidFieldError, require_number
+from fluid.keeping import bytes_text
 from fluid.lane.process.script import dump_script, read_script
 from fluid.policies.engine import EngineState
 from fluid.policies.fusing.groups import text_of
@@ -179,8 +179,8 @@ _MOST_CODES = 64
 
 def _capture_text(one: Capture) -> str:
     if not one.shown:
-        return f"{one.name} ({size(one.size)})"
-    return f"{one.name} ({size(one.size)}, of which it shows {size(one.shown)}: take {one.name}.clone())"
+        return f"{one.name} ({bytes_text(one.size)})"
+    return f"{one.name} ({bytes_text(one.size)}, of which it shows {bytes_text(one.shown)}: take {one.name}.clone())"
 
 
 class SessionPickler:
@@ -240,7 +240,7 @@ class SessionPickler:
             "%s takes along %s, which is written to the run folder and sent to each process: %s; load it in the "
             "function, or pass fluid.shared(load), which is loaded once for all trials of a machine",
             what,
-            size(length),
+            bytes_text(length),
             named,
         )
 

@@ -17,7 +17,6 @@ import pytest
 from fluid.backends.simulated import SimulatedBackend, Truth
 from fluid.resources import Device
 from fluid.session.specs import SessionPickler
-from fluid.trainables.captures import LARGE_CAPTURE
 from fluid.trainables.pickling import dump_config, dump_trainable
 from fluid.trial_fields import ANY_PROCESS
 from fluid.trialgroup import Submission, Trial
@@ -53,7 +52,14 @@ def script(code: str) -> dict[str, Any]:
         del sys.modules[module.__name__]
 
 
-LARGE = LARGE_CAPTURE + 1000
+LIMIT = 1_600_000
+LARGE = LIMIT + 1000
+
+
+@pytest.fixture(autouse=True)
+def _small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fluid.session.specs", "fluid.trainables.captures"):
+        monkeypatch.setattr(f"{module}.LARGE_CAPTURE", LIMIT)
 
 
 CLOSURE = """
@@ -100,21 +106,21 @@ C = bytes(N // 3)
 @pytest.mark.parametrize(
     ("code", "name"),
     [
-        ("DATA = bytes(N)\ndef train(config):\n    yield {'n': len(DATA)}", "DATA (16 MB)"),
-        ("def train(config, data=bytes(N)):\n    yield {'n': len(data)}", "data (16 MB)"),
-        (HELPER, "load.DATA (16 MB)"),
-        (CLOSURE, "data (16 MB)"),
-        (OBJECT, "self.images (16 MB)"),
-        (CLASS, "data (16 MB)"),
-        (SETS, "SETS.train (16 MB)"),
-        (SEVERAL, "A (8 MB), C (5.33 MB), B (4 MB)"),
+        ("DATA = bytes(N)\ndef train(config):\n    yield {'n': len(DATA)}", "DATA (1.6 MB)"),
+        ("def train(config, data=bytes(N)):\n    yield {'n': len(data)}", "data (1.6 MB)"),
+        (HELPER, "load.DATA (1.6 MB)"),
+        (CLOSURE, "data (1.6 MB)"),
+        (OBJECT, "self.images (1.6 MB)"),
+        (CLASS, "data (1.6 MB)"),
+        (SETS, "SETS.train (1.6 MB)"),
+        (SEVERAL, "A (800 KB), C (534 KB), B (400 KB)"),
     ],
 )
 def test_the_variables_are_named(code: str, name: str, told: Callable[[], list[str]]) -> None:
     train = script(f"N = {LARGE}\n{code}")["train"]
     pickled(Trial(train, {"lr": 0.1}), Trial(train, {"lr": 0.2}))
     (line,) = told()
-    assert re.search(r"train takes along 1\d(\.\d)? MB, which is written to the run folder", line)
+    assert re.search(r"train takes along 1\.\d+ MB, which is written to the run folder", line)
     assert f"sent to each process: {name};" in line
     assert "fluid.shared" in line
 
@@ -125,11 +131,11 @@ def test_a_large_config_is_told_by_its_field(told: Callable[[], list[str]]) -> N
 
     pickled(*(Trial(train, {"lr": rate, "data": bytes(LARGE)}) for rate in (0.1, 0.2)))
     (line,) = told()
-    assert line.startswith("each config takes along 16 MB") and "data (16 MB)" in line
+    assert line.startswith("each config takes along 1.6 MB") and "data (1.6 MB)" in line
 
 
 def test_what_is_small_or_cannot_be_named_is_not_told(told: Callable[[], list[str]]) -> None:
-    data = bytes(LARGE_CAPTURE // 2)
+    data = bytes(LIMIT // 2)
 
     def train(config: dict[str, Any], data: Any = data) -> Iterator[dict[str, Any]]:
         yield {}
@@ -149,7 +155,7 @@ def test_tensors_that_share_memory_are_pickled_once_and_share_it_afterwards(told
 
     (data,) = pickled(Trial(train))
     assert LARGE < len(data) < 1.01 * LARGE
-    assert "first (16 MB)" in told()[0] or "last (16 MB)" in told()[0]
+    assert "first (1.6 MB)" in told()[0] or "last (1.6 MB)" in told()[0]
     data = dump_config({"a": first, "b": last, "all": images})
     config = pickle.loads(data)
     assert len(data) < 1.01 * LARGE and torch.equal(config["b"], last)
@@ -171,4 +177,4 @@ def test_a_small_view_of_a_large_tensor_is_told_as_one(told: Callable[[], list[s
 
     dump_trainable(train)
     pickled(Trial(train))
-    assert "view (16 MB, of which it shows 40 B: take view.clone())" in told()[0]
+    assert "view (1.6 MB, of which it shows 40 B: take view.clone())" in told()[0]

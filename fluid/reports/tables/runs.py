@@ -13,7 +13,8 @@ from rich.text import Text
 
 from fluid._clock import local_time
 from fluid.directions import direction_text
-from fluid.display.format import count, duration, number, printable, size
+from fluid.display.format import count, duration, number, printable
+from fluid.keeping import bytes_text
 from fluid.results.runs import RunSummary
 
 #: Folders without a run that are named at most.
@@ -67,7 +68,7 @@ def runs_table(
             "trials": trials_text(run.trials),
             "began": "" if run.began is None else local_time(run.began, "%Y-%m-%d %H:%M" if is_wide else "%m-%d %H:%M"),
             "took": "" if run.seconds is None else duration(run.seconds),
-            "size": size(size_of(run.path)),
+            "size": bytes_text(size_of(run.path)),
         }
         table.add_row(*(cells[header] for header in headers))
     parts: list[RenderableType] = [table]
