@@ -113,7 +113,7 @@ C = bytes(N // 3)
         (OBJECT, "self.images (1.6 MB)"),
         (CLASS, "data (1.6 MB)"),
         (SETS, "SETS.train (1.6 MB)"),
-        (SEVERAL, "A (800 KB), C (534 KB), B (400 KB)"),
+        (SEVERAL, "A (801 KB), C (534 KB), B (400 KB)"),
     ],
 )
 def test_the_variables_are_named(code: str, name: str, told: Callable[[], list[str]]) -> None:

@@ -64,7 +64,7 @@ def runs_table(
             "run": Text(printable(name_of(run, home))),
             "sweep": Text("" if run.name == run.path.name else printable(run.name)),
             "state": Text(run.state, style=_STYLES.get(run.state, "")),
-            "best": Text(printable(run.why) if run.why else best_text(run)),
+            "best": Text(printable(run.why) if run.why else best_text(run, " " if is_wide else "\n")),
             "trials": trials_text(run.trials),
             "began": "" if run.began is None else local_time(run.began, "%Y-%m-%d %H:%M" if is_wide else "%m-%d %H:%M"),
             "took": "" if run.seconds is None else duration(run.seconds),
@@ -77,10 +77,17 @@ def runs_table(
     return Group(*parts, *_others(others, home))
 
 
-def best_text(run: RunSummary) -> str:
-    """The best value: ``"loss 0.117 (less is better)"``; empty if there is none."""
+def best_text(run: RunSummary, between: str) -> str:
+    """The best value: ``"loss 0.117 (less is better)"``; empty if there is none.
+
+    Args:
+        run: the run.
+        between: what stands before the direction: a space, or a line break.
+    """
     best = run.best
-    return "" if best is None else f"{printable(best.metric)} {number(best.value)} ({direction_text(best.mode)})"
+    if best is None:
+        return ""
+    return f"{printable(best.metric)} {number(best.value)}{between}({direction_text(best.mode)})"
 
 
 def trials_text(trials: Mapping[str, int]) -> str:
