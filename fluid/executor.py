@@ -214,6 +214,8 @@ class FluidExecutor(SessionDoor):
         if plan_in_force() is not None or options.get("backend") == "simulated":
             raise InvalidFieldError("run_dir", str(run_dir), "cannot be resumed in a rehearsal, which begins anew")
         asked = flattened({"run_dir": run_dir, **options})
+        if (what := asked.get("if_exists", "resume")) != "resume":
+            raise InvalidFieldError("if_exists", what, "cannot be where a session goes on")
         folder = RunFolder.reopen(run_dir)
         try:
             left = read_session(folder.path)

@@ -238,7 +238,7 @@ class SessionPickler:
         named = ", ".join(_capture_text(one) for one in found)
         _log.warning(
             "%s takes along %s, which is written to the run folder and sent to each process: %s; load it in the "
-            "function, or pass fluid.shared(load), which is loaded once for all trials of a machine",
+            "function instead, by fluid.shared(load), which does so once for all trials of a machine",
             what,
             bytes_text(length),
             named,

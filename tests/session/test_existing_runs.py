@@ -148,6 +148,15 @@ def test_checkpoints_that_a_killed_session_left_in_host_memory_go_with_its_run(t
             shutil.rmtree(place, ignore_errors=True)
 
 
+def test_the_folder_in_which_the_program_runs_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = use(tmp_path / "run")
+    monkeypatch.chdir(run / "logs")
+    for folder in (run, Path("..")):
+        with pytest.raises(InvalidFieldError, match="is not deleted: this program runs in that folder"):
+            executor_in(folder, if_exists="overwrite")
+    assert trials_in(run) == ["a"]
+
+
 def test_a_link_to_a_run_stays_a_link(tmp_path: Path) -> None:
     run = use(tmp_path / "disk/run")
     (tmp_path / "link").symlink_to(run)
@@ -184,6 +193,8 @@ def test_an_executor_goes_on_with_the_session(tmp_path: Path) -> None:
     run = use(tmp_path / "run", group_policy="srsf", keep="none")
     with executor_in(run, if_exists="resume", keep=None) as executor:
         assert executor.handles[0].states == {"a": "DONE"} and read_facts(run)["group_policy"] == "srsf"
+    with pytest.raises(InvalidFieldError, match="if_exists='overwrite': cannot be where a session goes on"):
+        FluidExecutor.resume(run, if_exists="overwrite")
     assert use(tmp_path / "new", if_exists="resume") == tmp_path / "new", "there was none to go on with"
 
 

@@ -86,6 +86,8 @@ class SetAside:
         self.place = Path(os.path.realpath(folder))
         if is_shared(self.place) or len(beside(self.place)) > 1:
             raise InvalidFieldError("run_dir", str(folder), "is shared by several drivers: it is not deleted")
+        if Path.cwd().is_relative_to(self.place):
+            raise InvalidFieldError("run_dir", str(folder), "is not deleted: this program runs in that folder")
         self._lock = FolderLock(self.place)
         try:
             if foreign := sorted(name for name in os.listdir(self.place) if not _is_ours(name)):
