@@ -17,6 +17,7 @@ from fluid.commands.export import add_export
 from fluid.commands.planning import add_plan, add_simulate
 from fluid.commands.rehearse import add_rehearse, split_arguments
 from fluid.commands.report import add_report, add_why
+from fluid.commands.runs import add_runs
 from fluid.commands.view import add_view
 from fluid.errors import FluidError
 
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fluid", description="A hyperparameter tuning execution engine.")
     parser.add_argument("--version", action="version", version=f"fluid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (add_plan, add_simulate, add_rehearse, add_report, add_view, add_why, add_export, add_doctor):
+    for add in (add_plan, add_simulate, add_rehearse, add_runs, add_report, add_view, add_why, add_export, add_doctor):
         add(commands)
     return parser
 

@@ -20,10 +20,12 @@ from fluid.loggers.hub import Attached
 from fluid.loggers.logger import refuse_logger
 from fluid.measure.profile import Profile
 from fluid.packing import Sharing
+from fluid.policies.owners.shares import DEFAULT_GROUP_POLICY
 from fluid.processes.collector import collector_held
 from fluid.rehearsal.plan import plan_in_force
 from fluid.resources import DeviceChoice
-from fluid.session.folder.folder import RunFolder
+from fluid.results.run_files import is_used
+from fluid.session.folder.folder import RunFolder, folder_of
 from fluid.session.folder.given_code import GivenCode
 from fluid.session.folder.resume import read_session
 from fluid.session.handle import TrialGroupHandle, session_facts, table_html
@@ -31,6 +33,7 @@ from fluid.session.inbox import GroupInbox
 from fluid.session.joint.session import joining
 from fluid.session.listeners import TrialListener, require_listener
 from fluid.session.live_trials import LiveTrials
+from fluid.session.neighbours import Neighbours, SessionDevices
 from fluid.session.notice import NOTICE, InForce
 from fluid.session.options import DEFAULT_SPARE_LANES, ExecutorOptions, FlatOptions, flattened, goals_left
 from fluid.session.output import Output
@@ -99,7 +102,7 @@ class FluidExecutor(SessionDoor):
         flat: further fields of these objects by themselves, as ``packing="off"`` means ``sharing=Sharing("off")``:
             ``isolation``, ``lane_policy``, ``rounds``, ``max_fused``; ``deadline``, ``budget_usd``,
             ``price_per_device_hour``; ``checkpoint_bytes``; ``verbose``, ``loggers``, ``metrics_port``, ``run_dir``,
-            ``join``. What is given both ways must be the same.
+            ``join``, ``if_exists``. What is given both ways must be the same.
 
     Attributes:
         run_dir: the run folder.
@@ -127,48 +130,60 @@ class FluidExecutor(SessionDoor):
         max_failures: int | None = None,
         profile: Profile | None = None,
         process_group: str | None = None,
-        group_policy: str = "irs",
+        group_policy: str = DEFAULT_GROUP_POLICY,
         fairness: float = 0.0,
         spare_lanes: int = DEFAULT_SPARE_LANES,
         _folder: RunFolder | None = None,
+        _name: str = "",
         **flat: Unpack[FlatOptions],
     ) -> None:
         rehearsed = plan_in_force()
         packed = {"packing": packing, "max_packing": max_packing}
-        options = ExecutorOptions.in_force(
-            backend=backend,
-            devices=devices,
-            planner=planner,
-            sharing=sharing,
-            goals=goals,
-            keep=keep,
-            output=output,
-            max_width=max_width,
-            max_failures=max_failures,
-            process_group=process_group,
-            group_policy=group_policy,
-            fairness=fairness,
-            spare_lanes=spare_lanes,
+        asked: dict[str, Any] = {
+            "backend": backend,
+            "devices": devices,
+            "planner": planner,
+            "sharing": sharing,
+            "goals": goals,
+            "keep": keep,
+            "output": output,
+            "max_width": max_width,
+            "max_failures": max_failures,
+            "process_group": process_group,
+            "group_policy": group_policy,
+            "fairness": fairness,
+            "spare_lanes": spare_lanes,
             **{name: value for name, value in packed.items() if value is not None},
             **flat,
-        )
-        membership = joining(options.output, rehearsed=rehearsed is not None or backend == "simulated")
+        }
+        options = ExecutorOptions.in_force(**asked)
+        is_rehearsed = rehearsed is not None or backend == "simulated"
+        if _folder is None and options.output.if_exists == "resume" and options.output.run_dir is not None:
+            if is_rehearsed:
+                reason = "cannot be in a rehearsal, which begins anew"
+                raise InvalidFieldError("if_exists", "resume", reason)
+            if is_used(folder_of(options.output.run_dir)):
+                named = {**asked, "profile": profile}
+                given = {name: value for name, value in named.items() if name in flat or not _is_default(name, value)}
+                self._go_on(options.output.run_dir, given)
+                return
+        membership = joining(options.output, rehearsed=is_rehearsed)
         folder = options.output.run_dir if membership is None else membership.folder
-        self._folder = _folder or RunFolder.create(folder)
+        self._folder = _folder or RunFolder.create(folder, options.output.if_exists, name=_name)
         self.run_dir = self._folder.path
         with contextlib.ExitStack() as undo:
             undo.callback(self._folder.close)
             self._attached = Attached(options.output, self._folder, self.status)
             undo.callback(self._attached.close)
             chosen = options.make_backend(self.run_dir)
+            engine = options.make_engine(profile, chosen)
             undo.pop_all()
         self.metrics_address = self._attached.metrics_address
-        self._process = os.getpid()
-        self._closing = False
+        self._process: int = os.getpid()
+        self._closing: bool = False
         self._close_lock = threading.RLock()  # Held while the session is closed.
         self._scopes = 0  # Sweeps that use it now: see executor_scope.
         self._handles: WeakValueDictionary[str, TrialGroupHandle] = WeakValueDictionary()  # By group id, while used.
-        engine = options.make_engine(profile, chosen)
         self._session = Session(
             engine,
             chosen,
@@ -182,9 +197,45 @@ class FluidExecutor(SessionDoor):
         )
         atexit.register(self.close)
         NOTICE.watch(self, partial(save_all, self._session))
+        shared = None if membership is None else membership.shared
+        own = SessionDevices.of(chosen, self.run_dir, shared) if options.output.verbose else None
+        self._neighbours = Neighbours(own)
         self._terminal = Terminal(self.status, chosen, is_shown=bool(options.output.verbose))
         if rehearsed is not None and rehearsed.began is not None:
             rehearsed.began(self.run_dir)
+
+    @collector_held()
+    def _go_on(self, run_dir: str | Path, options: dict[str, Any]) -> None:
+        """Makes this one that which goes on with a session, as for :meth:`resume`."""
+        for listener in (listeners := options.pop("listeners", {})).values():
+            require_listener(listener)
+        given = GivenCode.checked(options.pop("trainables", {}), options.pop("code", "begun"))
+        retry_failed = options.pop("retry_failed", False)
+        if not isinstance(retry_failed, bool):
+            raise InvalidFieldError("retry_failed", retry_failed, "must be True or False")
+        if plan_in_force() is not None or options.get("backend") == "simulated":
+            raise InvalidFieldError("run_dir", str(run_dir), "cannot be resumed in a rehearsal, which begins anew")
+        asked = flattened({"run_dir": run_dir, **options})
+        if (what := asked.get("if_exists", "resume")) != "resume":
+            raise InvalidFieldError("if_exists", what, "cannot be where a session goes on")
+        folder = RunFolder.reopen(run_dir)
+        try:
+            left = read_session(folder.path)
+            folder.go_on_after(left.last_at)
+            if retry_failed:
+                left.retry_failed()
+            changes = given.apply(left)
+            merged = {**left.options, **goals_left(folder.path, asked), **asked}
+            FluidExecutor.__init__(self, _folder=folder, **merged)
+        except BaseException:
+            folder.close()
+            raise
+        try:
+            self._attached.recall(left)
+            self._session.resume(left, listeners, changes)
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         return f"<FluidExecutor {'; '.join(f'{name}: {text}' for name, text in session_facts(self._session).items())}>"
@@ -231,7 +282,6 @@ class FluidExecutor(SessionDoor):
 
     @classmethod
     @user_call
-    @collector_held()
     def resume(cls, run_dir: str | Path, **options: Any) -> FluidExecutor:
         """Goes on with a session whose driver was killed: :attr:`handles` has its groups.
 
@@ -256,32 +306,8 @@ class FluidExecutor(SessionDoor):
             InvalidFieldError: the folder is not that of a session, its session still runs, it is of a newer Fluid, or
                 its files cannot be read; or an option cannot be used.
         """
-        for listener in (listeners := options.pop("listeners", {})).values():
-            require_listener(listener)
-        given = GivenCode.checked(options.pop("trainables", {}), options.pop("code", "begun"))
-        retry_failed = options.pop("retry_failed", False)
-        if not isinstance(retry_failed, bool):
-            raise InvalidFieldError("retry_failed", retry_failed, "must be True or False")
-        if plan_in_force() is not None or options.get("backend") == "simulated":
-            raise InvalidFieldError("run_dir", str(run_dir), "cannot be resumed in a rehearsal, which begins anew")
-        asked = flattened({"run_dir": run_dir, **options})
-        folder = RunFolder.reopen(run_dir)
-        try:
-            left = read_session(folder.path)
-            folder.go_on_after(left.last_at)
-            if retry_failed:
-                left.retry_failed()
-            changes = given.apply(left)
-            executor = cls(_folder=folder, **{**left.options, **goals_left(folder.path, asked), **asked})
-        except BaseException:
-            folder.close()
-            raise
-        try:
-            executor._attached.recall(left)
-            executor._session.resume(left, listeners, changes)
-        except BaseException:
-            executor.close()
-            raise
+        executor = cls.__new__(cls)
+        executor._go_on(run_dir, options)
         return executor
 
     @property
@@ -328,6 +354,7 @@ class FluidExecutor(SessionDoor):
             rest.callback(atexit.unregister, self.close)
             rest.callback(self._terminal.close)
             rest.callback(self._attached.close)
+            rest.callback(self._neighbours.leave)
             if not self._closing:
                 self._terminal.close_view()  # First, so that it can still ask how things stand.
             self._closing = True
@@ -353,6 +380,13 @@ class FluidExecutor(SessionDoor):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _is_default(option: str, value: Any) -> bool:
+    """Whether an option is as it is by default, so that a session that goes on has its own."""
+    if option == "group_policy":
+        return bool(value == DEFAULT_GROUP_POLICY)
+    return value is None or (option == "fairness" and value == 0.0)
 
 
 # -- the executor in force ----------------------------------------------------------------------------------

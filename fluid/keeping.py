@@ -83,6 +83,10 @@ class Keep(GivenFields):
         return self if self.keep is not None else replace(self, keep="best:1" if keeps_best else "none")
 
 
+#: What stands before the B of bytes, for each power of a thousand.
+_POWERS = ("", "K", "M", "G", "T")
+
+
 def parse_bytes(name: str, value: object) -> int | None:
     """Reads a number of bytes: an integer, or a text such as ``"10GB"`` or ``"512 MiB"``; ``None`` stays ``None``.
 
@@ -102,6 +106,14 @@ def parse_bytes(name: str, value: object) -> int | None:
     if found is None:
         raise InvalidFieldError(name, value, "must be a number of bytes, or a text such as '10GB' or '512MiB'")
     return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+
+
+def bytes_text(length: float) -> str:
+    """Bytes to three digits: ``"512 B"``, ``"56.3 KB"``, ``"1.2 GB"``."""
+    power = 0
+    while length >= 999.5 and power < len(_POWERS) - 1:
+        length, power = length / 1000.0, power + 1
+    return f"{length:.3g} {_POWERS[power]}B"
 
 
 #: No checkpoint outlives the session.

@@ -31,6 +31,8 @@ from fluid.search.rungs import rungs_of
 from fluid.search.searchers import SamplerSearcher
 from fluid.search.space import ConditionalSpace
 from fluid.search.stop_rules import StopArgument, StopRules
+from fluid.session.folder.existing import IF_EXISTS, holds_a_session
+from fluid.session.folder.folder import folder_of
 from fluid.session.folder.given_code import CODES
 from fluid.session.listeners import SweepInterrupted, TrialListener, require_listener
 from fluid.session.notice import NOTICE
@@ -89,6 +91,7 @@ def run(
     output: Output | None = None,
     run_dir: str | Path | None = None,
     join: bool = False,
+    if_exists: str | None = None,
     resume: bool = False,
     code: str = "begun",
     retry_failed: bool = False,
@@ -162,6 +165,9 @@ def run(
         join: whether ``run_dir`` is a folder that several drivers share: each makes this same call, on the same or on
             another machine, and they work one sweep together, with the devices of each. The first one begins it; others
             may come later, and go at any time (``docs/shared_folder.md``). ``False`` by default.
+        if_exists: what to do where ``run_dir`` holds a session already: ``"error"``, to refuse it; ``"resume"``, which
+            ``resume=True`` means too; ``"overwrite"``, to delete it; or ``"new"``, for a folder beside it: see
+            :class:`fluid.Output`. ``None``, the default, for ``"error"``, or for what ``resume`` says.
         resume: whether to go on with the sweep of this name in ``run_dir``, if it has one, with the same arguments;
             ``False`` by default. The time budget, the deadline, stop rules, callbacks, loggers, ``on_oom``,
             ``max_concurrent`` and ``trial_options`` may be others; so may the code of the trainable: see ``code``.
@@ -201,10 +207,11 @@ def run(
     """
     called = _CLOCK.now()
     own = {"deadline": deadline, "run_dir": run_dir, "loggers": loggers or None, "metrics_port": metrics_port}
-    own["join"] = join or None
+    own |= {"join": join or None, "if_exists": if_exists}
     objects = {"sharing": sharing, "goals": goals, "keep": keep, "output": output}
     asked = flattened({name: value for name, value in {**own, **objects}.items() if value is not None})
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)
+    resume = _resumes(resume, asked)
     limit_s = None if limit is None else parse_duration("deadline", limit)
     algorithm = require_algorithm(algorithm, ALGORITHMS if searcher is None else WITH_SEARCHER)
     compared = _checked_goals(metric, mode, algorithm, searcher)
@@ -273,6 +280,8 @@ def run(
         if plan.shape is not None:
             earlier.require_shape(plan.shape)
     given = _checked_executor(executor, asked, goes_on=earlier is not None)
+    if earlier is None and given is None and not joins and executor_in_force() is None and plan_in_force() is None:
+        _require_free(run_dir, asked.get("if_exists", "error"))
     if limit_s is not None:
         used = given or executor_in_force()
         rehearsed = plan_in_force() is not None if used is None else used.session.hold.is_virtual
@@ -301,7 +310,7 @@ def run(
                 with executor_scope(resumed) as chosen:
                     heard = _run(loop, chosen, earlier)
             else:
-                with executor_scope(given, **asked) as chosen:
+                with executor_scope(given, _name=plan.name, **asked) as chosen:
                     loop = SweepLoop(replace(plan, name=_NAMES.new(plan.name, chosen.session)))
                     heard = _run(loop, chosen, None)
             # Also of what lanes finished while it was closed.
@@ -484,6 +493,29 @@ def _joins(executor: Any, asked: Mapping[str, Any]) -> bool:
     """Whether the sweep is worked with other drivers, by this call or by the executor that it runs on."""
     used = executor if isinstance(executor, FluidExecutor) else executor_in_force()
     return bool(asked.get("join")) if used is None else used.session.joint is not None
+
+
+def _resumes(resume: Any, asked: dict[str, Any]) -> Any:
+    """What ``resume`` is to be, by ``if_exists``, which it takes out of the options where that asks for it."""
+    what = require_one_of("if_exists", asked.get("if_exists", "error"), IF_EXISTS)
+    if what != "resume":
+        if resume is True and "if_exists" in asked:
+            raise InvalidFieldError("if_exists", what, "contradicts resume=True, which means if_exists='resume'")
+        return resume
+    if asked.get("join"):
+        raise InvalidFieldError(
+            "if_exists", what, "cannot be with join=True, which goes on with what is there by itself"
+        )
+    if asked.get("run_dir") is None:
+        raise InvalidFieldError("if_exists", what, "needs run_dir=, the folder of the sweep")
+    asked.pop("if_exists")
+    return True
+
+
+def _require_free(run_dir: Any, if_exists: str) -> None:
+    """Refuses a folder that holds a session, before anything starts, and says what can be done in ``run``'s words."""
+    if if_exists == "error" and run_dir is not None and is_used(folder_of(run_dir)):
+        raise InvalidFieldError("run_dir", str(run_dir), holds_a_session("resume=True"))
 
 
 def _earlier_sweep(

@@ -160,6 +160,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         os.environ["RAY_TMPDIR"] = folder
+        # Where sessions find each other: those of other workers are none of a test's business.
+        os.environ["XDG_RUNTIME_DIR"] = folder
         # Despite its name this is for every system: without clusters of several machines, an address is 127.0.0.1.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if not _tests_gpus(config):

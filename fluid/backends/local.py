@@ -51,6 +51,7 @@ def choose_devices(devices: DeviceChoice, gpus: Sequence[Gpu]) -> list[Device]:
         return _all(kind, gpus)
     if isinstance(devices, str):
         names = [name.strip() for name in devices.split(",")]
+        _tell_beyond(devices, names, kind)
         return _first_of_each([device for name in names for device in _named(devices, name, kind, gpus)])
     if not isinstance(devices, Iterable):
         count = require_integer("devices", devices, at_least=1, at_most=MOST_DEVICES)
@@ -67,7 +68,20 @@ def choose_devices(devices: DeviceChoice, gpus: Sequence[Gpu]) -> list[Device]:
         else:
             chosen.append(_indexed(item, kind, require_integer("devices", item, at_least=0), gpus))
     _require_few(devices, sum(device.kind == "cpu" for device in chosen))
+    _tell_beyond(devices, [item for item in devices if not isinstance(item, Device)], kind)
     return require_gpus(Cluster.of(chosen).devices, gpus)
+
+
+def _tell_beyond(given: object, items: Iterable[object], kind: DeviceKind) -> None:
+    """Says what becomes of CPU devices that are named by an index for which there is no core."""
+    cores = len(available_cores())
+    for item in items:
+        word, _, index = str(item).strip().rpartition(":")
+        of_cpu = _KINDS.get(word) == "cpu" or (not word and kind == "cpu")
+        if of_cpu and index.isdecimal() and int(index) >= cores:
+            text = "devices=%r: there %s; the index of a CPU device is its name only: its trials run on any core"
+            _log.warning(text, given, "is 1 core" if cores == 1 else f"are {cores} cores")
+            return
 
 
 def _require_few(devices: object, cpus: int) -> None:

@@ -205,9 +205,10 @@ def _target(arguments: argparse.Namespace) -> tuple[str, list[str]]:
 
 def _out_folder(asked: str | None, target: str) -> Path:
     from fluid._clock import timestamp
+    from fluid.results.run_files import runs_home
 
     if asked is None:
-        home = Path(os.environ.get("FLUID_RUNS", "~/fluid_runs")).expanduser()
+        home = runs_home()
         stamp = timestamp().replace(":", "").replace(" ", "-")
         folder = home / f"rehearsal-{Path(target).stem}-{stamp}-{os.getpid()}"
     else:

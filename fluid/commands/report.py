@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fluid.commands.inout import Subparsers, add_json, add_price, make_console, print_json
+from fluid.commands.runs import newest
 from fluid.errors import InvalidFieldError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ STDOUT = "-"
 def add_report(commands: Subparsers) -> None:
     """Adds ``fluid report``."""
     report = commands.add_parser("report", help="report on a run, or compare several: tables, a page and a Gantt chart")
-    report.add_argument("runs", metavar="RUN", nargs="+", help="the run folder of a session; several are compared")
+    help_text = "the run folder of a session; several are compared (default: the newest run)"
+    report.add_argument("runs", metavar="RUN", nargs="*", help=help_text)
     report.add_argument("--metric", metavar="NAME", help="judge trials by this metric (default: the search's)")
     report.add_argument("--mode", metavar="MODE", help="min or max (default: the search's, else what the name says)")
     report.add_argument("--columns", metavar="NAME,NAME,...", help="columns of the table of trials, such as lr,loss")
@@ -36,7 +38,7 @@ def add_report(commands: Subparsers) -> None:
 def add_why(commands: Subparsers) -> None:
     """Adds ``fluid why``."""
     why = commands.add_parser("why", help="tell what happened to one trial of a run, and why")
-    why.add_argument("run", metavar="RUN", help="the run folder of a session")
+    why.add_argument("run", metavar="RUN", nargs="?", help="the run folder of a session (default: the newest run)")
     why.add_argument("trial", metavar="TRIAL", help="a trial, by its id or by the name in reports")
     add_json(why)
     why.set_defaults(command=_why)
@@ -53,7 +55,7 @@ def _report(arguments: argparse.Namespace) -> None:
     if len(arguments.runs) > 1:
         _compare(arguments)
         return
-    run = load_run(arguments.runs[0], arguments.price)
+    run = load_run(arguments.runs[0] if arguments.runs else newest(), arguments.price)
     goal = goal_of(run, arguments.metric, arguments.mode)
     found = None if goal is None else importances(run.trials, goal)
     console = make_console()
@@ -104,7 +106,7 @@ def _why(arguments: argparse.Namespace) -> None:
     from fluid.reports.run.loader import load_run
     from fluid.reports.tables.why import as_json, find_trials, story_text
 
-    run = load_run(arguments.run)
+    run = load_run(newest() if arguments.run is None else arguments.run)
     trials = find_trials(run, arguments.trial)
     if arguments.json:
         print_json(as_json(run, trials))

@@ -26,7 +26,7 @@ def is_shared(folder: Path) -> bool:
 
 def fullest(shared: Path) -> Path | None:
     """The run folder of the member that has written most; each writes what all have run. ``None`` if there is none."""
-    sizes = {folder: _size(folder / _RESULTS) for folder in _members(shared)}
+    sizes = {folder: _size(folder / _RESULTS) for folder in member_folders(shared)}
     known = {folder: size for folder, size in sizes.items() if size is not None}
     return max(known, key=lambda folder: (known[folder], folder.name), default=None)
 
@@ -36,10 +36,11 @@ def beside(run_dir: Path) -> Sequence[Path]:
     shared = run_dir.parent.parent
     if run_dir.parent.name != MEMBERS or not is_shared(shared):
         return [run_dir]
-    return [run_dir, *(folder for folder in _members(shared) if folder != run_dir)]
+    return [run_dir, *(folder for folder in member_folders(shared) if folder != run_dir)]
 
 
-def _members(shared: Path) -> list[Path]:
+def member_folders(shared: Path) -> list[Path]:
+    """The run folders of the drivers that share a folder."""
     try:
         return sorted(Path(entry) for entry in os.scandir(shared / MEMBERS) if entry.is_dir())
     except OSError:

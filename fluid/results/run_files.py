@@ -46,6 +46,11 @@ FORMAT = 2
 ENDS = "bytes"
 
 
+def runs_home() -> Path:
+    """The folder of the run folders that nobody has named."""
+    return Path(os.environ.get("FLUID_RUNS", "~/fluid_runs")).expanduser()
+
+
 def is_used(folder: Path) -> bool:
     """Whether a session has written to the folder."""
     names = (SESSION, JOURNAL, RESULTS, TRIALS, PAYLOADS)

@@ -271,6 +271,7 @@ class FlatOptions(TypedDict, total=False):
     metrics_port: int | str | None
     run_dir: str | Path | None
     join: bool
+    if_exists: str
 
 
 #: The objects by which an executor takes options, each by the name of its argument.
@@ -347,6 +348,9 @@ class ExecutorOptions:
             # What trials that are replayed have no use for; what is rehearsed has not happened.
             nothing = {"keep": "none", "process_group": None, "loggers": (), "metrics_port": None}
             flat |= {**nothing, "run_dir": plan.folder_for(flat.get("run_dir")), **dict(plan.options)}
+            flat["if_exists"] = _rehearsed_if_exists(
+                flat.get("if_exists", "error"), has_folders=plan.folder is not None
+            )
         made: dict[str, Any] = {}
         for name, kind in OBJECTS.items():
             own = {each: flat.pop(each) for each in FIELDS[name] if each in flat}
@@ -359,6 +363,8 @@ class ExecutorOptions:
 
     def __post_init__(self) -> None:
         _require_backend(self.backend)
+        if self.output.run_dir is None and self.output.if_exists in ("resume", "overwrite"):
+            raise InvalidFieldError("if_exists", self.output.if_exists, "needs run_dir=, the folder that it is about")
         is_replayed = self.backend == "simulated" if isinstance(self.backend, str) else self.backend.replays
         if is_replayed and self.keep.how == "auto":
             object.__setattr__(self, "keep", replace(self.keep, keep="none"))
@@ -464,6 +470,16 @@ class ExecutorOptions:
         )
         state.lanes.most_per_device = limit.most
         return state
+
+
+def _rehearsed_if_exists(asked: str, *, has_folders: bool) -> str:
+    """What a rehearsed session does where its folder holds a session: it goes on with none, and deletes none."""
+    if has_folders or asked == "resume":
+        return "error"
+    if asked == "overwrite":
+        reason = "cannot be in a rehearsal, which deletes nothing: RehearsalPlan(folder=...) has folders of its own"
+        raise InvalidFieldError("if_exists", asked, reason)
+    return asked
 
 
 def _require_backend(backend: object) -> None:

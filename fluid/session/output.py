@@ -7,8 +7,9 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from fluid.errors import InvalidFieldError
+from fluid.errors import InvalidFieldError, require_one_of
 from fluid.given_fields import GivenFields
+from fluid.session.folder.existing import IF_EXISTS
 from fluid.session.listeners import TrialListener, require_listener
 from fluid.user_calls import user_class
 
@@ -34,6 +35,11 @@ class Output(GivenFields):
             default, for none.
         run_dir: folder for this session's journal, results and logs, in which no session has written yet; ``None``,
             the default, for a new one in ``$FLUID_RUNS``, or in ``~/fluid_runs`` if that is not set.
+        if_exists: what to do where ``run_dir`` holds a session: ``"error"``, the default, to refuse it; ``"resume"`` to
+            go on with it, as :meth:`fluid.FluidExecutor.resume` does; ``"overwrite"`` to delete it once the new session
+            has trials, of which nothing is deleted that no session wrote, nor a run that goes on or that several
+            drivers share; ``"new"`` for a folder beside it, ``run_dir-2`` and so on. Not for ``join``, which goes on
+            with what is there.
 
     Raises:
         InvalidFieldError: a value cannot be used.
@@ -45,6 +51,7 @@ class Output(GivenFields):
     metrics_port: int | str | None = None
     run_dir: str | Path | None = None
     join: bool = False
+    if_exists: str = "error"
 
     def __post_init__(self) -> None:
         if not isinstance(self.verbose, int) or self.verbose not in (0, 1):
@@ -60,6 +67,10 @@ class Output(GivenFields):
             raise InvalidFieldError("join", self.join, "must be True or False")
         if self.join and self.run_dir is None:
             raise InvalidFieldError("join", True, "needs run_dir=, the folder that all drivers share")
+        require_one_of("if_exists", self.if_exists, IF_EXISTS)
+        if self.join and self.if_exists != "error":
+            reason = "cannot be with join=True, which goes on with what is there by itself"
+            raise InvalidFieldError("if_exists", self.if_exists, reason)
 
 
 def parse_address(port: object) -> tuple[str, int]:

@@ -46,6 +46,7 @@ from fluid.joint.membership import Entry, Membership, lost_error
 from fluid.keeping import NOTHING, Keep
 from fluid.policies.engine import EngineState
 from fluid.results.run_files import PROFILE, SESSION
+from fluid.results.runs import closing_facts
 from fluid.session.alerts import Alerts
 from fluid.session.ending import Endings, take_last
 from fluid.session.folder.folder import RunFolder
@@ -56,6 +57,7 @@ from fluid.session.joint.session import JointSession
 from fluid.session.listeners import LimitReachedError, TrialRequest, ended_early
 from fluid.session.options import IdleLanes
 from fluid.session.scaling.scaling import DeviceScaling, apart, earlier
+from fluid.session.status_reader import StatusReader
 from fluid.session.waits import SessionFuture, SessionWaits
 from fluid.sizing.goals import NO_GOALS, Goals
 from fluid.waiting.waits import AwaitedThread
@@ -745,7 +747,7 @@ class Pump:
             rest.callback(
                 _write_last,
                 {
-                    SESSION: lambda: self._write_facts(closed=self._backend.now() + self._folder.shift),
+                    SESSION: self._write_closing_facts,
                     PROFILE: lambda: self._folder.write_profile(self._state.profile),
                 },
             )
@@ -775,6 +777,10 @@ class Pump:
         if facts != self._written:
             self._folder.write_session(**facts)
             self._written = facts
+
+    def _write_closing_facts(self) -> None:
+        standings = StatusReader(self._state, self.inboxes).closing()
+        self._write_facts(closed=self._backend.now() + self._folder.shift, **closing_facts(standings))
 
     def _turn(self) -> None:
         """One round: the user's calls, then what the backend reports, then a tick or an alarm if one is due."""

@@ -321,7 +321,9 @@ class Session:
             say_what_is_awaited(self._state, group.name, specs)
             return inbox
 
-        return self._pump.work(submit)
+        opened = self._pump.work(submit)
+        self._folder.delete_replaced()
+        return opened
 
     def requests(self, inbox: GroupInbox) -> GroupRequests:
         """What the handle of a group asks for."""

@@ -15,11 +15,13 @@ from fluid.backends.base import Backend
 from fluid.devices.constraints import describe
 from fluid.engine.events import PLAIN_TERMS, GroupTerms, TrialSpec
 from fluid.errors import InvalidFieldError, require_number
+from fluid.keeping import bytes_text
 from fluid.lane.process.script import dump_script, read_script
 from fluid.policies.engine import EngineState
 from fluid.policies.fusing.groups import text_of
 from fluid.resources import Requires
 from fluid.shared_data.parameters import dump_with_parameters
+from fluid.trainables.captures import LARGE_CAPTURE, Capture, captures_in
 from fluid.trainables.payload import TrainablePayload, TrialPayload, trainable_payload, trial_payload
 from fluid.trainables.trainable import can_save, is_elastic, is_fusible, is_only_replayed, profile_name
 from fluid.trainables.trainable_code import TrainableCode, code_of
@@ -175,6 +177,12 @@ def _is_short(value: object) -> bool:
 _MOST_CODES = 64
 
 
+def _capture_text(one: Capture) -> str:
+    if not one.shown:
+        return f"{one.name} ({bytes_text(one.size)})"
+    return f"{one.name} ({bytes_text(one.size)}, of which it shows {bytes_text(one.shown)}: take {one.name}.clone())"
+
+
 class SessionPickler:
     """Pickles the trials of a session that has this backend. Thread-safe."""
 
@@ -182,6 +190,8 @@ class SessionPickler:
         self._require = backend.require_replayable if backend.replays else None
         #: By the digests of their pickles.
         self._codes: OrderedDict[bytes, TrainableCode | None] = OrderedDict()
+        #: Of which captures the log has told: by the trainable's name, and for all configs.
+        self._told: set[str] = set()
 
     def payloads_of(
         self, trials: Iterable[Trial], submission: Submission, process_of: Callable[[Trial], TrialProcess]
@@ -207,9 +217,32 @@ class SessionPickler:
                 payload = trainable_payload(trial.trainable, self._require, dump_with_parameters, script)
                 made = trial.trainable, self._with_code(trial, payload)
                 known[id(trial.trainable)] = made
+                if len(payload.pickled) > LARGE_CAPTURE:
+                    self._tell_captures(
+                        profile_name(trial.trainable).rpartition(".<locals>.")[2], len(payload.pickled), trial.trainable
+                    )
             shown = None if trial.shown is None else trial.shown.config
             payloads[trial] = trial_payload(made[1], trial.config, shown, process_of(trial))
+            if len(payloads[trial].config) > LARGE_CAPTURE:
+                self._tell_captures("each config", len(payloads[trial].config), trial.config)
         return payloads
+
+    def _tell_captures(self, what: str, length: int, value: Any) -> None:
+        """Warns, once, of what is large in a trainable or in configs."""
+        if self._require is not None or what in self._told:
+            return  # What is replayed is not sent anywhere.
+        self._told.add(what)
+        found = captures_in(value)
+        if not found:
+            return
+        named = ", ".join(_capture_text(one) for one in found)
+        _log.warning(
+            "%s takes along %s, which is written to the run folder and sent to each process: %s; load it in the "
+            "function instead, by fluid.shared(load), which does so once for all trials of a machine",
+            what,
+            bytes_text(length),
+            named,
+        )
 
     def _with_code(self, trial: Trial, payload: TrainablePayload) -> TrainablePayload:
         if self._require is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,8 @@ from fluid.engine.events import BY_USER, ELSEWHERE, OFFERED, SET_ASIDE
 from fluid.engine.records import EndedTrial, GroupRecord
 from fluid.measure.profile import Profile
 from fluid.policies.engine import EngineState
+from fluid.results.runs import BestValue, GroupStanding
+from fluid.results.submitted import UNFINISHED
 from fluid.session.facts import Forecast, GoalStatus
 from fluid.session.forecasting.progress import LiveLength
 from fluid.session.forecasting.progress import forecast as forecast_search
@@ -158,6 +160,19 @@ class StatusReader:
         else:
             self._kept.pop(group_id, None)
         return row
+
+    def closing(self) -> Iterator[GroupStanding]:
+        """How the groups of a session that ends stand, for ``session.json``."""
+        for group_id, group in self._state.groups.items():
+            facts = self._groups[group_id].facts
+            states = Counter(group.past)
+            states.update(PAUSED_BY_USER if each.held == BY_USER else UNFINISHED for each in group.live.values())
+            for ended, number in group.ended.items():
+                if not ended.comes_back:
+                    states[_shown_as(ended, facts.search)] += number
+            best = facts.best
+            found = None if best is None else BestValue(best.metric, best.mode, best.value, best.trial_id)
+            yield GroupStanding(facts.name, states, found)
 
 
 def _fused(profile: Profile, key: str, model: str | None) -> tuple[int, float] | None:

@@ -112,7 +112,7 @@ def _because_of(value: Any, dumps: Callable[[Any], bytes]) -> str:
     """Names the part of a value that cannot be pickled, as in ``" because of loader.lock"``."""
     path: list[str] = []
     while len(path) < _DEEPEST_PART:
-        part = next((part for part in _parts(value) if not _can_be_pickled(part[1], dumps)), None)
+        part = next((part for part in parts_of(value) if not _can_be_pickled(part[1], dumps)), None)
         if part is None:
             break
         path.append(part[0])
@@ -120,7 +120,7 @@ def _because_of(value: Any, dumps: Callable[[Any], bytes]) -> str:
     return f" because of {'.'.join(path)}" if path else ""
 
 
-def _parts(value: Any) -> list[tuple[str, Any]]:
+def parts_of(value: Any) -> list[tuple[str, Any]]:
     """Returns what is pickled with a value, and its names."""
     if isinstance(value, functools.partial):
         args = [(f"args[{number}]", arg) for number, arg in enumerate(value.args)]

@@ -32,18 +32,39 @@ _pickling = threading.local()
 class ByValue:
     """Mixed into a class of cloudpickle's: what it pickles of the script is put into the receiver's ``__main__``.
 
-    Handles of Ray are pickled so that the receiver can use them.
+    Handles of Ray are pickled so that the receiver can use them. Tensors of PyTorch that share memory, as views do,
+    share it afterwards, too: that memory is pickled once, and not for each of them.
     """
+
+    #: What holds the memory of tensors, by its address and what it holds; made when there is a first one.
+    _storages: dict[tuple[int, Any], Any] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
         if (handle := reduce_handle(obj)) is not NotImplemented:
             return handle
+        torch: Any = sys.modules.get("torch")
+        if type(obj) is getattr(torch, "Tensor", None) and (tensor := self._reduce_tensor(torch, obj)) is not None:
+            return tensor
         reduced = super().reducer_override(obj)  # type: ignore[misc]
         if type(reduced) is tuple and len(reduced) == 6 and callable(reduced[5]) and is_of_script(obj):
             make, arguments, state, items, pairs, setter = reduced
             reduced = make, arguments, (setter, state), items, pairs, _settle
         rule: Rule | None = getattr(_pickling, "rule", None)
         return reduced if rule is None else rule(obj, reduced)
+
+    def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
+        """PyTorch's own reduction with the storage of the first tensor there; ``None`` where that is another."""
+        if tensor.layout != torch.strided or not tensor.is_leaf:
+            return None
+        reduced = tensor.__reduce_ex__(2)
+        address = tensor.untyped_storage().data_ptr() if isinstance(reduced[1], tuple) and reduced[1] else 0
+        if not address or not isinstance(reduced[1][0], torch.storage.TypedStorage):
+            return None
+        if self._storages is None:
+            self._storages = {}
+        storage, *arguments = reduced[1]
+        storage = self._storages.setdefault((address, tensor.dtype), storage)
+        return reduced[0], (storage, *arguments), *reduced[2:]
 
 
 class ScriptPickler(ByValue, cloudpickle.Pickler):  # type: ignore[misc]

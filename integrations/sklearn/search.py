@@ -47,6 +47,7 @@ from fluid.integrations.sklearn.running import (
     new_name,
     resumed_executor,
 )
+from fluid.results.run_files import is_used
 from fluid.search.rungs import hyperband_shapes
 from fluid.sweeping.resuming import EarlierSweep
 from fluid.trial_fields import IterationTimeout
@@ -364,6 +365,9 @@ class FluidSearchCV(private_api.BaseSearchCV):  # type: ignore[misc]
                 "run_dir", self.run_dir, "is that of a new executor: pass it to the executor instead"
             )
         if not self.resume:
+            if self.run_dir is not None and is_used(Path(self.run_dir).expanduser()):
+                reason = "holds a session already: pass resume=True to go on, or give another folder"
+                raise InvalidFieldError("run_dir", str(self.run_dir), reason)
             return
         if self.run_dir is None:
             raise InvalidFieldError("resume", True, "needs run_dir, the folder of the search")

@@ -138,13 +138,13 @@ def hyperparameter_search(
 
 
 #: Arguments of :func:`fluid.run` that a new executor takes.
-_OF_EXECUTORS = (*OBJECTS, "run_dir", "loggers", "metrics_port", "deadline")
+_OF_EXECUTORS = (*OBJECTS, "run_dir", "if_exists", "loggers", "metrics_port", "deadline")
 
 
 def _run(
     trainable: Any, space: Any, executor: FluidExecutor | None, modules: Sequence[str], arguments: dict[str, Any]
 ) -> SweepResult:
-    if arguments.get("resume"):
+    if arguments.get("resume") or arguments.get("if_exists") == "resume":
         return run(trainable, space, executor=executor, **arguments)  # The executor is made there, from the folder.
     is_new = executor is None and executor_in_force() is None
     new = {name: arguments.pop(name) for name in _OF_EXECUTORS if is_new and name in arguments}

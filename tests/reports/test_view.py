@@ -243,7 +243,8 @@ def refusal(capsys: Captured, *arguments: str) -> str:
 
 def test_nonsense_is_refused_in_one_line(small_run: Path, tmp_path: Path, capsys: Captured) -> None:
     assert f"run='{tmp_path}/no': does not exist" in refusal(capsys, f"{tmp_path}/no")
-    assert "is not the folder of a run" in refusal(capsys, str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    assert "is not the folder of a run" in refusal(capsys, f"{tmp_path}/empty")
     assert "is given twice" in refusal(capsys, str(small_run), f"{small_run}/")
     assert "port=70000" in refusal(capsys, str(small_run), "--port", "70000")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -37,6 +37,7 @@ VALUES: dict[str, Any] = {
     "metrics_port": "0.0.0.0:0",
     "run_dir": Path("runs"),
     "join": True,
+    "if_exists": "new",
 }
 #: Those that an executor names itself: they may be given by position, or as the object.
 BY_POSITION = {"packing", "max_packing", "keep"}

@@ -26,7 +26,7 @@ from fluid.executor import FluidExecutor
 from fluid.reports.run.loader import load_run
 from fluid.resources import Device
 from fluid.results.run_files import FORMAT, is_locked
-from fluid.session.folder.folder import FolderLock
+from fluid.session.folder.lock import FolderLock
 from fluid.trialgroup import Trial, TrialGroup
 
 PATIENCE = 90.0
@@ -79,7 +79,7 @@ def use(folder: Path) -> None:
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     use(tmp_path / "run")
     files = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
-    with pytest.raises(InvalidFieldError, match=r"run_dir=.*holds a session already.*FluidExecutor\.resume.*fresh"):
+    with pytest.raises(InvalidFieldError, match=r"run_dir=.*holds a session already.*'resume'.*'overwrite'.*'new'"):
         executor_in(tmp_path / "run")
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == files
     with resume(tmp_path / "run") as executor:

@@ -193,6 +193,30 @@ def reclaim_of(run_folder: str, patience: float) -> None:
                 reclaim(folder, run_folder, patience)
 
 
+def drop_of(run_folder: str, inode: int) -> None:
+    """Deletes what sessions of a run folder that is deleted have left on this machine.
+
+    Else the next run of that name would take the checkpoints for its own as it is resumed.
+
+    Args:
+        run_folder: where the folder was, without links.
+        inode: its number in its file system.
+    """
+    for name in _names():
+        folder = os.path.join(RAM_DISK, name)
+        with suppress(OSError, ValueError, KeyError):
+            left = json.loads(Path(folder, _LOCK).read_bytes())
+            if left.get("inode") != inode or os.path.realpath(left["run_folder"]) != run_folder:
+                continue
+            require_own(folder)
+            lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if is_last(lock):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
 def _names() -> list[str]:
     try:
         return [name for name in os.listdir(RAM_DISK) if name.startswith(_PREFIX)]

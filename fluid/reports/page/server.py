@@ -13,6 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from fluid.errors import InvalidFieldError, require_integer
@@ -45,18 +46,17 @@ class RunServer:
     """
 
     def __init__(self, paths: Sequence[str | Path], port: int = 0, *, price: float | None = None) -> None:
-        require_integer("port", port, at_least=0, at_most=65535)
         self.follower = RunFollower(paths, price)
         try:
-            self._http = _PageServer(self.follower, port)
-        except OSError as error:
+            self._http = _RunPageServer(self.follower, port)
+        except InvalidFieldError:
             self.follower.close()
-            raise InvalidFieldError("port", port, f"cannot be used: {error.strerror}") from error
+            raise
 
     @property
     def url(self) -> str:
         """The address of the page."""
-        return f"http://{_HOST}:{self._http.server_port}/{self._http.token}/"
+        return self._http.url
 
     def serve(self) -> None:
         """Serves until :meth:`close`, which another thread calls, or an interrupt."""
@@ -77,57 +77,127 @@ class RunServer:
         self.close()
 
 
-class _PageServer(HttpServer):
+class PageServer(HttpServer):
+    """A server of pages at an address that nobody can guess.
+
+    Args:
+        port: the port; 0 for one that is free.
+        handler: answers requests.
+
+    Attributes:
+        token: the random part of the address.
+
+    Raises:
+        InvalidFieldError: the port cannot be used.
+    """
+
     #: Seconds between two looks at whether the server was closed.
     timeout = 0.5
 
-    def __init__(self, follower: RunFollower, port: int) -> None:
-        self.follower = follower
+    def __init__(self, port: int, handler: type[PageRequests]) -> None:
+        require_integer("port", port, at_least=0, at_most=65535)
         self.token = secrets.token_urlsafe(16)
-        super().__init__((_HOST, port), _PageRequests, "the page of runs", _PageRequests.timeout)
+        try:
+            super().__init__((_HOST, port), handler, "the page of runs", handler.timeout)
+        except OSError as error:
+            raise InvalidFieldError("port", port, f"cannot be used: {error.strerror}") from error
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://{_HOST}:{self.server_port}/{self.token}/"
 
 
-class _PageRequests(BaseHTTPRequestHandler):
-    server: _PageServer
+class Followed(Protocol):
+    """What grows while pages look at it, one version after another."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        ...
+
+    def next_after(self, version: int, timeout: float) -> FollowedVersion | None:
+        """Waits for a newer version; ``None`` if there is none after so many seconds."""
+        ...
+
+
+class FollowedVersion(Protocol):
+    """A version of it."""
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+        ...
+
+    def after(self, version: int) -> tuple[str, ...]:
+        """What brings a page at another version up to this one, an event each."""
+        ...
+
+
+class PageRequests(BaseHTTPRequestHandler):
+    """Answers those who know the address."""
+
+    server: PageServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "fluid", ""
     timeout = 60.0
 
     def do_GET(self) -> None:
-        """Answers with the page, or with its events."""
-        port = self.server.server_port
-        if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-            self._refuse(HTTPStatus.FORBIDDEN)
+        """Answers with a page, or with its events."""
+        name = self.asked_name()
+        if name is None:
             return
-        address = urlsplit(self.path)
-        token, _, name = address.path.removeprefix("/").partition("/")
-        if not hmac.compare_digest(token.encode(), self.server.token.encode()) or name not in ("", "events"):
-            self._refuse(HTTPStatus.NOT_FOUND)
-            return
+        query = parse_qs(urlsplit(self.path).query)
+        known = self.headers.get("Last-Event-ID") or query.get("after", ["0"])[-1]
+        if not self.answer(name, int(known) if known.isdecimal() else 0, query.get("of", [""])[-1]):
+            self.refuse(HTTPStatus.NOT_FOUND)
+
+    def answer(self, name: str, version: int, of: str) -> bool:
+        """Answers with what is at a name.
+
+        Args:
+            name: the address behind its random part.
+            version: the version that a page of events has.
+            of: what the page says of whom it had this from.
+
+        Returns:
+            Whether there is anything.
+        """
+        raise NotImplementedError
+
+    def asked_name(self) -> str | None:
+        """The address behind its random part; ``None`` for one who does not know that, who is refused."""
+        if self.headers.get("Host") not in self.hosts:
+            self.refuse(HTTPStatus.FORBIDDEN)
+            return None
+        token, _, name = urlsplit(self.path).path.removeprefix("/").partition("/")
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self.refuse(HTTPStatus.NOT_FOUND)
+            return None
         self.server.strangers.remove(self.connection)
-        if name:
-            known = parse_qs(address.query).get("after", ["0"])[-1]
-            known = self.headers.get("Last-Event-ID") or known
-            self._send_events(int(known) if known.isdecimal() else 0)
-        else:
-            self._send_page()
+        return name
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The names of this server."""
+        port = self.server.server_port
+        return f"{_HOST}:{port}", f"localhost:{port}"
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Prints nothing: the address holds the token."""
 
-    def _send_page(self) -> None:
-        snapshot = self.server.follower.snapshot
-        events = f"events?after={snapshot.version}"
-        page = html_page(snapshot.runs, importances=snapshot.importances, events=events).encode()
-        self._begin("text/html; charset=utf-8", str(len(page)))
+    def send_page(self, text: str, content: str = "text/html; charset=utf-8") -> None:
+        """Sends a page, or another text."""
+        page = text.encode()
+        self._begin(content, str(len(page)))
         self.wfile.write(page)
 
-    def _send_events(self, version: int) -> None:
-        """Sends what is newer as events, until the page or the server is closed."""
+    def send_events(self, followed: Followed, version: int) -> None:
+        """Sends what is newer as events, until the page or what it looks at is closed."""
         self.close_connection = True
         self._begin("text/event-stream")
-        while not self.server.follower.is_closed:
-            newer = self.server.follower.next_after(version, _HEARTBEAT)
+        while not followed.is_closed:
+            newer = followed.next_after(version, _HEARTBEAT)
             if newer is None:
                 self.wfile.write(b":\n\n")
             else:
@@ -137,6 +207,18 @@ class _PageRequests(BaseHTTPRequestHandler):
                 version = newer.version
             self.wfile.flush()
 
+    def send_run(self, follower: RunFollower, of: str = "") -> None:
+        """Sends the page of runs, which then listens to their events."""
+        snapshot = follower.snapshot
+        events = f"events?after={snapshot.version}" + (f"&of={of}" if of else "")
+        self.send_page(html_page(snapshot.runs, importances=snapshot.importances, events=events))
+
+    def refuse(self, status: HTTPStatus) -> None:
+        """Sends a status, and nothing else."""
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def _begin(self, content: str, length: str | None = None) -> None:
         self.send_response(HTTPStatus.OK)
         for name, value in {"Content-Type": content, **_HEADERS}.items():
@@ -145,7 +227,19 @@ class _PageRequests(BaseHTTPRequestHandler):
             self.send_header("Content-Length", length)
         self.end_headers()
 
-    def _refuse(self, status: HTTPStatus) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+
+class _RunPageServer(PageServer):
+    def __init__(self, follower: RunFollower, port: int) -> None:
+        self.follower = follower
+        super().__init__(port, _RunPageRequests)
+
+
+class _RunPageRequests(PageRequests):
+    server: _RunPageServer
+
+    def answer(self, name: str, version: int, of: str) -> bool:
+        if name == "events":
+            self.send_events(self.server.follower, version)
+        elif not name:
+            self.send_run(self.server.follower)
+        return name in ("", "events")

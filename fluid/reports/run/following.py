@@ -107,6 +107,12 @@ class RunFollower:
         """Whether the follower was closed."""
         return self._closed
 
+    @property
+    def has_listeners(self) -> bool:
+        """Whether a page listens."""
+        with self._changed:
+            return self._listeners > 0
+
     def next_after(self, version: int, timeout: float) -> FollowedState | None:
         """Waits for a snapshot that is newer than ``version``; ``None`` if there is none after ``timeout`` seconds.
 

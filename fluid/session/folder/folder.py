@@ -25,23 +25,21 @@ Configs may hold secrets: all files are for their owner only.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import pickle
+import re
 import secrets
-import socket
-import threading
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fluid._clock import ClockReading, MonotonicClock, timestamp
+from fluid._clock import ClockReading, timestamp
 from fluid._logs import logger_of
-from fluid._private_files import FILE_MODE, FOLDER_MODE, make_folder, open_descriptor
+from fluid._private_files import FILE_MODE, FOLDER_MODE, make_folder
 from fluid._version import __version__
 from fluid.checksums import checked_lines, checked_object, checked_parts
 from fluid.engine.commands import Command, Report
@@ -57,7 +55,6 @@ from fluid.results.run_files import (
     FORECASTS,
     FORMAT,
     JOURNAL,
-    LOCKED,
     PAYLOADS,
     PROFILE,
     RESULTS,
@@ -66,122 +63,21 @@ from fluid.results.run_files import (
     clock_facts,
     is_used,
     read_facts,
+    runs_home,
     time_in_files,
     why_unreadable,
 )
 from fluid.results.submitted import GroupLine
+from fluid.session.folder.existing import SetAside, candidates, holds_a_session
 from fluid.session.folder.files import AppendedFile, FolderWatch
+from fluid.session.folder.lock import FolderLock, InUseError
 from fluid.trainables.json_form import json_form
 from fluid.trainables.payload import TrialPayload
 from fluid.trainables.usage import NO_USAGE
 from fluid.trialgroup import Trial
 from fluid.wire import plain
 
-# -- folder lock ---------------------------------------------------------------------------------
-#
-# One run folder, one session: the lock that a session holds on its folder while it runs.
-
-
-#: Errors of file systems that have no locks.
-_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-#: Seconds for which readers may hold a file at most, and between two tries meanwhile.
-_READERS_S, _LOOK_S = 0.3, 0.01
-
 _log = logger_of(__name__)
-#: Locks of this process. A forked child must not keep the folder locked after its parent has ended.
-_held: set[FolderLock] = set()
-
-
-class FolderLock:
-    """Holds a run folder for one session, until :meth:`release` or the end of the process, however it ends.
-
-    The lock is on two files, so that another session stays out also where one of them was deleted.
-
-    Args:
-        folder: the run folder; it exists.
-
-    Raises:
-        InvalidFieldError: another session holds the folder, in this process or another.
-        OSError: a lock's file cannot be made.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._files: list[int] = []
-        try:
-            for name in LOCKED:
-                self._files.append(open_descriptor(folder / name, os.O_RDWR | os.O_CREAT))
-                self._lock(folder, self._files[-1])
-        except BaseException:
-            self._close()
-            raise
-        _held.add(self)
-        # The first file says who holds it. On a full disk it says nothing, and the lock holds all the same.
-        with suppress(OSError):
-            os.ftruncate(self._files[0], 0)
-            os.pwrite(self._files[0], json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-
-    def _lock(self, folder: Path, file: int) -> None:
-        # flock(2) locks belong to the open file: a second session of this process is refused too.
-        clock = MonotonicClock()
-        until = clock.now() + _READERS_S
-        while True:
-            try:
-                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if clock.now() < until:  # A reader may have just looked whether it is locked.
-                    threading.Event().wait(_LOOK_S)
-                    continue
-                reason = (
-                    f"is in use: {_holder(self._files[0])} runs there; use another folder, or end that session first"
-                )
-                raise InvalidFieldError("run_dir", str(folder), reason) from None
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                if file == self._files[0]:
-                    _log.warning("%s cannot be locked (%s): do not run two sessions there", folder, error.strerror)
-                return
-
-    def release(self) -> None:
-        """Gives the folder free. Releasing twice is harmless."""
-        if self in _held:
-            for file in self._files:
-                with suppress(OSError):
-                    fcntl.flock(file, fcntl.LOCK_UN)  # A child that is being forked may not have closed it yet.
-            self._forget()
-
-    def _forget(self) -> None:
-        _held.remove(self)
-        self._close()
-
-    def _close(self) -> None:
-        for file in self._files:
-            os.close(file)
-        self._files.clear()
-
-
-def _holder(file: int) -> str:
-    try:
-        content = json.loads(os.pread(file, 4096, 0))
-        pid, host = int(content["pid"]), str(content["host"])
-    except (ValueError, KeyError, TypeError, OSError):  # It is only being written, or could not be.
-        return "the session of another process"
-    where = "" if host == socket.gethostname() else f" on {host}"
-    return f"the session of {'this process' if pid == os.getpid() and not where else f'process {pid}'}{where}"
-
-
-def _forget_all() -> None:
-    for lock in list(_held):
-        lock._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
-# -- run folder ----------------------------------------------------------------------------------
-
-
-DEFAULT_HOME = "~/fluid_runs"
 #: Fields of entries that are times on the session's clock.
 _TIMES = ("at", "begun_at", "deadline")
 #: A clock that is behind by more seconds than this is told of.
@@ -231,30 +127,57 @@ class RunFolder:
         #: Groups whose line was written.
         self._groups: set[str] = set()
         self._followers: list[Follower] = []
+        #: The run that was here before, until this session has trials.
+        self._replaced: SetAside | None = None
         self.shift = 0.0
 
     @classmethod
-    def create(cls, path: str | Path | None) -> RunFolder:
+    def create(cls, path: str | Path | None, if_exists: str = "error", *, name: str = "") -> RunFolder:
         """Makes the folder of a new session; ``None`` for a new one in ``$FLUID_RUNS`` or ``~/fluid_runs``.
+
+        Args:
+            path: the folder.
+            if_exists: what to do where it holds a session: ``"overwrite"`` for a new folder in its place, once the new
+                session has trials; ``"new"`` for one beside it; else it is refused.
+            name: of what is to run there, for the name of the folder that ``None`` asks for; empty if unknown.
 
         Raises:
             InvalidFieldError: a session has written there, or the folder cannot be made or written to.
         """
         if path is None:
-            home = Path(os.environ.get("FLUID_RUNS", DEFAULT_HOME)).expanduser()
-            path = home / f"{timestamp().replace(':', '').replace(' ', '-')}-{secrets.token_hex(3)}"
+            path = runs_home() / _new_name(name)
         folder = folder_of(path)
+        if if_exists == "new":
+            for candidate in candidates(folder):
+                with suppress(InUseError):  # Another program has just taken it.
+                    return cls._made(candidate)
         if is_shared(folder):
             raise InvalidFieldError("run_dir", str(path), "is shared by several drivers: join=True takes part")
+        if if_exists != "overwrite" or not is_used(folder):
+            return cls._made(folder)
+        try:
+            replaced = SetAside(folder)
+        except OSError as error:
+            raise InvalidFieldError("run_dir", str(path), f"cannot be replaced: {error.strerror}") from error
+        try:
+            made = cls._made(folder)
+        except BaseException:
+            replaced.put_back()
+            raise
+        made._replaced = replaced
+        return made
+
+    @classmethod
+    def _made(cls, folder: Path) -> RunFolder:
         try:
             make_folder(folder)
             if not any(folder.iterdir()) and folder.stat().st_uid == os.geteuid():
                 folder.chmod(FOLDER_MODE)
             return cls._locked(folder, new=True)
         except FileExistsError:
-            raise InvalidFieldError("run_dir", str(path), "is a file; give a folder") from None
+            raise InvalidFieldError("run_dir", str(folder), "is a file; give a folder") from None
         except OSError as error:
-            raise InvalidFieldError("run_dir", str(path), f"cannot be used: {error.strerror}") from error
+            raise InvalidFieldError("run_dir", str(folder), f"cannot be used: {error.strerror}") from error
 
     @classmethod
     def reopen(cls, path: str | Path) -> RunFolder:
@@ -282,8 +205,7 @@ class RunFolder:
         lock = FolderLock(folder)
         try:
             if new and is_used(folder):
-                reason = "holds a session already: go on with it by FluidExecutor.resume(...), or give a fresh folder"
-                raise InvalidFieldError("run_dir", str(folder), reason)
+                raise InUseError("run_dir", str(folder), holds_a_session())
             return cls(folder, lock)
         except BaseException:
             lock.release()
@@ -424,12 +346,21 @@ class RunFolder:
             profile.save(place / PROFILE)
             (place / PROFILE).chmod(FILE_MODE)
 
+    def delete_replaced(self) -> None:
+        """Deletes the run that was here before, as this session has trials now; for the thread that submitted them."""
+        replaced, self._replaced = self._replaced, None
+        if replaced is not None:
+            replaced.delete()
+
     def close(self) -> None:
-        """Closes the files, and gives the folder free."""
+        """Closes the files, and gives the folder free; of a session without trials, to the run that was here before."""
         self._watch.close()
         for file in self._files.values():
             file.close()
         self._lock.release()
+        replaced, self._replaced = self._replaced, None
+        if replaced is not None:
+            replaced.put_back()
 
     @property
     def _files(self) -> dict[str, AppendedFile]:
@@ -471,6 +402,18 @@ class RunFolder:
             for own, (_, payload) in zip(fields, batch, strict=True)
         ]
         return {"group": group_id, "name": name, "fields": shared, "trials": trials}
+
+
+#: Most characters of a sweep's name in the name of its folder.
+_LONGEST_PART = 48
+
+
+def _new_name(name: str) -> str:
+    """The name of a new folder, ``2026-11-26-122212-train-asha-9e5257``: in order of time, with any shell and disk."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    part = re.sub(r"[^A-Za-z0-9._]+", "-", plain)[:_LONGEST_PART].strip("-.")
+    began = timestamp().replace(":", "").replace(" ", "-")
+    return "-".join([began, *([part] if part else []), secrets.token_hex(3)])
 
 
 def folder_of(path: str | Path) -> Path:
