@@ -24,7 +24,10 @@ from fluid.reports.tables.run import run_tables
 from fluid.results.metrics import Goal
 
 #: The scripts, in the order in which they need each other.
-SCRIPTS = ("format", "filter", "draw", "model", "best", "curves", "parallel", "scatter", "table", "detail", "timeline")
+SCRIPTS = (
+    *("format", "filter", "draw", "model", "best", "curves", "parallel"),
+    *("scatter", "contour", "table", "detail", "timeline"),
+)
 #: The page may not load anything; a live page may only listen to its server.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
