@@ -140,7 +140,7 @@ def test_every_plot_is_drawn(backend: str) -> None:
             image = figure._repr_png_()
             assert image.startswith(b"\x89PNG") and len(image) > 5000
         else:
-            assert kind == "history" or "net/depth" in figure.to_json()
+            assert kind == "history" or "momentum" in figure.to_json()
 
 
 def test_slices_have_the_scales_of_their_hyperparameters() -> None:
