@@ -106,7 +106,7 @@ def main() -> None:
         several.write_text(html_page(runs, importances=importances), encoding="utf-8")
         with running_browser() as browser:
             pictures = (
-                (one, "report_page.png", 1580, "header", False),
+                (one, "report_page.png", 1860, "header", False),
                 (one, "report_page_dark.png", 1000, "#trials-card", True),
                 (several, "report_comparison.png", 1130, "header", False),
             )

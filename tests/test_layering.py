@@ -78,7 +78,7 @@ LAYERS = (
     layer(14, "session", "msgspec"),
     layer(15, "display", "rich IPython"),
     layer(15, "loggers", "tensorboard mlflow wandb pyarrow prometheus_client"),
-    layer(16, "reports", "numpy rich matplotlib optuna sklearn"),
+    layer(16, "reports", "numpy rich matplotlib plotly optuna sklearn"),
     layer(16, "executor"),
     layer(17, "commands", "rich"),
     layer(18, "cli"),
@@ -102,6 +102,8 @@ LAYERS = (
     layer(3, "integrations.smac", "smac"),
     layer(18, "integrations backends"),
 )
+#: A record whose methods draw it: it reaches up to what draws, in functions only. See check_drawing.
+DRAWN, DRAWS = "fluid.results.sweep", "fluid.reports"
 #: The paper's planners have names of their own in fluid/, and are of the package planners all the same.
 OF_PACKAGE = {"fluid.static_fluid": "fluid.planners", "fluid.dynamic_fluid": "fluid.planners"}
 #: Modules that are in no package: the doors, the paper's names, and what everything stands on.
@@ -255,6 +257,8 @@ def check_downward(imports: Imports) -> list[str]:
         for imported in found:
             if is_in(imported.target, "fluid.integrations") or package_of(imported.target) == package_of(module):
                 continue  # One module may reach up to the integrations: see check_integrations.
+            if module == DRAWN and is_in(imported.target, DRAWS):
+                continue
             theirs = layer_of(imported.target)
             if mine and theirs and theirs.level >= mine.level:
                 where = f"{module}:{imported.line} (level {mine.level})"
@@ -326,6 +330,16 @@ def check_integrations(imports: Imports) -> list[str]:
     ]
 
 
+def check_drawing(imports: Imports) -> list[str]:
+    """What a sweep is drawn by is loaded when it is drawn."""
+    return [
+        f"{module}:{imported.line} imports {imported.target} at once; it may do so in a function only"
+        for module, found in imports.items()
+        for imported in found
+        if module == DRAWN and is_in(imported.target, DRAWS) and imported.when == "load"
+    ]
+
+
 def check_clock(imports: Imports) -> list[str]:
     """Time is read in one module; chance comes from seeded numpy generators. Suites for others draw and wait freely."""
     allowed = {"time": "fluid._clock", "random": None}
@@ -375,6 +389,7 @@ CHECKS = [
     check_facade,
     check_backends,
     check_integrations,
+    check_drawing,
     check_clock,
     check_absolute,
     check_cycles,
@@ -448,6 +463,8 @@ BAD = [
     (check_integrations, {"fluid.executor": [Import("fluid.integrations", "lazy")]}),
     (check_integrations, {"fluid": [Import("fluid.integrations", "lazy")]}),
     (check_integrations, {"fluid.cli": [Import("fluid.integrations.optuna.sampler", "lazy")]}),
+    (check_drawing, {"fluid.results.sweep": [Import("fluid.reports.plots.drawing")]}),
+    (check_downward, {"fluid.results.tables": [Import("fluid.reports.plots.drawing", "lazy")]}),
     (check_clock, {"fluid.executor": [Import("time")]}),
     (check_clock, {"fluid._clock": [Import("random", "lazy")]}),
     (check_absolute, {"fluid.cli": [Import(".portfolio")]}),
@@ -465,6 +482,7 @@ GOOD = {
     "fluid.backends.ray": [Import("ray"), Import("fluid.backends.base"), Import("fluid.lane.serve")],
     "fluid.backends.local": [Import("fluid.backends.hosts.host"), Import("fluid.backends.base")],
     "fluid.executor": [Import("fluid.backends.local", "lazy")],
+    "fluid.results.sweep": [Import("fluid.reports.plots.drawing", "lazy"), Import("fluid.results.best")],
     "fluid.tune": [Import("fluid.integrations.ray_tune", "lazy")],
     "fluid.integrations.ray_tune.runner": [Import("fluid"), Import("ray.tune"), Import("fluid.executor")],
 }

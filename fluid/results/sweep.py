@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from fluid.results.tables import dataframe, sweep_html, sweep_text
 from fluid.user_calls import PeersNames
 
 if TYPE_CHECKING:
+    from fluid.reports.page.shown import RunPage
     from fluid.results.tables import DataFrame
 
 
@@ -189,6 +191,156 @@ class SweepResult(PeersNames):
         goals = known_goals(self.metric, self.mode)
         price = price_in(read_facts(self.run_dir))
         return dataframe(self.trials, every, goals[0] if len(goals) == 1 else None, price)
+
+    # -- plots. What draws is imported where it is used: it stands above this package, and few sweeps need it.
+
+    def plot_history(self, metric: str | None = None, mode: str | None = None, *, backend: str | None = None) -> Any:
+        """Plots the best value of each trial in order of submission, and the best so far.
+
+        This plot and the others show the trials that have reported the metric and did not fail, or all if all have
+        failed. An axis is logarithmic where the values span decades. matplotlib draws without pyplot and a display:
+        a notebook shows the figure, and ``figure.savefig("history.png")`` saves it.
+
+        Args:
+            metric: the metric; ``None``, the default, for the sweep's, which must be one then.
+            mode: ``"min"`` or ``"max"``; ``None``, the default, for the sweep's, else for what the metric's name says.
+            backend: ``"matplotlib"`` or ``"plotly"``; ``None``, the default, for matplotlib, or plotly if only that is
+                installed.
+
+        Returns:
+            A ``matplotlib.figure.Figure`` or a ``plotly.graph_objects.Figure``.
+
+        Raises:
+            InvalidFieldError: the metric, the mode or the backend cannot be used.
+            FluidError: no trial has reported the metric.
+            MissingDependencyError: what is to draw is not installed.
+        """
+        return self._plot("history", metric, mode, backend)
+
+    def plot_parallel(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        *,
+        parameters: Sequence[str] | None = None,
+        backend: str | None = None,
+    ) -> Any:
+        """Plots a line per trial across an axis per hyperparameter, and one for the metric (parallel coordinates).
+
+        Args:
+            metric, mode, backend: as for :meth:`plot_history`.
+            parameters: the hyperparameters, nested names joined by ``/``; ``None``, the default, for all in which the
+                trials differ.
+
+        Returns:
+            A figure, as :meth:`plot_history` does.
+
+        Raises:
+            InvalidFieldError: as there; or trials do not differ in one of the hyperparameters.
+            FluidError: as there; or trials differ in no hyperparameter.
+            MissingDependencyError: as there.
+        """
+        return self._plot("parallel", metric, mode, backend, parameters)
+
+    def plot_importance(self, metric: str | None = None, mode: str | None = None, *, backend: str | None = None) -> Any:
+        """Plots how much each hyperparameter matters for the metric: the figures of ``fluid report`` (docs/cli.md).
+
+        Args:
+            metric, mode, backend: as for :meth:`plot_history`.
+
+        Returns:
+            A figure, as :meth:`plot_history` does.
+
+        Raises:
+            InvalidFieldError: as there.
+            FluidError: as there; or there are no importances: there are too few trials, they do not differ enough, or
+                Optuna and scikit-learn are not installed.
+            MissingDependencyError: as there.
+        """
+        return self._plot("importance", metric, mode, backend)
+
+    def plot_slice(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        *,
+        parameters: Sequence[str] | None = None,
+        backend: str | None = None,
+    ) -> Any:
+        """Plots the metric against each hyperparameter, side by side.
+
+        Args:
+            metric, mode, backend: as for :meth:`plot_history`.
+            parameters: as for :meth:`plot_parallel`. A trial that does not have one is left out of its part.
+
+        Returns:
+            A figure, as :meth:`plot_history` does.
+
+        Raises:
+            InvalidFieldError, FluidError, MissingDependencyError: as for :meth:`plot_parallel`.
+        """
+        return self._plot("slices", metric, mode, backend, parameters)
+
+    def plot_contour(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        *,
+        parameters: Sequence[str] | None = None,
+        backend: str | None = None,
+    ) -> Any:
+        """Plots how good trials are over two hyperparameters: their ranks by the metric, smoothed between them.
+
+        Args:
+            metric, mode, backend: as for :meth:`plot_history`.
+            parameters: the two hyperparameters, across and up; ``None``, the default, for the most important ones, or
+                the first ones where importances are unknown.
+
+        Returns:
+            A figure, as :meth:`plot_history` does.
+
+        Raises:
+            InvalidFieldError, FluidError, MissingDependencyError: as for :meth:`plot_parallel`; or there are not two.
+        """
+        return self._plot("contour", metric, mode, backend, parameters)
+
+    def _plot(
+        self,
+        kind: str,
+        metric: str | None,
+        mode: str | None,
+        backend: str | None,
+        parameters: Sequence[str] | None = None,
+    ) -> Any:
+        from fluid.reports.plots.drawing import draw_plot
+
+        if metric is None and isinstance(self.metric, tuple):
+            raise InvalidFieldError("metric", None, f"name one of the sweep's: {', '.join(self.metric)}")
+        own = dict(modes_of(self.metric, self.mode))
+        name = self.metric if metric is None else metric
+        best = self.best_by(name, own.get(str(name)) if mode is None else mode)
+        return draw_plot(kind, self.trials, Goal(str(best.metric), best.mode == "min"), backend, parameters)
+
+    def page(self, path: str | os.PathLike[str] | None = None) -> RunPage:
+        """The page of ``fluid report`` as an object that a notebook shows in a frame; elsewhere it is a file's path.
+
+        The page is of the run folder as it is now. It holds all of its data, so a notebook that is saved with it
+        grows by that: about a megabyte for a thousand trials.
+
+        Args:
+            path: the file to write; ``None``, the default, for ``report.html`` in the run folder.
+
+        Returns:
+            The page: ``.path`` names the file, and ``.html`` is its text. ``webbrowser.open(f"file://{page.path}")``
+            opens it, and ``open(page)`` reads it.
+
+        Raises:
+            InvalidFieldError: the run folder cannot be read, or the given file cannot be written.
+        """
+        from fluid.reports.page.shown import page_of
+
+        goal = self._best()[1]
+        return page_of(self.run_dir, goal, path)
 
 
 def _points(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluid._imports import try_import
 from fluid.reports.run.run import RecordedRun, TrialRun
@@ -51,36 +51,63 @@ class Importances:
     note: str = ""
 
 
+class JudgedTrial(NamedTuple):
+    """What counts of a trial.
+
+    Attributes:
+        state: how it ended.
+        iterations: how many it has finished.
+        config: its hyperparameters.
+        value: its best value of the metric; ``None`` if it reported none.
+    """
+
+    state: str
+    iterations: int
+    config: Mapping[str, Any]
+    value: float | None
+
+
 def importances(trials: Sequence[TrialRun], goal: Goal) -> Importances:
+    """The importances of the hyperparameters of a run: see :func:`importances_of`.
+
+    Args:
+        trials: the trials of a run.
+        goal: the metric, of which each trial's best value counts.
+    """
+    judged = (JudgedTrial(trial.state, trial.iterations, trial.config, value_of(trial, goal)) for trial in trials)
+    return importances_of(tuple(judged), goal.metric)
+
+
+def importances_of(trials: Sequence[JudgedTrial], metric: str) -> Importances:
     """Computes importances; says why where it cannot.
 
     They are of the trials that are done or ran as long as any, if these are enough, else of all that reported a number
     and did not fail.
 
     Args:
-        trials: the trials of a run.
-        goal: the metric, of which each trial's best value counts.
+        trials: the trials.
+        metric: what their values are of.
     """
-    valued = [trial for trial in trials if trial.state != TrialState.FAILED and value_of(trial, goal) is not None]
+    valued = [trial for trial in trials if trial.state != TrialState.FAILED and trial.value is not None]
     longest = max((trial.iterations for trial in valued), default=0)
     whole = [trial for trial in valued if trial.state == TrialState.DONE or trial.iterations == longest]
     used = whole if len(whole) >= FEWEST_TRIALS else valued
     if len(used) < FEWEST_TRIALS:
         note = f"needs {FEWEST_TRIALS} trials that reported it; there are {len(used)}"
-        return Importances(goal.metric, trials=len(used), note=note)
-    values = [float(value_of(trial, goal) or 0.0) for trial in used]
+        return Importances(metric, trials=len(used), note=note)
+    values = [float(trial.value or 0.0) for trial in used]
     columns, left_out = _columns([flat(trial.config) for trial in used])
     if len(columns) < 2:
         which = f"only {next(iter(columns))} differs" if columns else "no hyperparameter differs"
-        return Importances(goal.metric, trials=len(used), note=f"{which} between the trials")
+        return Importances(metric, trials=len(used), note=f"{which} between the trials")
     if min(values) == max(values):
-        return Importances(goal.metric, trials=len(used), note=f"all trials have the same {goal.metric}")
+        return Importances(metric, trials=len(used), note=f"all trials have the same {metric}")
     found = _evaluate(columns, values)
     if isinstance(found, str):
-        return Importances(goal.metric, trials=len(used), note=found)
+        return Importances(metric, trials=len(used), note=found)
     notes = [] if len(used) == len(whole) else ["some of these trials ended early"]
     notes += [f"left out: {', '.join(left_out)}"] if left_out else []
-    return Importances(goal.metric, found[1], found[0], len(used), "; ".join(notes))
+    return Importances(metric, found[1], found[0], len(used), "; ".join(notes))
 
 
 def by_metric(run: RecordedRun, known: Importances | None = None) -> dict[str, Sequence[tuple[str, float]] | str]:

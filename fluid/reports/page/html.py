@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -24,7 +25,10 @@ from fluid.reports.tables.run import run_tables
 from fluid.results.metrics import Goal
 
 #: The scripts, in the order in which they need each other.
-SCRIPTS = ("format", "filter", "draw", "model", "best", "curves", "parallel", "scatter", "table", "detail", "timeline")
+SCRIPTS = (
+    *("format", "filter", "draw", "model", "best", "curves", "parallel"),
+    *("scatter", "contour", "table", "detail", "timeline"),
+)
 #: The page may not load anything; a live page may only listen to its server.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -47,9 +51,14 @@ def save_html(
     Raises:
         InvalidFieldError: the file cannot be written.
     """
+    save_text(path, html_page(runs, goal=goal, importances=importances))
+
+
+def save_text(path: str | os.PathLike[str], html: str) -> None:
+    """Writes a page to a file; raises as :func:`save_html` does."""
     try:
         with replacing(path) as draft:
-            draft.write_text(html_page(runs, goal=goal, importances=importances), encoding="utf-8")
+            draft.write_text(html, encoding="utf-8")
     except OSError as error:
         raise InvalidFieldError("html", str(path), f"cannot be written: {error.strerror or error}") from error
 

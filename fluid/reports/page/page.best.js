@@ -7,19 +7,28 @@ const best = (() => {
     const { data } = now;
     byId("title").textContent = data.title;
     document.title = data.title + " - Fluid";
-    const session = clear(byId("session"));
     const single = data.runs.length === 1 ? data.runs[0] : null;
-    if (single) single.facts.forEach(([name, value], k) => { if (k) session.append(" \u00a0\u00b7\u00a0 "); session.append(name + " "); html(session, "b", value); });
+    const live = clear(byId("live"));
     if (data.live) {
       const running = data.runs.filter((run) => run.running).length, each = single ? "the session" : "all sessions";
       const what = !running ? each + (single ? " has ended" : " have ended") : single ? "running" : `${running} of ${data.runs.length} running`;
-      html(session, "span", what, running ? "live" : "live ended");
+      html(live, "span", what, running ? "live" : "live ended");
     }
     const notes = clear(byId("notes"));
     for (const run of data.runs) for (const note of run.notes) html(notes, "p", single ? note : `${run.name}: ${note}`, "note");
     const top = clear(byId("top"));
-    if (single) { drawBest(html(top, "section", null, "card hero"), now.best); drawTiles(html(top, "div", null, "tiles"), single); for (const line of single.forecasts) html(top, "p", line, "session forecast"); }
+    if (single) { drawBest(html(top, "section", null, "card hero"), now.best); drawTiles(html(top, "div", null, "tiles"), single); }
     else { drawRuns(html(top, "section", null, "card")); if (now.best || !now.mode) drawBest(html(top, "section", null, "card hero"), now.best); }
+    drawAbout(single);
+  }
+  // What is of interest to those who look into the engine stays folded; of a run that goes on, when it will have ended does not.
+  function drawAbout(single) {
+    byId("about").hidden = !single;
+    const about = clear(byId("session"));
+    if (!single) return;
+    const facts = html(about, "p", null, "session");
+    single.facts.forEach(([name, value], k) => { if (k) facts.append(" \u00a0\u00b7\u00a0 "); facts.append(name + " "); html(facts, "b", value); });
+    for (const line of single.forecasts) html(single.running ? byId("top") : about, "p", line, "session forecast");
   }
 
   function drawBest(card, trial) {

@@ -18,7 +18,8 @@ const draw = (() => {
     requestAnimationFrame(() => { waiting.delete(task); task(); });
   }
 
-  // Charts are drawn while they are near the window; the others wait until they come near.
+  // Charts near the window are drawn at once, the others when the browser has nothing else to do, one after the other: so a
+  // picture of the whole page has them all.
   const charts = new Map();
   const nearness = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
@@ -26,15 +27,55 @@ const draw = (() => {
       chart.near = isIntersecting;
       if (chart.near && chart.stale) redraw(target);
     }
+    whenIdle(drawNext);
   }, { rootMargin: "400px" });
+  const whenIdle = (task) => (window.requestIdleCallback ? requestIdleCallback(task) : setTimeout(task, 200));
+  function drawNext() {
+    const chart = Array.from(charts.values()).find((each) => each.stale);
+    if (!chart) return;
+    chart.stale = false;
+    chart.task();
+    whenIdle(drawNext);
+  }
   function redraw(node) {
     const chart = charts.get(node);
     chart.stale = !chart.near;
     if (chart.near) soon(chart.task);
   }
   function chart(node, task) { charts.set(node, { task, near: false, stale: true }); nearness.observe(node); }
-  const drawCharts = () => charts.forEach((_, node) => redraw(node));
-  addEventListener("beforeprint", () => charts.forEach((each) => each.task()));
+  // Whether a chart has not been drawn yet.
+  const waits = () => waiting.size > 0 || Array.from(charts.values()).some((each) => each.stale);
+  function drawCharts() {
+    charts.forEach((_, node) => redraw(node));
+    whenIdle(drawNext);
+  }
+
+  // --- Printing: all charts at the width of paper, in the light colours; tables that are wider than that are made smaller.
+
+  const root = document.documentElement;
+  const isPrinting = () => root.classList.contains("printing");
+  //: The least scale at which the text of a table can be read; of a table that is wider still, cells break their lines.
+  const LEAST_SCALE = 0.4;
+  function fitTables() {
+    for (const table of document.querySelectorAll("table")) {
+      const room = table.parentNode.clientWidth, scale = room / Math.max(1, table.scrollWidth);
+      if (!room || scale >= 1) continue;
+      table.style.zoom = Math.max(LEAST_SCALE, scale);
+      table.classList.toggle("crowded", scale < LEAST_SCALE);
+    }
+  }
+  addEventListener("beforeprint", () => {
+    root.classList.add("printing");
+    recolour();
+    charts.forEach((each) => each.task());
+    fitTables();
+  });
+  addEventListener("afterprint", () => {
+    root.classList.remove("printing");
+    for (const table of document.querySelectorAll("table")) { table.style.zoom = ""; table.classList.remove("crowded"); }
+    recolour();
+    charts.forEach((each) => each.task());
+  });
 
   // --- Colours. Those of the theme are CSS variables, which are read once until the theme changes.
 
@@ -44,7 +85,13 @@ const draw = (() => {
     return theme[name];
   }
   const darkness = matchMedia("(prefers-color-scheme: dark)");
-  const forgetTheme = () => { theme = {}; };
+  const isDark = () => darkness.matches && !isPrinting();
+  let recolour = () => {};
+  // Calls a function whenever all has to be drawn in other colours.
+  function whenColoursChange(task) {
+    recolour = () => { theme = {}; task(); };
+    darkness.addEventListener("change", () => recolour());
+  }
 
   // Viridis, which is perceptually uniform. The best is the end that is farthest from the background.
   const VIRIDIS = [
@@ -54,8 +101,8 @@ const draw = (() => {
   // The colour of a share of quality: 0 for the worst, 1 for the best; in as many steps as an eye tells apart.
   const STEPS = 48, qualities = new Map();
   function qualityColour(share) {
-    const step = Math.round(share * STEPS), key = darkness.matches ? step : -1 - step;
-    if (!qualities.has(key)) qualities.set(key, viridis(darkness.matches ? 0.22 + (0.78 * step) / STEPS : 0.9 - (0.9 * step) / STEPS));
+    const step = Math.round(share * STEPS), key = isDark() ? step : -1 - step;
+    if (!qualities.has(key)) qualities.set(key, viridis(isDark() ? 0.22 + (0.78 * step) / STEPS : 0.9 - (0.9 * step) / STEPS));
     return qualities.get(key);
   }
   function viridis(share) {
@@ -66,7 +113,7 @@ const draw = (() => {
     light: ["#0072b2", "#d55e00", "#009e73", "#b5589a", "#a67c00", "#5e4fa2", "#17808c", "#7f3b08"],
     dark: ["#56b4e9", "#ff9d57", "#3ddcab", "#f0a3d2", "#f0e442", "#b3a5f0", "#7fd4dd", "#e0b48a"],
   };
-  const runColour = (run) => { const list = RUNS[darkness.matches ? "dark" : "light"]; return list[run % list.length]; };
+  const runColour = (run) => { const list = RUNS[isDark() ? "dark" : "light"]; return list[run % list.length]; };
 
   // --- Canvases
 
@@ -74,7 +121,7 @@ const draw = (() => {
   function begin(canvas, height, width) {
     if (width) canvas.style.width = width + "px";
     canvas.style.height = height + "px";
-    const sharp = Math.min(3, devicePixelRatio || 1), wide = width || canvas.clientWidth || 300;
+    const sharp = isPrinting() ? 2 : Math.min(3, devicePixelRatio || 1), wide = width || canvas.clientWidth || 300;
     const size = [Math.round(wide * sharp), Math.round(height * sharp)];
     if (canvas.width !== size[0]) canvas.width = size[0];
     if (canvas.height !== size[1]) canvas.height = size[1];
@@ -206,7 +253,7 @@ const draw = (() => {
   }
 
   return {
-    byId, clear, html, soon, chart, drawCharts, themeColour, darkness, forgetTheme, qualityColour, runColour, begin, text, fitted, line, dot,
+    byId, clear, html, soon, chart, drawCharts, waits, themeColour, whenColoursChange, isPrinting, qualityColour, runColour, begin, text, fitted, line, dot,
     ticks, timeTicks, numbers, categories, isLogarithmic, showTooltip, hideTooltip, place, nearest,
   };
 })();

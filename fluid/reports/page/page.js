@@ -7,6 +7,7 @@ const page = (() => {
   draw.chart(byId("curves-card"), curves.drawCurves);
   draw.chart(byId("parallel").parentNode, parallel.drawParallel);
   draw.chart(byId("scatters"), scatter.drawScatters);
+  draw.chart(byId("contour-box"), contour.drawContour);
   draw.chart(byId("pareto"), scatter.drawPareto);
   draw.chart(byId("timeline"), timeline.drawTimeline);
 
@@ -32,6 +33,7 @@ const page = (() => {
     best.drawTop();
     parallel.hide();
     scatter.hide();
+    contour.hide();
     scatter.drawImportances();
     tables.drawColumns();
     tables.drawTable();
@@ -90,7 +92,7 @@ const page = (() => {
     const next = list[at < 0 ? 0 : Math.max(0, Math.min(list.length - 1, at + step))];
     if (next && next.key !== state.chosen) choose(next);
   });
-  draw.darkness.addEventListener("change", () => { draw.forgetTheme(); ranked(); });
+  draw.whenColoursChange(ranked);
   new ResizeObserver(() => drawCharts()).observe(document.body);
 
   update(JSON.parse(byId("data").textContent));

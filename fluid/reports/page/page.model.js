@@ -4,7 +4,7 @@ const model = (() => {
   // What the reader chose. It outlives newer data, so it names metrics, columns and trials, never by their position.
   const state = {
     metric: null, mode: {}, log: {}, filter: "", brushes: {}, sort: { column: "rank", up: true }, hidden: {}, chosen: null,
-    leaders: null, colour: null, over: 0, run: 0, zoom: null, rows: 100, open: {}, pareto: [null, null],
+    leaders: null, colour: null, over: 0, run: 0, zoom: null, rows: 100, open: {}, pareto: [null, null], contour: [null, null],
   };
   const now = {
     data: null, trials: [], runs: [], metric: -1, less: true, log: false, columns: [], parameters: [], order: [], shown: [],
@@ -241,7 +241,7 @@ const model = (() => {
   }
 
   return {
-    state, now, load, patched, rank, filter, axis, text, category, valueOf, iterationOf, timeOf, lastOf, keptOf, colour, barColour, markColour, metricColour,
+    state, now, load, patched, rank, filter, axis, text, category, valueOf, iterationOf, timeOf, lastOf, keptOf, colour, barColour, markColour, metricColour, quality,
     colouring, visible, chosen, leadersOnly, stands, sample, config, metricName, lines, dollarsFor, LEADERS,
   };
 })();

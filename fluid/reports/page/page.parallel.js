@@ -6,18 +6,18 @@ const parallel = (() => {
   //: Most lines that are drawn: of more, no eye tells one from the others.
   const MOST = 400;
   //: Most axes: canvases have a largest width. The most important hyperparameters are kept.
-  const MOST_AXES = 40;
+  const MOST_AXES = 40, MOST_PRINTED = 12;
   let axes = [], marks = [], drag = null, wide = 0;
 
   function drawParallel() {
     const differing = scatter.byImportance(now.parameters.filter((each) => !each.constant));
     const goal = model.axis("");
     if (byId("parallel-card").hidden) return;
-    const chosen = differing.length ? differing : now.parameters, kept = chosen.slice(0, MOST_AXES);
+    const chosen = differing.length ? differing : now.parameters, kept = chosen.slice(0, draw.isPrinting() ? MOST_PRINTED : MOST_AXES);
     kept.sort((a, b) => a.position - b.position);
     axes = [...kept, ...(goal ? [goal] : [])];
     const room = canvas.parentNode.clientWidth, least = SIDE * 2 + (axes.length - 1) * 78;
-    const { pen, width } = draw.begin(canvas, TOP + TALL + BOTTOM, Math.max(room, least));
+    const { pen, width } = draw.begin(canvas, TOP + TALL + BOTTOM, draw.isPrinting() ? room : Math.max(room, least));
     wide = width;
     canvas.setAttribute("aria-label", "Hyperparameters and metric of every trial, in parallel coordinates");
     axes.forEach((axis, k) => { axis.x = SIDE + (axes.length > 1 ? (k * (width - 2 * SIDE)) / (axes.length - 1) : 0); });

@@ -11,6 +11,7 @@ const scatter = (() => {
 
   function drawScatters() {
     const box = byId("scatters"), goal = model.axis("");
+    box.parentNode.hidden = !goal;
     const wanted = goal ? byImportance(now.parameters.filter((each) => !each.constant)) : [];
     const kept = every ? wanted : wanted.slice(0, MOST), names = kept.map((each) => each.name).join("\n");
     if (box.dataset.names !== names) {
@@ -177,5 +178,5 @@ const scatter = (() => {
   }
   for (const [position, id] of ["pareto-x", "pareto-y"].entries()) byId(id).onchange = (event) => { state.pareto[position] = event.target.value; drawPareto(); };
 
-  return { MOST_DOTS, hide, byImportance, drawScatters, drawImportances, drawPareto };
+  return { MOST_DOTS, hide, spread, byImportance, drawScatters, drawImportances, drawPareto };
 })();

@@ -30,6 +30,7 @@ const tables = (() => {
     for (const column of columns) {
       const cell = html(head, "th", null, column.numeric ? "num" : "");
       cell.scope = "col";
+      cell.dataset.title = column.title;
       const active = column.key === state.sort.column || (column.metric && state.sort.column === "rank");
       // In the order of the metric the best is first, be it the least or the greatest.
       const up = column.metric ? state.sort.up === now.less : state.sort.up;
