@@ -89,7 +89,7 @@ class try_import:
         said = (str(self._error).strip().splitlines() or ["without a word"])[0]
         if isinstance(self._error, ModuleNotFoundError):
             return f"is not installed ({said})"
-        return f"is installed, but cannot be imported ({type(self._error).__name__}: {said})"
+        return f"is installed and cannot be imported ({type(self._error).__name__}: {said})"
 
     def check(self) -> None:
         """Does nothing if the imports succeeded.
@@ -100,8 +100,10 @@ class try_import:
         """
         if self._error is None:
             return
-        install = self._install or install_command(str(self._extra))
-        message = f"this needs {self._package}, which {self.problem}; to install it: {install}"
+        install, how = self._install or install_command(str(self._extra)), "to install it"
+        if not isinstance(self._error, ModuleNotFoundError):  # For pip, what is installed is all right.
+            install, how = install.replace("pip install", "pip install --force-reinstall", 1), "to install it anew"
+        message = f"this needs {self._package}, which {self.problem}; {how}: {install}"
         raise MissingDependencyError(message) from self._error
 
 

@@ -144,8 +144,8 @@ def test_reports_and_the_doctor_do_without(swept: tuple[str, set[str]], poisoned
         "    assert main(command.split()) == 0, command\n"
     )
     output = run_poisoned(script, poisoned)
-    broken = f"which is installed, but cannot be imported (TypeError: {SAID})"
-    assert f"did not draw timeline.png: this needs matplotlib, {broken}; to install it: pip install" in output
+    broken = f"which is installed and cannot be imported (TypeError: {SAID})"
+    assert f"did not draw timeline.png: this needs matplotlib, {broken}; to install it anew: pip " in output
     assert f"needs Optuna, {broken}" in " ".join(output.split())
     assert (poisoned / "page.html").read_text() == (poisoned / "sweep" / "report.html").read_text()
     assert asked(poisoned) == {"matplotlib", "optuna", "sklearn"}, "what draws the chart, and tells importances"
@@ -171,7 +171,8 @@ def refusals(swept: tuple[str, set[str]], poisoned: Path) -> dict[str, list[str]
 def test_what_needs_a_broken_package_says_so(extra: str, refusals: dict[str, list[str]]) -> None:
     kind, text, cause = refusals[extra]
     assert kind == "MissingDependencyError", text
-    assert f"is installed, but cannot be imported (TypeError: {SAID}); to install it: pip install " in text
+    assert f"is installed and cannot be imported (TypeError: {SAID}); to install it anew: " in text
+    assert "pip install --force-reinstall '" in text
     assert cause == f"TypeError({SAID!r})"
 
 

@@ -108,7 +108,7 @@ def test_failed_trials_do_not_count() -> None:
     ("error", "why"),
     [
         ("ModuleNotFoundError('no sklearn', name='sklearn')", "is not installed (no sklearn)"),
-        ("AttributeError('no such BLAS')", "is installed, but cannot be imported (AttributeError: no such BLAS)"),
+        ("AttributeError('no such BLAS')", "is installed and cannot be imported (AttributeError: no such BLAS)"),
     ],
 )
 def test_without_the_packages_it_says_so(error: str, why: str, tmp_path: Path) -> None:
