@@ -214,9 +214,12 @@ def parse_duration(field: str, value: object, *, zero: bool = False, finite: boo
     if isinstance(value, str):
         text = value.strip().lower()
         parts = _PART.findall(text)
-        if not parts or _PART.sub("", text):
+        if _is_number(text):  # As on a command line.
+            seconds = float(text)
+        elif parts and not _PART.sub("", text):
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        else:
             raise InvalidFieldError(field, value, reason)
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     elif isinstance(value, timedelta):
         seconds = value.total_seconds()
     else:

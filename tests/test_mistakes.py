@@ -179,6 +179,7 @@ def test_optunas_direction_is_a_mode() -> None:
         ("1.5 hours", 5400.0),
         ("2 days", 172800.0),
         ("500ms", 0.5),
+        ("90", 90.0),
         (timedelta(minutes=2), 120.0),
         (3, 3.0),
     ],

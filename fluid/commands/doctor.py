@@ -6,7 +6,7 @@ import argparse
 import os
 
 from fluid.commands.inout import Subparsers, add_json, make_console, print_json
-from fluid.errors import InvalidFieldError, require_number
+from fluid.errors import InvalidFieldError, parse_duration
 
 #: The exit status if drivers cannot share the folder.
 EXIT_UNUSABLE = 1
@@ -17,8 +17,10 @@ def add_doctor(commands: Subparsers) -> None:
     doctor = commands.add_parser("doctor", help="examine this machine and show what Fluid would use")
     text = "test instead whether several drivers can share a folder, and how fast that is"
     doctor.add_argument("--shared", metavar="DIR", help=text)
-    text = "with --shared: seconds to wait for the same command on other machines, to test with them (default: 0)"
-    doctor.add_argument("--wait", type=float, metavar="SECONDS", help=text)
+    text = (
+        "with --shared: seconds (or 2m) to wait for the same command on other machines, to test with them (default: 0)"
+    )
+    doctor.add_argument("--wait", metavar="SECONDS", help=text)
     add_json(doctor)
     doctor.set_defaults(command=_doctor)
 
@@ -45,7 +47,7 @@ def _examine_shared(arguments: argparse.Namespace) -> int:
 
     if not os.path.isdir(arguments.shared):
         raise InvalidFieldError("shared", arguments.shared, "is no folder: make it, or name the one it will be in")
-    wait_s = require_number("wait", arguments.wait or 0.0, at_least=0.0)
+    wait_s = parse_duration("wait", arguments.wait or 0.0, zero=True)
     found = probe(arguments.shared, wait_s=wait_s)
     if arguments.json:
         print_json(probe_json(found))

@@ -343,8 +343,8 @@ class TrialResult:
         path = self.checkpoint if checkpoint is None else Path(checkpoint)
         if path is None or self.files is None:
             raise FluidError(
-                f"trial {self.trial_id!r} has no checkpoint: it has one if its function has a parameter state and"
-                " yields (metrics, state), or its class has save_checkpoint and load_checkpoint; a sweep keeps that"
+                f"trial {self.trial_id!r} has no checkpoint: to have one, give its function a parameter state and"
+                " yield (metrics, state), or its class save_checkpoint and load_checkpoint; a sweep keeps that"
                 ' of its best trial, and with keep="last" those of all'
             )
         return self.files.load(path)

@@ -54,7 +54,7 @@ class SweepMetrics:
         #: Trials that had reported something when the first one failed for want of the metric, by id; and those that
         #: failed so.
         self._first: set[str] = set()
-        self._failed: dict[str, UnreportedMetricError] = {}
+        self._failed: dict[str, SweepTrial] = {}
         #: Results until the user is warned.
         self._until_warning = _FIRST_RESULTS
 
@@ -128,7 +128,7 @@ class SweepMetrics:
         """
         if not self._failed:
             self._first = {one.trial_id for one in trials if one.results or not one.is_open}
-        self._failed[trial.trial_id] = self._error_of(trial)
+        self._failed[trial.trial_id] = trial
         if self._first_at is None and len(self._failed) >= _FIRST_TRIALS and self._first <= self._failed.keys():
             self._give_up()
 
@@ -146,9 +146,8 @@ class SweepMetrics:
             self._give_up()
 
     def _give_up(self) -> None:
-        error, number = next(iter(self._failed.values())), len(self._failed)
-        others = f"; nor did the other {number - 1} trials" if number > 1 else ""
-        raise UnreportedMetricError(str(error.value), f"{error.reason}{others}")
+        first, number = next(iter(self._failed.values())), len(self._failed)
+        raise self._error_of(first, f"; nor did the other {number - 1} trials" if number > 1 else "")
 
     def warn(self, result: Result, *, trial_ended: bool = False) -> None:
         """Warns once, after the first results, of metrics and stop rules of which no trial has reported a number.
@@ -169,22 +168,16 @@ class SweepMetrics:
             text = "stop[%r] stops no trial of the sweep %r so far: the trials report no such number, but %s"
             _log.warning(text, metric, name, known)
 
-    def _error_of(self, trial: SweepTrial) -> UnreportedMetricError:
+    def _error_of(self, trial: SweepTrial, others: str = "") -> UnreportedMetricError:
         missing = (goal for goal, value in zip(self._plan.goals, trial.latest, strict=False) if value is None)
         goal = next(missing, self._plan.goals[0])
         is_compared = trial.budget < self._plan.budget and trial.iteration >= trial.budget
-        return UnreportedMetricError(goal.metric, _reason(trial, goal, is_compared=is_compared))
+        later = f"; if it comes after iteration {trial.iteration}, raise min_budget=" if is_compared else ""
+        return UnreportedMetricError(goal.metric, f"{_reason(trial, goal)}{others}{later}")
 
 
-def _reason(trial: SweepTrial, goal: Goal, meant: str = "", *, is_compared: bool = False) -> str:
-    """What a trial has reported in place of a metric.
-
-    Args:
-        trial: the trial.
-        goal: the metric.
-        meant: the name that it has reported instead; empty if that is not known.
-        is_compared: whether it was to be compared with others before its end.
-    """
+def _reason(trial: SweepTrial, goal: Goal, meant: str = "") -> str:
+    """What a trial has reported in place of a metric."""
     given = next((value for one in reversed(trial.results) if (value := _value(one, goal.metric)) is not None), None)
     if given is not None:
         return f"must be a number; trial {trial.trial_id!r} reported {short_text(given)}"
@@ -194,8 +187,6 @@ def _reason(trial: SweepTrial, goal: Goal, meant: str = "", *, is_compared: bool
     meant = meant or next(iter(difflib.get_close_matches(goal.metric, names, 1, _ALIKE)), "")
     hint = f"; did you mean {meant!r}?" if meant else ""
     late = f" in {trial.iteration} iterations" if trial.iteration > 1 else ""
-    if is_compared:
-        hint += f"; if it comes after iteration {trial.iteration}, raise min_budget="
     return f"was not reported by trial {trial.trial_id!r}, but {', '.join(map(repr, names))}{late}{hint}"
 
 

@@ -190,7 +190,8 @@ class SearchRun:
         self.loop.fail(error)
         for trial_id in trials.unfinished:
             if trials.handle is not None:
-                trials.handle.stop(trial_id, now=True)
+                with contextlib.suppress(FluidError):  # Another fit has ended the search, and so the session.
+                    trials.handle.stop(trial_id, now=True)
 
     def run(self, executor: FluidExecutor, earlier: EarlierSweep | None = None) -> list[Evaluated]:
         """Evaluates the candidates; returns them in the order in which they were suggested.

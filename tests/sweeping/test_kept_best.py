@@ -97,7 +97,7 @@ def test_what_the_user_asks_to_keep_is_kept_instead(tmp_path: Path) -> None:
 
 def test_a_best_without_any_checkpoint_says_how_there_would_be_one(caplog: pytest.LogCaptureFixture) -> None:
     result = sweep(curve)
-    with pytest.raises(FluidError, match=r"has no checkpoint: .* has a parameter state and yields \(metrics, state\)"):
+    with pytest.raises(FluidError, match=r"has no checkpoint: .* a parameter state and yield \(metrics, state\)"):
         result.best.load_checkpoint()
     told = [record.getMessage() for record in caplog.records if "is kept" in record.getMessage()]
     assert told == [
