@@ -20,7 +20,7 @@ from fluid.keeping import Keep
 from fluid.loggers.logger import refuse_logger
 from fluid.packing import Sharing
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
-from fluid.resources import Requires
+from fluid.resources import DeviceChoice, Requires
 from fluid.results.code_changes import code_notes
 from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.run_files import TRIALS, JsonLines, is_used
@@ -79,6 +79,7 @@ def run(
     keep: Keep | str | None = None,
     output: Output | None = None,
     run_dir: str | Path | None = None,
+    devices: DeviceChoice = None,
     join: bool = False,
     resume: bool = False,
     code: str = "begun",
@@ -150,6 +151,7 @@ def run(
         keep: which checkpoints outlive the session.
         output: what is told of the session, where.
         run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
+        devices: how many devices the new executor uses, or which; ``None``, the default, for all.
         join: whether ``run_dir`` is a folder that several drivers share: each makes this same call, on the same or on
             another machine, and they work one sweep together, with the devices of each. The first one begins it; others
             may come later, and go at any time (``docs/shared_folder.md``). ``False`` by default.
@@ -191,8 +193,8 @@ def run(
         FluidError: the executor was closed.
     """
     called = _CLOCK.now()
-    own = {"deadline": deadline, "run_dir": run_dir, "loggers": loggers or None, "metrics_port": metrics_port}
-    own["join"] = join or None
+    own: dict[str, Any] = {"deadline": deadline, "run_dir": run_dir, "devices": devices, "join": join or None}
+    own |= {"loggers": loggers or None, "metrics_port": metrics_port}
     objects = {"sharing": sharing, "goals": goals, "keep": keep, "output": output}
     asked = flattened({name: value for name, value in {**own, **objects}.items() if value is not None})
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)

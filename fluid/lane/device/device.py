@@ -17,6 +17,7 @@ from fluid.lane.errors import is_out_of_memory, one_line
 from fluid.lane.process.threads import set_threads
 from fluid.lane.protocol import LaneOptions
 from fluid.lane.resident import ResidentTrial
+from fluid.processes.below import BELOW
 from fluid.resources import MemoryNeed
 
 #: Written to a process's clear_refs, it resets the peak of resident memory (VmHWM).
@@ -337,6 +338,7 @@ class ProcessMemoryMeter:
         try:
             with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
                 file.write(_RESET_PEAK)
+            BELOW.reset_peaks(_RESET_PEAK)
             self._held = _memory_of_process()["RssAnon"]
         except (OSError, KeyError):  # An old kernel, or one that forbids this in containers.
             self._held = -1.0
@@ -389,10 +391,11 @@ def _trim() -> None:
 
 
 def _memory_of_process() -> dict[str, float]:
-    """The memory figures of /proc/self/status, bytes."""
+    """The memory figures of /proc/self/status, bytes; those of programs that a trial runs are added."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         parts = [line.split() for line in file if line.endswith(" kB\n")]
-    return {name.rstrip(":"): float(value) * 1024.0 for name, value, _ in parts}
+    own = {name.rstrip(":"): float(value) * 1024.0 for name, value, _ in parts}
+    return {name: value + BELOW.memory(name) for name, value in own.items()} if BELOW.leaders else own
 
 
 # -- resident memory -----------------------------------------------------------------------------

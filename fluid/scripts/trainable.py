@@ -1,0 +1,349 @@
+"""A script as a trainable: each report is an iteration, and what it writes as a checkpoint is its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fluid._clock import nap
+from fluid._private_files import make_folder, open_private
+from fluid.errors import FluidError, InvalidFieldError, require_number
+from fluid.keeping import value_of
+from fluid.processes.below import BELOW
+from fluid.processes.children import describe_exit
+from fluid.scripts.checkpoint import COPY, Signature, copy_steady, put, remove, signature_of
+from fluid.scripts.command import OWN, Command, filled, flat, require_placeholders
+from fluid.scripts.process import Said, ScriptProcess
+from fluid.scripts.readers import FILES, POLLED, LineReader, Origin, compile_patterns, parse_origins
+from fluid.sizing.goals import parse_duration
+from fluid.trainables.driver_link import driver_link
+from fluid.trainables.resident import NoIterationLeftError, NotSavableError
+from fluid.trainables.script_link import CHECKPOINT_DIR, TRIAL_DIR, plain
+
+#: Seconds that a script has from SIGTERM to SIGKILL.
+GRACE_S = 10.0
+_HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
+#: Tells the hook that wandb.log is read.
+_WANDB = "FLUID_SCRIPT_WANDB"
+#: In Fluid's checkpoint: the value of the iteration key in the last report that was counted, and how it was saved.
+_FACTS = "script.json"
+#: Most characters of a script's last lines in an error.
+_LONGEST_TAIL = 2000
+
+
+class ScriptFailedError(FluidError, RuntimeError):
+    """A script has ended with another status than 0, or without a report; the message has its last lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A script, and how it is heard.
+
+    Attributes:
+        command: its command.
+        metrics: the sweep's metrics; what has one of them is a report.
+        budget: most iterations of a trial.
+        origins: how reports may come.
+        patterns: regular expressions for lines of output.
+        iteration_key: a field of reports that counts up; ``None`` if they count by their order.
+        checkpoint_flag: words for the command of a trial that goes on from a checkpoint.
+        grace_s: seconds from SIGTERM to SIGKILL.
+    """
+
+    command: Command
+    metrics: tuple[str, ...]
+    budget: int
+    origins: tuple[Origin, ...]
+    patterns: tuple[str, ...] = ()
+    iteration_key: str | None = None
+    checkpoint_flag: tuple[str, ...] = ()
+    grace_s: float = GRACE_S
+    #: Placeholders that any text of it may have.
+    known: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def checked(
+        cls,
+        words: Sequence[str],
+        space: Mapping[str, Any],
+        *,
+        metric: str | Sequence[str],
+        budget: int,
+        metric_from: Sequence[str] = (),
+        metric_regex: Sequence[str] = (),
+        iteration_key: str | None = None,
+        checkpoint_flag: str | None = None,
+        config_in_env: bool = False,
+        grace_s: float | str = GRACE_S,
+        chdir: bool = False,
+    ) -> Script:
+        """What a user asks for, checked.
+
+        Raises:
+            InvalidFieldError: something cannot be used; the error names it as ``fluid run`` has it.
+        """
+        names = [name for name, _ in flat(space)]
+        known = (*OWN, *names)
+        command = Command.checked(words, names, in_environment=config_in_env)
+        program = command.template[0]
+        if "{" not in program and shutil.which(program) is None:
+            raise InvalidFieldError("command", program, "is no program that can be found and executed")
+        flag = tuple(shlex.split(checkpoint_flag or ""))
+        require_placeholders("checkpoint_flag", flag, known)
+        if flag and "checkpoint" not in " ".join([*flag, *command.template]):
+            reason = "must name the file or folder, as in '--resume {checkpoint}'"
+            raise InvalidFieldError("checkpoint_flag", checkpoint_flag, reason)
+        compile_patterns(metric_regex)
+        seconds = parse_duration("grace_s", grace_s) if isinstance(grace_s, str) else grace_s
+        return cls(
+            command=command,
+            metrics=(metric,) if isinstance(metric, str) else tuple(metric),
+            budget=budget,
+            origins=parse_origins(metric_from, known, own_folder=chdir),
+            patterns=tuple(metric_regex),
+            iteration_key=iteration_key,
+            checkpoint_flag=flag,
+            grace_s=require_number("grace_s", seconds, at_least=0.0),
+            known=known,
+        )
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether it is told where to write a checkpoint."""
+        return bool(self.checkpoint_flag) or "checkpoint" in self.command.placeholders
+
+    @property
+    def name(self) -> str:
+        """Its file's, or its program's."""
+        words = self.command.template
+        file = next((word for word in words if word.endswith((".py", ".sh", ".R", ".jl"))), words[0])
+        return Path(file).stem or "script"
+
+    def trainable(self) -> type:
+        """The class whose trials run it, of its name."""
+        return type(self.name, (ScriptTrial,), {"script": self, "__module__": __name__, "__qualname__": self.name})
+
+    def reports_in(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether a mapping has one of the sweep's metrics."""
+        return any(value_of(metrics, name) is not None for name in self.metrics)
+
+
+class ScriptTrial:
+    """A trial of a script; :meth:`Script.trainable` derives from it."""
+
+    script: ClassVar[Script]
+    #: What is saved is what the script has written, which may be older than its last report.
+    fluid_reports_states = True
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._config = config
+        link = driver_link()
+        self._folder = os.path.abspath(link.folder)
+        make_folder(self._folder)
+        self._own = {
+            "trial_id": link.trial_id,
+            "trial_dir": self._folder,
+            "checkpoint": os.path.join(self._folder, "checkpoint"),
+            "budget": str(self.script.budget),
+            "config_file": os.path.join(self._folder, "config.json"),
+        }
+        with open_private(self._own["config_file"], "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        self._process: ScriptProcess | None = None
+        #: What ended the last iteration.
+        self._last: Said | None = None
+        #: Where the state is that it goes on from, and whether ``fluid.report(save=...)`` has written that.
+        self._restored, self._is_own_save = "", False
+        self._origin = ""
+        self._told: set[str] = set()
+        self._seen: set[str] = set()
+        self._others: dict[str, Any] = {}
+        self._reports = 0
+        self._key: float | None = None
+        self._repeats = False
+        self._signature: Signature | None = None
+        self._since: int | None = None
+
+    def step(self) -> dict[str, Any]:
+        process = self._process or self._start()
+        if self._last is not None:
+            process.answer(self._last)
+        try:
+            while (said := process.next()) is not None:
+                if self._counts(said):
+                    self._last = said
+                    return self._take(said)
+                process.answer(said)
+            self._last = None
+        finally:
+            if self._last is None or self._last.waiting is None:
+                process.hold()
+        raise self._ended(process)
+
+    def unsaved_iterations(self) -> int | None:
+        if self._last is not None and self._last.saves and self._last.waiting is not None:
+            return 0
+        if self._restored and self._reports == 0:
+            return 0
+        if not self.script.writes_checkpoints or self._since is None:
+            return None
+        # What was written since the report is of that iteration, too.
+        return self._since if signature_of(self._own["checkpoint"]) == self._signature else 0
+
+    def save_checkpoint(self, folder: str) -> None:
+        own_save = self._last is not None and self._last.saves and self._last.waiting is not None
+        if own_save:
+            assert self._last is not None and self._process is not None
+            place = os.path.join(folder, COPY)
+            os.mkdir(place, 0o700)
+            if (error := self._process.save(self._last, place)) is not None:
+                raise NotSavableError(f"its save raised {error}")
+        elif self._restored and self._reports == 0:
+            own_save = self._is_own_save
+            put(self._restored, os.path.join(folder, COPY))
+        else:
+            waits = self._last is not None and self._last.waiting is not None
+            let_run = nap if waits or self._process is None else self._process.let_run
+            copy_steady(self._own["checkpoint"], folder, BELOW.processes, let_run)
+        with open(os.path.join(folder, _FACTS), "w", encoding="utf-8") as file:
+            json.dump({"key": self._key, "own_save": own_save}, file)
+
+    def load_checkpoint(self, folder: str) -> None:
+        with open(os.path.join(folder, _FACTS), encoding="utf-8") as file:
+            facts = json.load(file)
+        self._key, self._is_own_save, self._repeats = facts["key"], facts["own_save"], True
+        self._restored = self._own["checkpoint"] + (".saved" if self._is_own_save else "")
+        put(os.path.join(folder, COPY), self._restored)
+        self._signature, self._since = signature_of(self._own["checkpoint"]), 0
+
+    def cleanup(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.end(self.script.grace_s, self._last)
+
+    # -- its process ---------------------------------------------------------------------------------------
+
+    def _start(self) -> ScriptProcess:
+        script = self.script
+        words = script.command.words(self._config, self._own)
+        environment = {
+            "PYTHONUNBUFFERED": "1",  # Else what it prints comes in pieces, long after.
+            **os.environ,
+            "FLUID_CONFIG": json.dumps(self._config),
+            "FLUID_TRIAL_ID": self._own["trial_id"],
+            "FLUID_CHECKPOINT": self._own["checkpoint"],
+            TRIAL_DIR: self._folder,
+            "PYTHONPATH": os.pathsep.join(filter(None, [_HOOK, os.environ.get("PYTHONPATH")])),
+            _WANDB: "1" if any(origin.kind == "wandb" for origin in script.origins) else "0",
+        }
+        environment.pop(CHECKPOINT_DIR, None)
+        if not self._restored:
+            remove(self._own["checkpoint"])  # Of an earlier try, which did not get as far as to be saved.
+        elif self._is_own_save:
+            environment[CHECKPOINT_DIR] = self._restored
+        else:
+            words += filled(script.checkpoint_flag, self._config, self._own)
+        takes_json = any(origin.kind == "json" for origin in script.origins)
+        lines = [LineReader(takes_json, compile_patterns(script.patterns)) for _ in range(2)]
+        files = [
+            (origin.kind, FILES[origin.kind](filled([origin.folder], self._config, self._own)[0], script.metrics))
+            for origin in script.origins
+            if origin.kind in POLLED
+        ]
+        for _, reader in files:
+            reader.poll()  # What an earlier try has left does not count.
+
+        def read(reader: LineReader, data: bytes, ends: bool) -> Iterator[Said]:
+            return (Said(plain(found), "output") for found in reader.feed(data, ends=ends))
+
+        def poll() -> list[Said]:
+            return [Said(found, kind) for kind, reader in files for found in reader.poll()]
+
+        self._process = ScriptProcess(
+            words,
+            environment,
+            [lambda data, ends, reader=reader: read(reader, data, ends) for reader in lines],  # type: ignore[misc]
+            poll if files else None,
+        )
+        return self._process
+
+    # -- its reports ---------------------------------------------------------------------------------------
+
+    def _counts(self, said: Said) -> bool:
+        """Whether something said is the next iteration's report; keeps what else it says for that."""
+        if said.origin not in ("output", *(origin.kind for origin in self.script.origins)):
+            return False
+        self._seen.update(said.metrics)
+        is_report = said.origin == "fluid" or self.script.reports_in(said.metrics)
+        if not is_report:
+            self._others.update(said.metrics)
+            return False
+        self._origin = self._origin or said.origin
+        if said.origin != self._origin:
+            if said.origin not in self._told:
+                self._told.add(said.origin)
+                print(f"fluid: the same metric also comes by {said.origin}; reports by {self._origin} are counted")
+            return False
+        return not self._is_repeat(said)
+
+    def _is_repeat(self, said: Said) -> bool:
+        """Whether a script that goes on from a checkpoint repeats what was counted before it."""
+        name = self.script.iteration_key
+        key = None if name is None else value_of(said.metrics, name)
+        if name is not None and (isinstance(key, bool) or not isinstance(key, (int, float))):
+            raise ScriptFailedError(
+                f"a report lacks the iteration key {name!r}, as a number: it has {_names(said.metrics)}"
+            )
+        if key is None:
+            return False
+        is_repeat = self._repeats and self._key is not None and key <= self._key
+        if not is_repeat:
+            self._key, self._repeats = float(key), False
+        return is_repeat
+
+    def _take(self, said: Said) -> dict[str, Any]:
+        self._reports += 1
+        metrics, self._others = {**self._others, **said.metrics}, {}
+        if self.script.writes_checkpoints:
+            found = signature_of(self._own["checkpoint"])
+            if found is not None and found != self._signature:
+                self._signature, self._since = found, 0
+            elif self._since is not None:
+                self._since += 1
+        return metrics
+
+    def _ended(self, process: ScriptProcess) -> Exception:
+        """What says how a script has ended."""
+        code, name = process.exit_code, self.script.name
+        if code == 0 and (self._reports or self._restored):
+            return NoIterationLeftError()
+        if code == 0:
+            ways = [*(origin.kind for origin in self.script.origins), *(["regex"] if self.script.patterns else [])]
+            wanted = f"{', '.join(self.script.metrics)} by {', '.join(ways)}"
+            seen = f"; what came had {_names(self._seen)}" if self._seen else ""
+            what = f"no metric was reported: {name} ended, and has not reported {wanted}{seen}"
+            return ScriptFailedError(_with_tail(what, process.lines))
+        assert code is not None
+        how = describe_exit(code)
+        last = process.errors or process.lines
+        text = f"{name} {how}{': ' + last[-1] if last else ''}"
+        if code == -signal.SIGKILL:
+            text += ", as the kernel does where memory runs out"
+        elif last and last[-1].startswith("MemoryError"):
+            text += " (out of memory)"
+        return ScriptFailedError(_with_tail(text, process.errors or process.lines))
+
+
+def _with_tail(text: str, lines: Sequence[str]) -> str:
+    return f"{text}\nits last lines:\n{chr(10).join(lines)[-_LONGEST_TAIL:]}" if lines else text
+
+
+def _names(metrics: Any) -> str:
+    return ", ".join(sorted(map(str, metrics))) or "nothing"
