@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,8 @@ def _wandb(content: Mapping[str, Any]) -> SweepFile:
         found.options["name"] = content["name"]
     _metric(found, content.get("metric"))
     found.space = _parameters("parameters", content.get("parameters"))
+    if any(isinstance(value, Mapping) for value in found.space.values()):
+        found.notes.append("nested parameters are passed one by one, as in --optimizer.lr=0.1")
     if "early_terminate" in content:
         _early_terminate(found, content["early_terminate"])
     found.command = _command(content, found)
@@ -189,15 +191,19 @@ def _metric(found: SweepFile, metric: Any) -> None:
     found.options |= {"metric": str(metric["name"])} | ({"mode": goals[goal]} if "goal" in metric else {})
     if "target" in metric:
         found.options["stop"] = Target(_exponent(metric["target"]))
-    for key in set(metric) - {"name", "goal", "target"}:
-        raise InvalidFieldError(f"metric.{key}", metric[key], "is not known")
+    _require_known("metric", metric, ("name", "goal", "target"))
+
+
+def _require_known(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key, value in given.items():
+        if key not in known:
+            raise InvalidFieldError(f"{where}.{key}", value, f"has no meaning here: there are {', '.join(known)}")
 
 
 def _early_terminate(found: SweepFile, given: Any) -> None:
     if not isinstance(given, Mapping) or given.get("type") != "hyperband":
         raise InvalidFieldError("early_terminate", given, "must have type: hyperband")
-    for key in set(given) - {"type", "min_iter", "max_iter", "s", "eta", "strict"}:
-        raise InvalidFieldError(f"early_terminate.{key}", given[key], "is not known")
+    _require_known("early_terminate", given, ("type", "min_iter", "max_iter", "s", "eta", "strict"))
     if found.options["algorithm"] != "random":
         how = found.options["algorithm"]
         found.notes.append(f"early_terminate is left out: with {how}, each trial runs to its budget")
@@ -234,11 +240,10 @@ def _parameters(where: str, given: Any) -> dict[str, Any]:
 
 
 def _parameter(here: str, one: dict[str, Any]) -> Any:
-    for key in set(one) - {"value", "values", "min", "max", "q", "distribution"}:
-        raise InvalidFieldError(f"{here}.{key}", one[key], "has no meaning here: Fluid has no such distribution")
     kind = one.get("distribution")
     if kind is not None and kind not in _DISTRIBUTIONS:
         raise InvalidFieldError(f"{here}.distribution", kind, f"must be one of {', '.join(_DISTRIBUTIONS)}")
+    _require_known(here, one, ("value", "values", "min", "max", "q", "distribution"))
     if "value" in one:
         return one["value"]
     if "values" in one:

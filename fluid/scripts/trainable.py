@@ -34,6 +34,7 @@ _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 _WANDB = "FLUID_SCRIPT_WANDB"
 #: In Fluid's checkpoint: the value of the iteration key in the last report that was counted, and how it was saved.
 _FACTS = "script.json"
+_ADVICE = " (see --checkpoint-flag); what it has reported before is not counted twice"
 #: Most characters of a script's last lines in an error.
 _LONGEST_TAIL = 2000
 
@@ -154,6 +155,7 @@ class ScriptTrial:
             "budget": str(self.script.budget),
             "config_file": os.path.join(self._folder, "config.json"),
         }
+        self._is_first_try = not os.path.exists(self._own["config_file"])
         with open_private(self._own["config_file"], "w", encoding="utf-8") as file:
             json.dump(config, file)
         self._process: ScriptProcess | None = None
@@ -246,6 +248,8 @@ class ScriptTrial:
         environment.pop(CHECKPOINT_DIR, None)
         if not self._restored:
             remove(self._own["checkpoint"])  # Of an earlier try, which did not get as far as to be saved.
+            if not self._is_first_try:
+                print(f"fluid: {script.name} begins again: there is no checkpoint{_ADVICE}", flush=True)
         elif self._is_own_save:
             environment[CHECKPOINT_DIR] = self._restored
         else:

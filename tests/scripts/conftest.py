@@ -14,7 +14,7 @@ from fluid.executor import FluidExecutor
 if (_HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(_HERE)
 
-from script_sweeps import ScriptSweeps  # noqa: E402
+from script_sweeps import ScriptSweeps
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,8 +14,12 @@ import pytest
 from script_sweeps import ScriptSweeps, alive, losses, wait_until, write_script
 
 from fluid.errors import InvalidFieldError
+from fluid.executor import FluidExecutor
+from fluid.processes.children import is_stopped
+from fluid.scripts.trainable import Script
 from fluid.search import uniform
 from fluid.sweeping.plan import SweepFailedError
+from fluid.trialgroup import Trial, TrialGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,8 +72,6 @@ def test_a_script_that_runs_out_of_memory(sweeps: ScriptSweeps) -> None:
 
 
 def test_a_command_that_cannot_be_run_is_refused_at_once(sweeps: ScriptSweeps) -> None:
-    from fluid.scripts.trainable import Script
-
     with pytest.raises(InvalidFieldError, match="is no program"):
         Script.checked(["no-such-program"], {"x": 1}, metric="loss", budget=1)
 
@@ -161,6 +164,52 @@ def test_a_script_waits_while_its_trial_does(sweeps: ScriptSweeps) -> None:
         path = trial.folder / "epochs"
         ran = path.read_text().split() if path.exists() else []
         assert ran == [str(epoch) for epoch in range(1, len(ran) + 1)]
+
+
+def test_a_script_that_prints_is_stopped_while_its_trial_is_paused(
+    script_executor: FluidExecutor, tmp_path: Path
+) -> None:
+    text = """
+        import os, sys, time
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        while True:
+            print('{"loss": 1}')
+            time.sleep(0.001)
+    """
+    words = [sys.executable, write_script(tmp_path, text), str(tmp_path / "process")]
+    script = Script.checked(words, {"x": 1}, metric="loss", budget=10**6, config_in_env=True)
+    trial = Trial(script.trainable(), {"x": 1}, budget=10**6)
+    handle = script_executor.submit_trialgroup(TrialGroup([trial]))
+    wait_until(lambda: handle.best("loss", "min"))
+    process = int((tmp_path / "process").read_text())
+    handle.pause(trial.id)
+    wait_until(lambda: is_stopped(process))
+    handle.resume(trial.id)
+    wait_until(lambda: not is_stopped(process))
+    handle.stop(trial.id)
+    handle.wait()
+    wait_until(lambda: not alive(str(tmp_path)))
+
+
+def test_what_a_script_uses_counts_as_its_trial_s(sweeps: ScriptSweeps) -> None:
+    """The processor time of its processes, also of those that it starts: the engine packs by that."""
+    text = """
+        import os, sys
+        if len(sys.argv) == 1:
+            sys.exit(os.spawnv(os.P_WAIT, sys.executable, [sys.executable, __file__, "child"]))
+        import time
+        for _ in range(4):
+            until = time.process_time() + 0.05
+            while time.process_time() < until:
+                pass
+            open("/dev/null", "wb").write(bytes(1 << 20))
+            print('{"loss": 1}', flush=True)
+    """
+    result = sweeps.run(text)
+    done = [json.loads(line) for line in (result.run_dir / "results.jsonl").read_text().splitlines()]
+    own = [line for line in done if line.get("trial_id") == result.trials[0].trial_id]
+    assert len(own) == 4, done[:2]
+    assert all(line["written_bytes"] >= 1 << 20 for line in own), own
 
 
 _DRIVER = """

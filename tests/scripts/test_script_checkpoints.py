@@ -1,0 +1,127 @@
+"""A script that goes on: from what it has written as a checkpoint, or from the beginning."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from script_sweeps import wait_until, write_script
+
+from fluid.cli import main
+from fluid.results.loading import load
+from fluid.results.records import TrialResult
+from fluid.scripts.checkpoint import copy_steady, signature_of
+from fluid.trainables.resident import NotSavableError
+
+ROOT = Path(__file__).resolve().parents[2]
+_EPOCHS = 200
+#: Trains 200 epochs, slowly in its first start; goes on from --resume. It saves before it reports, or --late, after.
+_SCRIPT = f"""
+    import argparse, json, os, sys, time
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--save"), parser.add_argument("--resume"), parser.add_argument("--late", action="store_true")
+    given, folder = parser.parse_args(), os.environ["FLUID_TRIAL_DIR"]
+    with open(os.path.join(folder, "starts"), "a") as file:
+        file.write(f"{{given.resume}}\\n")
+    is_first = len(open(os.path.join(folder, "starts")).readlines()) == 1
+    def save():
+        os.makedirs(given.save, exist_ok=True)
+        with open(os.path.join(given.save, "state"), "w") as file:
+            file.write(str(epoch))
+    epoch = int(open(os.path.join(given.resume, "state")).read()) if given.resume else 0
+    while epoch < {_EPOCHS}:
+        epoch += 1
+        time.sleep(0.02 if is_first else 0)
+        given.late or save()
+        print(json.dumps({{"loss": 1 / epoch, "epoch": epoch}}), flush=True)
+        given.late and save()
+"""
+#: The same by fluid.report and fluid.get_checkpoint.
+_REPORTS = f"""
+    import os, sys, time
+    sys.path.insert(0, {str(ROOT)!r})
+    import fluid
+    with open(os.path.join(os.environ["FLUID_TRIAL_DIR"], "starts"), "a") as file:
+        file.write(f"{{fluid.get_checkpoint()}}\\n")
+    is_first = len(open(os.path.join(os.environ["FLUID_TRIAL_DIR"], "starts")).readlines()) == 1
+    epoch = int((fluid.get_checkpoint() / "state").read_text()) if fluid.get_checkpoint() else 0
+    while epoch < {_EPOCHS}:
+        epoch += 1
+        time.sleep(0.02 if is_first else 0)
+        fluid.report({{"loss": 1 / epoch, "epoch": epoch}}, save=lambda to: (to / "state").write_text(str(epoch)))
+"""
+
+
+def go_on_after_sigterm(
+    folder: Path, text: str, words: list[str], options: list[str]
+) -> tuple[TrialResult, list[str], str]:
+    """Ends ``fluid run`` by SIGTERM after some epochs, goes on; returns the trial, its starts, and what it printed."""
+    run_dir = folder / "run"
+    given = ["run", "--space", "x=1", "--metric", "loss", "--mode", "min", "--run-dir", str(run_dir), "--devices", "1"]
+    given += ["--algorithm", "grid", "--budget", str(_EPOCHS), "--verbose", "0", "--config-in-env", *options]
+    command = ["--", sys.executable, write_script(folder, text), *words]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "fluid.cli", *given, *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
+    results = run_dir / "results.jsonl"
+    wait_until(lambda: results.exists() and results.read_text().count("\n") >= 3)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() in (143, -signal.SIGTERM)
+    assert main([*given, "--resume", *command]) == 0
+    (trial,) = load(str(run_dir)).trials
+    assert trial.folder is not None
+    log = trial.folder.parent / "output.log"
+    return trial, (trial.folder / "starts").read_text().splitlines(), log.read_text() if log.exists() else ""
+
+
+_FLAG = ["--checkpoint-flag", "--resume {checkpoint}"]
+_CASES = [
+    pytest.param(_SCRIPT, ["--save", "{checkpoint}"], _FLAG, id="flag"),
+    pytest.param(
+        _SCRIPT,
+        ["--save", "{checkpoint}", "--late"],
+        [*_FLAG, "--iteration-key", "epoch"],
+        id="late",
+    ),
+    pytest.param(_REPORTS, [], [], id="fluid.report"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "words", "options"), _CASES)
+def test_a_script_goes_on_from_its_checkpoint(text: str, words: list[str], options: list[str], tmp_path: Path) -> None:
+    trial, starts, _ = go_on_after_sigterm(tmp_path, text, words, options)
+    assert [one.metrics["epoch"] for one in trial.results] == list(range(1, _EPOCHS + 1))
+    assert [start == "None" for start in starts] == [True, False]
+
+
+@pytest.mark.slow
+def test_a_script_without_a_checkpoint_begins_again_and_says_so(tmp_path: Path) -> None:
+    trial, starts, log = go_on_after_sigterm(tmp_path, _SCRIPT, ["--save", "{trial_dir}/own"], [])
+    assert [one.metrics["epoch"] for one in trial.results] == list(range(1, _EPOCHS + 1))
+    assert starts == ["None", "None"]
+    assert log.count("begins again") == 1
+
+
+def test_a_copy_is_of_a_checkpoint_that_nobody_writes(tmp_path: Path) -> None:
+    path, target = tmp_path / "state", tmp_path / "copy"
+    target.mkdir()
+    with pytest.raises(NotSavableError):
+        copy_steady(str(path), str(target), lambda: (), lambda seconds: None)
+    file = path.open("w")
+    file.write("half")
+    file.flush()
+
+    def finish(seconds: float) -> None:
+        file.write(" and half")
+        file.close()
+
+    copy_steady(str(path), str(target), lambda: [os.getpid()], finish)
+    assert (target / "script").read_text() == "half and half"
+    assert signature_of(str(path)) != signature_of(str(target / "script"))
