@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,8 +12,11 @@ from pathlib import Path
 import pytest
 from script_sweeps import ScriptSweeps, alive, losses, wait_until, write_script
 
+from fluid._clock import MonotonicClock
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
+from fluid.lane.device.busy import BusyMeter
+from fluid.processes.below import BELOW
 from fluid.processes.children import is_stopped
 from fluid.scripts.trainable import Script
 from fluid.search import uniform
@@ -180,7 +182,7 @@ def test_a_script_that_prints_is_stopped_while_its_trial_is_paused(
     script = Script.checked(words, {"x": 1}, metric="loss", budget=10**6, config_in_env=True)
     trial = Trial(script.trainable(), {"x": 1}, budget=10**6)
     handle = script_executor.submit_trialgroup(TrialGroup([trial]))
-    wait_until(lambda: handle.best("loss", "min"))
+    wait_until(lambda: handle.trials[0].results)
     process = int((tmp_path / "process").read_text())
     handle.pause(trial.id)
     wait_until(lambda: is_stopped(process))
@@ -206,10 +208,32 @@ def test_what_a_script_uses_counts_as_its_trial_s(sweeps: ScriptSweeps) -> None:
             print('{"loss": 1}', flush=True)
     """
     result = sweeps.run(text)
-    done = [json.loads(line) for line in (result.run_dir / "results.jsonl").read_text().splitlines()]
-    own = [line for line in done if line.get("trial_id") == result.trials[0].trial_id]
-    assert len(own) == 4, done[:2]
-    assert all(line["written_bytes"] >= 1 << 20 for line in own), own
+    used = [one.usage for one in result.trials[0].results]
+    assert len(used) == 4 and all((one.written_bytes or 0) >= 1 << 20 for one in used)
+
+
+def test_a_device_is_busy_with_a_script() -> None:
+    """Else the engine would take the device for idle, as the lane waits, and pack trials on it."""
+    text = "import os, sys; os.spawnv(os.P_WAIT, sys.executable, [sys.executable, '-c', 'while True: pass'])"
+    spinning = subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
+    BELOW.leaders.add(spinning.pid)
+    try:
+        meter, clock = BusyMeter(1), MonotonicClock()
+        wait_until(lambda: BELOW.processor_seconds() > 0.1)
+        begun = clock.now()
+        meter.begin()
+        before = BELOW.processor_seconds()
+        wait_until(lambda: BELOW.processor_seconds() > before + 0.1)
+        assert BELOW.memory("VmRSS") > 4e6
+        share = meter.end(clock.now() - begun)
+        assert share is not None and share > 0.02, "at least a share of what a busy machine gives it"
+        BELOW.leaders.clear()
+        meter.begin()
+        assert (meter.end(1000.0) or 0.0) < 0.01
+    finally:
+        BELOW.leaders.clear()
+        os.killpg(spinning.pid, signal.SIGKILL)
+        spinning.wait()
 
 
 _DRIVER = """
