@@ -44,7 +44,7 @@ def add_run(commands: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     text = "a sweep file, YAML or JSON, with fields of the options' names, space and command; or one of W&B's"
-    run.add_argument("file", metavar="FILE", nargs="?", help=text)
+    run.add_argument("file", metavar="FILE", nargs="*", help=text)
     text = "a parameter; repeatable; adds to the file's"
     run.add_argument("--space", metavar="NAME=VALUES", action="append", default=[], help=text)
     run.add_argument("--dry-run", action="store_true", help=f"print the first {_SHOWN} commands, and run nothing")
@@ -65,7 +65,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from fluid.scripts.sweep_file import SweepFile, load_file
     from fluid.scripts.trainable import Script
 
-    file = SweepFile() if arguments.file is None else load_file(arguments.file)
+    if len(arguments.file) > 1 or any(name.endswith((".py", ".sh")) for name in arguments.file):
+        reason = "is no sweep file: the script's command follows --, as in: fluid run --metric loss -- python train.py"
+        raise InvalidFieldError("file", " ".join(arguments.file), reason)
+    file = load_file(arguments.file[0]) if arguments.file else SweepFile()
     for note in file.notes:
         print(f"fluid: {note}", file=sys.stderr)
     given = {name.removeprefix("option_"): value for name, value in vars(arguments).items() if name[:7] == "option_"}

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
+from fluid.keeping import parse_bytes
+from fluid.resources import MemoryNeed
 from fluid.scripts.space_text import value_of
 from fluid.sizing.goals import parse_duration
 
@@ -78,6 +80,11 @@ def _seconds(name: str, text: str) -> float:
     return float(plain) if is_number else parse_duration(name, text)
 
 
+def _memory(name: str, text: str) -> Any:
+    size = parse_bytes(name, text)
+    return None if size is None else MemoryNeed(float(size))
+
+
 def _names(name: str, text: str) -> Any:
     parts = text.split(",")
     return tuple(parts) if len(parts) > 1 else text
@@ -142,6 +149,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("priority", "run", "of the sweep (default: 1)", "X", _number),
     Option("preempt", "run", "less important trials make room for it"),
     Option("devices_per_trial", "trial", "devices of each trial: 2, or 0.5 for half of one", "N", _number),
+    Option("memory", "trial", "device memory that each trial needs, such as 4GB (default: measured)", "SIZE", _memory),
     Option("threads", "trial", "CPU threads of each trial", "N", _number),
     Option("chdir", "trial", "the script's working directory is the trial's own folder"),
     Option("iteration_timeout_s", "trial", "a report that takes longer counts as hung, such as 30m", "TIME", _seconds),

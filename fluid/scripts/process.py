@@ -138,6 +138,8 @@ class ScriptProcess:
         while not self._said:
             if self._has_ended:
                 return None
+            for _ in self._strays():
+                pass  # Those that have ended are waited for, so that they do not stay as zombies.
             self._signal(signal.SIGCONT)
             self._hear(None if self._poll is None else _POLL_S)
         return self._said.popleft()

@@ -163,11 +163,11 @@ class _BySteps:
         self._steps: dict[Any, dict[str, Any]] = {}
 
     def add(self, rows: list[tuple[int, str, Any]], metrics: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Takes rows of step, name and value; yields the steps that have a metric, in their order."""
+        """Takes rows of step, name and value; yields the steps that have all metrics, in their order."""
         for step, name, value in rows:
             self._steps.setdefault(step, {})[name] = value
         for step in sorted(self._steps):
-            if any(name in self._steps[step] for name in metrics):
+            if all(name in self._steps[step] for name in metrics):
                 yield {**self._steps.pop(step), "step": step}
 
 

@@ -49,7 +49,7 @@ class Script:
 
     Attributes:
         command: its command.
-        metrics: the sweep's metrics; what has one of them is a report.
+        metrics: the sweep's metrics; a report has all of them.
         budget: most iterations of a trial.
         origins: how reports may come.
         patterns: regular expressions for lines of output.
@@ -132,8 +132,8 @@ class Script:
         return type(self.name, (ScriptTrial,), {"script": self, "__module__": __name__, "__qualname__": self.name})
 
     def reports_in(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether a mapping has one of the sweep's metrics."""
-        return any(value_of(metrics, name) is not None for name in self.metrics)
+        """Whether a mapping has all of the sweep's metrics."""
+        return all(value_of(metrics, name) is not None for name in self.metrics)
 
 
 class ScriptTrial:
@@ -285,7 +285,7 @@ class ScriptTrial:
         if said.origin not in ("output", *(origin.kind for origin in self.script.origins)):
             return False
         self._seen.update(said.metrics)
-        is_report = said.origin == "fluid" or self.script.reports_in(said.metrics)
+        is_report = said.origin == "fluid" or self.script.reports_in({**self._others, **said.metrics})
         if not is_report:
             self._others.update(said.metrics)
             return False

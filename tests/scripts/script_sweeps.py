@@ -67,6 +67,6 @@ class ScriptSweeps:
         own |= {name: options.pop(name) for name in _OF_SCRIPTS if name in options}
         space = {"x": [1]} if space is None else space
         command = [sys.executable, write_script(self.folder, text), *words]
-        script = Script.checked(command, space, metric="loss", **own)
+        script = Script.checked(command, space, metric=options.get("metric", "loss"), **own)
         asked = {"metric": "loss", "mode": "min", "algorithm": "grid", "budget": script.budget, **options}
         return run(script.trainable(), space, **asked)

@@ -150,6 +150,17 @@ def test_a_file_store_of_mlflow(sweeps: ScriptSweeps) -> None:
     assert result.trials[0].metrics == {"val/acc": 0.75, "loss": 0.5, "step": 1}
 
 
+def test_several_metrics_make_one_report(sweeps: ScriptSweeps) -> None:
+    text = """
+        for epoch in range(1, 4):
+            print(f'{{"loss": {1 / epoch}}}')
+            print(f'{{"seconds": {epoch}}}')
+    """
+    result = sweeps.run(text, metric=("loss", "seconds"), mode=("min", "min"))
+    assert losses(result) == [[1.0, 0.5, 1 / 3]]
+    assert [one.metrics["seconds"] for one in result.trials[0].results] == [1, 2, 3]
+
+
 def test_one_way_of_reporting_counts(sweeps: ScriptSweeps) -> None:
     """What is reported in two ways is one iteration."""
     text = """

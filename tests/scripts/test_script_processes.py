@@ -15,6 +15,8 @@ from script_sweeps import ScriptSweeps, alive, losses, wait_until, write_script
 from fluid._clock import MonotonicClock
 from fluid.errors import InvalidFieldError
 from fluid.executor import FluidExecutor
+from fluid.gpu.nvml import Gpu, GpuProcess
+from fluid.lane.device import device
 from fluid.lane.device.busy import BusyMeter
 from fluid.processes.below import BELOW
 from fluid.processes.children import is_stopped
@@ -234,6 +236,27 @@ def test_a_device_is_busy_with_a_script() -> None:
         BELOW.leaders.clear()
         os.killpg(spinning.pid, signal.SIGKILL)
         spinning.wait()
+
+
+def test_what_a_script_holds_of_a_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVML lists it; where it lists processes of another namespace, nothing is known."""
+    holder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    listed = [GpuProcess(holder.pid, 3e9), GpuProcess(os.getpid(), 7e9)]
+    monkeypatch.setattr(device, "find_gpus", lambda: [Gpu("GPU-0", 80e9, "H200", 70e9)])
+    monkeypatch.setattr(device, "processes_on", lambda token: listed)
+    try:
+        meter = device.DeviceMemoryMeter("gpu")
+        meter.begin()
+        BELOW.leaders.add(holder.pid)
+        assert meter.end() == (3e9, 0.0)
+        meter.begin()
+        assert meter.end() == (0.0, 0.0)
+        listed.append(GpuProcess(2**22 + 1, 1e9))
+        assert meter.end() is None
+    finally:
+        BELOW.leaders.clear()
+        holder.kill()
+        holder.wait()
 
 
 _DRIVER = """

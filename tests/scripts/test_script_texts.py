@@ -151,6 +151,8 @@ def test_what_is_refused_names_the_option(capsys: pytest.CaptureFixture[str]) ->
     assert refusal(capsys, *shared).startswith("fluid: error: command=")
     assert refusal(capsys, *shared, "--samples", "many", *command).startswith("fluid: error: samples='many'")
     assert refusal(capsys, *shared, "--stop", "0.5", *command).startswith("fluid: error: stop='0.5'")
+    assert "follows --" in refusal(capsys, *shared, "python", "train.py")
+    assert "follows --" in refusal(capsys, "train.py", *shared)
     assert refusal(capsys, "no.yaml", *shared, *command).startswith("fluid: error: file='no.yaml'")
     assert "is no program" in refusal(capsys, *shared, "--", "no-such-program")
 
