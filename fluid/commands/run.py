@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: Commands that ``--dry-run`` prints.
 _SHOWN = 3
 _FAILED = 1
+_GROUPS = {"script": "the script", "run": "the sweep (as for fluid.run)", "trial": "each trial"}
 _EPILOG = r"""
 The command follows --, and is run without a shell. {NAME} in it stands for a parameter of the space, {trial_id},
 {trial_dir}, {checkpoint}, {budget}, {config} (JSON) and {config_file} for what a trial has; {{ and }} for braces. Where
@@ -34,7 +35,7 @@ A script reports by fluid.report({...}), by a line of JSON on stdout, by wandb.l
 
 def add_run(commands: Subparsers) -> None:
     """Adds ``fluid run``."""
-    from fluid.scripts.options import OPTIONS
+    from fluid.scripts.options import OPTIONS, PEERS
 
     run = commands.add_parser(
         "run",
@@ -48,6 +49,7 @@ def add_run(commands: Subparsers) -> None:
     text = "a parameter; repeatable; adds to the file's"
     run.add_argument("--space", metavar="NAME=VALUES", action="append", default=[], help=text)
     run.add_argument("--dry-run", action="store_true", help=f"print the first {_SHOWN} commands, and run nothing")
+    groups = {part: run.add_argument_group(title) for part, title in _GROUPS.items()}
     for option in OPTIONS:
         settings: dict[str, Any] = {"dest": f"option_{option.name}", "default": None}
         settings["help"] = option.meaning.replace("%", "%%")
@@ -55,7 +57,9 @@ def add_run(commands: Subparsers) -> None:
             settings["action"] = "store_true"
         else:
             settings |= {"metavar": option.metavar, "action": "append" if option.repeats else "store"}
-        run.add_argument(option.flag, **settings)
+        groups.get(option.part, groups["run"]).add_argument(option.flag, **settings)
+    for name in PEERS:
+        run.add_argument(f"--{name.replace('_', '-')}", dest=f"option_{name}", help=argparse.SUPPRESS)
     run.set_defaults(command=_run)
 
 

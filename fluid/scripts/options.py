@@ -176,6 +176,19 @@ LEFT_OUT: Mapping[str, str] = {
     "requires": "is an object",
     "code": "is a script's file, which each start reads as it is then",
 }
+#: What other libraries call options of these.
+PEERS: Mapping[str, str] = {
+    **dict.fromkeys(("num_samples", "n_trials", "n_iter", "count", "run_cap"), "samples"),
+    **dict.fromkeys(("direction", "goal"), "mode"),
+    **dict.fromkeys(("timeout", "time_budget", "max_time"), "time_budget_s"),
+    **dict.fromkeys(("max_t", "max_iter", "max_iterations", "epochs"), "budget"),
+    **dict.fromkeys(("grace_period", "min_iter", "min_resource"), "min_budget"),
+    **dict.fromkeys(("reduction_factor", "factor"), "eta"),
+    **dict.fromkeys(("method", "scheduler", "sampler"), "algorithm"),
+    **dict.fromkeys(("storage_path", "local_dir", "output_dir"), "run_dir"),
+    **dict.fromkeys(("n_jobs", "n_workers", "max_concurrent_trials"), "max_concurrent"),
+    "resources_per_trial": "devices_per_trial",
+}
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 
 
@@ -190,6 +203,10 @@ def read_options(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     parts: dict[str, dict[str, Any]] = {option.part: {} for option in OPTIONS}
     for name, value in given.items():
+        if value is None and name in PEERS:
+            continue
+        if name in PEERS:
+            raise InvalidFieldError(name, value, f"is called {BY_NAME[PEERS[name]].flag} here")
         if name not in BY_NAME:
             raise InvalidFieldError(name, value, f"is no option: there are {', '.join(sorted(BY_NAME))}")
         option = BY_NAME[name]

@@ -16,7 +16,7 @@ from typing import Any
 
 from fluid._imports import install_command
 from fluid.errors import InvalidFieldError, MissingDependencyError
-from fluid.scripts.options import BY_NAME
+from fluid.scripts.options import BY_NAME, PEERS
 from fluid.scripts.space_text import parse_parameter, value_of
 from fluid.search.domains import lograndint, loguniform, randint, uniform
 from fluid.search.stop_rules import Target
@@ -96,7 +96,7 @@ def _own(content: Mapping[str, Any]) -> SweepFile:
             found.command = shlex.split(value) if isinstance(value, str) else _words("command", value)
         elif name == "space":
             found.space = _own_space("space", value)
-        elif name in BY_NAME:
+        elif name in BY_NAME or name in PEERS:  # The latter are refused with their names here.
             found.options[name] = _joined(value) if name in ("metric", "mode") else _exponent(value)
         else:
             raise InvalidFieldError(key, value, f"is no field: there are command, space, {', '.join(sorted(BY_NAME))}")

@@ -95,7 +95,13 @@ class Script:
         command = Command.checked(words, names, in_environment=config_in_env)
         program = command.template[0]
         if "{" not in program and shutil.which(program) is None:
-            raise InvalidFieldError("command", program, "is no program that can be found and executed")
+            hint = f": did you mean python {program}?" if program.endswith(".py") else ""
+            raise InvalidFieldError("command", program, f"is no program that can be found and executed{hint}")
+        if (file := _file_of(command.template)) is not None:
+            if not Path(file).exists():
+                raise InvalidFieldError("command", file, "is no file that is there")
+            if chdir:  # From there, a relative path leads elsewhere.
+                command = Command(tuple(os.path.abspath(word) if word is file else word for word in command.template))
         flag = tuple(shlex.split(checkpoint_flag or ""))
         require_placeholders("checkpoint_flag", flag, known)
         if flag and "checkpoint" not in " ".join([*flag, *command.template]):
@@ -124,8 +130,7 @@ class Script:
     def name(self) -> str:
         """Its file's, or its program's."""
         words = self.command.template
-        file = next((word for word in words if word.endswith((".py", ".sh", ".R", ".jl"))), words[0])
-        return Path(file).stem or "script"
+        return Path(next(filter(is_file, words), words[0])).stem or "script"
 
     def trainable(self) -> type:
         """The class whose trials run it, of its name."""
@@ -333,7 +338,8 @@ class ScriptTrial:
             wanted = f"{', '.join(self.script.metrics)} by {', '.join(ways)}"
             seen = f"; what came had {_names(self._seen)}" if self._seen else ""
             what = f"no metric was reported: {name} ended, and has not reported {wanted}{seen}"
-            return ScriptFailedError(_with_tail(what, process.lines))
+            said = f"; it has printed: {process.lines[-1]}" if process.lines else ""
+            return ScriptFailedError(_with_tail(f"{what}{said}", process.lines))
         assert code is not None
         how = describe_exit(code)
         last = process.errors or process.lines
@@ -345,8 +351,21 @@ class ScriptTrial:
         return ScriptFailedError(_with_tail(text, process.errors or process.lines))
 
 
+def is_file(word: str) -> bool:
+    """Whether a word of a command is that of a script's file, by its suffix, and no text with a placeholder."""
+    return word.endswith((".py", ".sh", ".R", ".jl")) and not word.startswith("-") and "{" not in word
+
+
+def _file_of(words: Sequence[str]) -> str | None:
+    """The script's file where a command surely names it, as ``python -u train.py`` does; else ``None``."""
+    rest = [word for word in words[1:] if not word.startswith("-")]
+    if rest and Path(words[0]).name == "env":
+        rest = rest[1:]
+    return rest[0] if rest and is_file(rest[0]) else None
+
+
 def _with_tail(text: str, lines: Sequence[str]) -> str:
-    return f"{text}\nits last lines:\n{chr(10).join(lines)[-_LONGEST_TAIL:]}" if lines else text
+    return f"{text}\nits last lines:\n{chr(10).join(lines)[-_LONGEST_TAIL:]}" if len(lines) > 1 else text
 
 
 def _names(metrics: Any) -> str:

@@ -123,7 +123,7 @@ def test_parameters_are_appended_where_the_command_names_none() -> None:
 )
 def test_an_option_of_a_script_that_cannot_be_used(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
-        Script.checked([sys.executable, "t.py"], {"lr": 1}, metric="loss", budget=1, **options)
+        Script.checked([sys.executable, __file__], {"lr": 1}, metric="loss", budget=1, **options)
     assert caught.value.field == field
 
 
@@ -144,13 +144,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_what_is_refused_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["--", sys.executable, "t.py"]
+    command = ["--", sys.executable, __file__]
     assert refusal(capsys, "--metric", "loss", *command).startswith("fluid: error: space=")
     assert refusal(capsys, "--space", "x=1", *command).startswith("fluid: error: metric=None")
     shared = ["--space", "x=1,2", "--metric", "loss"]
     assert refusal(capsys, *shared).startswith("fluid: error: command=")
     assert refusal(capsys, *shared, "--samples", "many", *command).startswith("fluid: error: samples='many'")
     assert refusal(capsys, *shared, "--stop", "0.5", *command).startswith("fluid: error: stop='0.5'")
+    assert "is called --samples here" in refusal(capsys, *shared, "--num-samples", "3", *command)
+    assert "did you mean python train.py?" in refusal(capsys, *shared, "--", "train.py")
+    assert "is no file" in refusal(capsys, *shared, "--", sys.executable, "no/train.py")
     assert "follows --" in refusal(capsys, *shared, "python", "train.py")
     assert "follows --" in refusal(capsys, "train.py", *shared)
     assert refusal(capsys, "no.yaml", *shared, *command).startswith("fluid: error: file='no.yaml'")
@@ -159,15 +162,15 @@ def test_what_is_refused_names_the_option(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_dry_run_shows_the_first_commands(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["run", "--space", "lr=log:1e-5:1e-1", "--space", "n=1,2,4", "--metric", "loss", "--dry-run"]
-    assert main([*given, "--", sys.executable, "train.py", "--out", "{trial_dir}"]) == 0
+    assert main([*given, "--", sys.executable, __file__, "--out", "{trial_dir}"]) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 3
     for line in lines:
-        assert line[:4] == [sys.executable, "train.py", "--out", "{trial_dir}"]
+        assert line[:4] == [sys.executable, __file__, "--out", "{trial_dir}"]
         assert 1e-5 <= float(line[4].removeprefix("--lr=")) <= 1e-1 and line[5] in ("--n=1", "--n=2", "--n=4")
     given = ["run", "--space", "n=1,2", "--metric", "loss", "--algorithm", "grid", "--dry-run"]
-    assert main([*given, "--", sys.executable, "t.py"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{sys.executable} t.py --n={n}" for n in (1, 2)]
+    assert main([*given, "--", sys.executable, "-m", "train"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{sys.executable} -m train --n={n}" for n in (1, 2)]
 
 
 # -- sweep files ---------------------------------------------------------------------------------
