@@ -348,13 +348,20 @@ def _outcome(
 ) -> SweepResult:
     result, stays_open = _result(loop, executor.run_dir), _stays_open(executor)
     counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
-    resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
+    there, resume = (
+        f"fluid.load({str(result.run_dir)!r})",
+        f"fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True)",
+    )
+    if (command := getattr(loop.plan.trainable, "fluid_command", None)) is not None:  # The user has called that.
+        there = f"fluid report {result.run_dir}"
+        resume = f"the same {command} with --run-dir {result.run_dir} --resume"
+    resume = f"; {resume} goes on"
     if executor.session.joint is not None:
         resume = f"; {executor.session.joint.others}"
     elif executor.session.hold.is_virtual or not loop.plan.goes_on:
         resume = ""  # A rehearsal begins anew.
     if heard is not None:
-        call = f"fluid.load({str(result.run_dir)!r}) has what there is{'' if stays_open else resume}"
+        call = f"{there} has what there is{'' if stays_open else resume}"
         farewell.append(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}")
         raise SweepInterrupted(128 + heard, result, loop.trials.unfinished)
     if loop.trials.unfinished and loop.reason is not None:

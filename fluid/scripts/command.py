@@ -19,6 +19,9 @@ OWN = {
     "config": "all hyperparameters as JSON",
     "config_file": "a file in the trial's folder with these",
 }
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "none": None}
+
 _PART = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
 
 
@@ -111,6 +114,14 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value) if isinstance(value, (list, dict)) else repr(value)
+
+
+def value_of(text: str) -> Any:
+    """A value of the type that its text has: a whole number, a number, true, false, none, else text."""
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    return _WORDS.get(text.lower(), text)
 
 
 def _placeholders(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fluid.errors import InvalidFieldError
 from fluid.keeping import parse_bytes
 from fluid.resources import MemoryNeed
-from fluid.scripts.space_text import value_of
+from fluid.scripts.command import value_of
 from fluid.sizing.goals import parse_duration
 
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
-from fluid.scripts.command import require_placeholders
-from fluid.scripts.space_text import value_of
+from fluid.scripts.command import require_placeholders, value_of
 
 with try_import("tensorboard", extra="tensorboard") as _imports:
     from importlib.util import find_spec

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fluid.errors import InvalidFieldError
+from fluid.scripts.command import value_of
 from fluid.search.domains import lograndint, loguniform, randint, uniform
 
 #: What a parameter may be, for people.
@@ -15,8 +15,6 @@ FORMS = (
     " ends included), int:0:100:10 (in steps), 1,2,4 or sgd,adam (choices), choice:a:b,c:d (choices that hold colons),"
     " or one value, a constant"
 )
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 
 
 def parse_parameter(text: str, field: str = "space") -> Any:
@@ -64,14 +62,6 @@ def parse_space(entries: list[str]) -> dict[str, Any]:
             raise InvalidFieldError("space", entry, f"{name!r} is given twice")
         inner[place] = parse_parameter(text, f"space[{name!r}]")
     return space
-
-
-def value_of(text: str) -> Any:
-    """A value of the type that its text has: a whole number, a number, true, false, none, else text."""
-    text = text.strip()
-    if _NUMBER.fullmatch(text):
-        return int(text) if text.lstrip("+-").isdecimal() else float(text)
-    return _WORDS.get(text.lower(), text)
 
 
 def _choices(field: str, text: str, listed: str) -> list[str]:

@@ -16,8 +16,9 @@ from typing import Any
 
 from fluid._imports import install_command
 from fluid.errors import InvalidFieldError, MissingDependencyError
+from fluid.scripts.command import value_of
 from fluid.scripts.options import BY_NAME, PEERS
-from fluid.scripts.space_text import parse_parameter, value_of
+from fluid.scripts.space_text import parse_parameter
 from fluid.search.domains import lograndint, loguniform, randint, uniform
 from fluid.search.stop_rules import Target
 

@@ -145,6 +145,8 @@ class ScriptTrial:
     """A trial of a script; :meth:`Script.trainable` derives from it."""
 
     script: ClassVar[Script]
+    #: With what the user has begun the sweep, so that advice is in the same terms.
+    fluid_command = "fluid run"
     #: What is saved is what the script has written, which may be older than its last report.
     fluid_reports_states = True
 
