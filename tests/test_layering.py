@@ -61,7 +61,7 @@ LAYERS = (
     layer(6, "sizing", "numpy"),
     layer(6, "shared_data", "cloudpickle torch"),
     layer(7, "engine", "numpy msgspec"),
-    layer(7, "scripts", "tensorboard yaml"),
+    layer(7, "scripts", "tensorboard yaml sitecustomize"),
     layer(8, "policies", "numpy msgspec"),
     layer(8, "lane", "numpy torch msgspec"),
     layer(9, "forecasting", "numpy"),

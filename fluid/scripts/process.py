@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -94,7 +93,7 @@ class ScriptProcess:
         self._said: deque[Said] = deque()
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
-        self._mark = f"fluid-script-{secrets.token_hex(16)}"
+        self._mark = f"fluid-script-{os.urandom(16).hex()}"
         self._listener.bind(f"\0{self._mark}")
         self._listener.listen()
         self._links: list[_Link] = []
