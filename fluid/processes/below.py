@@ -7,7 +7,7 @@ below it; what a program has used that has ended is known as far as its parent h
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from fluid._clock import processor_seconds_of
@@ -27,10 +27,7 @@ class ProgramsBelow:
 
     def processes(self) -> list[int]:
         """All processes of the programs."""
-        found = list(self.leaders)
-        for process in found:  # It grows.
-            found += children_of_all_threads(process)
-        return found
+        return with_all_below(self.leaders)
 
     def processor_seconds(self) -> float:
         """CPU seconds that they have used."""
@@ -72,11 +69,25 @@ class ProgramsBelow:
                 file.write(code)
 
 
-def children_of_all_threads(process: int) -> Iterator[int]:
+def with_all_below(processes: Iterable[int], root: str = "/") -> list[int]:
+    """Returns processes and all those below them.
+
+    Args:
+        processes: the processes.
+        root: folder with ``proc``.
+    """
+    found = list(processes)
+    for process in found:  # It grows.
+        found += children_of_all_threads(process, root)
+    return found
+
+
+def children_of_all_threads(process: int, root: str = "/") -> Iterator[int]:
     """Yields the children of a process; none where the kernel does not list them."""
+    folder = os.path.join(root, f"proc/{process}/task")
     with suppress(OSError):
-        for thread in os.listdir(f"/proc/{process}/task"):
-            with suppress(OSError), open(f"/proc/{process}/task/{thread}/children", encoding="ascii") as file:
+        for thread in os.listdir(folder):
+            with suppress(OSError), open(os.path.join(folder, thread, "children"), encoding="ascii") as file:
                 yield from map(int, file.read().split())
 
 

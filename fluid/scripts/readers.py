@@ -126,7 +126,7 @@ class LineReader:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             if not self._is_too_long:
-                yield from self._read(line.strip())
+                yield from self._read(line.strip().rpartition(b"\r")[2])  # Behind a bar of progress.
             self._is_too_long = False
         if len(self._rest) > _LONGEST_LINE:
             self._rest, self._is_too_long = b"", True

@@ -340,8 +340,7 @@ class ScriptTrial:
             wanted = f"{', '.join(self.script.metrics)} by {', '.join(ways)}"
             seen = f"; what came had {_names(self._seen)}" if self._seen else ""
             what = f"no metric was reported: {name} ended, and has not reported {wanted}{seen}"
-            said = f"; it has printed: {process.lines[-1]}" if process.lines else ""
-            return ScriptFailedError(_with_tail(f"{what}{said}", process.lines))
+            return ScriptFailedError(_with_tail(what, process.lines, least=1))
         assert code is not None
         how = describe_exit(code)
         last = process.errors or process.lines
@@ -366,8 +365,8 @@ def _file_of(words: Sequence[str]) -> str | None:
     return rest[0] if rest and is_file(rest[0]) else None
 
 
-def _with_tail(text: str, lines: Sequence[str]) -> str:
-    return f"{text}\nits last lines:\n{chr(10).join(lines)[-_LONGEST_TAIL:]}" if len(lines) > 1 else text
+def _with_tail(text: str, lines: Sequence[str], least: int = 2) -> str:
+    return f"{text}\nits last lines:\n{chr(10).join(lines)[-_LONGEST_TAIL:]}" if len(lines) >= least else text
 
 
 def _names(metrics: Any) -> str:
