@@ -48,7 +48,7 @@ def test_lines_of_json_among_partial_lines_and_junk(sweeps: ScriptSweeps) -> Non
         write(b'\n{"other": 1}\n[1]\n{"loss": 1.0, "bro')
         time.sleep(0.01)
         write(b'ken": 2}\n{not json}\n{"loss": 0.5}\r\n{"loss": NaN}\n')
-        sys.stderr.write('\\r 50 %\\r100 %\\r{"loss": 0.125}')
+        sys.stderr.write('\r 50 %\r100 %\r{"loss": 0.125}')
     """
     result = sweeps.run(text)
     (trial,) = result.trials
