@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from fluid._clock import MonotonicClock
 from fluid._private_files import make_folder
@@ -32,16 +32,25 @@ def signature_of(path: str) -> Signature | None:
     return tuple(found) if found and os.path.lexists(path) else None
 
 
-def copy_steady(
-    path: str, folder: str, processes: Callable[[], Iterable[int]], let_run: Callable[[float], None]
-) -> None:
+class Writer(Protocol):
+    """The processes that may be writing a checkpoint."""
+
+    def stand_still(self) -> list[int]:
+        """Stops them, and returns them once they are."""
+        ...
+
+    def let_run(self, seconds: float) -> None:
+        """Lets them run for so long."""
+        ...
+
+
+def copy_steady(path: str, folder: str, writer: Writer) -> None:
     """Copies a checkpoint once no process has it open for writing, and again if it has changed meanwhile.
 
     Args:
         path: the script's checkpoint.
         folder: gets the copy.
-        processes: the script's.
-        let_run: lets the script run for some seconds.
+        writer: the script.
 
     Raises:
         NotSavableError: the script does not stop to write it, or there is none.
@@ -50,16 +59,16 @@ def copy_steady(
     clock = MonotonicClock()
     deadline = clock.now() + _PATIENCE_S
     while clock.now() < deadline:
+        # One that is just opening the file may have made it empty, and not have its descriptor yet.
+        processes = writer.stand_still()
         before = signature_of(path)
-        if before is None:
-            raise NotSavableError(f"the script has not written {path}")
-        if not any(_writes(process, path) for process in processes()):
+        if before is not None and not any(_writes(process, path) for process in processes):
             with suppress(FileNotFoundError):  # Of a file that was replaced meanwhile.
                 put(path, os.path.join(folder, COPY))
                 if signature_of(path) == before:
                     return
-        let_run(_SLICE_S)
-    raise NotSavableError(f"the script goes on writing {path}, so that no copy of it is whole")
+        writer.let_run(_SLICE_S)
+    raise NotSavableError(f"the script goes on writing {path}, or has removed it, so that no copy of it is whole")
 
 
 def put(source: str, target: str) -> None:

@@ -114,7 +114,7 @@ _KEY = (
     "a field of reports that counts up, such as epoch: where a script goes on from a checkpoint, reports that do not"
     " exceed the last one counted are repeats, and left out"
 )
-_FLAG = "appended to the command where a trial goes on from a checkpoint: '--resume {checkpoint}'"
+_FLAG = "appended to the command where a trial goes on from {checkpoint}: '--resume {checkpoint}'; '' for nothing"
 
 OPTIONS: tuple[Option, ...] = (
     Option("metric", "run", "the metric that trials are compared by; several separated by commas", "NAME", _names),

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
-from fluid._clock import MonotonicClock
+from fluid._clock import MonotonicClock, nap
 from fluid.processes.below import BELOW, children_of_all_threads
-from fluid.processes.children import adopt_orphans
+from fluid.processes.children import adopt_orphans, state_of
 from fluid.processes.session_mark import kill_marked
 from fluid.trainables.script_link import END, GO, SAVE, VARIABLE
 
@@ -33,6 +33,8 @@ _LAST_LINES = 20
 _POLL_S, _LOOK_S = 0.2, 0.01
 #: Seconds in which a killed process vanishes.
 _KILLED_S = 2.0
+#: Seconds in which processes stop, and the states of those that have, or have ended.
+_STOPPED_S, _STILL = 1.0, (b"T", b"t", b"Z", b"X", b"")
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -155,6 +157,7 @@ class ScriptProcess:
         It ends as the script does.
         """
         self.answer(said, f"{SAVE}{folder}")
+        self._signal(signal.SIGCONT)
         while not self._has_ended:
             self._hear(None)
             for position, other in enumerate(self._said):
@@ -165,9 +168,26 @@ class ScriptProcess:
         return "it has ended meanwhile"
 
     def hold(self) -> None:
-        """Stops all processes of the group until the next :meth:`next`."""
+        """Stops all processes of the group until the next :meth:`next`, also one that waits in a report."""
         if not self._has_ended and not self._is_held:
             self._signal(signal.SIGSTOP)
+
+    def stand_still(self) -> list[int]:
+        """Stops all processes of the group, and returns the script's once they are, or after a second."""
+        self.hold()
+        deadline = self._clock.now() + _STOPPED_S
+        found = BELOW.processes()
+        while any(map(self._moves, found)) and self._clock.now() < deadline:
+            nap(_LOOK_S)
+            found = BELOW.processes()
+        return found
+
+    def _moves(self, process: int) -> bool:
+        """Whether a process of the group has a thread that was not stopped yet."""
+        with suppress(OSError):
+            threads = map(int, os.listdir(f"/proc/{process}/task"))
+            return os.getpgid(process) == self._process.pid and any(state_of(each) not in _STILL for each in threads)
+        return False
 
     def let_run(self, seconds: float) -> None:
         """Lets the script run so long, whatever it says; that is kept."""

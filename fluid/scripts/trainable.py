@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fluid._clock import nap
 from fluid._private_files import make_folder, open_private
 from fluid.errors import FluidError, InvalidFieldError, require_number
 from fluid.keeping import value_of
-from fluid.processes.below import BELOW
 from fluid.processes.children import describe_exit
 from fluid.scripts.checkpoint import COPY, Signature, copy_steady, put, remove, signature_of
 from fluid.scripts.command import OWN, Command, filled, flat, require_placeholders
@@ -34,7 +32,8 @@ _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 _WANDB = "FLUID_SCRIPT_WANDB"
 #: In Fluid's checkpoint: the value of the iteration key in the last report that was counted, and how it was saved.
 _FACTS = "script.json"
-_ADVICE = " (see --checkpoint-flag); what it has reported before is not counted twice"
+#: Above so many times the usual step of the iteration key, a report does not follow the one before.
+_MOST_STRIDES = 1.5
 #: Most characters of a script's last lines in an error.
 _LONGEST_TAIL = 2000
 
@@ -54,7 +53,8 @@ class Script:
         origins: how reports may come.
         patterns: regular expressions for lines of output.
         iteration_key: a field of reports that counts up; ``None`` if they count by their order.
-        checkpoint_flag: words for the command of a trial that goes on from a checkpoint.
+        checkpoint_flag: words for the command of a trial that goes on from a checkpoint; none if the script finds it
+            by itself; ``None`` if it does not go on from one.
         grace_s: seconds from SIGTERM to SIGKILL.
     """
 
@@ -64,7 +64,7 @@ class Script:
     origins: tuple[Origin, ...]
     patterns: tuple[str, ...] = ()
     iteration_key: str | None = None
-    checkpoint_flag: tuple[str, ...] = ()
+    checkpoint_flag: tuple[str, ...] | None = None
     grace_s: float = GRACE_S
     #: Placeholders that any text of it may have.
     known: tuple[str, ...] = field(default=(), repr=False)
@@ -102,11 +102,11 @@ class Script:
                 raise InvalidFieldError("command", file, "is no file that is there")
             if chdir:  # From there, a relative path leads elsewhere.
                 command = Command(tuple(os.path.abspath(word) if word is file else word for word in command.template))
-        flag = tuple(shlex.split(checkpoint_flag or ""))
-        require_placeholders("checkpoint_flag", flag, known)
-        if flag and "checkpoint" not in " ".join([*flag, *command.template]):
-            reason = "must name the file or folder, as in '--resume {checkpoint}'"
-            raise InvalidFieldError("checkpoint_flag", checkpoint_flag, reason)
+        flag = None if checkpoint_flag is None else tuple(shlex.split(checkpoint_flag))
+        require_placeholders("checkpoint_flag", flag or (), known)
+        if flag is not None and iteration_key is None:
+            reason = "needs --iteration-key, a field of the reports that counts up, such as epoch: what iteration a"
+            raise InvalidFieldError("checkpoint_flag", checkpoint_flag, f"{reason} checkpoint is of is known by that")
         compile_patterns(metric_regex)
         seconds = parse_duration("grace_s", grace_s) if isinstance(grace_s, str) else grace_s
         return cls(
@@ -120,11 +120,6 @@ class Script:
             grace_s=require_number("grace_s", seconds, at_least=0.0),
             known=known,
         )
-
-    @property
-    def writes_checkpoints(self) -> bool:
-        """Whether it is told where to write a checkpoint."""
-        return bool(self.checkpoint_flag) or "checkpoint" in self.command.placeholders
 
     @property
     def name(self) -> str:
@@ -175,7 +170,11 @@ class ScriptTrial:
         self._seen: set[str] = set()
         self._others: dict[str, Any] = {}
         self._reports = 0
-        self._key: float | None = None
+        #: The iteration key in the last report that was counted, and in the one before; and in the last one before the
+        #: checkpoint was written.
+        self._keys: tuple[float | None, float | None] = None, None
+        self._keys_at_write: tuple[float | None, float | None] = self._keys
+        #: Whether reports may be of iterations that were counted before the script was started.
         self._repeats = False
         self._signature: Signature | None = None
         self._since: int | None = None
@@ -187,6 +186,9 @@ class ScriptTrial:
         try:
             while (said := process.next()) is not None:
                 if self._counts(said):
+                    if self._is_beyond():
+                        process = self._begin_again(process)
+                        continue
                     self._last = said
                     return self._take(said)
                 process.answer(said)
@@ -201,8 +203,8 @@ class ScriptTrial:
             return 0
         if self._restored and self._reports == 0:
             return 0
-        if not self.script.writes_checkpoints or self._since is None:
-            return None
+        if self.script.checkpoint_flag is None or self._since is None or self._keys[1] is None:
+            return None  # By two reports it is known by what the key rises.
         # What was written since the report is of that iteration, too.
         return self._since if signature_of(self._own["checkpoint"]) == self._signature else 0
 
@@ -218,16 +220,17 @@ class ScriptTrial:
             own_save = self._is_own_save
             put(self._restored, os.path.join(folder, COPY))
         else:
-            waits = self._last is not None and self._last.waiting is not None
-            let_run = nap if waits or self._process is None else self._process.let_run
-            copy_steady(self._own["checkpoint"], folder, BELOW.processes, let_run)
+            assert self._process is not None
+            copy_steady(self._own["checkpoint"], folder, self._process)
         with open(os.path.join(folder, _FACTS), "w", encoding="utf-8") as file:
-            json.dump({"key": self._key, "own_save": own_save}, file)
+            keys = self._keys if own_save or not self.unsaved_iterations() else self._keys_at_write
+            json.dump({"keys": keys, "own_save": own_save}, file)
 
     def load_checkpoint(self, folder: str) -> None:
         with open(os.path.join(folder, _FACTS), encoding="utf-8") as file:
             facts = json.load(file)
-        self._key, self._is_own_save, self._repeats = facts["key"], facts["own_save"], True
+        self._keys = self._keys_at_write = tuple(facts["keys"])
+        self._is_own_save, self._repeats = facts["own_save"], True
         self._restored = self._own["checkpoint"] + (".saved" if self._is_own_save else "")
         put(os.path.join(folder, COPY), self._restored)
         self._signature, self._since = signature_of(self._own["checkpoint"]), 0
@@ -256,11 +259,13 @@ class ScriptTrial:
         if not self._restored:
             remove(self._own["checkpoint"])  # Of an earlier try, which did not get as far as to be saved.
             if not self._is_first_try:
-                print(f"fluid: {script.name} begins again: there is no checkpoint{_ADVICE}", flush=True)
+                advice = " (--checkpoint-flag would have it go on)" if script.checkpoint_flag is None else ""
+                text = f"fluid: {script.name} begins again: there is no checkpoint{advice}"
+                print(f"{text}; what it has reported before is not counted twice", flush=True)
         elif self._is_own_save:
             environment[CHECKPOINT_DIR] = self._restored
         else:
-            words += filled(script.checkpoint_flag, self._config, self._own)
+            words += filled(script.checkpoint_flag or (), self._config, self._own)
         takes_json = any(origin.kind == "json" for origin in script.origins)
         lines = [LineReader(takes_json, compile_patterns(script.patterns)) for _ in range(2)]
         files = [
@@ -305,27 +310,48 @@ class ScriptTrial:
         return not self._is_repeat(said)
 
     def _is_repeat(self, said: Said) -> bool:
-        """Whether a script that goes on from a checkpoint repeats what was counted before it."""
+        """Whether a script that goes on from a checkpoint repeats what was counted before it; notes the key if not."""
         name = self.script.iteration_key
-        key = None if name is None else value_of(said.metrics, name)
-        if name is not None and (isinstance(key, bool) or not isinstance(key, (int, float))):
-            raise ScriptFailedError(
-                f"a report lacks the iteration key {name!r}, as a number: it has {_names(said.metrics)}"
-            )
-        if key is None:
+        if name is None:
             return False
-        is_repeat = self._repeats and self._key is not None and key <= self._key
-        if not is_repeat:
-            self._key, self._repeats = float(key), False
-        return is_repeat
+        key = value_of(said.metrics, name)
+        if isinstance(key, bool) or not isinstance(key, (int, float)):
+            has = _names(said.metrics)
+            raise ScriptFailedError(f"a report lacks the iteration key {name!r}, as a number: it has {has}")
+        if self._repeats and self._keys[0] is not None and key <= self._keys[0]:
+            return True
+        self._keys = float(key), self._keys[0]
+        return False
+
+    def _is_beyond(self) -> bool:
+        """Whether the first report of a script that goes on does not follow the last one that was counted.
+
+        It had run on, and written a further checkpoint, before it could be stopped.
+        """
+        if not self._repeats:
+            return False
+        self._repeats = False
+        key, last = self._keys
+        if not self._restored or self._is_own_save or key is None or last is None:
+            return False
+        _, before = self._keys_at_write
+        return before is None or key - last > _MOST_STRIDES * (last - before)
+
+    def _begin_again(self, process: ScriptProcess) -> ScriptProcess:
+        """Starts a script whose checkpoint is too new from the beginning, and leaves out what was counted already."""
+        print(f"fluid: {self.script.name} begins again: its checkpoint was of a later iteration", flush=True)
+        process.end(self.script.grace_s, None)
+        self._keys, self._repeats, self._restored = (self._keys[1], None), True, ""
+        self._others, self._since, self._is_first_try = {}, None, True
+        return self._start()
 
     def _take(self, said: Said) -> dict[str, Any]:
         self._reports += 1
         metrics, self._others = {**self._others, **said.metrics}, {}
-        if self.script.writes_checkpoints:
+        if self.script.checkpoint_flag is not None:
             found = signature_of(self._own["checkpoint"])
             if found is not None and found != self._signature:
-                self._signature, self._since = found, 0
+                self._signature, self._since, self._keys_at_write = found, 0, self._keys
             elif self._since is not None:
                 self._since += 1
         return metrics

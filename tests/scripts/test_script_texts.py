@@ -116,7 +116,7 @@ def test_parameters_are_appended_where_the_command_names_none() -> None:
         ({"metric_regex": ["loss=(.*)"]}, "metric_regex"),
         ({"metric_regex": ["(?P<loss>"]}, "metric_regex"),
         ({"checkpoint_flag": "--resume {chekpoint}"}, "checkpoint_flag"),
-        ({"checkpoint_flag": "--resume"}, "checkpoint_flag"),
+        ({"checkpoint_flag": "--resume {checkpoint}"}, "checkpoint_flag"),
         ({"grace_s": "soon"}, "grace_s"),
         ({"grace_s": -1}, "grace_s"),
     ],
