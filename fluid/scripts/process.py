@@ -99,6 +99,8 @@ class ScriptProcess:
         self._listener.bind(f"\0{self._mark}")
         self._listener.listen()
         self._links: list[_Link] = []
+        #: Children of this process, and whether they are the script's.
+        self._known: dict[int, bool] = {}
         #: Whether the group was stopped by SIGSTOP.
         self._is_held = False
         self.lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -340,11 +342,19 @@ class ScriptProcess:
         return True
 
     def _strays(self) -> Iterator[int]:
-        """Children of this process that are no program's leader: the script's, whose parents have ended."""
+        """Processes that the script has started, whose parents have ended: they are this process's children now."""
         for process in children_of_all_threads(os.getpid()):
             with suppress(ChildProcessError):
-                if process not in BELOW.leaders and os.waitpid(process, os.WNOHANG) == (0, 0):
+                if self._is_stray(process) and os.waitpid(process, os.WNOHANG) == (0, 0):
                     yield process
+
+    def _is_stray(self, process: int) -> bool:
+        """Whether the script has started a child of this process; other trials of the lane have children, too."""
+        if process not in self._known and process not in BELOW.leaders:
+            with suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
+                is_marked = f"{VARIABLE}={self._mark}".encode() in file.read().split(b"\0")
+                self._known[process] = is_marked or os.getsid(process) == self._process.pid
+        return self._known.get(process, False)
 
     def _close(self) -> None:
         self._selector.close()

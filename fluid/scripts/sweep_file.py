@@ -274,6 +274,9 @@ def _parameter(here: str, one: dict[str, Any]) -> Any:
 def _command(content: Mapping[str, Any], found: SweepFile) -> list[str]:
     words = content.get("command", ["${env}", "${interpreter}", "${program}", "${args}"])
     words = shlex.split(words) if isinstance(words, str) else _words("command", words)
+    if not any(word.startswith("${args") for word in words):
+        found.options["config_in_env"] = True
+        found.notes.append("the command has no ${args}: the parameters are in wandb.config, and in FLUID_CONFIG")
     return [filled for word in words for filled in _expanded(word, content, list(_names(found.space)), found)]
 
 

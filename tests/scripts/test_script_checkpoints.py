@@ -34,7 +34,7 @@ _SCRIPT = f"""
     epoch = int(open(os.path.join(given.resume, "state")).read()) if given.resume else 0
     while epoch < {_EPOCHS}:
         epoch += 1
-        time.sleep(0.1 if is_first else 0)
+        time.sleep(0.03 if is_first else 0)
         given.late or save()
         print(json.dumps({{"loss": 1 / epoch, "epoch": epoch}}), flush=True)
         given.late and save()
@@ -50,15 +50,15 @@ _REPORTS = f"""
     epoch = int((fluid.get_checkpoint() / "state").read_text()) if fluid.get_checkpoint() else 0
     while epoch < {_EPOCHS}:
         epoch += 1
-        time.sleep(0.1 if is_first else 0)
+        time.sleep(0.03 if is_first else 0)
         fluid.report({{"loss": 1 / epoch, "epoch": epoch}}, save=lambda to: (to / "state").write_text(str(epoch)))
 """
 
 
-def go_on_after_sigterm(
-    folder: Path, text: str, words: list[str], options: list[str]
+def go_on_after(
+    number: int, folder: Path, text: str, words: list[str], options: list[str]
 ) -> tuple[TrialResult, list[str], str]:
-    """Ends ``fluid run`` by SIGTERM after some epochs, goes on; returns the trial, its starts, and what it printed."""
+    """Ends ``fluid run`` by a signal after some epochs, goes on; returns the trial, its starts, and what it printed."""
     run_dir = folder / "run"
     given = ["run", "--space", "x=1", "--metric", "loss", "--mode", "min", "--run-dir", str(run_dir), "--devices", "1"]
     given += ["--algorithm", "grid", "--budget", str(_EPOCHS), "--verbose", "0", "--config-in-env", *options]
@@ -70,8 +70,8 @@ def go_on_after_sigterm(
     )
     results = run_dir / "results.jsonl"
     wait_until(lambda: results.exists() and results.read_text().count("\n") >= 3)
-    first.send_signal(signal.SIGTERM)
-    assert first.wait() in (143, -signal.SIGTERM)
+    first.send_signal(number)
+    assert first.wait() in (128 + number, -number)
     assert main([*given, "--resume", *command]) == 0
     (trial,) = load(str(run_dir)).trials
     assert trial.folder is not None
@@ -95,14 +95,24 @@ _CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "words", "options"), _CASES)
 def test_a_script_goes_on_from_its_checkpoint(text: str, words: list[str], options: list[str], tmp_path: Path) -> None:
-    trial, starts, _ = go_on_after_sigterm(tmp_path, text, words, options)
+    trial, starts, _ = go_on_after(signal.SIGTERM, tmp_path, text, words, options)
     assert [one.metrics["epoch"] for one in trial.results] == list(range(1, _EPOCHS + 1))
     assert [start == "None" for start in starts] == [True, False]
 
 
 @pytest.mark.slow
+def test_a_checkpoint_of_a_later_iteration_is_not_gone_on_from(tmp_path: Path) -> None:
+    """As of a script that has run on before it could be stopped: here it lies, and so would leave an epoch out."""
+    text = _SCRIPT.replace("file.write(str(epoch))", "file.write(str(epoch + 1))")
+    trial, starts, log = go_on_after(signal.SIGTERM, tmp_path, text, ["--save", "{checkpoint}"], _FLAG)
+    assert [one.metrics["epoch"] for one in trial.results] == list(range(1, _EPOCHS + 1))
+    assert [start == "None" for start in starts] == [True, False, True]
+    assert log.count("its checkpoint was of a later iteration") == 1
+
+
+@pytest.mark.slow
 def test_a_script_without_a_checkpoint_begins_again_and_says_so(tmp_path: Path) -> None:
-    trial, starts, log = go_on_after_sigterm(tmp_path, _SCRIPT, ["--save", "{trial_dir}/own"], [])
+    trial, starts, log = go_on_after(signal.SIGKILL, tmp_path, _SCRIPT, ["--save", "{checkpoint}"], [])
     assert [one.metrics["epoch"] for one in trial.results] == list(range(1, _EPOCHS + 1))
     assert starts == ["None", "None"]
     assert log.count("begins again") == 1

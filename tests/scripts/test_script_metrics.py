@@ -107,13 +107,13 @@ def test_wandb_itself_offline(sweeps: ScriptSweeps) -> None:
         import os, sys
         os.environ["WANDB_MODE"], os.environ["WANDB_SILENT"] = "offline", "true"
         import wandb
-        run = wandb.init(project="x", dir=os.environ["FLUID_TRIAL_DIR"])
-        wandb.log({"loss": 2.0, "picture": [1, 2]})
+        run = wandb.init(project="x", dir=os.environ["FLUID_TRIAL_DIR"], config={"x": 7, "y": 8})
+        wandb.log({"loss": 2.0 * wandb.config.x, "picture": [1, 2], "y": wandb.config["y"]})
         run.log({"loss": 1.0})
         run.finish()
     """
     result = sweeps.run(text)
-    assert losses(result) == [[2.0, 1.0]]
+    assert losses(result) == [[2.0, 1.0]] and result.trials[0].results[0].metrics["y"] == 8
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")

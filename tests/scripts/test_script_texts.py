@@ -253,6 +253,7 @@ def test_the_command_of_a_sweep_file_of_wandb_s() -> None:
         *("/usr/bin/env", "python3", "train.py", "lr={lr}", "{{x}}"),
     ]
     assert words("${interpreter}", "-m", "${program}", "${args_json}") == ["python", "-m", "train.py", "{config}"]
+    assert read_sweep_file(_wandb(command=["python", "t.py"])).options["config_in_env"] is True
     assert words("run", "--config", "${args_json_file}") == ["run", "--config", "{config_file}"]
 
 

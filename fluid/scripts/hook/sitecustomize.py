@@ -64,12 +64,29 @@ class _Watcher:
         return spec
 
 
+def _configuring(init: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a run the trial's parameters as its config, which a sweep of W&B's does."""
+
+    def init_and_configure(*args: Any, **kwargs: Any) -> Any:
+        run = init(*args, **kwargs)
+        update = getattr(getattr(run, "config", None), "update", None)
+        if update is not None:
+            import json
+
+            update(json.loads(os.environ.get("FLUID_CONFIG", "{}")), allow_val_change=True)
+        return run
+
+    return init_and_configure
+
+
 def _replace(module: Any) -> None:
     run: Any = getattr(module, "Run", None)
     if module.__name__ == "wandb.sdk.wandb_run" and hasattr(run, "log"):
         run.log = _reporting(run.log, True)
     elif module.__name__ == "wandb" and "wandb.sdk.wandb_run" not in sys.modules and hasattr(module, "log"):
         module.log = _reporting(module.log, False)  # Another module of that name.
+    if module.__name__ == "wandb" and hasattr(module, "init"):
+        module.init = _configuring(module.init)
 
 
 def _run_other() -> None:
