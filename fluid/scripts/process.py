@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 
 from fluid._clock import MonotonicClock, nap
 from fluid.processes.below import BELOW, children_of_all_threads
-from fluid.processes.children import adopt_orphans, state_of
+from fluid.processes.children import adopt_orphans, open_process, state_of
 from fluid.processes.session_mark import kill_marked
 from fluid.trainables.script_link import END, GO, SAVE, VARIABLE
 
@@ -119,7 +119,8 @@ class ScriptProcess:
             self._selector.close()
             raise
         BELOW.leaders.add(self._process.pid)
-        self._ended = os.pidfd_open(self._process.pid)
+        #: Readable once it has ended; ``None`` on an old kernel, where that is looked up now and then.
+        self._ended = open_process(self._process.pid)
         self._pipes: dict[int, _Pipe] = {}
         for stream, reader in zip((self._process.stdout, self._process.stderr), readers, strict=True):
             assert stream is not None
@@ -128,7 +129,8 @@ class ScriptProcess:
             self._pipes[stream.fileno()] = pipe = _Pipe(stream, is_error, reader)
             self._selector.register(stream, selectors.EVENT_READ, pipe)
         self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
-        self._selector.register(self._ended, selectors.EVENT_READ, None)
+        if self._ended is not None:
+            self._selector.register(self._ended, selectors.EVENT_READ, None)
         self._has_ended = False
 
     @property
@@ -232,6 +234,8 @@ class ScriptProcess:
         """Waits until something comes, and takes it; output first, as what was printed before a report precedes it."""
         if self._poll is not None and self._clock.now() - self._polled_at >= _POLL_S:
             self._look_at_files()
+        if self._ended is None:
+            timeout = _LOOK_S if timeout is None else min(timeout, _LOOK_S)
         events = [key for key, _ in self._selector.select(timeout)]
         for key in events:
             if isinstance(key.data, _Pipe):
@@ -241,10 +245,11 @@ class ScriptProcess:
                 self._read_link(key.data)
             elif key.data is self._listener:
                 self._accept()
-        if any(key.data is None for key in events):
+        if any(key.data is None for key in events) or (self._ended is None and self._process.poll() is not None):
             self._process.wait()
             BELOW.leaders.discard(self._process.pid)
-            self._selector.unregister(self._ended)
+            if self._ended is not None:
+                self._selector.unregister(self._ended)
             self._drain()
             self._has_ended = True
 
@@ -363,7 +368,8 @@ class ScriptProcess:
         self._listener.close()
         for pipe in self._pipes.values():
             pipe.stream.close()
-        os.close(self._ended)
+        if self._ended is not None:
+            os.close(self._ended)
 
 
 class _Pipe:

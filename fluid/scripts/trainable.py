@@ -125,7 +125,8 @@ class Script:
     def name(self) -> str:
         """Its file's, or its program's."""
         words = self.command.template
-        return Path(next(filter(is_file, words), words[0])).stem or "script"
+        module = words[words.index("-m") + 1] if "-m" in words[1:-1] else words[0]
+        return Path(next(filter(is_file, words), module.rpartition(".")[2])).stem or "script"
 
     def trainable(self) -> type:
         """The class whose trials run it, of its name."""
@@ -239,6 +240,8 @@ class ScriptTrial:
         if self._process is not None:
             process, self._process = self._process, None
             process.end(self.script.grace_s, self._last)
+        if self._is_own_save:
+            remove(self._restored)
 
     # -- its process ---------------------------------------------------------------------------------------
 
@@ -314,11 +317,12 @@ class ScriptTrial:
         name = self.script.iteration_key
         if name is None:
             return False
-        key = value_of(said.metrics, name)
+        told = {**self._others, **said.metrics}
+        key = value_of(told, name)
         if isinstance(key, bool) or not isinstance(key, (int, float)):
-            has = _names(said.metrics)
-            raise ScriptFailedError(f"a report lacks the iteration key {name!r}, as a number: it has {has}")
+            raise ScriptFailedError(f"a report lacks the iteration key {name!r}, as a number: it has {_names(told)}")
         if self._repeats and self._keys[0] is not None and key <= self._keys[0]:
+            self._others = {}
             return True
         self._keys = float(key), self._keys[0]
         return False

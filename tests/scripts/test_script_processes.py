@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fluid.lane.device import device
 from fluid.lane.device.busy import BusyMeter
 from fluid.processes.below import BELOW
 from fluid.processes.children import is_stopped
+from fluid.scripts import process
 from fluid.scripts.trainable import Script
 from fluid.search import uniform
 from fluid.sweeping.plan import SweepFailedError
@@ -115,6 +117,24 @@ def test_fluid_report_after_the_end_ends_the_script(sweeps: ScriptSweeps) -> Non
     assert losses(result) == [[1.0, 1.0]]
 
 
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_a_script_is_heard_to_its_end(kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where the kernel has no descriptors of processes."""
+    if kernel == "old":
+        monkeypatch.setattr(process, "open_process", lambda pid: None)
+    path = write_script(tmp_path, "print(1); import sys; sys.exit(7)")
+
+    def read(data: bytes, ends: bool) -> Iterator[process.Said]:
+        return iter([process.Said({"data": data}, "output")] if data else [])
+
+    started = process.ScriptProcess([sys.executable, path], os.environ, [read, read], None)
+    try:
+        heard = b"".join(said.metrics["data"] for said in iter(started.next, None))
+        assert (heard, started.exit_code) == (b"1\n", 7)
+    finally:
+        started.end(0.0, None)
+
+
 def test_a_script_that_ignores_sigterm_is_killed(sweeps: ScriptSweeps) -> None:
     text = """
         import signal, time
@@ -146,8 +166,8 @@ def test_a_daemon_of_a_script_ends_with_it(sweeps: ScriptSweeps) -> None:
     """
     result = sweeps.run(text)
     assert losses(result) == [[1.0]]
-    process = int((result.trials[0].folder / "daemon").read_text())
-    wait_until(lambda: process not in alive(str(sweeps.folder)))
+    pid = int((result.trials[0].folder / "daemon").read_text())
+    wait_until(lambda: pid not in alive(str(sweeps.folder)))
 
 
 def test_a_script_waits_while_its_trial_does(sweeps: ScriptSweeps) -> None:
@@ -185,11 +205,11 @@ def test_a_script_that_prints_is_stopped_while_its_trial_is_paused(
     trial = Trial(script.trainable(), {"x": 1}, budget=10**6)
     handle = script_executor.submit_trialgroup(TrialGroup([trial]))
     wait_until(lambda: handle.trials[0].results)
-    process = int((tmp_path / "process").read_text())
+    pid = int((tmp_path / "process").read_text())
     handle.pause(trial.id)
-    wait_until(lambda: is_stopped(process))
+    wait_until(lambda: is_stopped(pid))
     handle.resume(trial.id)
-    wait_until(lambda: not is_stopped(process))
+    wait_until(lambda: not is_stopped(pid))
     handle.stop(trial.id)
     handle.wait()
     wait_until(lambda: not alive(str(tmp_path)))
@@ -289,7 +309,7 @@ def test_a_killed_process_of_fluid_s_leaves_no_script(victim: str, tmp_path: Pat
     try:
         wait_until(lambda: len(list(lanes.iterdir())) == 2)
         mark = f"{words[1]}\0{lanes}"
-        scripts = [process for process in alive(mark) if process != driver.pid]
+        scripts = [pid for pid in alive(mark) if pid != driver.pid]
         assert len(scripts) == 2
         if victim == "driver":
             driver.kill()
