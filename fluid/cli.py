@@ -1,4 +1,4 @@
-"""The command line: ``fluid plan``, ``simulate``, ``report``, ``view``, ``why`` and so on (see ``docs/cli.md``).
+"""The command line: ``fluid run``, ``plan``, ``simulate``, ``report``, ``view`` and so on (see ``docs/cli.md``).
 
 :mod:`fluid.commands` has a module for each command.
 """
@@ -17,6 +17,7 @@ from fluid.commands.export import add_export
 from fluid.commands.planning import add_plan, add_simulate
 from fluid.commands.rehearse import add_rehearse, split_arguments
 from fluid.commands.report import add_report, add_why
+from fluid.commands.run import add_run
 from fluid.commands.runs import add_runs
 from fluid.commands.view import add_view
 from fluid.errors import FluidError
@@ -33,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments without the program's name; those of the process if ``None``.
 
     Returns:
-        The exit status: 0, 1 if the reader of the output closed it or ``fluid doctor --shared`` found a folder that
-        drivers cannot share, 2 for bad input, 130 if interrupted.
+        The exit status: 0, 1 if the reader of the output closed it, all trials of ``fluid run`` failed or ``fluid
+        doctor --shared`` found a folder that drivers cannot share, 2 for bad input, 130 if interrupted.
 
     Raises:
         SystemExit: the arguments are invalid (status 2), or ask for help or the version (status 0).
@@ -85,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fluid", description="A hyperparameter tuning execution engine.")
     parser.add_argument("--version", action="version", version=f"fluid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (add_plan, add_simulate, add_rehearse, add_runs, add_report, add_view, add_why, add_export, add_doctor):
+    adders = (add_run, add_plan, add_simulate, add_rehearse, add_runs, add_report, add_view, add_why, add_export)
+    for add in (*adders, add_doctor):
         add(commands)
     return parser
 

@@ -20,7 +20,7 @@ from fluid.keeping import Keep
 from fluid.loggers.logger import refuse_logger
 from fluid.packing import Sharing
 from fluid.rehearsal.plan import plan_in_force, seed_in_force
-from fluid.resources import Requires
+from fluid.resources import DeviceChoice, Requires
 from fluid.results.code_changes import code_notes
 from fluid.results.metrics import Goal, goals_of, modes_of
 from fluid.results.run_files import TRIALS, JsonLines, is_used
@@ -90,6 +90,7 @@ def run(
     keep: Keep | str | None = None,
     output: Output | None = None,
     run_dir: str | Path | None = None,
+    devices: DeviceChoice = None,
     join: bool = False,
     if_exists: str | None = None,
     resume: bool = False,
@@ -162,6 +163,7 @@ def run(
         keep: which checkpoints outlive the session.
         output: what is told of the session, where.
         run_dir: the run folder of the new executor; ``None``, the default, for one in ``~/fluid_runs``.
+        devices: how many devices the new executor uses, or which; ``None``, the default, for all.
         join: whether ``run_dir`` is a folder that several drivers share: each makes this same call, on the same or on
             another machine, and they work one sweep together, with the devices of each. The first one begins it; others
             may come later, and go at any time (``docs/shared_folder.md``). ``False`` by default.
@@ -206,8 +208,8 @@ def run(
         FluidError: the executor was closed.
     """
     called = _CLOCK.now()
-    own = {"deadline": deadline, "run_dir": run_dir, "loggers": loggers or None, "metrics_port": metrics_port}
-    own |= {"join": join or None, "if_exists": if_exists}
+    own: dict[str, Any] = {"deadline": deadline, "run_dir": run_dir, "devices": devices, "join": join or None}
+    own |= {"loggers": loggers or None, "metrics_port": metrics_port, "if_exists": if_exists}
     objects = {"sharing": sharing, "goals": goals, "keep": keep, "output": output}
     asked = flattened({name: value for name, value in {**own, **objects}.items() if value is not None})
     run_dir, limit = asked.get("run_dir"), asked.pop("deadline", None)
@@ -364,13 +366,20 @@ def _outcome(
 ) -> SweepResult:
     result, stays_open = _result(loop, executor.run_dir), _stays_open(executor)
     counted = f"{len(loop.trials.unfinished)} of {len(result.trials)} trials had not ended"
-    resume = f"; fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True) goes on"
+    there, resume = (
+        f"fluid.load({str(result.run_dir)!r})",
+        f"fluid.run(..., run_dir={str(result.run_dir)!r}, resume=True)",
+    )
+    if (command := getattr(loop.plan.trainable, "fluid_command", None)) is not None:  # The user has called that.
+        there = f"fluid report {result.run_dir}"
+        resume = f"the same {command} with --run-dir {result.run_dir} --resume"
+    resume = f"; {resume} goes on"
     if executor.session.joint is not None:
         resume = f"; {executor.session.joint.others}"
     elif executor.session.hold.is_virtual or not loop.plan.goes_on:
         resume = ""  # A rehearsal begins anew.
     if heard is not None:
-        call = f"fluid.load({str(result.run_dir)!r}) has what there is{'' if stays_open else resume}"
+        call = f"{there} has what there is{'' if stays_open else resume}"
         farewell.append(f"fluid: interrupted by {signal.Signals(heard).name}: {counted}; {call}")
         raise SweepInterrupted(128 + heard, result, loop.trials.unfinished)
     if loop.trials.unfinished and loop.reason is not None:

@@ -20,7 +20,7 @@ _ROOM_FOR_TABLES = 76
 class Subparsers(Protocol):
     """What :meth:`argparse.ArgumentParser.add_subparsers` returns."""
 
-    def add_parser(self, name: str, *, help: str) -> argparse.ArgumentParser:
+    def add_parser(self, name: str, *, help: str, **settings: Any) -> argparse.ArgumentParser:
         """Adds a command."""
 
 

@@ -67,9 +67,9 @@ def add_rehearse(commands: Subparsers) -> None:
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of ``fluid``, and those after ``--``, which are the script's."""
+    """The arguments of ``fluid``, and those after ``--``, which are the script's, or the script's command."""
     given = list(argv)
-    if given[:1] != ["rehearse"] or "--" not in given:
+    if given[:1] not in (["rehearse"], ["run"]) or "--" not in given:
         return given, []
     at = given.index("--")
     return given[:at], given[at + 1 :]

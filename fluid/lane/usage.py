@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from fluid.processes.below import BELOW
 from fluid.trainables.usage import NO_USAGE, Usage
 
 #: What takes less is not measured, seconds: a look at the counters, of which an iteration needs two, takes 10 us.
@@ -32,7 +33,7 @@ class UsageMeter:
         """Returns what an iteration of so many seconds used; of several trials in one step, the part of one."""
         if self._begun is None or seconds < _LEAST_S or (now := self._read()) is None:
             return NO_USAGE
-        read, written = ((after - before) // rows for before, after in zip(self._begun, now, strict=True))
+        read, written = (max(0, after - before) // rows for before, after in zip(self._begun, now, strict=True))
         return Usage(read_bytes=read, written_bytes=written)
 
     def _read(self) -> list[int] | None:
@@ -41,7 +42,8 @@ class UsageMeter:
             return None
         try:
             lines = os.pread(self._counters, 128, 0).split(b"\n", 2)
-            return [int(line.split()[1]) for line in lines[:2]]  # rchar and wchar.
+            own = [int(line.split()[1]) for line in lines[:2]]  # rchar and wchar.
+            return [mine + theirs for mine, theirs in zip(own, BELOW.transferred(), strict=True)]
         except (OSError, ValueError, IndexError):
             self._counters = None
             return None

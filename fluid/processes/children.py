@@ -89,12 +89,17 @@ def children(process: int | None = None) -> list[int]:
 
 def is_stopped(process: int) -> bool:
     """Whether a process was stopped by a signal (SIGSTOP); one that a debugger holds is not."""
+    return state_of(process) == b"T"
+
+
+def state_of(thread: int) -> bytes:
+    """The letter of a thread's state, of the main one for a process (proc(5)); empty if there is none."""
     try:
-        with open(f"/proc/{process}/stat", "rb") as file:
+        with open(f"/proc/{thread}/stat", "rb") as file:
             # The name, in brackets, may hold anything.
-            return file.read().rpartition(b")")[2].split()[0] == b"T"
+            return file.read().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
-        return False
+        return b""
 
 
 def kill(processes: Iterable[int]) -> None:

@@ -20,17 +20,18 @@ _KILL_WAIT_S = 2.0
 _LOOK_S = 0.005
 
 
-def kill_marked(mark: str) -> None:
-    """Kills all processes of this user that have a session's mark, but this one; waits at most two seconds for it.
+def kill_marked(mark: str, variable: str = SESSION_VARIABLE) -> None:
+    """Kills all processes of this user that have a mark, but this one; waits at most two seconds for it.
 
     It reads the environment of every process of this user, so it is for cases in which their parents are gone.
 
     Args:
-        mark: value of :data:`SESSION_VARIABLE`.
+        mark: value of the variable.
+        variable: the environment's, by default that of sessions.
     """
     clock = MonotonicClock()
     deadline = clock.now() + _KILL_WAIT_S
-    entry = f"{SESSION_VARIABLE}={mark}".encode()
+    entry = f"{variable}={mark}".encode()
     while sum(_kill_if_marked(process, entry) for process in _own_processes()) and clock.now() < deadline:
         nap(_LOOK_S)  # They may have started others meanwhile.
 

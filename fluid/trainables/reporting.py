@@ -7,6 +7,7 @@ The function calls :func:`report` at the end of each iteration, and waits in it 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 from fluid.trainables.driver_link import driver_link, in_trial
 from fluid.trainables.resident import TrainableFormError
+from fluid.trainables.script_link import CHECKPOINT_DIR, LINK, TRIAL_DIR, is_in_script
 from fluid.trainables.trial_code import Reporter, Save, current_trial
 from fluid.user_calls import user_call
 
@@ -25,7 +27,8 @@ def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
 
     For functions whose training loop belongs to a framework; a loop of your own can ``yield`` its metrics instead. The
     function may call it in any of its threads: a call between two iterations waits for the next one. Outside a trial it
-    does nothing, so that the same code also runs alone; in a trial of Ray Tune alone it reports to Ray Tune.
+    does nothing, so that the same code also runs alone; in a trial of Ray Tune alone it reports to Ray Tune. In a
+    script that ``fluid run`` started it reports to Fluid.
 
     Args:
         metrics: of this iteration; ``"done": True`` in them ends the trial.
@@ -69,6 +72,8 @@ def report(metrics: Mapping[str, Any], save: Save | None = None) -> None:
             "fluid.report() is for functions that neither yield nor return their metrics: the step() of a class returns"
             " them, a generator function yields them, an objective of Optuna calls trial.report()"
         )
+    elif is_in_script():
+        LINK.report(metrics, "fluid", save)
 
 
 def get_checkpoint() -> Path | None:
@@ -90,7 +95,7 @@ def get_checkpoint() -> Path | None:
     if reporter is not None:
         return reporter.checkpoint
     if not _is_in_ray_session():
-        return None
+        return Path(os.environ[CHECKPOINT_DIR]) if CHECKPOINT_DIR in os.environ and not in_trial() else None
     checkpoint = _ray_tune().get_checkpoint()
     if checkpoint is None:
         return None
@@ -120,6 +125,8 @@ def trial_dir() -> Path:
         folder = Path(driver_link().folder)
     elif _is_in_ray_session():
         folder = Path(_ray_tune().get_context().get_trial_dir())
+    elif is_in_script():
+        folder = Path(os.environ[TRIAL_DIR])
     else:
         return Path.cwd()
     folder.mkdir(parents=True, exist_ok=True)

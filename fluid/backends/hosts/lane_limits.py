@@ -12,6 +12,7 @@ from pathlib import Path
 from fluid.backends.base import HostRoom
 from fluid.engine.placing.lanes import MOST_IDLE
 from fluid.gpu.mps_support import MOST_CLIENTS
+from fluid.processes.below import with_all_below
 from fluid.processes.memory_left import memory_left
 
 #: Descriptors that a lane takes in the driver, and the tasks that it has at least: the second is of its connection.
@@ -64,8 +65,10 @@ def room_here(lanes: Iterable[int] = (), root: str = "/") -> HostRoom:
     """
     lanes = list(lanes)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    sizes = [size for process in lanes[:_SAMPLE] if (size := private_bytes(process, root)) is not None]
-    tasks = [number for process in lanes[:_SAMPLE] if (number := _tasks_of(process, root))]
+    # A lane may keep processes that its trial has started, such as a script.
+    sampled = [with_all_below([process], root) for process in lanes[:_SAMPLE]]
+    sizes = [sum(known) for each in sampled if (known := _known(private_bytes(process, root) for process in each))]
+    tasks = [number for each in sampled if (number := sum(_tasks_of(process, root) for process in each))]
     return HostRoom(
         descriptors=None if soft == resource.RLIM_INFINITY else soft,
         tasks=min(_task_limits(root), default=None),
@@ -74,6 +77,10 @@ def room_here(lanes: Iterable[int] = (), root: str = "/") -> HostRoom:
         lane_tasks=statistics.median(tasks) if tasks else None,
         lanes=len(lanes),
     )
+
+
+def _known(sizes: Iterable[float | None]) -> list[float]:
+    return [size for size in sizes if size is not None]
 
 
 def private_bytes(process: int, root: str = "/") -> float | None:

@@ -11,6 +11,7 @@ from fluid.gpu.mps_support import foreign_daemon
 from fluid.gpu.nvml import find_gpus, find_handle
 from fluid.gpu.utilization import UnitUse, running_share
 from fluid.lane.protocol import LaneOptions
+from fluid.processes.below import BELOW
 
 # -- busy meter ----------------------------------------------------------------------------------
 #
@@ -42,21 +43,27 @@ class BusyMeter:
 
     def begin(self) -> None:
         """Starts an interval."""
-        self._computed, (self._ran, self._waited) = processor_seconds(), self._main_thread()
+        self._computed, (self._ran, self._waited) = self._used(), self._main_thread()
 
     def end(self, seconds: float) -> float | None:
         """The share, from 0 to 1, of an interval of that many seconds; ``None`` for none at all."""
         if seconds <= 0.0:
             return None
-        computed = processor_seconds() - self._computed
+        computed = max(0.0, self._used() - self._computed)
         ran, waited = self._main_thread()
         ran, waited = ran - self._ran, waited - self._waited
         if ran > 0.0:
             computed *= 1.0 + waited / ran  # Assumes that other threads waited as long as the main one.
         return min(1.0, computed / self._threads / seconds)
 
+    @staticmethod
+    def _used() -> float:
+        return processor_seconds() + (BELOW.processor_seconds() if BELOW.leaders else 0.0)
+
     def _main_thread(self) -> tuple[float, float]:
-        """Seconds that the main thread ran, and seconds that it waited for a processor."""
+        """Seconds that the main thread ran, and seconds that it waited for a processor; a trial's script's, if any."""
+        if BELOW.leaders:
+            return BELOW.run_and_wait()
         if self._schedstat < 0:
             return 0.0, 0.0
         ran, waited, _ = os.pread(self._schedstat, 128, 0).split()

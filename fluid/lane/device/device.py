@@ -13,14 +13,18 @@ from typing import Any, NamedTuple, Protocol
 
 from fluid._clock import Clock
 from fluid.engine.events import StateMeasured
+from fluid.gpu.nvml import find_gpus, processes_on
 from fluid.lane.errors import is_out_of_memory, one_line
 from fluid.lane.process.threads import set_threads
 from fluid.lane.protocol import LaneOptions
 from fluid.lane.resident import ResidentTrial
+from fluid.processes.below import BELOW
 from fluid.resources import MemoryNeed
 
 #: Written to a process's clear_refs, it resets the peak of resident memory (VmHWM).
 _RESET_PEAK = "5"
+#: Figures of /proc/self/status that are measured.
+_COUNTED = ("RssAnon", "VmRSS", "VmHWM")
 #: Parts of the messages with which PyTorch tells that CUDA cannot be used.
 _CUDA_ERRORS = ("CUDA error", "CUDA unknown error", "CUDA driver", "No CUDA GPUs", "cudaGetDeviceCount")
 #: Parts of the message of an allocator that is broken for good, in its process only: a mapping failed in its middle.
@@ -185,9 +189,12 @@ class DeviceMemoryMeter:
         self._stuck: list[float] = []
         #: The limit in force.
         self._limit: float | None = None
+        #: Bytes that programs of a trial held at the beginning of a measurement; ``None`` if that is not known.
+        self._of_programs: float | None = None
 
     def begin(self) -> None:
         """Starts a measurement."""
+        self._of_programs = program_bytes() if self._is_gpu and BELOW.leaders else 0.0
         cuda = self._cuda()
         if cuda is None:
             self._held = None
@@ -198,7 +205,10 @@ class DeviceMemoryMeter:
             cuda.reset_peak_memory_stats(gpu)
 
     def end(self, *, settle: bool = False) -> tuple[float, float] | None:
-        """Ends a measurement: see :meth:`MemoryMeter.end`."""
+        """Ends a measurement: see :meth:`MemoryMeter.end`. Of programs, the peak is what they hold: they keep it."""
+        if self._is_gpu and BELOW.leaders:
+            held, held_before = program_bytes(), self._of_programs
+            return None if held is None or held_before is None else (held - held_before, 0.0)
         cuda = self._cuda()
         if cuda is None:
             return None
@@ -325,6 +335,20 @@ class DeviceMemoryMeter:
         return cuda if cuda is not None and cuda.is_initialized() else None
 
 
+def program_bytes() -> float | None:
+    """Bytes that the programs of a trial hold on a GPU, the largest of any; ``None`` if NVML does not tell.
+
+    In a container it may list processes by the numbers that they have outside.
+    """
+    programs, most = set(BELOW.processes()), 0.0
+    for gpu in find_gpus():
+        listed = processes_on(gpu.token)
+        if listed is None or not all(os.path.exists(f"/proc/{process.pid}") for process in listed):
+            return None
+        most = max(most, sum(process.memory_bytes or 0.0 for process in listed if process.pid in programs))
+    return most
+
+
 class ProcessMemoryMeter:
     """Measures the process's own memory, for the lane of a CPU whose memory is limited."""
 
@@ -337,6 +361,7 @@ class ProcessMemoryMeter:
         try:
             with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
                 file.write(_RESET_PEAK)
+            BELOW.reset_peaks(_RESET_PEAK)
             self._held = _memory_of_process()["RssAnon"]
         except (OSError, KeyError):  # An old kernel, or one that forbids this in containers.
             self._held = -1.0
@@ -389,10 +414,11 @@ def _trim() -> None:
 
 
 def _memory_of_process() -> dict[str, float]:
-    """The memory figures of /proc/self/status, bytes."""
+    """The memory figures of /proc/self/status, bytes; those of programs that a trial runs are added."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         parts = [line.split() for line in file if line.endswith(" kB\n")]
-    return {name.rstrip(":"): float(value) * 1024.0 for name, value, _ in parts}
+    own = {name.rstrip(":"): float(value) * 1024.0 for name, value, _ in parts}
+    return own | {name: own[name] + BELOW.memory(name) for name in _COUNTED if BELOW.leaders}
 
 
 # -- resident memory -----------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,17 @@ def test_memory_that_a_lane_takes_is_measured() -> None:
     assert room.lane_bytes is not None and room.lane_bytes >= len(data)
     assert room.lanes == 2 and room.descriptors and room.memory_left
     assert room.lane_tasks == len(os.listdir("/proc/self/task"))
+
+
+def test_what_a_lane_s_trial_has_started_counts() -> None:
+    alone = room_here([os.getpid()])
+    text = "data = bytearray(32 << 20); data[::4096] = b'x' * len(data[::4096]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        room = room_here([os.getpid()])
+        child.kill()
+    assert alone.lane_tasks and room.lane_tasks == alone.lane_tasks + 1
+    assert alone.lane_bytes and room.lane_bytes and room.lane_bytes > alone.lane_bytes + (16 << 20)
 
 
 @pytest.mark.parametrize(
