@@ -227,6 +227,7 @@ def run(
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
+    rungs = rungs if len(compared) == 1 else rungs[-1:]  # Trials are compared by one metric.
     rules = StopRules(stop, {goal.metric: goal.less for goal in compared})
     seconds = None if time_budget_s is None else require_number("time_budget_s", time_budget_s, at_least=0.0)
     is_limited = seconds is not None or rules.end_sweep

@@ -9,6 +9,7 @@ package whose distributions a space takes into :mod:`fluid.search.conversion`. T
 
 from __future__ import annotations
 
+from fluid.search.conditions import when
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
 from fluid.search.samplers import Sampler, make_sampler
 from fluid.search.searchers import AskLater, AskTell, Searcher, SearchOutcome
@@ -35,4 +36,5 @@ __all__ = [
     "make_space",
     "randint",
     "uniform",
+    "when",
 ]

@@ -72,6 +72,9 @@ class Searcher(Protocol):
     One of a library that knows by itself what it optimizes may have a method ``mode_of(metric)``, too, which returns
     ``"min"``, ``"max"`` or ``None``: it counts where ``fluid.run`` is given no mode, and the metric's name says none.
 
+    One that has a method ``observe(outcome)`` hears, besides, of each suggestion that has come to a rung of
+    ``"asha"``, before it is decided whether it goes on: its state is ``"PAUSED"``, its values are those at the rung.
+
     Where several drivers work the sweep (``docs/shared_folder.md``), each asks a searcher of its own. One that has a
     method ``share()`` is told of all configs, those of the others with the token -1; it is called before the first
     config is asked for, but not in the driver that has begun the sweep.
@@ -137,11 +140,16 @@ class SamplerSearcher:
         if isinstance(self._sampler, StudySampler):
             self._sampler.share()
 
+    def observe(self, outcome: SearchOutcome) -> None:
+        """Takes how a suggestion stands at a rung."""
+        if isinstance(self._sampler, StudySampler):
+            self.tell(outcome)
+
     def tell(self, outcome: SearchOutcome) -> None:
-        if outcome.token != ELSEWHERE:
+        if isinstance(self._sampler, StudySampler):
+            self._sampler.hear(outcome.token, outcome.config, outcome.values, outcome.state, outcome.iteration)
+        elif outcome.token != ELSEWHERE:
             self._sampler.tell(outcome.token, outcome.values, failed=outcome.values is None)
-        elif outcome.values is not None and isinstance(self._sampler, StudySampler):
-            self._sampler.learn(outcome.config, outcome.values)
 
 
 class AskTell:

@@ -352,6 +352,8 @@ class SweepLoop(TrialListener):
         elif state == TrialState.DONE and trial.stop is None and trial.is_limited_below(plan.budget):
             self._await(trial)
         elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.stop is None:
+            if plan.learns and plan.extends and self._is_told_of(trial):
+                self._asking.observe(trial.outcome(TrialState.PAUSED.value, trial.values, with_metrics=True))
             self._decide(trial, self.trials.reached(trial))
         else:
             self._let_go(trial, None if is_told else trial.stop or TrialState.DONE.value)
@@ -408,10 +410,13 @@ class SweepLoop(TrialListener):
         self._tell(trial, TrialState.PAUSED.value, trial.values)
 
     def _tell(self, trial: SweepTrial, state: str, values: tuple[float, ...] | None) -> None:
-        is_elsewhere = trial.suggestion.token == ELSEWHERE
-        if not trial.is_told and (not is_elsewhere or callable(getattr(self.plan.searcher, "share", None))):
+        if not trial.is_told and self._is_told_of(trial):
             trial.is_told = True
             self._asking.tell(trial.outcome(state, values, with_metrics=self.plan.learns))
+
+    def _is_told_of(self, trial: SweepTrial) -> bool:
+        """Whether the searcher hears of a trial: it has suggested it, or takes what others' have suggested, too."""
+        return trial.suggestion.token != ELSEWHERE or callable(getattr(self.plan.searcher, "share", None))
 
     # -- going on ------------------------------------------------------------------------------------------
 
