@@ -15,7 +15,7 @@ from fluid._version import __version__
 
 if TYPE_CHECKING:
     from fluid.dynamic_fluid import DynamicFluid
-    from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
+    from fluid.errors import FluidError, Infeasible, InvalidFieldError, MissingDependencyError
     from fluid.executor import FluidExecutor, submit_trialgroup
     from fluid.keeping import Keep
     from fluid.measure.profile import Profile
@@ -58,6 +58,7 @@ _HOME = {
     "FluidExecutor": "fluid.executor",
     "Forecast": "fluid.session.facts",
     "Goals": "fluid.sizing.goals",
+    "Infeasible": "fluid.errors",
     "Instance": "fluid.planners.instance",
     "InvalidFieldError": "fluid.errors",
     "Keep": "fluid.keeping",
@@ -106,6 +107,7 @@ __all__ = [
     "FluidExecutor",
     "Forecast",
     "Goals",
+    "Infeasible",
     "Instance",
     "InvalidFieldError",
     "Keep",

@@ -71,6 +71,8 @@ class TrialState(str, Enum):
     #: Has used up its budget, and can be extended.
     DONE = "DONE"
     STOPPED = "STOPPED"
+    #: Its code has found that its config cannot be evaluated (:class:`fluid.Infeasible`).
+    INFEASIBLE = "INFEASIBLE"
     FAILED = "FAILED"
 
     def __str__(self) -> str:
@@ -86,10 +88,16 @@ class TrialState(str, Enum):
         """Whether a trial in this state waits for nothing."""
         return self in _ENDED
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a trial in this state cannot be extended either."""
+        return self in _OVER
+
 
 # Tuples: membership compares by identity first, which is several times faster than hashing a member.
 _HOLDING = (TrialState.RUNNING, TrialState.STARTING, TrialState.RESIZING, TrialState.STOPPING)
-_ENDED = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
+_OVER = (TrialState.STOPPED, TrialState.INFEASIBLE, TrialState.FAILED)
+_ENDED = (TrialState.DONE, *_OVER)
 _NONE: frozenset[str] = frozenset()
 #: How displays and results show a trial that the user paused by hand; one that waits for its search is PAUSED.
 PAUSED_BY_USER = "PAUSED BY THE USER"

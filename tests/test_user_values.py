@@ -17,8 +17,8 @@ import pytest
 
 import fluid
 from fluid.rehearsal.spaces import active
-from fluid.search.conditions import Condition
 from fluid.search import choice, make_sampler, make_space, uniform
+from fluid.search.conditions import Condition
 from fluid.search.domains import Domain
 from fluid.user_values import is_equal_value, is_same_value, text_of
 

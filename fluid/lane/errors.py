@@ -8,6 +8,7 @@ import traceback
 from types import TracebackType
 
 from fluid.engine.events import Failure
+from fluid.errors import Infeasible
 from fluid.trainables.exception_pickle import dump_exception
 from fluid.trainables.json_form import message_of
 
@@ -22,10 +23,15 @@ _OWN_FOLDER = os.path.dirname(__file__)
 
 def describe(error: BaseException) -> Failure:
     """Describes an exception for the driver, and releases what its frames hold."""
-    kind = "out_of_memory" if is_out_of_memory(error) else "error"
+    # Before what it was raised from: code that runs out of memory may find its config infeasible.
+    is_infeasible = isinstance(error, Infeasible)
+    kind = "infeasible" if is_infeasible else "out_of_memory" if is_out_of_memory(error) else "error"
     BaseException.with_traceback(error, _without_own_frames(error.__traceback__))  # Its class may be frozen.
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    raised = Failure(kind, one_line(error), text, dump_exception(error))
+    message = one_line(error)
+    if type(error) is Infeasible:
+        message = message.partition(": ")[2] or "no reason was given"
+    raised = Failure(kind, message, text, dump_exception(error))
     # The frames hold what filled the memory.
     for cause in causes(error):
         traceback.clear_frames(cause.__traceback__)

@@ -46,14 +46,15 @@ class SearchOutcome:
     Attributes:
         token: that of the suggestion.
         config: the config that was suggested.
-        values: of each metric, the last number that the trial reported; ``None`` if the trial failed, has reported
-            none, or reported NaN.
+        values: of each metric, the last number that the trial reported; ``None`` if the trial failed, is infeasible,
+            has reported none, or reported NaN.
         state: ``"DONE"``, ``"STOPPED"`` (before its budget), ``"PAUSED"`` (at the budget that the suggestion named)
-            or ``"FAILED"``.
+            ``"INFEASIBLE"`` (it raised :class:`fluid.Infeasible`) or ``"FAILED"``.
         iteration: iterations done.
         metrics: all that the last iteration reported.
         seconds: that the iterations took.
-        failure: why the trial failed: its kind, such as ``"out_of_memory"``, and its message; ``None`` if it has not.
+        failure: why the trial failed, or is infeasible: its kind, such as ``"out_of_memory"``, and its message;
+            ``None`` otherwise.
     """
 
     token: int

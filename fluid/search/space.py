@@ -123,14 +123,12 @@ class Space:
             raise InvalidFieldError(field, point, "must be a dict of names and values")
         values = dict(self._point_values(field, point, ()))
         known = {**self.constants, **values}
-        idle = idle_names(known, self.conditions)
         for condition in self.conditions:
-            if condition.child in values and condition.child in idle and not condition.holds(known.get(condition.parent)):
-                is_given = condition.parent in known
-                but = f", not {known[condition.parent]!r}" if is_given else f": give {condition.parent!r}, too"
-                where = field + "".join(f"[{key!r}]" for key in self.paths[condition.child])
-                reason = f"is in a config only if {condition.text}{but}"
-                raise InvalidFieldError(where, values[condition.child], reason)
+            name, parent = condition.child, condition.parent
+            if name in values and not (parent in known and condition.holds(known[parent])):
+                but = f", not {known[parent]!r}" if parent in known else f": give {parent!r}, too"
+                where = field + "".join(f"[{key!r}]" for key in self.paths[name])
+                raise InvalidFieldError(where, values[name], f"is in a config only if {condition.text}{but}")
         return values
 
     def _point_values(self, field: str, point: Mapping[Any, Any], above: Path) -> Iterator[tuple[str, Any]]:
@@ -148,7 +146,7 @@ class Space:
             elif name in self.functions:
                 yield name, value
             else:
-                yield name, Choice((self.constants[name],)).check(where, value)
+                Choice((self.constants[name],)).check(where, value)
 
     def _compute(self, config: dict[str, Any], waiting: list[str]) -> None:
         """Sets the values of ``sample_from``; one may need another, in whatever order they stand."""
@@ -322,13 +320,15 @@ def _parent_of(path: Path, above: Path, given: When, space: Space) -> tuple[str,
     field = field_of(path)
     if name is None:
         others = ", ".join(one for one in space.paths if one != _name(path))
-        raise InvalidFieldError(field, given, f"depends on {given.parent!r}, which is not in the space; it has {others}")
+        reason = f"depends on {given.parent!r}, which is not in the space{f'; it has {others}' if others else ''}"
+        raise InvalidFieldError(field, given, reason)
     if name in space.constants:
         return name, given.values
     domain = space.domains.get(name)
     if domain is None or domain.size is None:
         how = "is computed" if domain is None else "is continuous"
-        raise InvalidFieldError(field, given, f"depends on {name!r}, which {how}: it must be of choices or whole numbers")
+        reason = f"depends on {name!r}, which {how}: it must be of choices or whole numbers"
+        raise InvalidFieldError(field, given, reason)
     try:
         return name, tuple(domain.check(name, value) for value in given.values)
     except InvalidFieldError as error:

@@ -24,7 +24,7 @@ with try_import("Optuna", extra="optuna") as _optuna:
     from optuna.trial import TrialState
 
 #: So many trials must have come to a rung for TPE to learn from their values there.
-_ENOUGH = 8
+_ENOUGH = 3
 
 
 class StudySampler:
@@ -91,7 +91,7 @@ class StudySampler:
     def hear(
         self, token: int, config: Mapping[str, Any], values: Sequence[float] | None, state: str, iteration: int
     ) -> None:
-        """Takes what came of a suggestion, also of another sampler's; or, as it is ``"PAUSED"``, how it stands at a rung.
+        """Takes what came of a suggestion, also of another sampler's; if it is ``"PAUSED"``, how it stands at a rung.
 
         Args:
             token, config, values, state, iteration: as of a :class:`~fluid.search.searchers.SearchOutcome`.

@@ -42,7 +42,7 @@ _REST_LOOK_S = 0.05
 #: Seconds between two looks whether other drivers have stopped their trials of a sweep that is over.
 _SETTLE_LOOK_S = 0.02
 #: States in which a trial ends that the sweep has stopped: it may fail before it hears of that.
-_TOLD = frozenset({TrialState.STOPPED.value, TrialState.FAILED.value})
+_TOLD = frozenset(state.value for state in TrialState if state.is_over)
 
 
 class SweepLoop(TrialListener):
@@ -337,8 +337,8 @@ class SweepLoop(TrialListener):
         if trial.results:
             self._reported.warn(trial.results[-1], trial_ended=True)
         is_told = state in _TOLD  # Its outcome was told when the sweep stopped it.
-        if failure is not None and state == TrialState.FAILED and trial.stop in (None, state):
-            self._record_failure(trial, failure)
+        if failure is not None and state in _TOLD and trial.stop in (None, state):
+            self._record_failure(trial, failure, state)
         elif self._rests:
             self.trials.note_end(trial, state, failure)
         elif self.reason is not None:
@@ -348,7 +348,7 @@ class SweepLoop(TrialListener):
         elif state == TrialState.DONE and trial.values is None:  # It is at its first rung, or has no more to do.
             missing = trial.failure or self._reported.failure_of(trial)
             self.trials.stop(trial, missing)
-            self._record_failure(trial, missing)
+            self._record_failure(trial, missing, TrialState.FAILED.value)
         elif state == TrialState.DONE and trial.stop is None and trial.is_limited_below(plan.budget):
             self._await(trial)
         elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.stop is None:
@@ -360,12 +360,14 @@ class SweepLoop(TrialListener):
             self._decide(trial, plan.scheduler.ended(trial.number))
         self._fill()
 
-    def _record_failure(self, trial: SweepTrial, failure: Failure) -> None:
-        trial.state, trial.failure = TrialState.FAILED.value, failure
-        is_worst = self.plan.oom_is_worst and failure.kind == "out_of_memory"
+    def _record_failure(self, trial: SweepTrial, failure: Failure, state: str) -> None:
+        """Takes it that a trial has failed, or is infeasible."""
+        trial.state, trial.failure = state, failure
+        ran_out = self.plan.oom_is_worst and failure.kind == "out_of_memory"
+        is_worst = ran_out or state == TrialState.INFEASIBLE
         del self.trials.by_number[trial.number]
         if not self._retries[trial.trial_id]:
-            self._tell(trial, trial.state, self._reported.worst.values if is_worst else None)
+            self._tell(trial, trial.state, self._reported.worst.values if ran_out else None)
         if failure.kind == "metric" and not self._retries[trial.trial_id]:
             self._reported.note_failed(trial, self.trials.by_id.values())
         if self.reason is None:

@@ -12,8 +12,8 @@ from sklearn.utils import check_random_state
 from fluid.errors import InvalidFieldError
 from fluid.integrations.sklearn.evaluation import FOLD, ROW
 from fluid.search import Sampler, Suggestion, loguniform, make_sampler, make_space, randint, uniform
-from fluid.search.conversion import TuneFunction, convert
 from fluid.search.conditions import When
+from fluid.search.conversion import TuneFunction, convert
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 from fluid.search.suggestion import OpenSuggestions
 
