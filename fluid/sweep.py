@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import secrets
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -209,6 +210,7 @@ def run(
         )
     earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed, joins=joins)
     is_given = searcher is not None
+    seed = _drawn(seed, earlier) if not is_given else seed
     if searcher is not None:
         if earlier is not None:
             raise InvalidFieldError("resume", resume, "cannot be with a searcher, whose library has its own state")
@@ -395,6 +397,17 @@ def _checked_goals(metric: Any, mode: Any, algorithm: str, searcher: Any) -> tup
         reason = f"{algorithm!r} compares trials by one metric; several go with random, grid, tpe and full"
         raise InvalidFieldError("metric", metric, reason)
     return goals
+
+
+def _drawn(seed: int | None, earlier: EarlierSweep | None) -> int | None:
+    """The seed; a drawn one in place of ``None``, which is shown, so that the sweep can be repeated.
+
+    A sweep that goes on keeps its own; a rehearsal, whose seeds say which one it is, draws none.
+    """
+    if seed is not None or plan_in_force() is not None:
+        return seed
+    known = None if earlier is None or earlier.group is None else earlier.group.search
+    return secrets.randbelow(2**31) if known is None or known.seed is None else known.seed
 
 
 def _seed_behind(seed: int, trials: int) -> int:

@@ -159,6 +159,7 @@ class Search:
         shape: how far the trials run and which of them continue, for forecasts; ``None``, the default, if unknown.
         keeps_best: whether the checkpoint of the best trial outlives the session unless ``FluidExecutor(keep=)`` says
             what does, as in the sweeps of :func:`fluid.run`; ``False`` by default. It needs a metric.
+        seed: of the random numbers that its configs follow from, at least 0; ``None``, the default, if unknown.
     """
 
     metric: str | None = None
@@ -169,6 +170,7 @@ class Search:
     time_budget_s: float | None = None
     shape: SearchShape | None = None
     keeps_best: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.keeps_best, bool) or (self.keeps_best and not self.metric):
@@ -186,6 +188,8 @@ class Search:
             require_number("time_budget_s", self.time_budget_s, at_least=0.0)
         if self.shape is not None and not isinstance(self.shape, SearchShape):
             raise InvalidFieldError("shape", self.shape, "must be a SearchShape or None")
+        if self.seed is not None:
+            object.__setattr__(self, "seed", require_integer("seed", self.seed, at_least=0))
 
 
 class _WithSlots:

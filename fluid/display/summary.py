@@ -73,7 +73,8 @@ def _group_line(name: str, group: GroupStatus, seconds: float, width: int, *, wi
     best = ""
     if group.best is not None and with_best:
         best = f"; best {group.best.metric} {metric_text(group.best.value)}{group.best.less_note}"
-    line = Text(name, style=_BOLD).append(f"  {count(sum(trials.values()), 'trial')}: ", style=Style(bold=False))
+    seed = "" if group.seed is None else f", seed {group.seed}"
+    line = Text(name, style=_BOLD).append(f"  {count(sum(trials.values()), 'trial')}{seed}: ", style=Style(bold=False))
     for tail in (f"{best}{iterations}{took}", f"{best}{took}", best, ""):
         states = states_text_within(trials, width - line.cell_len - len(tail))
         if states.plain == states_text(trials):

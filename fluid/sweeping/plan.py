@@ -135,6 +135,7 @@ class SweepPlan:
             shape=shape,
             time_budget_s=self.time_budget_s,
             keeps_best=self.keeps_best,
+            seed=None if self.space is None else self.seed,  # A searcher has its own.
         )
 
     def score(self, value: float) -> float:

@@ -69,7 +69,9 @@ def run_tables(
     parts += [Text(text) for text in (run.resize_gains.text, run.restores.text) if text]
     parts += [Text(printable(line)) for line in run.forecast_lines]
     if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
-        parts.append(Text(f"{count(run.groups[0].iterations, 'iteration')}; {states_text(run.groups[0].states)}"))
+        (group,) = run.groups
+        seed = "" if group.search is None or group.search.seed is None else f"; seed {group.search.seed}"
+        parts.append(Text(f"{count(group.iterations, 'iteration')}; {states_text(group.states)}{seed}"))
     for each in run.goals if goal in run.goals else (goal,):  # A search may have several.
         parts += best_lines(run, each)
     if goal is None and (metric := open_metric(run)) is not None:
