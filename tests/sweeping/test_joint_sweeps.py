@@ -15,6 +15,7 @@ from joint_members import folders, options_of, require_alike, slow, together
 import fluid
 from fluid import Device, FluidExecutor, InvalidFieldError, Requires, SweepFailedError, SweepResult, TrialListener
 from fluid.search import AskTell, Plateau, Target, TrialPlateau, choice, uniform
+from fluid.search.suggestion import ELSEWHERE
 
 pytestmark = pytest.mark.slow
 
@@ -354,11 +355,12 @@ def test_tpe_learns_from_the_others_and_suggests_others(tmp_path: Path) -> None:
     from fluid.search.study_sampler import StudySampler
 
     shared, learnt = tmp_path / "shared", []
-    usual = StudySampler.learn
+    usual = StudySampler.hear
 
-    def learn(self: StudySampler, config: Any, values: Any) -> None:
-        learnt.append((id(self), config["a"]["x"], tuple(values)))
-        usual(self, config, values)
+    def hear(self: StudySampler, token: int, config: Any, values: Any, *rest: Any) -> None:
+        if token == ELSEWHERE:
+            learnt.append((id(self), config["a"]["x"], tuple(values)))
+        usual(self, token, config, values, *rest)
 
     space = {"a": {"x": uniform(0.0, 1.0)}, "kind": choice(["p", "q"]), "c": 3}
 
@@ -368,7 +370,7 @@ def test_tpe_learns_from_the_others_and_suggests_others(tmp_path: Path) -> None:
 
     points = [{"a": {"x": 0.5}}]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StudySampler, "learn", learn)
+        patch.setattr(StudySampler, "hear", hear)
         options = {"trainable": curve, "algorithm": "tpe", "space": space, "budget": 1, "samples": 20}
         found = alike(shared, together(*[run(shared, points=points, **options)] * 2))
     values = [config["a"]["x"] for _, config, _ in found.values()]
