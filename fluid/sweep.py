@@ -99,6 +99,12 @@ def run(
 ) -> SweepResult:
     """Runs a sweep, and returns its trials and the best of them.
 
+    Which limit to give: ``samples`` and ``budget`` say how much is tried, how many trials and how many iterations of
+    each; they are enough if all of it is to be done, however long it takes. ``stop`` ends trials, or the sweep, as soon
+    as what they report is good enough. ``time_budget_s`` ends the sweep for now after so long, wherever it stands, and
+    a later call goes on. ``deadline`` says when it is to have ended: it decides how many devices are held, and what
+    still begins. ``goals=Goals(budget_usd=)`` does so with money. Several may be given; the first one reached counts.
+
     Example:
         >>> import fluid
         >>> from fluid.search import loguniform
@@ -113,7 +119,8 @@ def run(
     Args:
         trainable: what to train: a class, a generator function, or a function that returns its metrics.
         space: the hyperparameters by name: distributions of :mod:`fluid.search`, Optuna or Ray Tune, lists of choices,
-            constants, and dicts of these; or a function of an Optuna trial. With a ``searcher``, constants only.
+            constants, dicts of these, and what depends on others (:func:`fluid.search.conditions.when`); or a function
+            of an Optuna trial. With a ``searcher``, constants only.
         metric: name of the metric that trials are compared by; nested names are joined by ``/``. Several names make
             :attr:`fluid.SweepResult.pareto` the outcome, with ``"random"``, ``"grid"``, ``"tpe"`` or ``"full"``.
         mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what the metric's name says
@@ -121,9 +128,11 @@ def run(
         samples: number of trials. ``None``, the default: all of a grid; one round of Hyperband; else no limit if
             ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does. With a
             ``searcher``: the most that it is asked for.
-        algorithm: ``"asha"``, the default, asynchronous successive halving; ``"sha"``, synchronous; ``"hyperband"``;
-            or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget. With a ``searcher``:
-            ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
+        algorithm: ``"asha"``, the default, asynchronous successive halving; ``"tpe"``, whose configs Optuna suggests
+            from the results, and whose trials stop at the same rungs; ``"sha"``, synchronous; ``"hyperband"``; or
+            ``"random"`` and ``"grid"``, whose trials all run to the budget, as those of ``"tpe"`` do with several
+            metrics or with ``min_budget`` equal to ``budget``. With a ``searcher``: ``"asha"``, in which no trial waits
+            at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
         time_budget_s: seconds from the call after which the sweep ends for now; each trial that runs rests after its
             iteration, whose result counts, and goes on in a call with ``resume=True``.
@@ -134,7 +143,8 @@ def run(
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs, and, together with the program's own random number generators as they are at the call, of
-            those of the trials (``docs/running.md``, "Random numbers"); ``None`` for others in each call. On one device
+            those of the trials (``docs/running.md``, "Random numbers"); 0 by default, so that the same call tries the
+            same configs again. ``None`` draws one in each call; the summary and the report show it. On one device
             without packing, the same seed gives the same decisions, too.
         points: configs, or parts of configs, to try first.
         searcher: suggests the configs, and is told the results: :class:`fluid.search.AskTell`, or the adapter of a
