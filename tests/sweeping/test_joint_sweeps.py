@@ -14,7 +14,7 @@ from joint_members import folders, options_of, require_alike, slow, together
 
 import fluid
 from fluid import Device, FluidExecutor, InvalidFieldError, Requires, SweepFailedError, SweepResult, TrialListener
-from fluid.search import AskTell, Plateau, Target, TrialPlateau, choice, uniform
+from fluid.search import AskTell, Plateau, Target, TrialPlateau, choice, uniform, when
 from fluid.search.suggestion import ELSEWHERE
 
 pytestmark = pytest.mark.slow
@@ -277,6 +277,11 @@ def test_another_call_is_refused_and_the_others_go_on(tmp_path: Path, other: dic
         ({"algorithm": "grid", "space": {"x": [1.0, 2.0]}}, {"space": {"x": [1.0, 3.0]}}, r"space\['x'\]"),
         ({"points": [{"x": 0.5}, {"x": 0.6}]}, {"points": [{"x": 0.5}, {"x": 0.7}]}, "points"),
         ({"algorithm": "tpe", "space": {**SPACE, "c": 1}}, {"space": {**SPACE, "c": 2}}, "'c'"),
+        (
+            {"space": {**SPACE, "k": [1, 2], "z": when("k", 1, 3)}},
+            {"space": {**SPACE, "k": [1, 2], "z": when("k", 2, 3)}},
+            r"space\['z'\] depends on k",
+        ),
     ],
 )
 def test_what_begins_alike_and_goes_on_otherwise_is_refused(
