@@ -25,6 +25,8 @@ with try_import("Optuna", extra="optuna") as _optuna:
 
 #: So many trials must have come to a rung for TPE to learn from their values there.
 _ENOUGH = 3
+#: Optuna's study takes no news of a trial that it was told of: it is made anew once one in so many trials has some.
+_STALE = 20
 
 
 class StudySampler:
@@ -71,8 +73,11 @@ class StudySampler:
         self._open = OpenSuggestions(len(modes))
         #: What there is to learn from, in the order of the suggestions: by token, and of other samplers by their text.
         self._known: dict[int | str, _Known] = {}
-        #: The study that has all of it; ``None`` once there is more.
+        #: The study that has it, but for the news.
         self._study: Any = None
+        self._news: set[int | str] = set()
+        #: The rung whose values it has.
+        self._rung = 0
 
     def ask(self) -> Suggestion:
         index = self._open.count
@@ -80,13 +85,14 @@ class StudySampler:
         trial, config = self._sample(self._space, point, f"points[{index}]")
         suggestion = self._open.add(config)
         if self._learns:
-            self._known[suggestion.token] = _Known(trial.params, trial.distributions)
+            self._known[suggestion.token] = _Known(trial.params, trial.distributions, asked=trial)
         return suggestion
 
     def tell(self, token: int, values: float | Sequence[float] | None, *, failed: bool = False) -> None:
         found = self._open.close(token, values, failed=failed)
         if (known := self._known.get(token)) is not None:
-            known.values, known.has_failed, self._study = found, found is None, None
+            known.values, known.has_failed = found, found is None
+            self._news.add(token)
 
     def hear(
         self, token: int, config: Mapping[str, Any], values: Sequence[float] | None, state: str, iteration: int
@@ -96,13 +102,14 @@ class StudySampler:
         Args:
             token, config, values, state, iteration: as of a :class:`~fluid.search.searchers.SearchOutcome`.
         """
-        known = self._of_another(config) if token == ELSEWHERE else self._known.get(token)
+        key = text_of(config) if token == ELSEWHERE else token
+        known = self._of_another(key, config) if token == ELSEWHERE else self._known.get(key)
         is_worst = state == "INFEASIBLE" or (state == "FAILED" and values is not None)
         if token != ELSEWHERE and state != "PAUSED":
             self._open.close(token, values, failed=is_worst)
         if known is None:
             return
-        self._study = None
+        self._news.add(key)
         if is_worst:
             known.is_worst = True
         elif values is None:
@@ -117,23 +124,21 @@ class StudySampler:
         self._points = ()
         self._sampler.reseed_rng()
 
-    def _of_another(self, config: Mapping[str, Any]) -> _Known | None:
+    def _of_another(self, key: int | str, config: Mapping[str, Any]) -> _Known | None:
         """What is known of a config that another sampler has suggested; of a function's space, ``None``."""
         if not isinstance(self._space, Space) or not self._learns:
             return None
         domains = self._space.domains
         found = {name: _into_optuna(domains[name], value) for name, value in self._space.values_in(config).items()}
         new = _Known(found, {name: self._distributions[name] for name in found})
-        return self._known.setdefault(text_of(config), new)
+        return self._known.setdefault(key, new)
 
     def _sample(self, space: Space | ConditionalSpace, point: dict[str, Any], field: str) -> tuple[Any, dict[str, Any]]:
         if isinstance(space, Space):
             fixed = {name: _into_optuna(space.domains[name], point[name]) for name in space.domains if name in point}
         else:
             fixed = point
-        if self._study is None:
-            self._study = _make_study(self._modes, self._sampler)
-            self._study.add_trials(self._past())
+        self._bring_up_to_date()
         if fixed:
             self._study.enqueue_trial(fixed)
         trial = self._study.ask()
@@ -156,12 +161,21 @@ class StudySampler:
                 values[name] = _from_optuna(space.domains[name], _suggest(trial, name, distribution))
         return values
 
-    def _past(self) -> list[Any]:
-        """What Optuna is to know."""
-        everything = list(self._known.values())
+    def _bring_up_to_date(self) -> None:
+        """Tells the study the news, or makes it anew."""
+        everything = self._known.values()
         at_rung = Counter(iteration for known in everything for iteration in known.at_rungs)
         rung = max((one for one, number in at_rung.items() if number >= _ENOUGH), default=min(at_rung, default=0))
-        return [trial for known in everything if (trial := known.trial(rung)) is not None]
+        if self._study is not None and rung == self._rung:
+            self._news = {key for key in self._news if not self._known[key].tell(self._study, rung)}
+            if len(self._news) <= len(everything) // _STALE:
+                return
+        self._study, self._rung = _make_study(self._modes, self._sampler), rung
+        self._news.clear()
+        for known in everything:
+            known.asked = None
+            if (trial := known.trial(rung)) is not None:
+                self._study.add_trial(trial)
 
 
 @dataclass(slots=True)
@@ -174,6 +188,7 @@ class _Known:
         values: what it came to in the end; ``None`` until then, and if it was stopped at a rung.
         has_failed: whether it failed, or came to no number, so that nothing is learnt from it.
         is_worst: whether it counts as the worst.
+        asked: the study's trial, until the study is told of it; ``None`` if it has none that can be.
     """
 
     params: Mapping[str, Any]
@@ -182,6 +197,25 @@ class _Known:
     values: tuple[float, ...] | None = None
     has_failed: bool = False
     is_worst: bool = False
+    asked: Any = None
+
+    def tell(self, study: Any, rung: int) -> bool:
+        """Tells a study what there is; returns whether the study knows all of it."""
+        if self.asked is None:
+            return False
+        trial = self.trial(rung)
+        if trial is None:
+            study.tell(self.asked, state=TrialState.FAIL)
+        elif trial.state == TrialState.RUNNING:
+            return True
+        elif trial.state == TrialState.PRUNED:
+            for step, value in trial.intermediate_values.items():
+                self.asked.report(value, step)
+            study.tell(self.asked, state=TrialState.PRUNED)
+        else:
+            study.tell(self.asked, trial.values)
+        self.asked = None
+        return True
 
     def trial(self, rung: int) -> Any:
         """The trial that Optuna is to know, where it learns from values at a rung; ``None`` for none."""

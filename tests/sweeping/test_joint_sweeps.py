@@ -355,6 +355,13 @@ def test_each_searcher_is_told_of_its_own(tmp_path: Path, algorithm: str) -> Non
         assert sorted(mine, key=str) == sorted(heard, key=str), "also of what never began"
 
 
+def test_tpe_stops_the_same_trials_in_all_drivers(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    options = {"algorithm": "tpe", "budget": 9, "samples": 12}
+    found = alike(tmp_path / "shared", together(*[run(tmp_path / "shared", **options)] * 2))
+    assert len(found) == 12 and {len(done) for _, _, done in found.values()} >= {1, 3, 9}
+
+
 def test_tpe_learns_from_the_others_and_suggests_others(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     from fluid.search.study_sampler import StudySampler
