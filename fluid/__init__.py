@@ -25,7 +25,7 @@ if sys.platform != "linux":
 
 if TYPE_CHECKING:
     from fluid.dynamic_fluid import DynamicFluid
-    from fluid.errors import FluidError, InvalidFieldError, MissingDependencyError
+    from fluid.errors import FluidError, Infeasible, InvalidFieldError, MissingDependencyError
     from fluid.executor import FluidExecutor, submit_trialgroup
     from fluid.keeping import Keep
     from fluid.measure.profile import Profile
@@ -68,6 +68,7 @@ _HOME = {
     "FluidExecutor": "fluid.executor",
     "Forecast": "fluid.session.facts",
     "Goals": "fluid.sizing.goals",
+    "Infeasible": "fluid.errors",
     "Instance": "fluid.planners.instance",
     "InvalidFieldError": "fluid.errors",
     "Keep": "fluid.keeping",
@@ -116,6 +117,7 @@ __all__ = [
     "FluidExecutor",
     "Forecast",
     "Goals",
+    "Infeasible",
     "Instance",
     "InvalidFieldError",
     "Keep",

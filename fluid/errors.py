@@ -1,4 +1,5 @@
-"""The errors that Fluid raises on purpose, all derived from :class:`FluidError`, and checks of arguments."""
+"""The errors that Fluid raises on purpose, all derived from :class:`FluidError`; what a trial's code may raise to say
+something, :class:`Infeasible`; and checks of arguments."""
 
 from __future__ import annotations
 
@@ -119,6 +120,30 @@ class WrongCallError(FluidError, TypeError):
         ... except TypeError as error:
         ...     print(error)
         run() got an unexpected keyword argument 'num_samples': did you mean samples=?
+    """
+
+
+class Infeasible(Exception):
+    """Raised by a trial's code: its config cannot be evaluated, as it needs too much memory or breaks a constraint.
+
+    That is an answer, not a failure: the trial ends as ``"INFEASIBLE"``, is not tried again, and is never the best,
+    whatever it reported before. Its search counts it as the worst, and learns to avoid its like (``docs/sweeps.md``).
+
+    Example:
+        >>> import fluid
+        >>> def train(config):
+        ...     if config["width"] > 512:
+        ...         raise fluid.Infeasible("width too large for memory")
+        ...     yield {"loss": 1 / config["width"]}
+        >>> with fluid.FluidExecutor(backend="local", devices=1, verbose=0):
+        ...     result = fluid.run(train, {"width": [256, 512, 1024]}, metric="loss", algorithm="grid", budget=1)
+        >>> [trial.state for trial in result.trials], result.best.config
+        (['DONE', 'DONE', 'INFEASIBLE'], {'width': 512})
+        >>> result.infeasible
+        {'train-grid-00002': 'width too large for memory'}
+
+    Args:
+        reason: why, for people; may be left out.
     """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import secrets
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,6 +112,12 @@ def run(
 ) -> SweepResult:
     """Runs a sweep, and returns its trials and the best of them.
 
+    Which limit to give: ``samples`` and ``budget`` say how much is tried, how many trials and how many iterations of
+    each; they are enough if all of it is to be done, however long it takes. ``stop`` ends trials, or the sweep, as soon
+    as what they report is good enough. ``time_budget_s`` ends the sweep for now after so long, wherever it stands, and
+    a later call goes on. ``deadline`` says when it is to have ended: it decides how many devices are held, and what
+    still begins. ``goals=Goals(budget_usd=)`` does so with money. Several may be given; the first one reached counts.
+
     Example:
         >>> import fluid
         >>> from fluid.search import loguniform
@@ -125,7 +132,8 @@ def run(
     Args:
         trainable: what to train: a class, a generator function, or a function that returns its metrics.
         space: the hyperparameters by name: distributions of :mod:`fluid.search`, Optuna or Ray Tune, lists of choices,
-            constants, and dicts of these; or a function of an Optuna trial. With a ``searcher``, constants only.
+            constants, dicts of these, and what depends on others (:func:`fluid.search.conditions.when`); or a function
+            of an Optuna trial. With a ``searcher``, constants only.
         metric: name of the metric that trials are compared by; nested names are joined by ``/``. Several names make
             :attr:`fluid.SweepResult.pareto` the outcome, with ``"random"``, ``"grid"``, ``"tpe"`` or ``"full"``.
         mode: ``"min"`` or ``"max"``, one per metric; ``None``, the default, for what the metric's name says
@@ -133,9 +141,11 @@ def run(
         samples: number of trials. ``None``, the default: all of a grid; one round of Hyperband; else no limit if
             ``time_budget_s`` or a stop rule ends the sweep (not with ``"sha"``), and 64 if none does. With a
             ``searcher``: the most that it is asked for.
-        algorithm: ``"asha"``, the default, asynchronous successive halving; ``"sha"``, synchronous; ``"hyperband"``;
-            or ``"random"``, ``"grid"`` and ``"tpe"``, whose trials all run to the budget. With a ``searcher``:
-            ``"asha"``, in which no trial waits at a rung; or ``"full"``, all trials run to the budget.
+        algorithm: ``"asha"``, the default, asynchronous successive halving; ``"tpe"``, whose configs Optuna suggests
+            from the results, and whose trials stop at the same rungs; ``"sha"``, synchronous; ``"hyperband"``; or
+            ``"random"`` and ``"grid"``, whose trials all run to the budget, as those of ``"tpe"`` do with several
+            metrics or with ``min_budget`` equal to ``budget``. With a ``searcher``: ``"asha"``, in which no trial waits
+            at a rung; or ``"full"``, all trials run to the budget.
         budget: most iterations of a trial; 27 by default. A trainable may end earlier.
         time_budget_s: seconds from the call, or text such as ``"1h"``, after which the sweep ends for now; each trial
             that runs rests after its iteration, whose result counts, and goes on in a call with ``resume=True``.
@@ -146,7 +156,8 @@ def run(
         stop: values of metrics at which a trial stops, ``{"accuracy": 0.95}``; or rules: :class:`fluid.search.Target`,
             :class:`fluid.search.Plateau`, :class:`fluid.search.TrialPlateau`, one or several.
         seed: of the configs, and, together with the program's own random number generators as they are at the call, of
-            those of the trials (``docs/running.md``, "Random numbers"); ``None`` for others in each call. On one device
+            those of the trials (``docs/running.md``, "Random numbers"); 0 by default, so that the same call tries the
+            same configs again. ``None`` draws one in each call; the summary and the report show it. On one device
             without packing, the same seed gives the same decisions, too.
         points: configs, or parts of configs, to try first.
         searcher: suggests the configs, and is told the results: :class:`fluid.search.AskTell`, or the adapter of a
@@ -227,6 +238,7 @@ def run(
         )
     earlier = _earlier_sweep(resume, run_dir, name, code, retry_failed, joins=joins)
     is_given = searcher is not None
+    seed = _drawn(seed, earlier) if not is_given else seed
     if searcher is not None:
         if earlier is not None:
             raise InvalidFieldError("resume", resume, "cannot be with a searcher, whose library has its own state")
@@ -245,6 +257,7 @@ def run(
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)
     rungs = rungs_of(iterations, eta, require_integer("min_budget", min_budget, at_least=1, at_most=iterations))
+    rungs = rungs if len(compared) == 1 else rungs[-1:]  # Trials are compared by one metric.
     rules = StopRules(stop, {goal.metric: goal.less for goal in compared})
     seconds = None if time_budget_s is None else parse_duration("time_budget_s", time_budget_s, zero=True)
     is_limited = seconds is not None or rules.end_sweep
@@ -421,6 +434,17 @@ def _checked_goals(metric: Any, mode: Any, algorithm: str, searcher: Any) -> tup
         reason = f"{algorithm!r} compares trials by one metric; several go with random, grid, tpe and full"
         raise InvalidFieldError("metric", metric, reason)
     return goals
+
+
+def _drawn(seed: int | None, earlier: EarlierSweep | None) -> int | None:
+    """The seed; a drawn one in place of ``None``, which is shown, so that the sweep can be repeated.
+
+    A sweep that goes on keeps its own; a rehearsal, whose seeds say which one it is, draws none.
+    """
+    if seed is not None or plan_in_force() is not None:
+        return seed
+    known = None if earlier is None or earlier.group is None else earlier.group.search
+    return secrets.randbelow(2**31) if known is None or known.seed is None else known.seed
 
 
 def _seed_behind(seed: int, trials: int) -> int:

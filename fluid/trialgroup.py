@@ -81,6 +81,8 @@ class TrialState(str, Enum):
     #: Has used up its budget, and can be extended.
     DONE = "DONE"
     STOPPED = "STOPPED"
+    #: Its code has found that its config cannot be evaluated (:class:`fluid.Infeasible`).
+    INFEASIBLE = "INFEASIBLE"
     FAILED = "FAILED"
 
     def __str__(self) -> str:
@@ -96,10 +98,16 @@ class TrialState(str, Enum):
         """Whether a trial in this state waits for nothing."""
         return self in _ENDED
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a trial in this state cannot be extended either."""
+        return self in _OVER
+
 
 # Tuples: membership compares by identity first, which is several times faster than hashing a member.
 _HOLDING = (TrialState.RUNNING, TrialState.STARTING, TrialState.RESIZING, TrialState.STOPPING)
-_ENDED = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
+_OVER = (TrialState.STOPPED, TrialState.INFEASIBLE, TrialState.FAILED)
+_ENDED = (TrialState.DONE, *_OVER)
 _NONE: frozenset[str] = frozenset()
 #: How displays and results show a trial that the user paused by hand; one that waits for its search is PAUSED.
 PAUSED_BY_USER = "PAUSED BY THE USER"
@@ -164,6 +172,7 @@ class Search:
         shape: how far the trials run and which of them continue, for forecasts; ``None``, the default, if unknown.
         keeps_best: whether the checkpoint of the best trial outlives the session unless ``FluidExecutor(keep=)`` says
             what does, as in the sweeps of :func:`fluid.run`; ``False`` by default. It needs a metric.
+        seed: of the random numbers that its configs follow from, at least 0; ``None``, the default, if unknown.
     """
 
     metric: str | None = None
@@ -174,6 +183,7 @@ class Search:
     time_budget_s: float | None = None
     shape: SearchShape | None = None
     keeps_best: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.keeps_best, bool) or (self.keeps_best and not self.metric):
@@ -192,6 +202,8 @@ class Search:
             object.__setattr__(self, "time_budget_s", seconds)
         if self.shape is not None and not isinstance(self.shape, SearchShape):
             raise InvalidFieldError("shape", self.shape, "must be a SearchShape or None")
+        if self.seed is not None:
+            object.__setattr__(self, "seed", require_integer("seed", self.seed, at_least=0))
 
 
 class _WithSlots:

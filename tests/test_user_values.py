@@ -16,8 +16,9 @@ import pandas as pd
 import pytest
 
 import fluid
-from fluid.rehearsal.spaces import Condition, active
+from fluid.rehearsal.spaces import active
 from fluid.search import choice, make_sampler, make_space, uniform
+from fluid.search.conditions import Condition
 from fluid.search.domains import Domain
 from fluid.user_values import is_equal_value, is_same_value, text_of
 

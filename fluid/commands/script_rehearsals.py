@@ -34,7 +34,7 @@ _TAIL = 8192
 #: Lines of a script's output that are shown of one that failed.
 _MOST_LINES = 15
 #: States of trials whose sweep has not been broken off.
-_ENDED = frozenset({TrialState.DONE.value, TrialState.STOPPED.value, TrialState.FAILED.value})
+_ENDED = frozenset(state.value for state in TrialState if state.ended)
 
 
 @dataclass(frozen=True, kw_only=True)

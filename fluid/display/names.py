@@ -103,6 +103,7 @@ _ENDED = tuple(state for state in TrialState if state.ended)
 _STYLES: dict[str, str] = {
     TrialState.FAILED: "bold red",
     TrialState.STOPPED: "dim",
+    TrialState.INFEASIBLE: "dim",
     TrialState.PAUSED: "yellow",
     PAUSED_BY_USER: "yellow",
     IS_ELSEWHERE: "cyan",

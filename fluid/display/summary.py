@@ -71,7 +71,8 @@ def shown_path(path: Path) -> str:
 def _group_line(name: str, group: GroupStatus, seconds: float, width: int, *, with_best: bool) -> Text:
     trials = with_interrupted(group.trials)
     iterations, took = f"; {_iterations(group)}", f"; {clock_time(seconds)}"
-    counted, best = f"  {count(sum(trials.values()), 'trial')}: ", ""
+    seed = "" if group.seed is None else f", seed {group.seed}"
+    counted, best = f"  {count(sum(trials.values()), 'trial')}{seed}: ", ""
     if group.best is not None and with_best:
         best = f"  best {group.best.metric} {metric_text(group.best.value)}{group.best.less_note};"
         counted = counted[1:]

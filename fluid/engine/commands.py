@@ -387,8 +387,8 @@ class ReportEnd(TrialNotice, frozen=True, kw_only=True):
     """The trial has ended; one that is DONE can be extended.
 
     Attributes:
-        state: DONE, STOPPED or FAILED.
-        failure: why it failed; ``None`` if it did not.
+        state: DONE, STOPPED, INFEASIBLE or FAILED.
+        failure: why it failed, or is infeasible; ``None`` otherwise.
     """
 
     state: TrialState

@@ -327,7 +327,7 @@ class SessionState:
             InvalidFieldError: there is none, or it has ended for good.
         """
         trial = self.require_known(trial_id)
-        if trial.state in (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED):
+        if trial.state is TrialState.STOPPING or trial.state.is_over:
             raise InvalidFieldError("trial_id", trial_id, f"is {trial.state.value} and cannot be {action}")
         return trial
 
@@ -573,7 +573,7 @@ class SessionState:
     def report_end(self, trial: TrialRecord) -> None:
         """Tells the submitter how a trial ended."""
         state, iteration = trial.state, trial.progress.done
-        failure = trial.limits.failure if state is TrialState.FAILED else None
+        failure = trial.limits.failure if state in (TrialState.FAILED, TrialState.INFEASIBLE) else None
         self.commands.append(
             ReportEnd(trial.trial_id, trial.group_id, state=state, iteration=iteration, at=self.now, failure=failure)
         )
@@ -613,8 +613,9 @@ class SessionState:
         if not trial.calls:
             return
         failure, failed = Failure("stopped", "the trial was stopped"), trial.limits.failure
-        if trial.state is TrialState.FAILED and failed is not None:
-            failure = Failure(failed.kind, f"the trial failed: {failed.message}", failed.traceback)
+        if trial.state in (TrialState.FAILED, TrialState.INFEASIBLE) and failed is not None:
+            how = "failed" if trial.state is TrialState.FAILED else "is infeasible"
+            failure = Failure(failed.kind, f"the trial {how}: {failed.message}", failed.traceback)
         for call in trial.calls:
             self.report_call(trial, call.call_id, failure=failure)
         trial.calls = ()

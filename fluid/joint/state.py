@@ -38,7 +38,7 @@ from fluid.joint.entries import (
 #: Times that a trial may take its member with it, without an iteration in between, before it counts as failed.
 MOST_LOSSES = 3
 #: States in which a trial is over for good; one that is DONE may be extended.
-_OVER = ("STOPPED", "FAILED")
+_OVER = ("STOPPED", "INFEASIBLE", "FAILED")
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 
 from fluid.engine.events import Failure
-from fluid.errors import WrongCallError
+from fluid.errors import Infeasible, WrongCallError
 from fluid.trainables.exception_pickle import dump_exception
 from fluid.trainables.json_form import message_of
 from fluid.trainables.resident import TrainableFormError
@@ -36,13 +36,18 @@ def describe(error: BaseException, iteration: int | None = None) -> Failure:
         error: the exception.
         iteration: iterations that the trial had done; ``None`` if unknown.
     """
-    kind = "out_of_memory" if is_out_of_memory(error) else "error"
+    # Infeasible before what it was raised from: code that runs out of memory may find its config infeasible.
+    is_infeasible = isinstance(error, Infeasible)
+    kind = "infeasible" if is_infeasible else "out_of_memory" if is_out_of_memory(error) else "error"
     is_form = isinstance(error, (TrainableFormError, WrongCallError))
     own = error.__traceback__
     BaseException.with_traceback(error, _without_own_frames(own, all_may_go=is_form))  # Its class may be frozen.
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     site = _site_of(error, own, iteration) if kind == "error" else ""
-    raised = Failure(kind, one_line(error), text, dump_exception(error), site=site, is_form=is_form)
+    message = one_line(error)
+    if type(error) is Infeasible:
+        message = message.partition(": ")[2] or "no reason was given"
+    raised = Failure(kind, message, text, dump_exception(error), site=site, is_form=is_form)
     # The frames hold what filled the memory.
     for cause in causes(error):
         traceback.clear_frames(cause.__traceback__)

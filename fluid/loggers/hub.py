@@ -240,7 +240,7 @@ class LoggerHub:
         if self._shown.get(trial.trial_id) != state:
             self._shown[trial.trial_id] = state
             for sink in self._sinks:
-                sink.end(trial, state, end.failure if end.state is TrialState.FAILED else None)
+                sink.end(trial, state, end.failure)
 
     def _flush(self) -> bool:
         """Lets the loggers store what they were told; returns whether all have, and that is noted."""

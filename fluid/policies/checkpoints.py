@@ -260,7 +260,7 @@ class RungRanking:
 UNNAMED = CheckpointValue(0.5)
 _NEVER = CheckpointValue(0.0)
 _AT_ONCE = CheckpointValue(1.0, pinned=True)
-_GONE = frozenset({TrialState.STOPPED, TrialState.FAILED})
+_GONE = frozenset(state for state in TrialState if state.is_over)
 _ABOUT_TO_START = frozenset({TrialState.QUEUED, TrialState.STARTING})
 _WAITS = frozenset({TrialState.DONE, TrialState.QUEUED})
 _RUNS = frozenset({TrialState.RUNNING, TrialState.RESIZING, TrialState.STOPPING})

@@ -292,7 +292,7 @@ def _is_settled(trial: TrialRecord) -> bool:
 def is_only_in_memory(trial: TrialRecord, hosts: set[str] | None) -> bool:
     """Whether a trial that may go on would lose its newest checkpoint with these machines; ``None`` for all."""
     checkpoint, durable = trial.residence.checkpoint, trial.residence.durable
-    if checkpoint is None or not checkpoint.in_memory or trial.state in (TrialState.STOPPED, TrialState.FAILED):
+    if checkpoint is None or not checkpoint.in_memory or trial.state.is_over:
         return False
     on_them = hosts is None or checkpoint.host in hosts
     return on_them and (durable is None or durable.iteration < checkpoint.iteration)

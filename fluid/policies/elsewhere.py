@@ -146,9 +146,7 @@ class Elsewhere(Policy):
     def ended_elsewhere(self, event: EndedElsewhere) -> None:
         """Ends a trial that another driver has ended."""
         core, trial = self._core, self._core.trials.get(event.trial_id)
-        if trial is None or trial.trial_id not in self._away or trial.state is event.state:
-            return
-        if trial.state in (TrialState.STOPPED, TrialState.FAILED):
+        if trial is None or trial.trial_id not in self._away or trial.state is event.state or trial.state.is_over:
             return
         trial.progress.done = trial.progress.reported = event.iteration
         if event.by_itself:

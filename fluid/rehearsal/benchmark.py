@@ -11,15 +11,8 @@ import numpy as np
 
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal.replayable import ReplayedIteration
-from fluid.rehearsal.spaces import (
-    Condition,
-    active,
-    configspace_of,
-    parents_first,
-    suggested,
-    tune_mutations_of,
-    tune_space_of,
-)
+from fluid.rehearsal.spaces import active, configspace_of, suggested, tune_mutations_of, tune_space_of
+from fluid.search.conditions import Condition, parents_first
 from fluid.search.domains import Domain
 
 #: Configs drawn to learn what is good and what is bad on a benchmark, and how many of the best are looked at closely.

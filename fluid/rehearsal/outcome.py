@@ -17,7 +17,6 @@ from fluid.results.metrics import Goal, goals_of, known_goals
 from fluid.results.stored_run import read_run
 from fluid.results.submitted import SubmittedGroup, SubmittedTrial
 from fluid.sizing.held_time import HeldTime
-from fluid.trialgroup import TrialState
 
 #: Version of an outcome's JSON form.
 _FORMAT = 1
@@ -284,7 +283,7 @@ def _trace(
     start: float,
 ) -> tuple[tuple[float, float], ...]:
     """When the best value improved. Failed trials do not count, unless all have failed."""
-    sound = eligible(zip(shown, iterations, strict=True), lambda pair: pair[0][-1].state == TrialState.FAILED)
+    sound = eligible(zip(shown, iterations, strict=True), lambda pair: pair[0][-1].state)
     found: list[tuple[float, float]] = []
     for one in sorted((one for _, each in sound for one in each), key=lambda one: one.end):
         value = goal.value_in(one.metrics)

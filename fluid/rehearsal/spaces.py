@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fluid._imports import try_import
 from fluid.errors import InvalidFieldError
 from fluid.results.metrics import is_number
 from fluid.search import choice, lograndint, loguniform, randint, uniform
+from fluid.search.conditions import Condition, idle_names, in_order, parents_first
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 from fluid.trainables.json_form import json_form
-from fluid.user_values import is_equal_value
-
-
-class Condition(NamedTuple):
-    """A hyperparameter that counts only with some values of another one.
-
-    Attributes:
-        child: the hyperparameter.
-        parent: the other one, which must count itself.
-        values: its values with which the child counts.
-    """
-
-    child: str
-    parent: str
-    values: tuple[Any, ...]
-
-    def holds(self, value: Any) -> bool:
-        """Whether the child counts with a value of the parent."""
-        return any(is_equal_value(one, value) for one in self.values)
 
 
 def read_configspace(content: Mapping[str, Any]) -> tuple[dict[str, Domain], dict[str, Any], tuple[Condition, ...]]:
@@ -85,41 +67,13 @@ def _conditions(one: Mapping[str, Any]) -> list[Condition]:
     raise InvalidFieldError("condition", kind, "is of a kind that Fluid does not know: EQ, IN and AND are known")
 
 
-def parents_first(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """The conditions in the order in which they can be looked at: those of parents before those of their children.
-
-    Raises:
-        InvalidFieldError: they depend on each other.
-    """
-    left, ordered = list(conditions), list[Condition]()
-    while left:
-        children = {condition.child for condition in left}
-        ready = [condition for condition in left if condition.parent not in children]
-        if not ready:
-            raise InvalidFieldError("conditions", sorted(children), "depend on each other")
-        ordered += ready
-        left = [condition for condition in left if condition.parent in children]
-    return tuple(ordered)
-
-
-def in_order(names: Sequence[str], conditions: Sequence[Condition]) -> list[str]:
-    """The names of a space, parents before the hyperparameters that depend on them."""
-    depth = dict.fromkeys(names, 0)
-    for condition in conditions:
-        depth[condition.child] = max(depth.get(condition.child, 0), depth.get(condition.parent, 0) + 1)
-    return sorted(names, key=lambda name: depth[name])
-
-
 def active(config: Mapping[str, Any], space: Mapping[str, Domain], conditions: Sequence[Condition]) -> dict[str, Any]:
     """The hyperparameters of a config that count.
 
     Raises:
         InvalidFieldError: one of them is missing.
     """
-    idle: set[str] = set()
-    for condition in conditions:
-        if condition.parent in idle or not condition.holds(config.get(condition.parent)):
-            idle.add(condition.child)
+    idle = idle_names(config, conditions)
     missing = [name for name in space if name not in idle and name not in config]
     if missing:
         raise InvalidFieldError("config", dict(config), f"lacks {', '.join(missing)}")

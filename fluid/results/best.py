@@ -63,7 +63,7 @@ class BestTrial(PeersNames):
         values = self.value if isinstance(self.value, tuple) else (self.value,)
         each = zip(names, values, modes, strict=True)
         shown = ", ".join(f"{name}={value:.6g} ({direction_text(mode)})" for name, value, mode in each)
-        failed = ", which failed" if has_failed(self.trial) else ""
+        failed = ", which failed" if self.trial.state == TrialState.FAILED else ""
         where = f"at iteration {self.iteration} of trial {self.trial_id!r}{failed}"
         return f"{shown} {where}, config={short_text(self.config)}"
 
@@ -107,17 +107,21 @@ class BestTrial(PeersNames):
         return self.trial.load_checkpoint(path)
 
 
+#: States of trials that come after all others.
+NOT_BEST = (TrialState.FAILED, TrialState.INFEASIBLE)
+
+
 class Merit(NamedTuple):
     """How good a trial is among those it is compared with: less is better. This is the one rule of what is best.
 
     * A trial that has failed comes after all others, whether they have ended or not. So it is the best only if all have
-      failed.
+      failed. One that is infeasible comes after these, and is never the best: what it has reported does not count.
     * A trial that has reported no finite number of the metric comes after those that have, and is never the best.
     * The best value of any iteration decides, and of equal values that of the trial that was submitted first. Within a
       trial it is the first iteration with that value.
 
     Attributes:
-        failed: whether the trial has failed.
+        failed: whether the trial has failed, or is infeasible.
         valueless: whether it has no value.
         loss: its best value, with the sign that makes less better; 0 if it has none.
     """
@@ -127,15 +131,17 @@ class Merit(NamedTuple):
     loss: float
 
     @classmethod
-    def of(cls, value: float | None, *, failed: bool, less: bool) -> Merit:
+    def of(cls, value: float | None, state: str, *, less: bool) -> Merit:
         """The merit of a trial.
 
         Args:
             value: its best value; ``None`` if it has none.
-            failed: whether it has failed.
+            state: how it stands.
             less: whether less is better.
         """
-        return cls(failed, value is None, 0.0 if value is None else value if less else -value)
+        if state == TrialState.INFEASIBLE:
+            value = None
+        return cls(state in NOT_BEST, value is None, 0.0 if value is None else value if less else -value)
 
 
 T = TypeVar("T")
@@ -152,15 +158,10 @@ def best_among(trials: Iterable[T], merit: Callable[[T], Merit]) -> T | None:
     return None if best is None or merit(best).valueless else best
 
 
-def eligible(trials: Iterable[T], failed: Callable[[T], bool]) -> list[T]:
-    """The trials that may be best: those that have not failed, or all if all have."""
-    listed = list(trials)
-    return [trial for trial in listed if not failed(trial)] or listed
-
-
-def has_failed(trial: TrialResult) -> bool:
-    """Whether a trial has failed."""
-    return trial.state == TrialState.FAILED
+def eligible(trials: Iterable[T], state: Callable[[T], str]) -> list[T]:
+    """The trials that may be best: those that have not failed, or all if all have; not those that are infeasible."""
+    listed = [trial for trial in trials if state(trial) != TrialState.INFEASIBLE]
+    return [trial for trial in listed if state(trial) != TrialState.FAILED] or listed
 
 
 def best_of(trials: Iterable[TrialResult], goal: Goal) -> BestTrial | None:
@@ -186,7 +187,7 @@ def merit_of(trial: TrialResult, goal: Goal) -> Merit:
 
 
 def _merit(trial: TrialResult, best: tuple[float, Result] | None, goal: Goal) -> Merit:
-    return Merit.of(None if best is None else best[0], failed=has_failed(trial), less=goal.less)
+    return Merit.of(None if best is None else best[0], trial.state, less=goal.less)
 
 
 def best_result(trial: TrialResult, goal: Goal) -> tuple[float, Result] | None:
@@ -280,7 +281,7 @@ class _TrackedTrial(_Submitted):
             was not forgotten; else empty.
         last: id of the last one submitted of those shown as it, which determines its state.
         parts: how many of those there are, but for forgotten ones.
-        ended_failed: whether it has failed.
+        ended_failed: whether it has failed, or is infeasible.
         said_failed: whether its submitter says that it has; ``None`` if that says nothing.
         best_of: the submitted trial of its best iteration; ``None`` if it has reported no number.
         iteration: the number of that, as shown.
@@ -451,7 +452,9 @@ class BestTracker:
             return
         standing, found[1].state = found[0], state
         if standing.last == trial_id:
-            standing.ended_failed = state is TrialState.FAILED
+            standing.ended_failed = state in NOT_BEST
+            if state is TrialState.INFEASIBLE:
+                standing.best_of = None  # What it has reported does not count.
             self._moved(standing)
 
     def say(self, trial_id: str, outcome: str | None) -> None:
@@ -505,7 +508,7 @@ class BestTracker:
 
     def _rank(self, standing: _TrackedTrial) -> tuple[Merit, int]:
         value = None if standing.best_of is None else standing.value
-        return Merit.of(value, failed=standing.failed, less=self._less), standing.place
+        return Merit.of(value, TrialState.FAILED if standing.failed else "", less=self._less), standing.place
 
     def _moved(self, standing: _TrackedTrial) -> None:
         """Takes it that a trial is better or worse than before."""

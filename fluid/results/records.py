@@ -27,7 +27,7 @@ from fluid.trainables.encoded_metrics import EncodedMetrics, numbers_in
 from fluid.trainables.json_form import json_form
 from fluid.trainables.usage import NO_USAGE, Usage
 from fluid.trial_fields import own_config
-from fluid.trialgroup import Trial
+from fluid.trialgroup import Trial, TrialState
 
 #: Types whose values nothing can change.
 _ATOMS = frozenset({float, int, str, bool, type(None)})
@@ -253,13 +253,14 @@ class TrialResult:
         trial_id: the trial, by the id under which reports show it.
         group: name of its group.
         config: its hyperparameters.
-        state: ``"DONE"``, ``"STOPPED"``, ``"FAILED"``, ``"PAUSED"`` or ``"PAUSED BY THE USER"``; of a run folder also
+        state: ``"DONE"``, ``"STOPPED"``, ``"INFEASIBLE"`` (its code raised :class:`fluid.Infeasible`), ``"FAILED"``,
+            ``"PAUSED"`` or ``"PAUSED BY THE USER"``; of a run folder also
             ``"UNFINISHED"``, if it had not ended, and ``"UNKNOWN"``; of a handle also the other states of
             :class:`fluid.trialgroup.TrialState`.
         iteration: iterations that it has done.
         metrics: those of its last iteration; empty before the first.
         results: all its iterations, in order.
-        failure: why it failed; ``None`` if it has not.
+        failure: why it failed, or is infeasible; ``None`` otherwise.
         seeds: of its random number generators when it was set up: ``random``, ``numpy`` and ``torch``; ``None`` of a
             run of an older Fluid.
         files: where its files are; ``None`` if it has none.
@@ -285,6 +286,11 @@ class TrialResult:
         config, metrics, results = map(Shared, (self.config, self.metrics, self.results))
         own: dict[str, Any] = {"config": config, "metrics": metrics, "results": results}
         return replace(self, **own)
+
+    @property
+    def infeasible(self) -> str | None:
+        """Why it is infeasible, as its code says; ``None`` if it is not."""
+        return self.failure.message if self.state == TrialState.INFEASIBLE and self.failure is not None else None
 
     @property
     def seconds(self) -> float:

@@ -16,6 +16,9 @@ from fluid.results.journal import Recovered
 from fluid.results.run_files import read_search
 from fluid.trialgroup import PAUSED_BY_USER, Search, Trial, TrialState
 
+#: States of which the journal tells a reason.
+_WITH_REASON = (TrialState.FAILED, TrialState.INFEASIBLE)
+
 # -- group lines ---------------------------------------------------------------------------------
 #
 # The line of a group in ``trials.jsonl``: its name, its search, what it requires of devices, and its terms.
@@ -270,7 +273,7 @@ class SubmittedTrials:
         if known is not None:
             facts["key"] = str(entry.get("key", known.trial.profile_key))
             facts["budget"] = None if "shown" in entry else known.budget
-            facts["failure"] = self._journal.failures.get(trial_id) if state == TrialState.FAILED else None
+            facts["failure"] = self._journal.failures.get(trial_id) if state in _WITH_REASON else None
         if places is not None:
             facts["place"] = places[group_id]
             places[group_id] += 1

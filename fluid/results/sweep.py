@@ -6,18 +6,20 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluid.engine.events import Failure
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.keeping import value_of
-from fluid.results.best import BestTrial, best_of, eligible, has_failed
+from fluid.results.best import BestTrial, best_of, eligible
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, goals_of, is_number, known_goals, modes_of, pareto_front
 from fluid.results.records import Result, TrialResult
 from fluid.results.run_files import price_in, read_facts
 from fluid.results.tables import dataframe, sweep_html, sweep_text
+from fluid.trialgroup import TrialState
 from fluid.user_calls import PeersNames
 
 if TYPE_CHECKING:
@@ -101,8 +103,9 @@ class SweepResult(PeersNames):
     def best(self) -> BestTrial:
         """The trial with the best value of the metric at any of its iterations.
 
-        A failed trial is best only if all have failed; one that still runs counts with what it has reported. A value
-        that is not a finite number does not count. Of trials with equal values, the first one submitted is the best.
+        A failed trial is best only if all have failed, an infeasible one never; one that still runs counts with what
+        it has reported. A value that is not a finite number does not count. Of trials with equal values, the first one
+        submitted is the best.
 
         Raises:
             InvalidFieldError: the metric is unknown, its mode is, or there are several.
@@ -141,7 +144,8 @@ class SweepResult(PeersNames):
     def pareto(self) -> tuple[BestTrial, ...]:
         """The iterations that no other one beats in all metrics, in order of the first metric, the best first.
 
-        A trial may be there with several of its iterations. Failed trials count only if all have failed.
+        A trial may be there with several of its iterations. Failed trials count only if all have failed, infeasible
+        ones never.
 
         Raises:
             InvalidFieldError: a metric or its mode is unknown.
@@ -150,7 +154,7 @@ class SweepResult(PeersNames):
         goals = goals_of(self.metric, self.mode)
         if not goals:
             raise InvalidFieldError("metric", None, f"name some, as no search does{_known(self.trials)}")
-        points = list(_points(eligible(self.trials, has_failed), goals))
+        points = list(_points(eligible(self.trials, attrgetter("state")), goals))
         if not points:
             raise _nothing_reported(self.trials, goals)
         names, modes = tuple(goal.metric for goal in goals), tuple(goal.mode for goal in goals)
@@ -169,7 +173,12 @@ class SweepResult(PeersNames):
     @property
     def failures(self) -> dict[str, Failure]:
         """Why trials failed, by trial id."""
-        return {trial.trial_id: trial.failure for trial in self.trials if trial.failure is not None}
+        return {trial.trial_id: trial.failure for trial in _failed(self.trials) if trial.failure is not None}
+
+    @property
+    def infeasible(self) -> dict[str, str]:
+        """Why trials are infeasible, as their code says (:class:`fluid.Infeasible`), by trial id."""
+        return {trial.trial_id: trial.infeasible for trial in self.trials if trial.infeasible is not None}
 
     def dataframe(self, every: str = "trial") -> DataFrame:
         """A table of the trials, as a pandas DataFrame.
@@ -343,6 +352,10 @@ class SweepResult(PeersNames):
         return page_of(self.run_dir, goal, path)
 
 
+def _failed(trials: Iterable[TrialResult]) -> list[TrialResult]:
+    return [trial for trial in trials if trial.state == TrialState.FAILED]
+
+
 def _points(
     trials: Iterable[TrialResult], goals: Sequence[Goal]
 ) -> Iterator[tuple[TrialResult, Result, tuple[float, ...]]]:
@@ -367,9 +380,9 @@ def _known(trials: Iterable[TrialResult]) -> str:
 
 def _nothing_reported(trials: Sequence[TrialResult], goals: Sequence[Goal]) -> FluidError:
     what = " and ".join(repr(goal.metric) for goal in goals)
-    failed = [trial for trial in trials if trial.failure is not None]
-    had_value = any(next(_points([trial], goals), None) for trial in trials)  # Then it was of a failed one.
-    sound = " that did not fail" if had_value else ""
+    failed = _failed(trials)
+    had_value = any(next(_points([trial], goals), None) for trial in trials)  # Then it was of one that does not count.
+    sound = "" if not had_value else " that did not fail" if failed else " that is feasible"
     text = f"no trial{sound} has reported a number as {what}"
     reported = [value_of(trial.metrics, goal.metric) for trial in trials for goal in goals]
     if any(isinstance(value, float) and math.isnan(value) for value in reported):
@@ -379,4 +392,6 @@ def _nothing_reported(trials: Sequence[TrialResult], goals: Sequence[Goal]) -> F
         text += f"; there are {', '.join(names)}"
     if failed and failed[0].failure is not None:
         text += f"; {len(failed)} of {len(trials)} trials failed, the first with {failed[0].failure.message}"
+    if unfit := [trial for trial in trials if trial.infeasible is not None]:
+        text += f"; {len(unfit)} of {len(trials)} are infeasible, the first as it says: {unfit[0].infeasible}"
     return FluidError(text)

@@ -14,6 +14,7 @@ from fluid.results.best import BestTrial, best_result, merit_of, ranked
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 from fluid.results.records import Result, TrialResult, short_text
+from fluid.trialgroup import TrialState
 
 if TYPE_CHECKING:
     from pandas import DataFrame as DataFrame
@@ -121,9 +122,10 @@ def sweep_text(
     if best is not None:
         lines.append(f"  best: {best.text}")
     lines += [f"  no best: {open_text(metric)}" for metric in openly[:1]]
-    failed = next((trial for trial in trials if trial.failure is not None), None)
-    if failed is not None and failed.failure is not None:
-        lines.append(f"  failed first: trial {failed.trial_id!r}, {failed.failure.message}")
+    for state, first in ((TrialState.FAILED, "failed first"), (TrialState.INFEASIBLE, "infeasible first")):
+        failed = next((trial for trial in trials if trial.state == state and trial.failure is not None), None)
+        if failed is not None and failed.failure is not None:
+            lines.append(f"  {first}: trial {failed.trial_id!r}, {failed.failure.message}")
     return "\n".join(lines)
 
 

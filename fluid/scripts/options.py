@@ -9,11 +9,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fluid.errors import InvalidFieldError
+from fluid.errors import InvalidFieldError, parse_duration
 from fluid.keeping import parse_bytes
 from fluid.resources import MemoryNeed
 from fluid.scripts.command import value_of
-from fluid.sizing.goals import parse_duration
 
 
 class Option(NamedTuple):

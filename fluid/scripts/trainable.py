@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fluid._private_files import make_folder, open_private
-from fluid.errors import FluidError, InvalidFieldError, require_number
+from fluid.errors import FluidError, InvalidFieldError, parse_duration, require_number
 from fluid.keeping import value_of
 from fluid.processes.children import describe_exit
 from fluid.scripts.checkpoint import COPY, Signature, copy_steady, put, remove, signature_of
 from fluid.scripts.command import OWN, Command, filled, flat, require_placeholders
 from fluid.scripts.process import Said, ScriptProcess
 from fluid.scripts.readers import FILES, POLLED, LineReader, Origin, compile_patterns, parse_origins
-from fluid.sizing.goals import parse_duration
 from fluid.trainables.driver_link import driver_link
 from fluid.trainables.resident import NoIterationLeftError, NotSavableError
 from fluid.trainables.script_link import CHECKPOINT_DIR, TRIAL_DIR, plain

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fluid.search.conditions import when
 from fluid.search.domains import choice, lograndint, loguniform, randint, uniform
 from fluid.search.samplers import Sampler, make_sampler
 from fluid.search.searchers import AskLater, AskTell, Searcher, SearchOutcome
@@ -38,6 +39,7 @@ __all__ = [
     "make_space",
     "randint",
     "uniform",
+    "when",
 ]
 
 if not TYPE_CHECKING:  # Or a type checker would take any name for one of the package.

@@ -7,6 +7,8 @@ from fluid.search.rungs import brackets_for, halving_shape
 from fluid.search.schedulers import AsynchronousHalving, FullBudget, RungScheduler, StoppingHalving
 from fluid.search_shape import SearchShape
 
+#: Those whose trials wait at rungs until they are among the best.
+_PROMOTING = ("asha", "tpe")
 #: Those that start all trials of a rung together.
 SYNCHRONOUS = ("hyperband", "sha")
 
@@ -25,7 +27,7 @@ def make_scheduler(
     """
     if algorithm == "asha" and is_told_once:
         return StoppingHalving(rungs=rungs, eta=eta)
-    if algorithm == "asha":
+    if algorithm in _PROMOTING and len(rungs) > 1:
         return AsynchronousHalving(rungs=rungs, eta=eta, samples=samples)
     if algorithm in SYNCHRONOUS:
         assert samples is not None
@@ -42,7 +44,7 @@ def shape_for(
     if algorithm == "asha" and is_told_once:
         slack = -0.5 * (eta - 1) / eta  # The share is rounded down.
         return SearchShape(algorithm="stopping", rungs=rungs, eta=eta, first=eta - 1, slack=slack)
-    if algorithm == "asha":
+    if algorithm in _PROMOTING and len(rungs) > 1:
         return SearchShape(algorithm="asha", rungs=rungs, eta=eta)
     if algorithm in SYNCHRONOUS:
         assert samples is not None

@@ -10,6 +10,7 @@ import numpy as np
 
 from fluid.directions import mode_word
 from fluid.errors import InvalidFieldError, require_integer, require_one_of
+from fluid.search.domains import Choice
 from fluid.search.space import ConditionalSpace, Space, field_of
 from fluid.search.suggestion import OpenSuggestions, Suggestion
 
@@ -63,8 +64,14 @@ class LearningSampler(Protocol):
         """Suggests other configs than a sampler of the same seed and points."""
         ...
 
-    def learn(self, config: Mapping[str, Any], values: Sequence[float]) -> None:
-        """Takes what came of a config that another sampler has suggested."""
+    def hear(
+        self, token: int, config: Mapping[str, Any], values: Sequence[float] | None, state: str, iteration: int
+    ) -> None:
+        """Takes what came of a suggestion, also of another sampler's; if it is ``"PAUSED"``, how it stands at a rung.
+
+        Args:
+            token, config, values, state, iteration: as of a :class:`~fluid.search.searchers.SearchOutcome`.
+        """
         ...
 
 
@@ -152,6 +159,8 @@ class RandomSampler:
 class GridSampler:
     """Every combination of the values of a finite space, once; points come first, then the last name changes first.
 
+    Of hyperparameters under a condition, only combinations that have them count.
+
     Args:
         space: the search space.
         objectives: number of metrics.
@@ -164,13 +173,14 @@ class GridSampler:
 
     def __init__(self, space: Space, *, objectives: int, seed: int | None, points: Sequence[Mapping[str, Any]]) -> None:
         self._space = space
-        self._sizes: list[int] = []
+        self._names = space.parents_first
+        self._sizes: dict[str, int] = {}
         for name, domain in space.domains.items():
             if domain.size is None:
                 reason = "is continuous; a grid needs a list of values, a step or whole numbers"
                 raise InvalidFieldError(field_of(space.paths[name]), domain, reason)
-            self._sizes.append(domain.size)
-        self.size: int | None = math.prod(self._sizes)
+            self._sizes[name] = domain.size
+        self.size: int | None = self._count()
         self._open = OpenSuggestions(objectives)
         self._configs = self._enumerate(_entropy(seed), points)
 
@@ -182,32 +192,72 @@ class GridSampler:
         self._open.close(token, values, failed=failed)
 
     def _enumerate(self, entropy: int, points: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        assert self.size is not None
-        tried: set[int] = set()
-        for index, point in enumerate(points):
-            number = self._number(point, np.random.default_rng([entropy, index]))
-            if number not in tried:
-                tried.add(number)
-                yield self._space.config({**point, **self._values(number)})
-        number = 0
-        while number < self.size:  # Not range(): it may be larger than the greatest index.
-            if number not in tried:
-                yield self._space.config(self._values(number))
-            number += 1
+        domains = self._space.domains
+        tried: set[tuple[tuple[str, int], ...]] = set()
+        for number, point in enumerate(points):
+            rng = np.random.default_rng([entropy, number])
+            drawn = {
+                name: domains[name].index(point[name]) if name in point else int(rng.integers(size))
+                for name, size in self._sizes.items()
+            }
+            indices = next(self._combinations(self._names, {name: (index,) for name, index in drawn.items()}))
+            if _key(indices) not in tried:
+                tried.add(_key(indices))
+                yield self._space.config({**point, **self._values(indices)})
+        for indices in self._combinations(self._names, {name: range(size) for name, size in self._sizes.items()}):
+            if not tried or _key(indices) not in tried:
+                yield self._space.config(self._values(indices))
 
-    def _number(self, point: Mapping[str, Any], rng: np.random.Generator) -> int:
-        """The place in the enumeration of a point; what it does not give is sampled."""
-        number = 0
-        for (name, domain), size in zip(self._space.domains.items(), self._sizes, strict=True):
-            number = number * size + (domain.index(point[name]) if name in point else int(rng.integers(size)))
-        return number
+    def _combinations(
+        self, names: Sequence[str], choices: Mapping[str, Sequence[int]], above: Mapping[str, int] | None = None
+    ) -> Iterator[dict[str, int]]:
+        """The combinations of the indices of values by name, without names that a combination does not have.
 
-    def _values(self, number: int) -> dict[str, Any]:
-        values = {}
-        for (name, domain), size in reversed(list(zip(self._space.domains.items(), self._sizes, strict=True))):
-            number, index = divmod(number, size)
-            values[name] = domain.at(index)
-        return values
+        Args:
+            names: those that are left, behind what they depend on.
+            choices: the indices to choose from.
+            above: what was chosen so far.
+        """
+        chosen = dict(above or {})
+        for place, name in enumerate(names):
+            if self._space.conditions and self._space.is_idle(name, self._values(chosen)):
+                continue
+            if not choices[name][1:2]:
+                chosen[name] = choices[name][0]
+                continue
+            for index in choices[name]:
+                yield from self._combinations(names[place + 1 :], choices, {**chosen, name: index})
+            return
+        yield chosen
+
+    def _count(self) -> int:
+        """The number of combinations: a product for each way in which conditions may turn out."""
+        deciding = [name for name in self._names if any(name == one.parent for one in self._space.conditions)]
+        # Values on which nothing depends are as good as one of them, so many times.
+        weights = {name: self._told_apart(name) for name in deciding}
+        found = 0
+        for chosen in self._combinations(deciding, {name: list(weights[name]) for name in deciding}):
+            values = self._values(chosen)
+            free = [name for name in self._names if name not in deciding and not self._space.is_idle(name, values)]
+            ways = [weights[name][index] for name, index in chosen.items()]
+            found += math.prod((*ways, *(self._sizes[name] for name in free)))
+        return found
+
+    def _told_apart(self, name: str) -> dict[int, int]:
+        """The indices of values that conditions tell apart, and how many values each stands for."""
+        domain, size = self._space.domains[name], self._sizes[name]
+        if isinstance(domain, Choice):
+            return dict.fromkeys(range(size), 1)
+        told = {domain.index(value) for one in self._space.conditions if one.parent == name for value in one.values}
+        other = next(index for index in range(size + 1) if index not in told)
+        return dict.fromkeys(sorted(told), 1) | ({other: size - len(told)} if other < size else {})
+
+    def _values(self, indices: Mapping[str, int]) -> dict[str, Any]:
+        return {name: self._space.domains[name].at(index) for name, index in indices.items()}
+
+
+def _key(indices: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(indices.items()))
 
 
 def _entropy(seed: int | None) -> int:

@@ -45,14 +45,15 @@ class SearchOutcome:
     Attributes:
         token: that of the suggestion.
         config: the config that was suggested.
-        values: of each metric, the last number that the trial reported; ``None`` if the trial failed, has reported
-            none, or reported NaN.
+        values: of each metric, the last number that the trial reported; ``None`` if the trial failed, is infeasible,
+            has reported none, or reported NaN.
         state: ``"DONE"``, ``"STOPPED"`` (before its budget), ``"PAUSED"`` (at the budget that the suggestion named)
-            or ``"FAILED"``.
+            ``"INFEASIBLE"`` (it raised :class:`fluid.Infeasible`) or ``"FAILED"``.
         iteration: iterations done.
         metrics: all that the last iteration reported.
         seconds: that the iterations took.
-        failure: why the trial failed: its kind, such as ``"out_of_memory"``, and its message; ``None`` if it has not.
+        failure: why the trial failed, or is infeasible: its kind, such as ``"out_of_memory"``, and its message;
+            ``None`` otherwise.
     """
 
     token: int
@@ -70,6 +71,9 @@ class Searcher(Protocol):
 
     One of a library that knows by itself what it optimizes may have a method ``mode_of(metric)``, too, which returns
     ``"min"``, ``"max"`` or ``None``: it counts where ``fluid.run`` is given no mode, and the metric's name says none.
+
+    One that has a method ``observe(outcome)`` hears, besides, of each suggestion that has come to a rung of
+    ``"asha"``, before it is decided whether it goes on: its state is ``"PAUSED"``, its values are those at the rung.
 
     Where several drivers work the sweep (``docs/shared_folder.md``), each asks a searcher of its own. One that has a
     method ``share()`` is told of all configs, those of the others with the token -1; it is called before the first
@@ -136,11 +140,16 @@ class SamplerSearcher:
         if isinstance(self._sampler, LearningSampler):
             self._sampler.share()
 
+    def observe(self, outcome: SearchOutcome) -> None:
+        """Takes how a suggestion stands at a rung."""
+        if isinstance(self._sampler, LearningSampler):
+            self.tell(outcome)
+
     def tell(self, outcome: SearchOutcome) -> None:
-        if outcome.token != ELSEWHERE:
+        if isinstance(self._sampler, LearningSampler):
+            self._sampler.hear(outcome.token, outcome.config, outcome.values, outcome.state, outcome.iteration)
+        elif outcome.token != ELSEWHERE:
             self._sampler.tell(outcome.token, outcome.values, failed=outcome.values is None)
-        elif outcome.values is not None and isinstance(self._sampler, LearningSampler):
-            self._sampler.learn(outcome.config, outcome.values)
 
 
 class AskTell:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fluid.errors import InvalidFieldError
+from fluid.search.conditions import Condition, When, idle_names, in_order, parents_first
 from fluid.search.conversion import TuneFunction, convert
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 from fluid.trial_fields import require_finite
 
 Path = tuple[str, ...]
 
+#: Stands for a value that a config does not have.
+_ABSENT = object()
 #: Types that might mean choices, a range or one value.
 _AMBIGUOUS = (tuple, set, frozenset, range, np.ndarray)
 #: Packages whose distributions are not taken, and would else be constants.
@@ -41,17 +44,39 @@ class Space:
         functions: what is computed from the rest of the config (Ray Tune's ``sample_from``), by name.
         paths: every name, also those of constants, with its keys.
         constants: values that are the same in every config, by name; an empty dict of a nested space is one.
+        conditions: with which values of others a name is in a config at all, parents before children.
     """
 
     domains: Mapping[str, Domain]
     functions: Mapping[str, TuneFunction]
     paths: Mapping[str, Path]
     constants: Mapping[str, Any]
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the hyperparameters: of all that is neither a constant nor computed."""
         return tuple(self.domains)
+
+    @property
+    def parents_first(self) -> tuple[str, ...]:
+        """:attr:`names`, each behind those that it depends on."""
+        return tuple(in_order(self.names, [one for one in self.conditions if one.child in self.domains]))
+
+    def is_idle(self, name: str, values: Mapping[str, Any]) -> bool:
+        """Whether a config of these values does not have a name; those that the name depends on must be there."""
+        return bool(self.conditions) and name in idle_names({**self.constants, **values}, self.conditions)
+
+    def values_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the hyperparameters in a config, by name; of those that the config has."""
+        found = {}
+        for name in self.domains:
+            value: Any = config
+            for key in self.paths[name]:
+                value = value.get(key, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+            if value is not _ABSENT:
+                found[name] = value
+        return found
 
     def sample(self, rng: np.random.Generator, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A config whose values are drawn in the order of the mapping.
@@ -68,31 +93,43 @@ class Space:
         """The config, nested as the space, of a value for each hyperparameter.
 
         Args:
-            values: values by name: one for each of :attr:`names`; for a name of ``functions`` one may be given.
+            values: values by name: one for each of :attr:`names`, also of those that the config does not have, whose
+                values are left aside; for a name of ``functions`` one may be given.
 
         Raises:
             InvalidFieldError: a function of ``sample_from`` raised an error.
         """
         config: dict[str, Any] = {}
-        for name, path in self.paths.items():
+        idle = idle_names({**self.constants, **values}, self.conditions) if self.conditions else ()
+        paths = {name: path for name, path in self.paths.items() if name not in idle}
+        for name, path in paths.items():
             if name in self.constants:
                 # Every config has its own empty dicts.
                 value = self.constants[name]
                 _set(config, path, {} if type(value) is dict else value)
             elif name in values:
                 _set(config, path, values[name])
-        self._compute(config, [name for name in self.functions if name not in values])
-        return _in_order(config, self.paths.values())
+        self._compute(config, [name for name in self.functions if name not in values and name in paths])
+        return _in_order(config, paths.values())
 
     def check_point(self, field: str, point: object) -> dict[str, Any]:
         """The values by name of a config, or of a part of one, that the user gave.
 
         Raises:
-            InvalidFieldError: the point has a name that the space does not have, or a value that it does not allow.
+            InvalidFieldError: the point has a name that the space does not have, or a value that it does not allow; or
+                a name that no config has with the other values of the point.
         """
         if not isinstance(point, Mapping):
             raise InvalidFieldError(field, point, "must be a dict of names and values")
-        return dict(self._point_values(field, point, ()))
+        values = dict(self._point_values(field, point, ()))
+        known = {**self.constants, **values}
+        for condition in self.conditions:
+            name, parent = condition.child, condition.parent
+            if name in values and not (parent in known and condition.holds(known[parent])):
+                but = f", not {known[parent]!r}" if parent in known else f": give {parent!r}, too"
+                where = field + "".join(f"[{key!r}]" for key in self.paths[name])
+                raise InvalidFieldError(where, values[name], f"is in a config only if {condition.text}{but}")
+        return values
 
     def _point_values(self, field: str, point: Mapping[Any, Any], above: Path) -> Iterator[tuple[str, Any]]:
         for key, value in point.items():
@@ -175,7 +212,8 @@ def make_space(space: object) -> Space | ConditionalSpace:
     """Reads a search space.
 
     A mapping has a value for each name: an Optuna distribution, a domain of Ray Tune or of :mod:`fluid.search`, a list
-    of choices, a constant, or a mapping again. Tuples, sets and arrays are refused, because they could mean choices, a
+    of choices, a constant, a mapping again, or one of these under a condition
+    (:func:`~fluid.search.conditions.when`). Tuples, sets and arrays are refused, because they could mean choices, a
     range or one value.
 
     Args:
@@ -197,12 +235,13 @@ write [a, b] for choices, uniform(low, high) for a range, and a list of this one
     if isinstance(space, Mapping) and convert(space) is None:
         require_finite("space", space)
         found = list(_read(space, ()))
-        return Space(
-            domains={_name(path): value for path, kind, value in found if kind == "domain"},
-            functions={_name(path): value for path, kind, value in found if kind == "function"},
-            paths=_named(path for path, _, _ in found),
-            constants={_name(path): value for path, kind, value in found if kind == "constant"},
+        made = Space(
+            domains={_name(one.path): one.value for one in found if one.kind == "domain"},
+            functions={_name(one.path): one.value for one in found if one.kind == "function"},
+            paths=_named(one.path for one in found),
+            constants={_name(one.path): one.value for one in found if one.kind == "constant"},
         )
+        return replace(made, conditions=_conditions_of(found, made)) if any(one.whens for one in found) else made
     if inspect.isroutine(space) or (callable(space) and not isinstance(space, type)):
         try:
             inspect.signature(space).bind(object())
@@ -212,19 +251,88 @@ write [a, b] for choices, uniform(low, high) for a range, and a list of this one
     raise InvalidFieldError("space", space, "must be a dict of names and values, or a function of an Optuna trial")
 
 
-def _read(space: Mapping[Any, Any], above: Path) -> Iterator[tuple[Path, str, Any]]:
-    """Every entry of a mapping, nested ones included: its path, what kind it is of, and its value."""
+class _Entry(NamedTuple):
+    """An entry of a mapping.
+
+    Attributes:
+        path: its keys.
+        kind: ``"domain"``, ``"function"`` or ``"constant"``.
+        value: the domain, the function or the constant.
+        whens: what it depends on, each with the path of the dict in which it stands.
+    """
+
+    path: Path
+    kind: str
+    value: Any
+    whens: tuple[tuple[Path, When], ...]
+
+
+def _read(space: Mapping[Any, Any], above: Path, under: tuple[tuple[Path, When], ...] = ()) -> Iterator[_Entry]:
+    """Every entry of a mapping, nested ones included.
+
+    Args:
+        space: the mapping.
+        above: its path.
+        under: what all of it depends on.
+    """
     for key, value in space.items():
         path = (*above, key)
         if not isinstance(key, str) or not key:
             raise InvalidFieldError(f"key of {field_of(above)}", key, "must be a non-empty string")
+        whens = under
+        while isinstance(value, When):
+            whens, value = (*whens, (above, value)), value.then
+            if isinstance(value, Mapping | list | tuple):
+                require_finite(field_of(path), value)
         domain = _read_domain(path, value)
         if domain is not None:
-            yield path, "function" if isinstance(domain, TuneFunction) else "domain", domain
+            yield _Entry(path, "function" if isinstance(domain, TuneFunction) else "domain", domain, whens)
         elif isinstance(value, Mapping) and value:
-            yield from _read(value, path)
+            yield from _read(value, path, whens)
         else:
-            yield path, "constant", {} if isinstance(value, Mapping) else _constant(path, value)
+            yield _Entry(path, "constant", {} if isinstance(value, Mapping) else _constant(path, value), whens)
+
+
+def _conditions_of(entries: Sequence[_Entry], space: Space) -> tuple[Condition, ...]:
+    """What the entries of a space depend on.
+
+    Raises:
+        InvalidFieldError: on what is not there, never has such a value, or depends on them itself.
+    """
+    found = [
+        Condition(_name(one.path), *_parent_of(one.path, above, given, space))
+        for one in entries
+        for above, given in one.whens
+    ]
+    try:
+        return parents_first(found)
+    except InvalidFieldError as error:
+        ring: Any = error.value
+        first = next(one for one in found if one.child in ring and one.parent in ring)
+        reason = f"depends on {first.parent!r}, which depends on it, too"
+        raise InvalidFieldError(field_of(space.paths[first.child]), f"when({first.text})", reason) from None
+
+
+def _parent_of(path: Path, above: Path, given: When, space: Space) -> tuple[str, tuple[Any, ...]]:
+    """The name that a condition means, and its values."""
+    scopes = ("/".join((*above[:depth], given.parent)) for depth in range(len(above), -1, -1))
+    name = next((one for one in scopes if one in space.paths), None)
+    field = field_of(path)
+    if name is None:
+        others = ", ".join(one for one in space.paths if one != _name(path))
+        reason = f"depends on {given.parent!r}, which is not in the space{f'; it has {others}' if others else ''}"
+        raise InvalidFieldError(field, given, reason)
+    if name in space.constants:
+        return name, given.values
+    domain = space.domains.get(name)
+    if domain is None or domain.size is None:
+        how = "is computed" if domain is None else "is continuous"
+        reason = f"depends on {name!r}, which {how}: it must be of choices or whole numbers"
+        raise InvalidFieldError(field, given, reason)
+    try:
+        return name, tuple(domain.check(name, value) for value in given.values)
+    except InvalidFieldError as error:
+        raise InvalidFieldError(field, given, f"is in no config: {error}") from error
 
 
 def _read_domain(path: Path, value: object) -> Domain | TuneFunction | None:
@@ -236,7 +344,10 @@ def _read_domain(path: Path, value: object) -> Domain | TuneFunction | None:
         except InvalidFieldError as error:
             raise InvalidFieldError(field_of(path), value, str(error)) from error
     if isinstance(domain, Choice) and any(_holds_domain(one) for one in domain.choices):
-        reason = "a choice holds a distribution; use a function of an Optuna trial for a space with conditions"
+        reason = (
+            "a choice holds a distribution; give that a name of its own, as in "
+            "{'optimizer': ['adam', 'sgd'], 'momentum': when('optimizer', 'sgd', uniform(0, 0.99))}"
+        )
         raise InvalidFieldError(field_of(path), value, reason)
     return domain
 
@@ -246,7 +357,7 @@ def _holds_domain(value: object) -> bool:
         return any(_holds_domain(one) for one in value.values())
     if isinstance(value, list | tuple):
         return any(_holds_domain(one) for one in value)
-    return isinstance(value, FloatRange | IntRange | Choice) or convert(value) is not None
+    return isinstance(value, FloatRange | IntRange | Choice | When) or convert(value) is not None
 
 
 def _constant(path: Path, value: object) -> object:

@@ -56,7 +56,7 @@ class Alerts:
                 self._device_lost()
             elif isinstance(command, NoteHung):
                 self._hangs(command)
-            elif isinstance(command, ReportEnd) and command.failure is not None:
+            elif isinstance(command, ReportEnd) and command.state is TrialState.FAILED and command.failure is not None:
                 self._failed(command.group_id, command.trial_id, command.failure, again=False)
             elif isinstance(command, ReportEnd) and not command.iteration and command.state is TrialState.DONE:
                 self._gave_nothing(command)

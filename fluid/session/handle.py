@@ -258,7 +258,7 @@ class TrialGroupHandle:
     @property
     def failures(self) -> dict[str, Failure]:
         """Why trials failed for good, by trial id."""
-        return self._inbox.failures
+        return {name: failure for name, failure in self._inbox.failures.items() if failure.kind != "infeasible"}
 
     @property
     def seeds(self) -> dict[str, Seeds]:

@@ -380,7 +380,7 @@ class GroupInbox(ChangeWaits):
 
     def _take_end(self, end: ReportEnd) -> None:
         state = end.state
-        if end.failure is not None and state is TrialState.FAILED:
+        if end.failure is not None:
             self._failures = self._failures or {}
             self._failures[end.trial_id] = end.failure
         self._tracker.end(end.trial_id, state)

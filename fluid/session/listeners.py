@@ -250,8 +250,8 @@ class TrialListener(Protocol):
 
         Args:
             trial_id: the trial.
-            state: ``"DONE"``, ``"STOPPED"`` or ``"FAILED"``. A trial that is done may be extended.
-            failure: why a trial that is ``"FAILED"`` failed.
+            state: ``"DONE"``, ``"STOPPED"``, ``"INFEASIBLE"`` or ``"FAILED"``. A trial that is done may be extended.
+            failure: why a trial that is ``"FAILED"`` failed, or one that is ``"INFEASIBLE"`` is so.
         """
 
     def on_request(self, request: TrialRequest) -> None:

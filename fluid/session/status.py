@@ -66,6 +66,7 @@ class GroupStatus:
         eta: predicted seconds until all its trials have ended; ``None`` if too little was measured, or a trial hangs.
         expected: how many trials there will be; ``None`` unless a search algorithm has said so.
         is_search: whether a search algorithm submits its trials.
+        seed: of the random numbers that its search's configs follow from; ``None`` if unknown.
         best: the best result so far; ``None`` if there is none.
         open_metric: the metric of which no best is shown, as nothing says its mode; ``None`` if there is none.
         forecast: when all its trials have ended, with odds; ``None`` if too little was measured.
@@ -85,6 +86,7 @@ class GroupStatus:
     eta: float | None
     expected: int | None = None
     is_search: bool = False
+    seed: int | None = None
     best: BestSoFar | None = None
     open_metric: str | None = None
     forecast: Forecast | None = None

@@ -145,6 +145,7 @@ class StatusReader:
             eta=None if hangs or awaited else eta,
             expected=None if facts.search is None else facts.search.trials,
             is_search=facts.search is not None,
+            seed=None if facts.search is None else facts.search.seed,
             best=facts.best,
             begun=begun,
             open_metric=facts.open_metric,

@@ -51,6 +51,8 @@ def arguments_of(plan: SweepPlan, first: Suggestion | None) -> Mapping[str, str]
         of_domains = {name: _inside(domain) for name, domain in plan.space.domains.items()}
         for name, value in {**of_domains, **plan.space.constants}.items():
             found[f"space[{name!r}]"] = text_of(value)
+        for condition in plan.space.conditions:
+            found[f"space[{condition.child!r}] depends on {condition.parent}"] = text_of(condition.values)
     if plan.constants:
         found["space"] = text_of(plan.constants)
     if first is not None:

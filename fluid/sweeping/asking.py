@@ -93,11 +93,19 @@ class Asking:
         Args:
             outcome: makes it, in the thread that tells: metrics may be objects of the user's classes.
         """
+        self._have_told(self._searcher.tell, outcome)
+
+    def observe(self, outcome: Callable[[], SearchOutcome]) -> None:
+        """Tells the searcher how a suggestion stands at a rung, if it listens to that."""
+        if callable(observe := getattr(self._searcher, "observe", None)):
+            self._have_told(observe, outcome)
+
+    def _have_told(self, hear: Callable[[SearchOutcome], object], outcome: Callable[[], SearchOutcome]) -> None:
         if not self._is_slow:
-            self._searcher.tell(outcome())
+            hear(outcome())
             return
         self._untold += 1
-        self._errands.put(partial(self._tell, outcome))
+        self._errands.put(partial(self._tell, hear, outcome))
 
     def close(self) -> None:
         """Asks nothing more, not even what is pending."""
@@ -151,8 +159,8 @@ class Asking:
         else:
             self._do(partial(self._answered, suggestion))
 
-    def _tell(self, outcome: Callable[[], SearchOutcome]) -> None:
-        self._searcher.tell(outcome())
+    def _tell(self, hear: Callable[[SearchOutcome], object], outcome: Callable[[], SearchOutcome]) -> None:
+        hear(outcome())
         self._do(self._told)
 
     # -- pieces of work ------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ _REST_LOOK_S = 0.05
 #: Seconds between two looks whether other drivers have stopped their trials of a sweep that is over.
 _SETTLE_LOOK_S = 0.02
 #: States in which a trial ends that the sweep has stopped: it may fail before it hears of that.
-_TOLD = frozenset({TrialState.STOPPED.value, TrialState.FAILED.value})
+_TOLD = frozenset(state.value for state in TrialState if state.is_over)
 
 
 class SweepLoop(TrialListener):
@@ -348,8 +348,8 @@ class SweepLoop(TrialListener):
         if trial.results and not reports_later:
             self._reported.warn(trial.results[-1], trial_ended=True)
         is_told = state in _TOLD  # Its outcome was told when the sweep stopped it.
-        if failure is not None and state == TrialState.FAILED and trial.stop in (None, state):
-            self._record_failure(trial, failure)
+        if failure is not None and state in _TOLD and trial.stop in (None, state):
+            self._record_failure(trial, failure, state)
         elif self._rests:
             self.trials.note_end(trial, state, failure)
         elif self.reason is not None:
@@ -361,10 +361,12 @@ class SweepLoop(TrialListener):
         elif state == TrialState.DONE and trial.values is None:  # It is at its first rung, or has no more to do.
             missing = trial.failure or self._reported.failure_of(trial)
             self.trials.stop(trial, missing)
-            self._record_failure(trial, missing)
+            self._record_failure(trial, missing, TrialState.FAILED.value)
         elif state == TrialState.DONE and trial.stop is None and trial.is_limited_below(plan.budget):
             self._await(trial)
         elif state == TrialState.DONE and trial.iteration >= trial.budget and trial.stop is None:
+            if plan.learns and plan.extends and self._is_told_of(trial):
+                self._asking.observe(trial.outcome(TrialState.PAUSED.value, trial.values, with_metrics=True))
             self._decide(trial, self.trials.reached(trial))
         else:
             self._let_go(trial, None if is_told else trial.stop or TrialState.DONE.value)
@@ -376,12 +378,14 @@ class SweepLoop(TrialListener):
             return False
         return self._reported.may_come(trial, self.plan.scheduler.rung_of(trial.number).iterations)
 
-    def _record_failure(self, trial: SweepTrial, failure: Failure) -> None:
-        trial.state, trial.failure = TrialState.FAILED.value, failure
-        is_worst = self.plan.oom_is_worst and failure.kind == "out_of_memory"
+    def _record_failure(self, trial: SweepTrial, failure: Failure, state: str) -> None:
+        """Takes it that a trial has failed, or is infeasible."""
+        trial.state, trial.failure = state, failure
+        ran_out = self.plan.oom_is_worst and failure.kind == "out_of_memory"
+        is_worst = ran_out or state == TrialState.INFEASIBLE
         del self.trials.by_number[trial.number]
         if not self._retries[trial.trial_id]:
-            self._tell(trial, trial.state, self._reported.worst.values if is_worst else None)
+            self._tell(trial, trial.state, self._reported.worst.values if ran_out else None)
         if failure.kind == "metric" and not self._retries[trial.trial_id]:
             self._reported.note_failed(trial, self.trials.by_id.values())
         if self.reason is None:
@@ -428,10 +432,13 @@ class SweepLoop(TrialListener):
         self._tell(trial, TrialState.PAUSED.value, trial.values)
 
     def _tell(self, trial: SweepTrial, state: str, values: tuple[float, ...] | None) -> None:
-        is_elsewhere = trial.suggestion.token == ELSEWHERE
-        if not trial.is_told and (not is_elsewhere or callable(getattr(self.plan.searcher, "share", None))):
+        if not trial.is_told and self._is_told_of(trial):
             trial.is_told = True
             self._asking.tell(trial.outcome(state, values, with_metrics=self.plan.learns))
+
+    def _is_told_of(self, trial: SweepTrial) -> bool:
+        """Whether the searcher hears of a trial: it has suggested it, or takes what others' have suggested, too."""
+        return trial.suggestion.token != ELSEWHERE or callable(getattr(self.plan.searcher, "share", None))
 
     # -- going on ------------------------------------------------------------------------------------------
 

@@ -17,14 +17,13 @@ from fluid.results.records import Result, Shared, TrialFiles, TrialResult
 from fluid.results.submitted import UNFINISHED
 from fluid.results.sweep import SweepResult
 from fluid.search import Searcher, SearchOutcome
-from fluid.search.schedulers import RungScheduler
+from fluid.search.schedulers import FullBudget, RungScheduler
 from fluid.search.space import ConditionalSpace, Space
 from fluid.search.stop_rules import StopRules
 from fluid.search.suggestion import Suggestion
 from fluid.search_shape import SearchShape
 from fluid.session.listeners import TrialFailedError, TrialListener
 from fluid.session.specs import terms_of
-from fluid.sweeping.algorithms import HALVING
 from fluid.trialgroup import Search, TrialGroup, TrialState
 
 
@@ -117,7 +116,7 @@ class SweepPlan:
 
         One that a searcher has named a lower budget for may be, too: it has iterations that may follow.
         """
-        return self.algorithm in HALVING
+        return not isinstance(self.scheduler, FullBudget)
 
     def search(self, under_way: int | None) -> Search:
         """What reports, forecasts and the live view say of the sweep.
@@ -136,6 +135,7 @@ class SweepPlan:
             shape=shape,
             time_budget_s=self.time_budget_s,
             keeps_best=self.keeps_best,
+            seed=None if self.space is None else self.seed,  # A searcher has its own.
         )
 
     def score(self, value: float) -> float:

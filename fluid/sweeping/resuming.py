@@ -25,7 +25,7 @@ from fluid.trialgroup import Trial, TrialState
 
 #: Terms of a group that a call gives.
 _TERMS = ("owner", "priority", "preempt")
-_OVER = {TrialState.DONE.value, TrialState.STOPPED.value, TrialState.FAILED.value}
+_OVER = {state.value for state in TrialState if state.ended}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class EarlierTrial:
         trial_id: its id.
         config: its hyperparameters, as JSON has them.
         budget: iterations that it may run in all.
-        ended: ``DONE``, ``STOPPED`` or ``FAILED``; ``None`` if it had not ended.
+        ended: ``DONE``, ``STOPPED``, ``INFEASIBLE`` or ``FAILED``; ``None`` if it had not ended.
         is_over: whether it had ended for good, and did not wait for a decision.
         extended_by: iterations that it got on top of its first budget.
         failure: why it failed.
@@ -64,8 +64,8 @@ class EarlierEnd:
 
     Attributes:
         trial_id: its id.
-        state: ``DONE``, ``STOPPED`` or ``FAILED``.
-        failure: why it failed.
+        state: ``DONE``, ``STOPPED``, ``INFEASIBLE`` or ``FAILED``.
+        failure: why it failed, or is infeasible.
     """
 
     trial_id: str
@@ -251,7 +251,8 @@ def _events(run: StoredRun, trials: Mapping[str, TrialResult], again: Collection
                     yield result
         elif what == ReportEnd.__name__:
             state = TrialState(entry["state"])
-            failure = (trials[trial_id].failure or _failure_in(entry)) if state is TrialState.FAILED else None
+            has_reason = state in (TrialState.FAILED, TrialState.INFEASIBLE)
+            failure = (trials[trial_id].failure or _failure_in(entry)) if has_reason else None
             yield EarlierEnd(trial_id=trial_id, state=state, failure=failure)
     yield from left.values()
 

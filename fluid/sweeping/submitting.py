@@ -188,7 +188,7 @@ class SweepTrials:
         if state == TrialState.DONE and trial.stop is None and self._plan.extends:
             return
         trial.state = trial.stop or state
-        trial.failure = failure if trial.state == TrialState.FAILED else None
+        trial.failure = failure if trial.state in (TrialState.FAILED, TrialState.INFEASIBLE) else None
         del self.by_number[trial.number]
 
     def rest(self, trial: SweepTrial) -> None:

@@ -552,7 +552,9 @@ class FakeBackend:
             lane.outbox.append(TrialSaved(self.now, trial_id, lane_id, checkpoint))
 
     def _fails(self, lane_id: int, lane: Lane, trial_id: str) -> bool:
-        kind = "error" if self._happens(self.chances.fail) else ""
+        kind = ""
+        if self._happens(self.chances.fail):
+            kind = "infeasible" if lane.hosted[trial_id].done % 3 == 2 else "error"
         if self._happens(self.chances.out_of_memory):
             kind = "out_of_memory"
         if self._happens(self.chances.device):

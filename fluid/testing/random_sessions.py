@@ -64,7 +64,7 @@ from fluid.trialgroup import TrialState
 _PATIENCE = 3000
 
 #: States of trials that can be neither extended nor called.
-GONE = (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED)
+GONE = (TrialState.STOPPING, *(state for state in TrialState if state.is_over))
 
 
 def fingerprint(state: EngineState) -> str:
@@ -273,7 +273,7 @@ class RandomSession:
         assert command.call_id in asked, f"{command} was answered already"
         reported, budget = asked[command.call_id]
         trial = self.state.trials.get(command.trial_id)
-        over = trial is None or trial.state in (TrialState.STOPPED, TrialState.FAILED)
+        over = trial is None or trial.state.is_over
         made = self.backend.called.get((command.trial_id, command.call_id), [])
         assert made or over or (command.failure is not None and command.failure.kind == "lane_lost"), command
         if trial is not None and not trial.progress.finished_early:

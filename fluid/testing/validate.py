@@ -329,7 +329,7 @@ def _residence(state: EngineState, trial: TrialRecord) -> Iterator[str]:
             lane = state.lanes[residence.lane]
             if trial.trial_id not in lane.residents or lane.device_id != residence.device:
                 yield f"its state is in lane {residence.lane}, which does not know it"
-        if trial.placement.launched or trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
+        if trial.placement.launched or trial.state.is_over:
             yield "its state is kept though it runs, or has ended for good"
     elif residence.device is not None or residence.saving:
         yield "its state has a device, or is being saved, and is in no lane"
@@ -363,7 +363,7 @@ def _calls(trial: TrialRecord) -> Iterator[str]:
     in_order = tuple(sorted(trial.calls, key=lambda call: (call.after, call.before))) == trial.calls
     if not progress.finished_early and not in_order:
         yield "later calls wait for less than older ones"
-    if trial.calls and (trial.state in (TrialState.STOPPED, TrialState.FAILED)):
+    if trial.calls and trial.state.is_over:
         yield "will not run again, and calls wait"
     lane_id = residence.lane if residence.lane is not None else next(iter(place.hosts), None)
     if any(call.lane_id != lane_id for call in made):

@@ -86,7 +86,9 @@ class OptimizeLoop(TrialListener):
         self._executor = executor
         self._name = f"optuna-{next(_loops)}"
         self._clock = executor.session.clock
+        #: When the first trial began to run; until then, as the executor starts, when this was made.
         self._started_at = self._clock.now()
+        self._has_started = False
         self._run: Any = None
         self._progress_bar: Any = None
         self._asked = 0
@@ -157,7 +159,9 @@ class OptimizeLoop(TrialListener):
             return False
         if arguments.n_trials is not None and self._asked >= arguments.n_trials:
             return False
-        return arguments.timeout is None or self._clock.now() - self._started_at < arguments.timeout
+        if arguments.timeout is None or not self._has_started:
+            return arguments.timeout is None or arguments.timeout > 0.0
+        return self._clock.now() - self._started_at < arguments.timeout
 
     def _ask(self) -> list[Trial]:
         """Asks for one trial; the list is empty if the sampler or ``space`` raised."""
@@ -244,7 +248,9 @@ class OptimizeLoop(TrialListener):
     # -- telling -------------------------------------------------------------------------------------------
 
     def on_start(self, trial_id: str) -> None:
-        """Does nothing: to the study, a trial runs since it was asked for."""
+        """The study's time counts from the first trial. To the study, a trial runs since it was asked for."""
+        if not self._has_started:
+            self._has_started, self._started_at = True, self._clock.now()
 
     def on_result(self, result: Result) -> None:
         running = self._live.get(result.trial_id)

@@ -101,6 +101,9 @@ class RunningTrial:
         """Records how Fluid's trial ended."""
         if self.is_decided:
             return
+        if state == FluidTrialState.INFEASIBLE and failure is not None:
+            self.error = TrialPruned(f"It is infeasible: {failure.message}")
+            return
         if state == FluidTrialState.FAILED and failure is not None:
             self.error = _raised(TrialFailedError(trial_id, failure))
             return

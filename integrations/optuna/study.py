@@ -71,7 +71,8 @@ def optimize(
         trainable: an objective, as for ``study.optimize``; with ``space``, what to train, as for :class:`fluid.Trial`.
             It is not tried again after an exception, and may raise ``optuna.TrialPruned``.
         n_trials: number of trials to ask for in this call, however they end; ``None`` for no limit.
-        timeout: seconds after which no further trial is asked for; those under way are finished.
+        timeout: seconds from the start of the first trial after which no further one is asked for; those under way are
+            finished.
         n_jobs: without batches, how many trials are under way at once; -1 for as many as there are devices. More than
             that share devices where sharing is faster.
         catch: exceptions of a trial that do not end the study; the trial is told ``FAIL`` either way.

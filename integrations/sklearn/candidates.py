@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from fluid.errors import InvalidFieldError
 from fluid.integrations.sklearn.evaluation import FOLD, ROW
 from fluid.search import Sampler, Suggestion, loguniform, make_sampler, make_space, randint, uniform
+from fluid.search.conditions import When
 from fluid.search.conversion import TuneFunction, convert
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 from fluid.search.suggestion import OpenSuggestions
@@ -169,6 +170,9 @@ def _listed(value: Any) -> Any:
 
 
 def _converted(name: str, value: Any) -> Domain | None:
+    if isinstance(value, When):
+        reason = "depends on another parameter; give a list of dicts, as for scikit-learn, or a function of a trial"
+        raise InvalidFieldError(f"space[{name!r}]", value, reason)
     if isinstance(value, (FloatRange, IntRange, Choice)):
         return value
     domain = convert(value)

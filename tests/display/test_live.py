@@ -388,6 +388,11 @@ def test_trials_keep_their_number_and_free_ones_are_used_again() -> None:
 # --- The lines that stay
 
 
+def test_the_summary_of_a_sweep_tells_its_seed() -> None:
+    (line, *_) = summary_lines(status(groups=[replace(SWEEP, seed=7)]), {0: 12.0}, width=90)
+    assert " trials, seed 7: " in line.plain
+
+
 def test_a_line_per_group_stays() -> None:
     found = [line.plain for line in summary_lines(status(), {0: 12.0, 1: 61.0})]
     assert found == [

@@ -10,7 +10,8 @@ def test_every_state_is_listed_with_its_number() -> None:
     assert {state for state, _ in listed} == set(TrialState)
     assert all(text == f"{trials[state]} {state.lower()}" for state, text in listed)
     assert listed[0][0] is TrialState.RUNNING
-    assert [state for state, _ in listed[-3:]] == [TrialState.DONE, TrialState.STOPPED, TrialState.FAILED]
+    ended = [TrialState.DONE, TrialState.STOPPED, TrialState.INFEASIBLE, TrialState.FAILED]
+    assert [state for state, _ in listed[-4:]] == ended
 
 
 def test_states_of_reports_stand_before_those_that_have_ended() -> None:

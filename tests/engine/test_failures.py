@@ -94,6 +94,18 @@ def test_a_trainable_that_cannot_be_run_is_not_tried_again_unless_the_user_says_
     assert isinstance(raises(hand, hand.lane("a"), is_form=True, site="x.py:3")[0], ReportEnd)
 
 
+def test_a_trial_that_says_that_it_is_infeasible_ends_so_at_once() -> None:
+    hand = running("a", "b", devices=2, profile=Known(packing=1), max_failures=5)
+    hand.iterate("a", 2)
+    hand.saved("a", 0, 2)
+    end = only(hand.failed("a", 0, "infeasible"), ReportEnd)
+    assert (end.state, end.iteration, end.failure and end.failure.message) == ("INFEASIBLE", 2, "infeasible!")
+    assert hand.trial("a").limits.failures == 0 and hand.trial("b").state.value == "RUNNING"
+    with pytest.raises(InvalidFieldError, match="is INFEASIBLE and cannot be extended"):
+        hand.extend("a")
+    assert none(hand.do(StopRequested(hand.now, "a")), ReportEnd)
+
+
 def test_a_lane_that_dies_takes_its_trial_down_only() -> None:
     hand = running("a", "b", devices=2, profile=Known(packing=1))
     lane = hand.lane("a")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fluid.errors import Infeasible
 from fluid.lane import errors
 from fluid.lane.errors import causes, describe, is_out_of_memory, one_line
 
@@ -41,6 +42,30 @@ def chained(error: Exception) -> Exception:
 )
 def test_out_of_memory(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
+
+
+class TooWide(Infeasible):
+    """One of a user's own."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (Infeasible("too wide"), "infeasible", "too wide"),
+        (Infeasible(), "infeasible", "no reason was given"),
+        (TooWide("8 > 4"), "infeasible", "TooWide: 8 > 4"),
+        (chained(Infeasible("of another try")), "error", "ValueError: wrapped"),
+    ],
+)
+def test_infeasible(error: Exception, kind: str, message: str) -> None:
+    described = describe(error)
+    assert (described.kind, described.message) == (kind, message)
+
+
+def test_what_it_was_raised_from_does_not_count() -> None:
+    error = Infeasible("too wide for memory")
+    error.__cause__ = MemoryError()
+    assert describe(error).kind == "infeasible"
 
 
 def test_causes_of_a_circle_end() -> None:

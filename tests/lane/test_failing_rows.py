@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fluid.engine.events import FusionLimited, IterationDone, LaneReady, TrialFailed, TrialStarted
+from fluid.errors import Infeasible
 from fluid.fused import SGD, FusedTrainable, TensorData, fusion_key
 from fluid.lane.process.state import read_running_trial
 from fluid.lane.protocol import ShipTrainable
@@ -37,7 +38,7 @@ class Faulty(FusedTrainable):
                 with open(self.config["heard"], "a", encoding="utf-8") as file:
                     file.write(f"{read_running_trial(self.config['note'])}\n")
             if epoch == self.config.get("fails_at"):
-                raise ValueError("so it was told to")
+                raise self.config.get("error", ValueError)("so it was told to")
             pack: Any = self.trial._fused.pack
             if pack is not None and len(pack) > self.config.get("fit", 100) and epoch > 1:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory: this is a drill")
@@ -192,6 +193,18 @@ def test_a_self_check_that_raises_leaves_the_fault_to_its_trial(make_lane: Calla
     assert lane.receive(TrialFailed).trial_id == "t0"
     del trials["t0"]
     assert check(lane, trials, 3) == {name: [1, 2, 2] for name in trials}
+
+
+def test_a_row_that_is_infeasible_ends_alone(make_lane: Callable[..., Any]) -> None:
+    lane = make_lane()
+    trials = {f"t{number}": config(number) for number in range(3)}
+    trials["t1"] |= {"fails_at": 3, "error": Infeasible}
+    start(lane, trials, 3)
+    failed = lane.receive(TrialFailed)
+    assert (failed.trial_id, failed.failure.kind, failed.failure.message) == ("t1", "infeasible", "so it was told to")
+    del trials["t1"]
+    rows = check(lane, trials, 3)
+    assert all(each[0] == 3 and each[-1] == 2 for each in rows.values())
 
 
 # -- fusion keys of several processes -------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 from fluid.errors import InvalidFieldError
 from fluid.rehearsal import ReplayedIteration
 from fluid.rehearsal.benchmark import Benchmark, Curve
-from fluid.rehearsal.spaces import Condition, read_configspace
+from fluid.rehearsal.spaces import read_configspace
+from fluid.search.conditions import Condition
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 from tests.rehearsal.small_scenario import SPACE
 

@@ -14,7 +14,8 @@ from joint_members import folders, options_of, require_alike, slow, together
 
 import fluid
 from fluid import Device, FluidExecutor, InvalidFieldError, Requires, SweepFailedError, SweepResult, TrialListener
-from fluid.search import AskTell, Plateau, Target, TrialPlateau, choice, uniform
+from fluid.search import AskTell, Plateau, Target, TrialPlateau, choice, uniform, when
+from fluid.search.suggestion import ELSEWHERE
 
 pytestmark = pytest.mark.slow
 
@@ -276,6 +277,11 @@ def test_another_call_is_refused_and_the_others_go_on(tmp_path: Path, other: dic
         ({"algorithm": "grid", "space": {"x": [1.0, 2.0]}}, {"space": {"x": [1.0, 3.0]}}, r"space\['x'\]"),
         ({"points": [{"x": 0.5}, {"x": 0.6}]}, {"points": [{"x": 0.5}, {"x": 0.7}]}, "points"),
         ({"algorithm": "tpe", "space": {**SPACE, "c": 1}}, {"space": {**SPACE, "c": 2}}, "'c'"),
+        (
+            {"space": {**SPACE, "k": [1, 2], "z": when("k", 1, 3)}},
+            {"space": {**SPACE, "k": [1, 2], "z": when("k", 2, 3)}},
+            r"space\['z'\] depends on k",
+        ),
     ],
 )
 def test_what_begins_alike_and_goes_on_otherwise_is_refused(
@@ -349,16 +355,24 @@ def test_each_searcher_is_told_of_its_own(tmp_path: Path, algorithm: str) -> Non
         assert sorted(mine, key=str) == sorted(heard, key=str), "also of what never began"
 
 
+def test_tpe_stops_the_same_trials_in_all_drivers(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    options = {"algorithm": "tpe", "budget": 9, "samples": 12}
+    found = alike(tmp_path / "shared", together(*[run(tmp_path / "shared", **options)] * 2))
+    assert len(found) == 12 and {len(done) for _, _, done in found.values()} >= {1, 3, 9}
+
+
 def test_tpe_learns_from_the_others_and_suggests_others(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     from fluid.search.study_sampler import StudySampler
 
     shared, learnt = tmp_path / "shared", []
-    usual = StudySampler.learn
+    usual = StudySampler.hear
 
-    def learn(self: StudySampler, config: Any, values: Any) -> None:
-        learnt.append((id(self), config["a"]["x"], tuple(values)))
-        usual(self, config, values)
+    def hear(self: StudySampler, token: int, config: Any, values: Any, *rest: Any) -> None:
+        if token == ELSEWHERE:
+            learnt.append((id(self), config["a"]["x"], tuple(values)))
+        usual(self, token, config, values, *rest)
 
     space = {"a": {"x": uniform(0.0, 1.0)}, "kind": choice(["p", "q"]), "c": 3}
 
@@ -368,7 +382,7 @@ def test_tpe_learns_from_the_others_and_suggests_others(tmp_path: Path) -> None:
 
     points = [{"a": {"x": 0.5}}]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StudySampler, "learn", learn)
+        patch.setattr(StudySampler, "hear", hear)
         options = {"trainable": curve, "algorithm": "tpe", "space": space, "budget": 1, "samples": 20}
         found = alike(shared, together(*[run(shared, points=points, **options)] * 2))
     values = [config["a"]["x"] for _, config, _ in found.values()]

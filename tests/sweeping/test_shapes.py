@@ -25,7 +25,8 @@ SWEEPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sha": ({}, {"algorithm": "halving", "rungs": (1, 3, 9), "brackets": ((6, 2, 1),), "concurrency": None}),
     "hyperband": ({}, {"algorithm": "halving", "rungs": (1, 3, 9), "brackets": ((3, 1, 1), (2, 1), (1,))}),
     "random": ({"max_concurrent": 2}, {"algorithm": "full", "rungs": (9,), "concurrency": 2}),
-    "tpe": ({}, {"algorithm": "full", "rungs": (9,), "concurrency": 2}),
+    "tpe": ({}, {"algorithm": "asha", "rungs": (1, 3, 9), "concurrency": 2}),
+    "tpe at no rungs": ({"algorithm": "tpe", "min_budget": 9}, {"algorithm": "full", "rungs": (9,), "concurrency": 2}),
 }
 
 
@@ -43,13 +44,12 @@ def test_a_sweep_names_the_shape_of_its_algorithm(algorithm: str, executor: Flui
     fluid.run(
         *(train, {"x": uniform(0, 1)}),
         metric="loss",
-        algorithm=algorithm,
         samples=6,
         budget=9,
         name=name,
         executor=executor,
         time_budget_s=600.0,
-        **options,
+        **{"algorithm": algorithm, **options},
     )
     handle = next(handle for handle in executor.handles if handle.name == name)
     search = handle.search

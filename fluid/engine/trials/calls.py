@@ -30,7 +30,7 @@ class Calls:
         progress, residence = trial.progress, trial.residence
         call = PendingCall(event.call_id, event.method, event.payload, progress.reported, progress.budget)
         trial.calls = (*trial.calls, call)
-        if trial.state is TrialState.STOPPED or trial.state is TrialState.FAILED:
+        if trial.state.is_over:
             self._core.refuse_calls(trial)  # it ended at this very instant
         elif trial.state is TrialState.DONE and (residence.lane is None or residence.saving):
             self._restore(trial)
@@ -115,10 +115,6 @@ def _lane_for_calls(trial: TrialRecord) -> int | None:
 # for an answer does not hang.
 
 
-#: States in which a trial's requests are refused: it has ended for good, or will at the end of its iteration.
-_OVER = frozenset({TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED})
-
-
 class Requests:
     """Passes requests of trials to their submitters, and the answers to the lanes."""
 
@@ -129,7 +125,8 @@ class Requests:
         """Passes a request to the submitter; refuses that of a trial that has ended, or has left that lane."""
         core, trial = self._core, self._core.trials.get(event.trial_id)
         here = trial is not None and event.lane_id in (*trial.placement.hosts, trial.residence.lane)
-        if trial is None or trial.state in _OVER or not here:
+        # One that is STOPPING ends with its iteration.
+        if trial is None or trial.state is TrialState.STOPPING or trial.state.is_over or not here:
             answer = Answer(event.trial_id, event.lane_id, request_id=event.request_id, payload=None, failed=True)
             core.commands.append(answer)
             return

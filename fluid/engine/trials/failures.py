@@ -352,7 +352,10 @@ class Failures:
         core.release(trial)
         core.drain(trial, others)
         self._residency.lose_state(trial, failure.message)
-        if failure.kind == "device":
+        if failure.kind == "infeasible":
+            trial.limits = replace(trial.limits, failure=failure)
+            core.end(trial, TrialState.INFEASIBLE, failure.message)
+        elif failure.kind == "device":
             self._left_device_unusable(trial, replace(failure, kind="error"), own)
         elif failure.kind != "out_of_memory":
             self._count(trial, failure)
@@ -413,7 +416,7 @@ class Failures:
     def _failed_to_save(self, trial: TrialRecord, failure: Failure) -> None:
         """Sets a trial whose state could not be saved, and is gone, back to its newest checkpoint."""
         core = self._core
-        if failure.kind == "device":
+        if failure.kind in ("device", "infeasible"):  # Saving decides nothing about a config.
             failure = replace(failure, kind="error")
         self._residency.lose_state(trial, f"could not be saved: {failure.message}")
         core.changed = True

@@ -387,7 +387,7 @@ class Lifecycle:
     def stop(self, trial: TrialRecord, *, now: bool = False) -> None:
         """Stops a trial in whatever state it is; one that runs ends its iteration first, or ``now`` loses its lanes."""
         core, place = self._core, trial.placement
-        if trial.state in (TrialState.STOPPED, TrialState.FAILED):
+        if trial.state.is_over:
             return
         if place.launched and now:
             lanes = place.hosts

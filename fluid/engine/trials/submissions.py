@@ -36,7 +36,7 @@ from fluid.trial_fields import require_timeout
 from fluid.trialgroup import TrialState
 
 #: How a trial of an earlier session may have ended.
-_ENDS = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
+_ENDS = tuple(state for state in TrialState if state.ended)
 
 
 class Submissions:
@@ -170,7 +170,7 @@ class Submissions:
     def budget_extended(self, event: BudgetExtended) -> None:
         """Gives a trial more iterations; one that was done is queued."""
         core, trial = self._core, self._core.trials[event.trial_id]
-        if trial.state in (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED):
+        if trial.state is TrialState.STOPPING or trial.state.is_over:
             core.log(trial, "was extended at the instant it ended")
             return  # the submitter is told of its end
         trial.progress.budget += event.iterations

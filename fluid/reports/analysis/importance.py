@@ -15,6 +15,7 @@ from fluid._imports import try_import
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.reports.tables.hyperparameters import differing, value_text
 from fluid.reports.tables.ranking import value_of
+from fluid.results.best import NOT_BEST
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_bookkeeping, is_number
 from fluid.trialgroup import TrialState
@@ -88,7 +89,7 @@ def importances_of(trials: Sequence[JudgedTrial], metric: str) -> Importances:
         trials: the trials.
         metric: what their values are of.
     """
-    valued = [trial for trial in trials if trial.state != TrialState.FAILED and trial.value is not None]
+    valued = [trial for trial in trials if trial.state not in NOT_BEST and trial.value is not None]
     longest = max((trial.iterations for trial in valued), default=0)
     whole = [trial for trial in valued if trial.state == TrialState.DONE or trial.iterations == longest]
     used = whole if len(whole) >= FEWEST_TRIALS else valued

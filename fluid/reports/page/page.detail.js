@@ -26,7 +26,7 @@ const detail = (() => {
     }
     facts(panel, trial);
     if (trial.failure) {
-      html(panel, "h4", "Failure");
+      html(panel, "h4", trial.state === "infeasible" ? "Infeasible" : "Failure");
       const [message, traceback, log] = trial.failure;
       html(panel, "p", message, "message");
       for (const [title, text] of [["traceback", traceback], ["end of output.log", log]]) {

@@ -77,7 +77,8 @@ const model = (() => {
 
   // --- The metric
 
-  const valueOf = (trial) => { const best = now.metric < 0 || !now.mode ? null : trial.best[now.metric]; return best ? best[now.less ? 0 : 3] : null; };
+  // What an infeasible trial has reported does not count.
+  const valueOf = (trial) => { const best = now.metric < 0 || !now.mode || trial.state === "infeasible" ? null : trial.best[now.metric]; return best ? best[now.less ? 0 : 3] : null; };
   const iterationOf = (trial) => { const best = now.metric < 0 ? null : trial.best[now.metric]; return best ? best[now.less ? 1 : 4] : null; };
   const timeOf = (trial) => { const best = now.metric < 0 ? null : trial.best[now.metric]; return best ? best[now.less ? 2 : 5] : null; };
   // The checkpoint of the best iteration; if that one was not kept, the newest: with its path and what it is of.
@@ -232,7 +233,7 @@ const model = (() => {
     const found = [now.runs.length > 1 ? `${trial.id} of ${now.runs[trial.run].name}` : trial.id];
     const value = valueOf(trial);
     if (value !== null) found.push(`${metricName()} ${format.figure(value)} at iteration ${iterationOf(trial)}`);
-    if (trial.state === "failed") found.push("failed: " + (trial.failure ? trial.failure[0] : ""));
+    if (trial.failure) found.push(`${trial.state}: ${trial.failure[0]}`);
     const differing = now.parameters.filter((each) => !each.constant || now.trials.length === 1);
     const entries = differing.map((each) => [each.name, text(each.value(trial))]).filter(([, shown]) => shown);
     for (const [name, shown] of entries.slice(0, 14)) found.push(`${name}  ${shown.length > 50 ? shown.slice(0, 49) + "\u2026" : shown}`);

@@ -11,7 +11,6 @@ from typing import Any
 from fluid.display.format import count, duration, durations, short_names, shortened, width_name, widths_name
 from fluid.display.palette import colour
 from fluid.reports.run.run import RecordedRun, TrialRun
-from fluid.reports.tables.ranking import has_failed
 from fluid.reports.tables.trials import usage_text
 from fluid.results.best import eligible
 from fluid.results.iterations import flat
@@ -137,7 +136,7 @@ def best_points(run: RecordedRun, metric: str) -> dict[str, list[Point]]:
 
     Values of failed trials do not count, unless all have failed.
     """
-    points = points_of(run, metric, eligible(range(len(run.trials)), lambda row: has_failed(run.trials[row])))
+    points = points_of(run, metric, eligible(range(len(run.trials)), lambda row: run.trials[row].state))
     return {mode: improving(points, mode) for mode in ("min", "max")}
 
 
@@ -170,7 +169,7 @@ def pareto_set(run: RecordedRun) -> list[list[float]]:
     Failed trials count only if all have failed.
     """
     found: list[list[float]] = []
-    for row in eligible(range(len(run.trials)), lambda row: has_failed(run.trials[row])):
+    for row in eligible(range(len(run.trials)), lambda row: run.trials[row].state):
         for each in run.trials[row].finished:
             values = [value for goal in run.goals if is_number(value := each.metrics.get(goal.metric))]
             if len(values) == len(run.goals):

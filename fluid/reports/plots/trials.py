@@ -12,7 +12,7 @@ from typing import Any
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.reports.analysis.importance import Importances, JudgedTrial, importances_of
 from fluid.reports.tables.hyperparameters import differing, value_text
-from fluid.results.best import best_result, eligible, has_failed
+from fluid.results.best import best_result, eligible
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 from fluid.results.records import TrialResult
@@ -118,7 +118,9 @@ class PlotData:
         """For the trials of a sweep."""
         best = [best_result(trial, goal) for trial in trials]
         values = [None if found is None else found[0] for found in best]
-        kept = eligible([place for place in range(len(trials)) if values[place] is not None], _fails(trials))
+        kept = eligible(
+            [place for place in range(len(trials)) if values[place] is not None], lambda place: trials[place].state
+        )
         ranked = sorted((value for place in kept if (value := values[place]) is not None), reverse=not goal.less)
         quality: dict[float, float] = {}
         for place, value in enumerate(ranked):
@@ -223,10 +225,6 @@ class PlotData:
             what = "at least one hyperparameter" if count is None else f"{count} different hyperparameters"
             raise InvalidFieldError("parameters", parameters, f"must name {what}")
         return [known[name] for name in names]
-
-
-def _fails(trials: Sequence[TrialResult]) -> Any:
-    return lambda place: has_failed(trials[place])
 
 
 def axis_of(name: str, configs: Sequence[Mapping[str, Any]]) -> PlotAxis:

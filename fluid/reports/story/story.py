@@ -369,7 +369,8 @@ class _Story:
         text = f"{verb} after {count(iteration, 'iteration')}"
         if isinstance(failure, Mapping):
             message = str(failure.get("message", "")).strip().splitlines()
-            text = f"failed for good ({failure.get('kind')}): {message[0] if message else ''}"
+            how = "is infeasible" if state == "INFEASIBLE" else f"failed for good ({failure.get('kind')})"
+            text = f"{how}: {message[0] if message else ''}"
             text += f"; log: {self._teller.log_of(self._trial)}"
         return StoryLine(entry.at, "ended", text, {"state": state, "iteration": iteration})
 

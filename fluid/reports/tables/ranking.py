@@ -14,7 +14,6 @@ from fluid.results import best
 from fluid.results.best import Merit
 from fluid.results.iterations import StoredIteration
 from fluid.results.metrics import Goal, is_bookkeeping
-from fluid.trialgroup import TrialState
 
 
 def goal_of(run: RecordedRun, metric: str | None = None, mode: str | None = None) -> Goal | None:
@@ -61,12 +60,12 @@ def value_of(trial: TrialRun, goal: Goal) -> float | None:
 def merit_of(trial: TrialRun, goal: Goal | None) -> Merit:
     """How good a trial is; without a goal, only whether it has failed counts."""
     value = None if goal is None else value_of(trial, goal)
-    return Merit.of(value, failed=has_failed(trial), less=goal is None or goal.less)
+    return Merit.of(value, trial.state, less=goal is None or goal.less)
 
 
 def has_failed(trial: TrialRun) -> bool:
-    """Whether a trial has failed."""
-    return trial.state == TrialState.FAILED
+    """Whether a trial has failed, or is infeasible."""
+    return trial.state in best.NOT_BEST
 
 
 def ranked(trials: Sequence[TrialRun], goal: Goal | None) -> list[int]:

@@ -71,7 +71,9 @@ def run_tables(
         parts.append(no_best_line(metric))
     parts += [] if importances is None else [importance_line(importances)]
     if run.is_one_search:  # The summary line names it, and there is no other group to compare it with.
-        parts.append(Text(f"{states_text(run.groups[0].states)}; {count(run.groups[0].iterations, 'iteration')}"))
+        (group,) = run.groups
+        seed = "" if group.search is None or group.search.seed is None else f"; seed {group.search.seed}"
+        parts.append(Text(f"{states_text(group.states)}; {count(group.iterations, 'iteration')}{seed}"))
     if not run.is_one_search:
         parts.append(_groups_table(run, rows, compact=width < _ROOM_FOR_STATES))
         parts += _left_out(len(run.groups), rows, "group")

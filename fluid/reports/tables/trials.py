@@ -23,6 +23,7 @@ from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.reports.story.words import bytes_name
 from fluid.reports.tables.hyperparameters import differing, value_text
 from fluid.reports.tables.ranking import best_iteration, best_of, open_metric, ranked
+from fluid.results.best import NOT_BEST
 from fluid.results.iterations import flat
 from fluid.results.metrics import Goal, is_number
 from fluid.trainables.usage import TITLES
@@ -183,16 +184,18 @@ def _more(names: Sequence[str], width: int) -> str:
 
 
 def failure_lines(run: RecordedRun) -> list[RenderableType]:
-    """Why trials failed: a paragraph for each message, with the place in the code and the path of the log."""
-    kinds: dict[str, list[TrialRun]] = {}
+    """Why trials failed or are infeasible: a paragraph for each message, with the place in the code and the log."""
+    kinds: dict[tuple[str, str], list[TrialRun]] = {}
     for trial in run.trials:
-        if trial.state == TrialState.FAILED:
-            kinds.setdefault(trial.failure_text, []).append(trial)
+        if trial.state in NOT_BEST:
+            kinds.setdefault((trial.state, trial.failure_text), []).append(trial)
     lines: list[RenderableType] = []
-    for message, trials in sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:_MOST_FAILURES]:
+    for (state, message), trials in sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:_MOST_FAILURES]:
         names = ", ".join(printable(trial.trial_id) for trial in trials[:_MOST_NAMES])
         more = f" and {len(trials) - _MOST_NAMES:,} more" if len(trials) > _MOST_NAMES else ""
-        line = Text().append(f"{names}{more} failed", style=state_style("FAILED"))
+        is_one = len(trials) == 1
+        what = "failed" if state == TrialState.FAILED else "is infeasible" if is_one else "are infeasible"
+        line = Text().append(f"{names}{more} {what}", style=state_style(state))
         lines.append(line.append(f": {shortened(printable(message) or 'unknown reason', _LONGEST_MESSAGE)}"))
         where = last_frame(trials[0].traceback)
         found = [f"  {printable(where)}"] if where else []

@@ -151,8 +151,9 @@ class KeptRegistry:
     def _worst(entries: dict[str, KeptEntry], rule: KeepRule) -> KeptEntry:
         """The worst of some checkpoints."""
         less = rule.mode == "min"
+        state = {True: TrialState.FAILED, False: ""}
         return max(
-            entries.values(), key=lambda entry: (Merit.of(entry.value, failed=entry.failed, less=less), entry.place)
+            entries.values(), key=lambda entry: (Merit.of(entry.value, state[entry.failed], less=less), entry.place)
         )
 
 
@@ -405,7 +406,7 @@ class Keeper:
                 self._pending[command.trial_id] = None
             elif isinstance(command, StopLane):
                 self._lane_gone(command.lane_id)
-            elif isinstance(command, ReportEnd) and command.state is TrialState.FAILED:
+            elif isinstance(command, ReportEnd) and command.state in (TrialState.FAILED, TrialState.INFEASIBLE):
                 self._failed(command.trial_id)
         for event in events:
             if isinstance(event, TrialSaved):
@@ -488,7 +489,7 @@ class Keeper:
     def _discard_all(self, entries: Iterable[KeptEntry]) -> None:
         for entry in entries:
             trial = self._state.trials.get(entry.trial_id)
-            goes_on = trial is not None and trial.state not in (TrialState.STOPPED, TrialState.FAILED)
+            goes_on = trial is not None and not trial.state.is_over
             used = () if trial is None else (trial.residence.checkpoint, trial.residence.durable)
             in_use = any(one is not None and one.path == entry.path for one in used)
             self._files.discard(entry, demote=goes_on and in_use, done=self._check)

@@ -29,7 +29,7 @@ from fluid.lane.checkpoints.paths import checkpoints_folder, folder_name, folder
 from fluid.lane.checkpoints.store import checkpoints_on_disk
 from fluid.measure.profile import Profile
 from fluid.random_state import Seeds
-from fluid.results.best import BestTracker
+from fluid.results.best import NOT_BEST, BestTracker
 from fluid.results.checkpoints import StoredTrial, read_payloads
 from fluid.results.code_changes import CodeChange
 from fluid.results.damage import cut_file, cut_torn_line, gap_notes, tell_damage
@@ -623,12 +623,13 @@ class _Trackers:
 
     def end(self, recovered: Recovered) -> None:
         """Takes it how the trials have ended, once all results were heard."""
-        failed = {trial_id for trial_id, history in recovered.histories.items() if history.ended is TrialState.FAILED}
+        ended = {trial_id: history.ended for trial_id, history in recovered.histories.items()}
+        failed = {trial_id: state for trial_id, state in ended.items() if state in NOT_BEST}
         differ = {*failed, *recovered.outcomes, *self._forgotten}
         for trial_id in [trial_id for trial_id in self._trials if trial_id in differ]:
             tracker, _ = self._trials[trial_id]
             if trial_id in failed:
-                tracker.end(trial_id, TrialState.FAILED)
+                tracker.end(trial_id, failed[trial_id])
             tracker.say(trial_id, recovered.outcomes.get(trial_id))
             if trial_id in self._forgotten:
                 tracker.forget(trial_id)

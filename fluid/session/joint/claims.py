@@ -31,7 +31,7 @@ from fluid.trialgroup import TrialState
 #: may run it.
 _SOON_S, _PATIENT = 0.5, 4.0
 #: States of trials that are about to be over for all members.
-_ENDING = (TrialState.STOPPING, TrialState.STOPPED, TrialState.FAILED)
+_ENDING = (TrialState.STOPPING, *(state for state in TrialState if state.is_over))
 #: Seconds for which no trials are taken to be packed after some had waited for that.
 _UNPACKED_S = 10.0
 

@@ -492,7 +492,7 @@ class JointSession:
     def _extend(self, fact: Extended) -> None:
         record = self._state.trials[fact.trial_id]
         more = fact.budget - record.progress.budget
-        is_over = record.state in (TrialState.STOPPED, TrialState.FAILED) or record.progress.finished_early
+        is_over = record.state.is_over or record.progress.finished_early
         if more > 0 and not is_over:
             self._give(BudgetExtended(self._now(), fact.trial_id, more))
 
@@ -527,7 +527,7 @@ class JointSession:
         if event is None:
             return
         record = self._state.trials[trial_id]
-        if record.state in (TrialState.STOPPED, TrialState.FAILED):  # It was done, and its member was to tell.
+        if record.state.is_over:  # It was done, and its member was to tell.
             at, done = self._now(), record.progress.done
             self._deliver(ReportEnd(trial_id, record.group_id, state=record.state, iteration=done, at=at))
         else:

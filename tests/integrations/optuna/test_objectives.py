@@ -380,6 +380,20 @@ def test_a_trial_that_was_pruned_shows_as_stopped(executor: FluidExecutor) -> No
     assert [entry["state"] for entry in entries if entry["what"] == "ReportEnd"][-2:] == ["DONE", "STOPPED"]
 
 
+def test_an_infeasible_trial_is_pruned(executor: FluidExecutor) -> None:
+    def objective(trial: Any) -> float:
+        if trial.suggest_int("width", 1, 2) == 1:
+            raise fluid.Infeasible("too narrow")
+        return 1.0
+
+    study = optuna.create_study(study_name="infeasible")
+    for width in (1, 2):
+        study.enqueue_trial({"width": width})
+    optimize(study, objective, n_trials=2)
+    assert states(study) == ["PRUNED", "COMPLETE"]
+    assert executor.handles[-1].name == "infeasible" and executor.handles[-1].failures == {}
+
+
 # -- mixing objectives and trainables up
 
 

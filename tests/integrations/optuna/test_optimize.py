@@ -433,6 +433,22 @@ def test_the_timeout_is_for_new_trials(executor: FluidExecutor, monkeypatch: pyt
     assert states(study) == ["COMPLETE"] * 3
 
 
+def test_the_timeout_counts_from_the_first_trial(executor: FluidExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock(5.0)
+    monkeypatch.setattr(executor.session, "clock", clock)
+
+    class SlowAtFirst(optuna.samplers.RandomSampler):
+        def before_trial(self, study: Any, trial: Any) -> None:
+            clock.advance_to(clock.now() + (100.0 if trial.number == 0 else 0.0))
+
+    def pass_time(study: Any, trial: Any) -> None:
+        clock.advance_to(clock.now() + 4.0)
+
+    study = optuna.create_study(sampler=SlowAtFirst())
+    run(study, executor, n_trials=None, timeout=9.0, n_jobs=1, callbacks=[pass_time])
+    assert states(study) == ["COMPLETE"] * 3
+
+
 def test_a_trial_that_hangs_fails_by_its_limit(executor: FluidExecutor, tmp_path: Path) -> None:
     def space(trial: Any) -> dict[str, Any]:
         return {"x": trial.suggest_float("x", 0.0, 1.0), "go": str(tmp_path / "never")}
