@@ -236,6 +236,11 @@ class ScriptTrial:
         put(os.path.join(folder, COPY), self._restored)
         self._signature, self._since = signature_of(self._own["checkpoint"]), 0
 
+    @staticmethod
+    def fluid_saved_path(folder: str) -> Path:
+        """Where a checkpoint has what the script wrote, for who loads it outside of a trial."""
+        return Path(folder, COPY)
+
     def cleanup(self) -> None:
         if self._process is not None:
             process, self._process = self._process, None

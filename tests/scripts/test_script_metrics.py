@@ -150,6 +150,20 @@ def test_a_file_store_of_mlflow(sweeps: ScriptSweeps) -> None:
     assert result.trials[0].metrics == {"val/acc": 0.75, "loss": 0.5, "step": 1}
 
 
+def test_the_checkpoint_of_the_best_iteration_is_kept(sweeps: ScriptSweeps) -> None:
+    text = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import fluid
+        for epoch in range(1, 5):
+            open(sys.argv[2], "w").write(str(epoch))
+            fluid.report({"loss": (epoch - 3) ** 2, "epoch": epoch})
+    """
+    words = [str(ROOT), "{checkpoint}"]
+    result = sweeps.run(text, *words, checkpoint_flag="--resume {checkpoint}", iteration_key="epoch")
+    assert result.best.iteration == 3 and result.best.load_checkpoint().read_text() == "3"
+
+
 def test_several_metrics_make_one_report(sweeps: ScriptSweeps) -> None:
     text = """
         for epoch in range(1, 4):
