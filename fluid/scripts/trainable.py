@@ -133,8 +133,9 @@ class Script:
         return type(self.name, (ScriptTrial,), {"script": self, "__module__": __name__, "__qualname__": self.name})
 
     def reports_in(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether a mapping has all of the sweep's metrics."""
-        return all(value_of(metrics, name) is not None for name in self.metrics)
+        """Whether a mapping has all of the sweep's metrics, as numbers: "loss" may also name a function."""
+        values = (value_of(metrics, name) for name in self.metrics)
+        return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 class ScriptTrial:
