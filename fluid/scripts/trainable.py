@@ -132,8 +132,9 @@ class Script:
         return type(self.name, (ScriptTrial,), {"script": self, "__module__": __name__, "__qualname__": self.name})
 
     def reports_in(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether a mapping has all of the sweep's metrics."""
-        return all(value_of(metrics, name) is not None for name in self.metrics)
+        """Whether a mapping has all of the sweep's metrics, as numbers: "loss" may also name a function."""
+        values = (value_of(metrics, name) for name in self.metrics)
+        return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 class ScriptTrial:
@@ -234,6 +235,11 @@ class ScriptTrial:
         self._restored = self._own["checkpoint"] + (".saved" if self._is_own_save else "")
         put(os.path.join(folder, COPY), self._restored)
         self._signature, self._since = signature_of(self._own["checkpoint"]), 0
+
+    @staticmethod
+    def fluid_saved_path(folder: str) -> Path:
+        """Where a checkpoint has what the script wrote, for who loads it outside of a trial."""
+        return Path(folder, COPY)
 
     def cleanup(self) -> None:
         if self._process is not None:

@@ -34,7 +34,8 @@ def load_saved(
     Returns:
         Of a class: an object of it, set up and restored. Of a function with a state: that state. Of a function that
         reports by :func:`fluid.report`: the ``Path`` of the folder that its ``save`` filled. Of a function for Ray
-        Tune: the ``ray.tune.Checkpoint`` that it reported.
+        Tune: the ``ray.tune.Checkpoint`` that it reported. Of a script: the ``Path`` of the file or folder that it
+        wrote.
 
     Raises:
         InvalidFieldError: the trainable cannot be saved.
@@ -51,6 +52,9 @@ def load_saved(
         return saved_checkpoint(checkpoint)
     if kind not in ("class", "ray_class"):
         raise InvalidFieldError("trainable", trainable, "has no state, so it has no checkpoint to load")
+    saved_path = getattr(trainable, "fluid_saved_path", None)
+    if saved_path is not None:
+        return saved_path(os.path.join(checkpoint, STATE_FOLDER))
     resident: Any = make_resident(trainable, trial_id=trial_id, folder=folder)
     resident.setup(dict(config))
     resident.restore(checkpoint)

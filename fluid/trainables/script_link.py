@@ -63,7 +63,11 @@ class ScriptLink:
         if self._socket is not None and self._process == os.getpid():
             return  # Else this is a fork, and the connection its parent's.
         made = socket.socket(socket.AF_UNIX)
-        made.connect("\0" + os.environ[VARIABLE])
+        try:
+            made.connect("\0" + os.environ[VARIABLE])
+        except OSError:
+            made.close()
+            raise
         self._socket, self._lines, self._process = made, made.makefile("rb"), os.getpid()
 
     def _send(self, message: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"--lr {result.best.config['lr']!r} --layers {result.best.config['layers']}" in printed
 
 
+@pytest.mark.slow
 def test_a_sweep_file_of_wandb_s_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_sweep_file_of_wandb_s_from_the_command_line(
     assert "project of the sweep file has no meaning here" in printed.err
 
 
+@pytest.mark.slow
 def test_a_sweep_all_of_whose_scripts_fail_has_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = write_script(tmp_path, "raise SystemExit('no data here')")
     given = ["run", "--space", "x=1", "--metric", "loss", "--algorithm", "grid", "--verbose", "0", "--devices", "1"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from script_sweeps import ScriptSweeps, losses, write_script
 
 from fluid.sweeping.plan import SweepFailedError
+from fluid.trainables.script_link import VARIABLE, ScriptLink, plain
 
 ROOT = Path(__file__).resolve().parents[2]
 _FAKE_WANDB = """
@@ -45,7 +48,7 @@ def test_lines_of_json_among_partial_lines_and_junk(sweeps: ScriptSweeps) -> Non
         def write(data):
             os.write(1, data)
         write(b'\xff\xfe\x00 junk without an end')
-        write(b'\n{"other": 1}\n[1]\n{"loss": 1.0, "bro')
+        write(b'\n{"loss": "mse"}\n{"other": 1}\n[1]\n{"loss": 1.0, "bro')
         time.sleep(0.01)
         write(b'ken": 2}\n{not json}\n{"loss": 0.5}\r\n{"loss": NaN}\n')
         sys.stderr.write('\r 50 %\r100 %\r{"loss": 0.125}')
@@ -150,6 +153,20 @@ def test_a_file_store_of_mlflow(sweeps: ScriptSweeps) -> None:
     assert result.trials[0].metrics == {"val/acc": 0.75, "loss": 0.5, "step": 1}
 
 
+def test_the_checkpoint_of_the_best_iteration_is_kept(sweeps: ScriptSweeps) -> None:
+    text = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import fluid
+        for epoch in range(1, 5):
+            open(sys.argv[2], "w").write(str(epoch))
+            fluid.report({"loss": (epoch - 3) ** 2, "epoch": epoch})
+    """
+    words = [str(ROOT), "{checkpoint}"]
+    result = sweeps.run(text, *words, checkpoint_flag="--resume {checkpoint}", iteration_key="epoch")
+    assert result.best.iteration == 3 and result.best.load_checkpoint().read_text() == "3"
+
+
 def test_several_metrics_make_one_report(sweeps: ScriptSweeps) -> None:
     text = """
         for epoch in range(1, 4):
@@ -193,3 +210,24 @@ def test_a_script_of_many_lines(sweeps: ScriptSweeps) -> None:
     assert losses(result) == [[1.0]]
     log = (result.trials[0].folder.parent / "output.log").read_bytes()
     assert log.count(b"\n") == 100_001
+
+
+def test_only_numbers_and_texts_are_reported() -> None:
+    given = {"a": np.float32(0.5), "b": np.int64(3), "c": [1], "d": {"e": None, "f": "x"}, 7: True, "g": np.zeros(2)}
+    assert plain(given) == {"a": 0.5, "b": 3, "d": {"f": "x"}, "7": True}
+    assert str(plain({"a": float("nan")})) == "{'a': nan}"
+
+
+def test_a_report_that_nobody_takes_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process that is not the first of several that train together; and where Fluid has gone."""
+    monkeypatch.setenv(VARIABLE, "fluid-script-nobody")
+    ScriptLink().report({"loss": 1.0}, "fluid")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0fluid-script-of-a-test")
+        listener.listen()
+        listener.setblocking(False)
+        monkeypatch.setenv(VARIABLE, "fluid-script-of-a-test")
+        monkeypatch.setenv("RANK", "1")
+        ScriptLink().report({"loss": 1.0}, "fluid")
+        with pytest.raises(BlockingIOError):
+            listener.accept()

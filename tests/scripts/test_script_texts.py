@@ -13,7 +13,7 @@ import pytest
 from script_sweeps import write_script
 
 from fluid.cli import main
-from fluid.errors import InvalidFieldError
+from fluid.errors import InvalidFieldError, MissingDependencyError
 from fluid.scripts.command import Command, text_of
 from fluid.scripts.options import BY_NAME, LEFT_OUT, OPTIONS
 from fluid.scripts.space_text import parse_parameter, parse_space
@@ -202,6 +202,12 @@ def test_a_sweep_file_of_its_own(tmp_path: Path) -> None:
     }
     expected = {"metric": "val_loss", "mode": "min", "algorithm": "asha", "samples": 20, "run_dir": "runs/one"}
     assert found.options == {**expected, "time_budget_s": "10m", "points": [{"lr": 0.1}]} and not found.notes
+
+
+def test_yaml_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(MissingDependencyError, match=r"PyYAML.*or write the file as JSON"):
+        load_file(write_script(tmp_path, _OWN, "sweep.yaml"))
 
 
 def _wandb(**fields: Any) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def test_a_sweep_that_goes_on_keeps_the_best_of_all_its_sessions(tmp_path: Path)
 
 @pytest.mark.parametrize("is_passed", [True, False])
 def test_what_is_of_an_executor_is_refused_where_there_is_one(is_passed: bool, tmp_path: Path) -> None:
-    given = {"run_dir": tmp_path / "other", "loggers": [CSV("tables")], "metrics_port": 0}
+    given = {"run_dir": tmp_path / "other", "loggers": [CSV("tables")], "metrics_port": 0, "devices": 1}
     for name, value in given.items():
         executor = new(tmp_path / name)
         block: AbstractContextManager[Any] = nullcontext() if is_passed else executor
