@@ -131,7 +131,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("name", "run", "the sweep's (default: the script's and the algorithm's)", "NAME"),
     Option("run_dir", "run", "the run folder (default: a new one in ~/fluid_runs)", "DIR"),
     Option("resume", "run", "go on with the sweep of this name in --run-dir, if it has one"),
-    Option("if_exists", "run", "where --run-dir holds a run: error (default), resume, overwrite, or new beside it", "HOW"),
+    Option(
+        "if_exists", "run", "where --run-dir holds a run: error (default), resume, overwrite or new (beside it)", "HOW"
+    ),
     Option("retry_failed", "run", "with --resume, also try again what has failed"),
     Option("join", "run", "work the sweep in --run-dir together with others that make this call, as of a Slurm array"),
     Option("devices", "run", "how many devices, or which: 2, 0,1, cuda:1, cpu (default: all)", "DEVICES", _devices),
