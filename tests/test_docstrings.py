@@ -39,7 +39,7 @@ FRAMEWORKS = {
     "fluid.integrations.transformers": "transformers",
     "fluid.integrations.xgboost": "xgboost",
     "fluid.loggers.mlflow": "mlflow",
-    "fluid.loggers.tables.Parquet": "pyarrow",
+    "fluid.loggers.parquet.Parquet": "pyarrow",
     "fluid.loggers.tensorboard": "tensorboard",
     "fluid.loggers.wandb": "wandb",
 }

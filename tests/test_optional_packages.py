@@ -123,7 +123,8 @@ def swept(poisoned: Path) -> tuple[str, set[str]]:
         "    result = fluid.run(train, space, metric='loss', mode='min', samples=9, budget=3, algorithm='asha',\n"
         "                       run_dir='sweep')\n"
         "    print(result.best.load_checkpoint())\n"
-        "    with fluid.FluidExecutor(devices=1, run_dir='group') as executor:\n"
+        "    from fluid.loggers import CSV\n"
+        "    with fluid.FluidExecutor(devices=1, run_dir='group', loggers=[CSV()]) as executor:\n"
         "        trials = [fluid.Trial(function, {'lr': 0.5, 'width': 1}, budget=1) for function in (train, log)]\n"
         "        handle = executor.submit_trialgroup(fluid.TrialGroup(trials))\n"
         "        print([result.metrics['loss'] for result in handle.results()])\n"
@@ -140,7 +141,8 @@ def test_a_sweep_and_a_group_import_no_optional_package(swept: tuple[str, set[st
 def test_reports_and_the_doctor_do_without(swept: tuple[str, set[str]], poisoned: Path) -> None:
     script = (
         "from fluid.cli import main\n"
-        "for command in ('doctor', 'report sweep --html page.html', 'why sweep train-asha-00000', 'report sweep'):\n"
+        "for command in ('doctor', 'report sweep --html page.html', 'why sweep train-asha-00000', 'report sweep',\n"
+        "                'export sweep --csv tables', 'report sweep group'):\n"
         "    assert main(command.split()) == 0, command\n"
     )
     output = run_poisoned(script, poisoned)

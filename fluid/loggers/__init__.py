@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
     from fluid.loggers.mlflow import MLflow
-    from fluid.loggers.tables import CSV, Parquet
+    from fluid.loggers.parquet import Parquet
+    from fluid.loggers.tables import CSV
     from fluid.loggers.tensorboard import TensorBoard
     from fluid.loggers.wandb import WandB
 
@@ -22,7 +23,7 @@ _HOME = {
     "LoggedSession": "logger",
     "LoggedTrial": "logger",
     "MLflow": "mlflow",
-    "Parquet": "tables",
+    "Parquet": "parquet",
     "TensorBoard": "tensorboard",
     "TrialLogger": "logger",
     "WandB": "wandb",

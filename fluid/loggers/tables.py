@@ -1,4 +1,7 @@
-"""CSV and Parquet: one table of trials and one of iterations, with the columns of ``SweepResult.dataframe``."""
+"""One table of trials and one of iterations, with the columns of ``SweepResult.dataframe``; as CSV.
+
+:mod:`fluid.loggers.parquet` writes them as Parquet.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from fluid._clock import Clock, MonotonicClock
-from fluid._imports import try_import
 from fluid.engine.events import Failure
 from fluid.errors import InvalidFieldError
 from fluid.loggers.logger import LoggedSession, LoggedTrial, TrialLogger
 from fluid.loggers.logger_files import Files, is_claimed
-from fluid.loggers.values import is_float, text_of
+from fluid.loggers.values import text_of
 from fluid.results.iterations import flat
 from fluid.results.records import Result
 from fluid.results.run_files import price_in, read_facts
 
-with try_import("pyarrow", extra="parquet") as _pyarrow:
-    import pyarrow
-    import pyarrow.parquet
-
 #: The columns that come first, and those that come last.
-_TRIAL, _ITERATION, _LAST = ("trial", "group", "state"), ("trial", "group"), ("error",)
+TRIAL, ITERATION, LAST = ("trial", "group", "state"), ("trial", "group"), ("error",)
 #: Least seconds between two writings of a table, and the share of the time that writing may take.
 _EVERY_S, _SHARE = 1.0, 0.05
 
 Row = dict[str, Any]
 
 
-class _Tables(TrialLogger):
+class Tables(TrialLogger):
     """The tables in memory, which a subclass writes.
 
     The tables of a resumed session are made anew, of all its results.
@@ -120,7 +118,7 @@ class _Tables(TrialLogger):
         """Writes what is new."""
 
 
-class CSV(_Tables):
+class CSV(Tables):
     """Writes ``trials.csv``, with a row per trial, and ``iterations.csv``, with a row per iteration.
 
     The columns are those of :meth:`fluid.SweepResult.dataframe`: nested names are joined by ``/``. They are up to date
@@ -153,7 +151,7 @@ class CSV(_Tables):
     def _write(self) -> None:
         rows, self._iterations = self._iterations, []
         path = self._folder / "iterations.csv"
-        columns = _ordered([dict.fromkeys(self._columns), *rows], _ITERATION)
+        columns = ordered([dict.fromkeys(self._columns), *rows], ITERATION)
         if columns != self._columns:
             earlier = []
             if self._columns:
@@ -165,60 +163,11 @@ class CSV(_Tables):
             with self._files.open(path, "a", newline="", encoding="utf-8") as file:
                 file.write(_csv(columns, rows, header=False))
         trials = list(self._trials.values())
-        self._replace(self._folder / "trials.csv", _csv(_ordered(trials, _TRIAL, _LAST), trials, header=True))
+        self._replace(self._folder / "trials.csv", _csv(ordered(trials, TRIAL, LAST), trials, header=True))
 
     def _replace(self, path: Path, text: str) -> None:
         with self._files.replacing(path) as draft:
             draft.write_bytes(text.encode())
-
-
-class Parquet(_Tables):
-    """Writes ``trials.parquet``, with a row per trial, and ``iterations.parquet``, with a row per iteration.
-
-    The columns are those of :meth:`fluid.SweepResult.dataframe`. A column of values of several kinds is text. The files
-    are replaced every few seconds while trials run, as a whole, so that they can be read at any time.
-
-    Example:
-        >>> from fluid import FluidExecutor, Trial, TrialGroup
-        >>> from fluid.loggers import Parquet
-        >>> def train(config):
-        ...     yield {"loss": config["lr"] ** 2}
-        >>> with FluidExecutor(backend="local", devices=1, verbose=0, loggers=[Parquet("tables")]) as executor:
-        ...     group = TrialGroup([Trial(train, {"lr": 0.5}, trial_id="a")], name="sweep")
-        ...     ended = executor.submit_trialgroup(group).wait()
-        >>> import pandas
-        >>> table = pandas.read_parquet("tables/trials.parquet")
-        >>> table[["trial", "state", "config/lr", "metrics/loss"]].values.tolist()
-        [['a', 'DONE', 0.5, 0.25]]
-
-    Args:
-        folder: where the tables go; of one session only. ``None``, the default, for ``parquet`` in the run folder.
-
-    Raises:
-        MissingDependencyError: pyarrow is not installed.
-    """
-
-    _suffix = "parquet"
-
-    def __init__(self, folder: str | Path | None = None) -> None:
-        _pyarrow.check()
-        super().__init__(folder)
-        #: All iterations that were written.
-        self._table: Any = None
-
-    def _write(self) -> None:
-        rows, self._iterations = self._iterations, []
-        if rows:
-            fresh = _table(rows, _ordered(rows, _ITERATION))
-            self._table = fresh if self._table is None else _concatenated(self._table, fresh)
-            self._store("iterations.parquet", self._table.select(_ordered([*_names(self._table)], _ITERATION)))
-        trials = list(self._trials.values())
-        if trials:
-            self._store("trials.parquet", _table(trials, _ordered(trials, _TRIAL, _LAST)))
-
-    def _store(self, name: str, table: Any) -> None:
-        with self._files.replacing(self._folder / name) as draft:
-            pyarrow.parquet.write_table(table, draft)
 
 
 def _prefixed(prefix: str, content: object) -> Row:
@@ -228,7 +177,7 @@ def _prefixed(prefix: str, content: object) -> Row:
     }
 
 
-def _ordered(rows: Iterable[Mapping[str, Any]], first: Iterable[str], last: Iterable[str] = ()) -> list[str]:
+def ordered(rows: Iterable[Mapping[str, Any]], first: Iterable[str], last: Iterable[str] = ()) -> list[str]:
     """The columns of some rows: the given ones, the config's, the metrics'."""
     names = dict.fromkeys(name for row in rows for name in row)
     own = [*first, "iteration", "seconds", "device_seconds", *(["cost_usd"] if "cost_usd" in names else [])]
@@ -253,41 +202,3 @@ def _long_fields() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(limit)
-
-
-def _names(table: Any) -> Iterable[Mapping[str, Any]]:
-    return [dict.fromkeys(table.column_names)]
-
-
-def _table(rows: list[Row], columns: list[str]) -> Any:
-    return pyarrow.table({name: _column([row.get(name) for row in rows]) for name in columns})
-
-
-def _column(values: list[Any]) -> Any:
-    kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {int, float} and all(value is None or is_float(value) for value in values):
-        values = [None if value is None else float(value) for value in values]
-    elif len(kinds) > 1 or any(isinstance(value, int) and abs(value) >= 1 << 63 for value in values):
-        values = _as_text(values)
-    return pyarrow.array(values)
-
-
-def _as_text(values: Iterable[Any]) -> list[str | None]:
-    return [None if value is None else value if isinstance(value, str) else str(value) for value in values]
-
-
-def _concatenated(table: Any, fresh: Any) -> Any:
-    """Appends rows; a column whose kind has changed becomes text, unless both are numbers."""
-    try:
-        return pyarrow.concat_tables([table, fresh], promote_options="permissive")
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
-        shared = [name for name in table.column_names if name in fresh.column_names]
-        for name in shared:
-            if table.schema.field(name).type != fresh.schema.field(name).type:
-                table, fresh = (_with_text(one, name) for one in (table, fresh))
-        return pyarrow.concat_tables([table, fresh], promote_options="permissive")
-
-
-def _with_text(table: Any, name: str) -> Any:
-    position = table.column_names.index(name)
-    return table.set_column(position, name, pyarrow.array(_as_text(table.column(name).to_pylist()), pyarrow.string()))
