@@ -190,6 +190,7 @@ FAILURE = Failure("error", "ValueError: too low", "Traceback", pickle.dumps(Valu
 PUBLIC: dict[str, BaseException] = {
     "CallFailedError": fluid.CallFailedError("a", "method", FAILURE),
     "FluidError": FluidError("text", 3),
+    "Infeasible": fluid.Infeasible("too wide"),
     "InvalidFieldError": InvalidFieldError("budget", -1, "must be at least 1"),
     "LimitReachedError": fluid.LimitReachedError("the deadline has come", "runs/1", unfinished=5, unsaved=["a"]),
     "MissingDependencyError": MissingDependencyError("pip install x"),

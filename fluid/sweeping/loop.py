@@ -380,7 +380,7 @@ class SweepLoop(TrialListener):
 
     def _record_failure(self, trial: SweepTrial, failure: Failure, state: str) -> None:
         """Takes it that a trial has failed, or is infeasible."""
-        trial.state, trial.failure = state, failure
+        trial.state, trial.failure = TrialState(state).value, failure
         ran_out = self.plan.oom_is_worst and failure.kind == "out_of_memory"
         is_worst = ran_out or state == TrialState.INFEASIBLE
         del self.trials.by_number[trial.number]
