@@ -115,7 +115,8 @@ def user_call(call: Any = None, *, also: Collection[str] = ()) -> Any:
         try:
             return call(*args, **kwargs)
         except FluidError as error:
-            raise without_own_frames(error)  # noqa: B904 - it is the same error
+            drop_own_frames(error)
+            raise error
         except TypeError:
             if problem := _problem(called, args, kwargs):
                 raise WrongCallError(problem) from None
@@ -185,18 +186,17 @@ def hint(unknown: str, takes: Collection[str]) -> str:
     return ""
 
 
-def without_own_frames(error: FluidError) -> FluidError:
-    """An error that Fluid raises on purpose, without the frames of Fluid's that raised it.
+def drop_own_frames(error: FluidError) -> None:
+    """Drops the frames of Fluid's from an error that it raises on purpose.
 
     One that passed code of the user's, such as a callback, keeps all. An error about an argument says what the error
     behind it says; it keeps that, too, only if code of the user's raised it. Errors of other classes are never
     changed: where they come from is all that is known of a bug.
     """
     if not any(map(_is_users, _frames(error.__traceback__))):
-        error = error.with_traceback(None)
+        error.with_traceback(None)
     if isinstance(error, InvalidFieldError) and not any(map(_is_users, _frames_behind(error))):
         error.__cause__ = error.__context__ = None
-    return error
 
 
 def _frames(trace: TracebackType | None) -> Iterator[FrameType]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import logging
 import pickle
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,8 +18,11 @@ import pytest
 
 import fluid
 from fluid import FluidExecutor, InvalidFieldError, Search, Sharing, Trial, TrialGroup
+from fluid.backends.base import ScalingLimits
+from fluid.backends.lanes.pool import require_lane_options
 from fluid.directions import mode_word
 from fluid.errors import FluidError, WrongCallError, parse_duration, require_one_of
+from fluid.integrations.options import require_options
 from fluid.search import choice, loguniform, uniform
 from fluid.user_calls import hint, names_of, user_call
 
@@ -93,6 +99,20 @@ def test_arguments_by_the_names_that_other_libraries_give_them(call: Any, argume
     assert text == f"{call.__name__}() got an unexpected keyword argument {unknown!r}: did you mean {meant}"
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         call(**arguments)
+
+
+def test_integrations_know_the_names_too() -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("optuna")
+    from fluid.integrations.optuna import optimize
+    from fluid.integrations.sklearn import FluidSearchCV
+
+    assert refused(FluidSearchCV, None, {}, n_iter=9).endswith("'n_iter': did you mean samples=?")
+    assert refused(FluidSearchCV, None, param_distributions={}).endswith("did you mean space=?")
+    assert refused(optimize, None, train, num_samples=9).endswith("'num_samples': did you mean n_trials=?")
+    assert list(inspect.signature(FluidSearchCV).parameters)[:2] == ["estimator", "space"]
+    with pytest.raises(InvalidFieldError, match=r"is no argument .* nor of fluid.run: did you mean samples=\?"):
+        require_options(fluid.run, {"num_samples": 3})
 
 
 def test_an_argument_that_means_nothing_gets_no_hint() -> None:
@@ -197,6 +217,8 @@ def test_what_is_no_time(value: Any) -> None:
 def test_times_are_text_wherever_they_are_taken(tmp_path: Path) -> None:
     assert Trial(train, iteration_timeout_s="90s").iteration_timeout_s == 90.0
     assert Search("loss", "min", time_budget_s="1h").time_budget_s == 3600.0
+    assert require_lane_options(grace="2s", lane_policy="fair", process_group="torch") == 2.0
+    assert ScalingLimits.of(None, "5m").idle_timeout_s == 300.0
     with FluidExecutor("local", 1, verbose=0, run_dir=tmp_path / "run") as executor:
         handle = executor.submit_trialgroup(TrialGroup([Trial(train, {"lr": 1.0})]))
         assert handle.wait("1m") and not handle.await_cleanup("30s")
@@ -289,3 +311,37 @@ def test_the_cause_stays_where_the_users_code_has_raised_it(executor: FluidExecu
         executor.submit_trialgroup(TrialGroup([Trial(train, {"it": Unwilling()})]))
     cause = raised.value.__cause__
     assert cause is not None and "__reduce__" in [one.name for one in traceback.extract_tb(cause.__traceback__)]
+
+
+# -- what all messages have in common
+
+
+def test_no_message_names_a_page_of_a_checkout() -> None:
+    """Who has installed Fluid by pip has no docs folder: a message says the sentence itself."""
+    page, named = re.compile(r"docs/\w+\.md"), []
+    for folder in ("fluid", "integrations"):
+        for path in (Path(fluid.__file__).parents[1] / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if not page.search(text):
+                continue
+            tree = ast.parse(text)
+            prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            named += [
+                f"{path}:{node.lineno}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+                if page.search(node.value)
+            ]
+    assert named == []
+
+
+def test_a_sweep_that_is_wrong_says_nothing_of_resuming(tmp_path: Path) -> None:
+    made = FluidExecutor("local", 1, verbose=0, run_dir=tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        told: list[str] = []
+        patch.setattr(logging.getLogger("fluid.session"), "warning", lambda text, *args: told.append(text % args))
+        text = refused(fluid.run, train, {"lr": uniform(0, 1)}, metric="accuracy", samples=99, executor=made)
+    assert text.startswith("metric='accuracy': was not reported")
+    assert told and not any("resume" in line or "dropped" in line for line in told)
+    closed = refused(fluid.run, train, SPACE, metric="loss", executor=made)
+    assert "a call closes the executor that it is given at its end; use it in a with block" in closed

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from fluid import FluidExecutor, Trial, TrialGroup, TrialListener
 
@@ -99,3 +100,15 @@ def test_a_script_without_logging_sees_it_on_stderr(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=True)
     assert "ValueError: on purpose" in done.stderr and "the one trial of group" in done.stderr
+
+
+def test_the_last_lines_count_what_failed_and_what_was_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trials = [Trial(bad, {"kind": ValueError, "number": 0}), Trial(good, budget=10**6)]
+    with FluidExecutor("local", 2, run_dir=tmp_path, verbose=0, max_failures=0) as made:
+        handle = made.submit_trialgroup(TrialGroup(trials, name="the group"))
+        eventually(lambda: handle.failures)
+    assert f"1 of 2 trials of group 'the group' failed; their logs are in {tmp_path}" in caplog.messages
+    (dropped,) = [text for text in caplog.messages if "dropped" in text]
+    assert dropped.startswith("1 trial that had not ended was dropped, as the executor was closed: call handle.wait()")
