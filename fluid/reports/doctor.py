@@ -388,7 +388,7 @@ def named_values(rows: Iterable[tuple[str, str]]) -> list[RenderableType]:
     """Names and their values, in two columns."""
     listed = list(rows)
     width = max(len(name) for name, _ in listed)
-    return [_Hanging(Text(f"{name:<{width}}  ", style="bold"), value) for name, value in listed]
+    return [_Hanging(Text.assemble((f"{name:<{width}}  ", "bold")), value) for name, value in listed]
 
 
 def _package(package: Package) -> str:
@@ -425,7 +425,7 @@ def _gpu_table(gpus: Iterable[GpuState]) -> Table:
 
 def sentences(bullet: str, texts: Iterable[str], style: str) -> list[RenderableType]:
     """A bulleted list; empty if there are none."""
-    return [_Hanging(Text(f"{bullet} ", style=style), text) for text in texts]
+    return [_Hanging(Text.assemble((f"{bullet} ", style)), text) for text in texts]
 
 
 #: Commands in what is said: they are for copying, so that no line is broken within one.
@@ -446,7 +446,7 @@ class _Hanging:
         lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False) or [""]
         for place, line in enumerate(lines):
             lead = Text(" " * indent) if place else self.lead.copy()
-            lead.append(line.replace("\0", " "), style="" if place else "not bold")
+            lead.append(line.replace("\0", " "))
             lead.no_wrap, lead.overflow = True, "ignore"
             yield lead
 

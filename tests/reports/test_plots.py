@@ -143,6 +143,14 @@ def test_every_plot_is_drawn(backend: str) -> None:
             assert kind == "history" or "momentum" in figure.to_json()
 
 
+def test_a_notebook_shows_plots_and_the_page(session: Any) -> None:
+    pytest.importorskip("matplotlib")
+    formatter = pytest.importorskip("IPython.core.formatters").DisplayFormatter()
+    assert "image/png" in formatter.format(sweep(conditional()).plot_history(backend="matplotlib"))[0]
+    shown, _ = formatter.format(load(write_sweep(session, "sweep", 3)).page())
+    assert shown["text/html"].startswith("<iframe srcdoc=")
+
+
 def test_slices_have_the_scales_of_their_hyperparameters() -> None:
     pytest.importorskip("matplotlib")
     figure = sweep(conditional()).plot_slice(parameters=["lr", "momentum", "optimizer"], backend="matplotlib")

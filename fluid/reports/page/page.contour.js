@@ -93,8 +93,9 @@ const contour = (() => {
       for (to = from + 1; numericAcross && to < columns && levels[row * columns + to] === level;) to++;
       if (level < 0) continue;
       const top = y((row + 1) / rows), begin = x(from / columns);
+      const above = numericUp ? Number(row < rows - 1) : -1, beside = numericAcross ? Number(to < columns) : -1;
       pen.fillStyle = draw.qualityColour((level + 0.5) / LEVELS);
-      pen.fillRect(begin, top - (numericUp && row < rows - 1 ? 0.5 : -1), x(to / columns) - begin + (numericAcross ? (to < columns ? 0.5 : 0) : -1), y(row / rows) - top + (numericUp ? 0.5 : -1));
+      pen.fillRect(begin, top - above, x(to / columns) - begin + beside, y(row / rows) - top + above);
     }
   }
   // Labels an axis, as many marks of it as do not crowd.

@@ -54,8 +54,9 @@ const draw = (() => {
 
   const root = document.documentElement;
   const isPrinting = () => root.classList.contains("printing");
-  //: The least scale at which the text of a table can be read; of a table that is wider still, cells break their lines.
-  const LEAST_SCALE = 0.4;
+  //: The least scale of a table, whose text can still be read when a PDF is enlarged; of one that is wider still, cells break
+  //: their lines.
+  const LEAST_SCALE = 0.33;
   function fitTables() {
     for (const table of document.querySelectorAll("table")) {
       const room = table.parentNode.clientWidth, scale = room / Math.max(1, table.scrollWidth);

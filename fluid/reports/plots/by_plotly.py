@@ -12,6 +12,7 @@ from fluid._imports import try_import
 from fluid.display.format import count
 from fluid.reports.plots.field import field
 from fluid.reports.plots.trials import NONE, PlotAxis, PlotData, PlottedTrial, spread
+from fluid.reports.tables.hyperparameters import value_text
 
 with try_import("plotly", install="pip install plotly") as imports:
     import plotly.graph_objects as go
@@ -121,7 +122,7 @@ def _figure(data: PlotData) -> Any:
 
 
 def _said(trial: PlottedTrial) -> str:
-    config = "<br>".join(f"{name} {value}" for name, value in list(trial.config.items())[:14])
+    config = "<br>".join(f"{name} {value_text(value, 4)}" for name, value in list(trial.config.items())[:14])
     return f"{trial.trial_id}<br>{config}"
 
 
@@ -150,7 +151,7 @@ def _parameter_axis(each: PlotAxis) -> dict[str, Any]:
         places = list(range(len(each.categories)))
         return {"title": each.name, "tickvals": places, "ticktext": [label[:24] for label in each.categories]}
     ticks = {"tickvals": list(each.few), "ticktext": [f"{value:g}" for value in each.few]} if each.few else {}
-    return {"title": each.name, "type": "log" if each.log else "linear", **ticks}
+    return {"title": each.name, "type": "log" if each.log else "linear", "exponentformat": "power", **ticks}
 
 
 def _spread_place(axis: PlotAxis, trial: PlottedTrial) -> float:
