@@ -210,6 +210,6 @@ def test_the_live_view_is_not_torn(tmp_path: Path) -> None:
     for trial in range(2):
         assert [int(text.split()[1]) for text in texts if f" of {trial}" in text] == list(range(20))
     assert texts.count("the end") == 2
-    assert summary[0].startswith("group  2 trials: 2 done; 40/40 iterations")
-    assert summary[1].startswith("best  loss 1 (less is better)  trial-")
+    assert summary[0].startswith("best  loss 1 (less is better)  trial-")
+    assert summary[1].startswith("group  2 trials: 2 done; 40/40 iterations")
     assert summary[2].startswith("results in ")

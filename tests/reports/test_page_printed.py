@@ -44,6 +44,12 @@ def opened(page: BrowserPage, run: Path, folder: Path, **options: Any) -> None:
     page.open(file)
 
 
+def all_drawn(page: BrowserPage) -> None:
+    """Waits until all charts are drawn; those far from the window are when the browser is idle."""
+    page.run("new Promise((done) => { const look = () => (draw.waits() ? setTimeout(look, 20) : done()); look(); })")
+    page.drawn()
+
+
 @pytest.fixture
 def sweep(session: Sessions) -> Path:
     return write_sweep(session, "sweep", 30)
@@ -53,6 +59,7 @@ def sweep(session: Sessions) -> Path:
 def test_a_printed_page_is_whole(browser: Browser, sweep: Path, tmp_path: Path, dark: bool) -> None:
     with browser.page(1280, 900, dark=dark) as page:
         opened(page, sweep, tmp_path)
+        all_drawn(page)
         before = page.run("[draw.byId('parallel').width, draw.themeColour('card')]")
         page.run("document.querySelector('#trials tr.trial').click()")  # It is followed: its panel is not printed.
         page.run(
@@ -73,7 +80,7 @@ def test_a_printed_page_is_whole(browser: Browser, sweep: Path, tmp_path: Path, 
         # Then the page is as it was.
         page.drawn()
         page.run("document.querySelector('#detail button').click()")
-        page.drawn()
+        all_drawn(page)
         assert page.run("[draw.byId('parallel').width, draw.themeColour('card')]") == before
         assert page.problems == []
 
@@ -93,10 +100,7 @@ def test_no_panel_is_blank_in_a_picture_of_a_page_that_was_not_scrolled(
 ) -> None:
     with browser.page(1280, 600) as page:
         opened(page, sweep, tmp_path)
-        # Charts far from the window are drawn when the browser is idle.
-        page.run(
-            "new Promise((done) => { const look = () => (draw.waits() ? setTimeout(look, 20) : done()); look(); })"
-        )
+        all_drawn(page)
         assert page.run("scrollY") == 0
         assert page.run("draw.byId('gantt').getBoundingClientRect().top") > 1200, "far from the window"
         ink = page.run(f"{list(CANVASES)!r}.map({_INK})")

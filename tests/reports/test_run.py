@@ -21,6 +21,7 @@ from fluid.reports.run.loader import load_run
 from fluid.reports.run.run import RecordedRun, TrialRun
 from fluid.reports.tables.run import as_json, run_tables
 from fluid.resources import Device
+from fluid.search_shape import SearchShape
 from fluid.trialgroup import Search, Shown, Trial
 from tests.checked_files import without_checksums
 
@@ -327,6 +328,19 @@ def sweep(session: Sessions, *parts: Trial, **search: Any) -> Any:
 
 def part(trial_id: str, shown: str, iterations: int = 0, **config: Any) -> Trial:
     return Trial(print, {"job": b"..."}, trial_id=trial_id, shown=Shown(shown, config, iterations, "result"))
+
+
+def test_the_iterations_of_a_trial_that_was_stopped_are_of_the_sweeps_budget(session: Sessions) -> None:
+    made = session({}, name="run")
+    shape = SearchShape(algorithm="asha", rungs=(1, 3, 9))
+    made.submit("sweep", [trial("a"), trial("b", 9)], Search("loss", "min", trials=2, extends=True, shape=shape))
+    made.results(("a", 1, 0.0, 1.0, 1.0, (0,), {"loss": 2.0}), ("b", 1, 0.0, 1.0, 1.0, (1,), {"loss": 1.0}))
+    made.stop("a", "STOPPED")
+    made.end("a", iteration=1)
+    run = load_run(made.close())
+    assert [(each.iterations, each.budget) for each in run.trials] == [(1, 9), (1, 9)]
+    assert "1/9" in tables(run) and "1/1" not in tables(run)
+    assert page_data([run])["trials"][0]["budget"] == 9
 
 
 def test_a_sweep_is_told_by_its_own_name_and_metric(session: Sessions) -> None:

@@ -69,8 +69,8 @@ def test_a_sweep_is_shown_once(tmp_path: Path, output: str) -> None:
     assert "Trial status" not in seen, "no table of Tune's"
     assert "best score" in seen and "/~" in seen
     summary = next(at for at, line in enumerate(left) if line.startswith("sweep  3 trials: "))
-    assert left[summary + 1].startswith("best  score ") and "rate=" in left[summary + 1]
-    assert left[summary + 2 : summary + 3] == ["results in run"]
+    assert left[summary - 1].startswith("best  score ") and "rate=" in left[summary - 1]
+    assert left[summary + 1 : summary + 2] == ["results in run"]
     assert not any("Ray Tune is starting" in line or line.startswith("cpu ") for line in left), left
 
 
@@ -120,6 +120,6 @@ def test_a_notebook_has_one_display(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     displays = [output for output in outputs if output.output_type == "display_data"]
     assert len(displays) == 1, "Tune's widget is left out, and has not cleared the cell"
     text = forms_of(displays[0])[1]
-    assert text.startswith("sweep  2 trials: 2 done; 6 iterations; ") and "best  score 6 (more is better)  " in text
+    assert text.startswith("best  score 6 (more is better)  ") and "\nsweep  2 trials: 2 done; 6 iterations; " in text
     texts = [forms_of(message["content"])[1] for message in book.displays[0]]
     assert "Ray Tune is starting" in texts[0]
