@@ -170,6 +170,8 @@ def hint(unknown: str, takes: Collection[str]) -> str:
         ('did you mean samples=?', 'did you mean budget=?', '')
     """
     meant = _BY_PEERS_NAME.get(unknown.lower(), [])
+    if unknown in _OF_A_TRIAL and "trial_options" in takes:
+        return "did you mean trial_options={'devices': ...}?"
     if own := next((name for name in meant if name in takes), None):
         return f"did you mean {own}=?"
     close = difflib.get_close_matches(unknown, takes, 1, 0.7)

@@ -28,6 +28,7 @@ _MODULES = {
     "hydra-core": "hydra",
     "mlflow-skinny": "mlflow",
     "scikit-learn": "sklearn",
+    "pyyaml": "yaml",
     "xgboost-cpu": "xgboost",
 }
 SAID = "Descriptors cannot be created directly."
@@ -59,6 +60,7 @@ FEATURES = {
     "transformers": "from fluid.integrations.transformers import FluidTrainerCallback; FluidTrainerCallback(None)",
     "wandb": "from fluid.loggers import WandB; WandB()",
     "xgboost": "import fluid.integrations.xgboost",
+    "yaml": "open('sweep.yaml', 'w').close(); from fluid.scripts.sweep_file import load_file; load_file('sweep.yaml')",
 }
 
 

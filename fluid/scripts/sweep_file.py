@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fluid._imports import install_command
-from fluid.errors import InvalidFieldError, MissingDependencyError
+from fluid._imports import try_import
+from fluid.errors import InvalidFieldError
 from fluid.scripts.command import value_of
 from fluid.scripts.options import BY_NAME, PEERS
 from fluid.scripts.space_text import parse_parameter
@@ -57,11 +57,9 @@ def load_file(path: str) -> SweepFile:
         except ValueError as error:
             raise InvalidFieldError("file", path, f"is no JSON: {error}") from error
     else:
-        try:
+        with try_import("PyYAML (or a sweep file of JSON)", extra="yaml") as imports:
             import yaml
-        except ImportError as error:
-            what = f"{path} needs PyYAML, which cannot be imported ({error}); to install it: {install_command('yaml')}"
-            raise MissingDependencyError(f"{what}; or write the file as JSON") from error
+        imports.check()
         try:
             content = yaml.safe_load(text)
         except yaml.YAMLError as error:

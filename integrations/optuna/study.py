@@ -148,7 +148,7 @@ def optimize(
         warnings.warn(
             f"the objective and a callback share {shared}: trials run in other processes, each with a copy of its own,"
             " so the callback does not see what the objective changes; pass results on by trial.set_user_attr",
-            stacklevel=3,  # One is of the decorator.
+            stacklevel=4,  # Two are of decorators.
         )
     with executor_scope(executor) as chosen:
         if (backend := chosen.session.backend).replays:

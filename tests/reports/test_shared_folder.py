@@ -344,7 +344,7 @@ def test_json_has_the_fields_that_the_page_names(tmp_path: Path, capsys: pytest.
     [
         (["--shared", "/does/not/exist"], "is no folder"),
         (["--wait", "3"], "give --shared DIR too"),
-        (["--shared", "/tmp", "--wait", "-1"], "wait=-1.0"),
+        (["--shared", "/tmp", "--wait", "-1"], "wait='-1'"),
     ],
 )
 def test_bad_arguments(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,7 @@ def test_a_sweep_file_of_its_own(tmp_path: Path) -> None:
 
 def test_yaml_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(MissingDependencyError, match=r"PyYAML.*or write the file as JSON"):
+    with pytest.raises(MissingDependencyError, match=r"PyYAML .or a sweep file of JSON."):
         load_file(write_script(tmp_path, _OWN, "sweep.yaml"))
 
 

@@ -220,7 +220,10 @@ def test_waiters_are_told_when_closing_the_backend_raises(
     with pytest.raises(ValueError, match="closed file"):
         executor._folder.journal([BudgetExtended(0.0, "a", 1)], [])
     (record,) = [record for record in caplog.records if "dropped" not in record.getMessage()]
-    assert record.levelno == logging.ERROR and record.exc_info is not None and record.exc_info[1] is error
+    if isinstance(error, OSError):  # It is of the environment: where in Fluid it came up tells nobody.
+        assert record.levelno == logging.WARNING and str(error) in record.getMessage() and record.exc_info is None
+    else:
+        assert record.levelno == logging.ERROR and record.exc_info is not None and record.exc_info[1] is error
 
 
 def test_every_part_is_closed_also_when_a_listener_raises(executor: FluidExecutor, backend: IdleBackend) -> None:

@@ -48,7 +48,7 @@ def test_memory_that_a_lane_takes_is_measured() -> None:
     room = room_here([os.getpid(), 2**22 + 1])
     assert room.lane_bytes is not None and room.lane_bytes >= len(data)
     assert room.lanes == 2 and room.descriptors and room.memory_left
-    assert room.lane_tasks == len(os.listdir("/proc/self/task"))
+    assert room.lane_tasks and room.lane_tasks >= len(os.listdir("/proc/self/task")), "and what the tests have started"
 
 
 def test_what_a_lane_s_trial_has_started_counts() -> None:
