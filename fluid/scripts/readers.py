@@ -133,7 +133,7 @@ class LineReader:
 
     def _read(self, line: bytes) -> Iterator[dict[str, Any]]:
         if self._takes_json and line[:1] == b"{" and line[-1:] == b"}":
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 yield dict(json.loads(line))
                 return
         for pattern in self._patterns:
