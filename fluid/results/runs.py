@@ -184,7 +184,7 @@ class RunSummaries:
             return _nothing(folder, "unreadable", "it may not be read")
         except InvalidFieldError as error:
             return _nothing(folder, "damaged", error.reason)
-        except (FluidError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (FluidError, OSError, ValueError, OverflowError, TypeError, KeyError, AttributeError) as error:
             return _nothing(folder, "damaged", str(error))
 
     def forget(self, folder: Path) -> None:

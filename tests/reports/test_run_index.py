@@ -166,15 +166,17 @@ def test_only_its_own_page_can_delete(runs: Path) -> None:
 def test_what_is_no_run_of_the_folder_or_goes_on_is_not_deleted(runs: Path, session: Sessions, tmp_path: Path) -> None:
     outside = end(begin(session, "outside"))
     (runs / "link").symlink_to(outside)
+    (runs / "again").symlink_to("deeper/second")
     (runs / "first/thesis.tex").write_text("mine")
     with serving(runs) as server:
         ids, host = ids_of(server), urlsplit(server.url).netloc
         headers = {"Host": host, "Origin": f"http://{host}", "X_Fluid_Key": data_of(server)["key"]}
-        asked = [ids["live"], ids["link"], ids["first"], "../outside", str(outside)]
+        asked = [ids["live"], ids["link"], ids["again"], ids["first"], "../outside", str(outside)]
         status, answer = ask(server, "delete", "POST", json.dumps({"runs": asked}), **headers)
         refused = json.loads(answer)["refused"]
         assert status == 200 and list(refused) == asked
-        assert "is in use" in refused[ids["live"]] and "leads out of" in refused[ids["link"]]
+        assert "is in use" in refused[ids["live"]] and f"by a link, from {outside}" in refused[ids["link"]]
+        assert "by a link" in refused[ids["again"]] and (runs / "deeper/second/results.jsonl").is_file()
         assert "thesis.tex" in refused[ids["first"]] and "not one of the runs" in refused["../outside"]
     assert (outside / "results.jsonl").is_file() and (runs / "first/thesis.tex").read_text() == "mine"
     assert (runs / "live/results.jsonl").is_file()
