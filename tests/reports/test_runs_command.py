@@ -116,4 +116,6 @@ def test_without_a_run_the_newest_is_shown(home: Path, capsys: Captured) -> None
     assert json.loads(out)["run"] == str(home / "new") and errors == f"the newest run: {home / 'new'}\n"
     assert main(["why", "home/new-a"]) == 0
     assert "home/new-a: done" in capsys.readouterr().out
+    assert main(["why", str(home / "new")]) == 2
+    assert "is a run folder: name one of its trials, too" in capsys.readouterr().err
     assert not os.listdir(home / "notes")

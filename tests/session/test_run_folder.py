@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import errno
+import fcntl
 import json
 import os
 import re
@@ -359,7 +359,7 @@ def test_a_deleted_lock_lets_no_second_session_in(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("is_live", [True, False])
 def test_a_lock_is_of_the_folder_that_is_there(is_live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a program waits for the lock, another one replaces the run: the lock of the replaced one is worth nothing."""
+    """While a program waits for the lock, another one replaces the run: the lock of that is worth nothing."""
     run, locks = tmp_path / "run", list[FolderLock]()
     run.mkdir()
     flock = fcntl.flock
