@@ -95,6 +95,7 @@ class Script:
         program = command.template[0]
         if "{" not in program and shutil.which(program) is None:
             hint = f": did you mean python {program}?" if program.endswith(".py") else ""
+            hint = ": give its words, without quotes around all of them" if " " in program else hint
             raise InvalidFieldError("command", program, f"is no program that can be found and executed{hint}")
         if (file := _file_of(command.template)) is not None:
             if not Path(file).exists():

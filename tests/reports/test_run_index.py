@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,6 +122,19 @@ def test_a_run_and_a_comparison_have_pages_of_their_own(runs: Path) -> None:
         for path in ("runs/", "runs/0/", f"runs/{ids['first']}", f"runs/{ids['first']}/x/events", "runs/../", "other"):
             status, _ = ask(server, path)
             assert status == (200 if path == f"runs/{ids['first']}" else 404), path
+
+
+def test_one_strange_folder_hides_no_others(runs: Path) -> None:
+    """A name that is no text; a pipe, which would not end, for a file."""
+    strange = Path(os.fsdecode(os.fsencode(runs) + b"/\xff"))
+    shutil.copytree(runs / "first", strange)
+    (runs / "pipe").mkdir()
+    os.mkfifo(runs / "pipe/session.json")
+    with serving(runs) as server:
+        ids = ids_of(server)
+        assert set(ids) == {"first", "deeper/second", "live", "torn", "?"}
+        assert ask(server, f"runs/{ids['?']}/")[0] == 200
+    assert main(["report", str(strange)]) == 0 and (strange / "report.html").stat().st_size
 
 
 def test_a_page_that_comes_back_to_another_follower_is_sent_all(runs: Path) -> None:
