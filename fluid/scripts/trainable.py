@@ -97,11 +97,12 @@ class Script:
             hint = f": did you mean python {program}?" if program.endswith(".py") else ""
             hint = ": give its words, without quotes around all of them" if " " in program else hint
             raise InvalidFieldError("command", program, f"is no program that can be found and executed{hint}")
-        if (file := _file_of(command.template)) is not None:
-            if not Path(file).exists():
-                raise InvalidFieldError("command", file, "is no file that is there")
-            if chdir:  # From there, a relative path leads elsewhere.
-                command = Command(tuple(os.path.abspath(word) if word is file else word for word in command.template))
+        if (file := _file_of(command.template)) is not None and not Path(file).exists():
+            raise InvalidFieldError("command", file, "is no file that is there")
+        if chdir:  # From there, a relative path leads elsewhere.
+            moved = (file, program if os.sep in program and "{" not in program else None)
+            words = [os.path.abspath(word) if any(word is one for one in moved) else word for word in command.template]
+            command = Command(tuple(words))
         flag = None if checkpoint_flag is None else tuple(shlex.split(checkpoint_flag))
         require_placeholders("checkpoint_flag", flag or (), known)
         if flag is not None and iteration_key is None:
