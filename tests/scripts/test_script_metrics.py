@@ -106,6 +106,17 @@ def test_the_hook_runs_the_sitecustomize_that_there_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
+def test_wandb_that_is_disabled(sweeps: ScriptSweeps) -> None:
+    text = """
+        import wandb
+        run = wandb.init(mode="disabled")
+        wandb.log({"loss": 2.0})
+        run.log({"loss": 1.0})
+    """
+    assert losses(sweeps.run(text)) == [[2.0, 1.0]]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
 def test_wandb_itself_offline(sweeps: ScriptSweeps) -> None:
     text = """
         import os, sys

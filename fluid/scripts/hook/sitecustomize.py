@@ -42,6 +42,7 @@ def _reporting(log: Callable[..., Any], skips_self: bool) -> Callable[..., Any]:
         return result
 
     log_and_report.__wrapped__ = log  # type: ignore[attr-defined]
+    log_and_report.reports_to_fluid = True  # type: ignore[attr-defined]
     return log_and_report
 
 
@@ -64,8 +65,8 @@ class _Watcher:
         return spec
 
 
-def _configuring(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a run the trial's parameters as its config, which a sweep of W&B's does."""
+def _configuring(module: Any, init: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a run the trial's parameters as its config, which a sweep of W&B's does, and has each run report."""
 
     def init_and_configure(*args: Any, **kwargs: Any) -> Any:
         run = init(*args, **kwargs)
@@ -74,6 +75,9 @@ def _configuring(init: Callable[..., Any]) -> Callable[..., Any]:
             import json
 
             update(json.loads(os.environ.get("FLUID_CONFIG", "{}")), allow_val_change=True)
+        log = getattr(run, "log", None)
+        if log is not None and not hasattr(log, "reports_to_fluid"):
+            run.log = module.log = _reporting(log, False)  # With WANDB_MODE=disabled, a run has a log of its own.
         return run
 
     return init_and_configure
@@ -86,7 +90,7 @@ def _replace(module: Any) -> None:
     elif module.__name__ == "wandb" and "wandb.sdk.wandb_run" not in sys.modules and hasattr(module, "log"):
         module.log = _reporting(module.log, False)  # Another module of that name.
     if module.__name__ == "wandb" and hasattr(module, "init"):
-        module.init = _configuring(module.init)
+        module.init = _configuring(module, module.init)
 
 
 def _run_other() -> None:
