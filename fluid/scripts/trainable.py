@@ -256,7 +256,7 @@ class ScriptTrial:
         script = self.script
         words = script.command.words(self._config, self._own)
         environment = {
-            "PYTHONUNBUFFERED": "1",  # Else what it prints comes in pieces, long after.
+            "PYTHONUNBUFFERED": "1",  # Else what it prints comes long after, where our hook is not loaded.
             **os.environ,
             "FLUID_CONFIG": json.dumps(self._config),
             "FLUID_TRIAL_ID": self._own["trial_id"],

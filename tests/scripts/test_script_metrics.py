@@ -105,6 +105,20 @@ def test_the_hook_runs_the_sitecustomize_that_there_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_lines_of_processes_that_print_at_once_are_whole(sweeps: ScriptSweeps) -> None:
+    text = """
+        import os
+        others = [os.fork() for _ in range(2)]  # Four processes.
+        for number in range(200):
+            print('{"loss": %d}' % number)
+        for other in others:
+            if other:
+                os.waitpid(other, 0)
+    """
+    (found,) = losses(sweeps.run(text, budget=1000))
+    assert sorted(found) == sorted([*range(200)] * 4)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
 def test_wandb_that_is_disabled(sweeps: ScriptSweeps) -> None:
     text = """

@@ -1,8 +1,9 @@
 """Loaded by the interpreter of a script that Fluid has started, before the script: sends what it logs to W&B to Fluid.
 
-wandb is not imported here: once the script has imported it, its ``log`` is replaced by one that also reports. Then the
-``sitecustomize`` that there would have been is run. Fluid need not be installed in this interpreter. Nothing is loaded
-that a script does not need: each start of each trial would wait for it.
+Each line that the script prints comes as a whole. wandb is not imported here: once the script has imported it, its
+``log`` is replaced by one that also reports. Then the ``sitecustomize`` that there would have been is run. Fluid need
+not be installed in this interpreter. Nothing is loaded that a script does not need: each start of each trial would wait
+for it.
 """
 
 from __future__ import annotations
@@ -93,6 +94,17 @@ def _replace(module: Any) -> None:
         module.init = _configuring(module, module.init)
 
 
+def _write_whole_lines() -> None:
+    """Has each line written at once. Unbuffered, Python writes its end apart, and another process's may come between.
+
+    A line that holds two reports, or half of one, would be none.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, write_through=False)
+
+
 def _run_other() -> None:
     """Runs the ``sitecustomize`` of the user's, or of the system's, if there is one."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _FOLDER]
@@ -106,6 +118,8 @@ def _run_other() -> None:
             sys.modules["sitecustomize"] = mine  # As Python expects of a module that is being imported.
 
 
-if "FLUID_SCRIPT" in os.environ and os.environ.get("FLUID_SCRIPT_WANDB") == "1":
-    sys.meta_path.insert(0, _Watcher())
+if "FLUID_SCRIPT" in os.environ:
+    _write_whole_lines()
+    if os.environ.get("FLUID_SCRIPT_WANDB") == "1":
+        sys.meta_path.insert(0, _Watcher())
 _run_other()
