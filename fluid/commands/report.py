@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluid.commands.inout import Subparsers, add_json, add_price, make_console, print_json
@@ -105,7 +106,11 @@ def _compare(arguments: argparse.Namespace) -> None:
 def _why(arguments: argparse.Namespace) -> None:
     from fluid.reports.run.loader import load_run
     from fluid.reports.tables.why import as_json, find_trials, story_text
+    from fluid.results.run_files import is_used
 
+    if arguments.run is None and is_used(Path(arguments.trial).expanduser()):
+        reason = "is a run folder: name one of its trials, too, as in fluid why RUN TRIAL; fluid report RUN lists them"
+        raise InvalidFieldError("trial", arguments.trial, reason)
     run = load_run(newest() if arguments.run is None else arguments.run)
     trials = find_trials(run, arguments.trial)
     if arguments.json:

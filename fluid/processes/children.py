@@ -87,6 +87,20 @@ def children(process: int | None = None) -> list[int]:
         return []
 
 
+def ancestors() -> set[int]:
+    """Returns the process that started this one, the one that started that, and so on, as far as they are seen."""
+    found: set[int] = set()
+    process = os.getppid()
+    while process > 0 and process not in found:
+        found.add(process)
+        try:
+            with open(f"/proc/{process}/stat", "rb") as file:
+                process = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            break
+    return found
+
+
 def is_stopped(process: int) -> bool:
     """Whether a process was stopped by a signal (SIGSTOP); one that a debugger holds is not."""
     return state_of(process) == b"T"

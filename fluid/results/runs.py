@@ -144,14 +144,14 @@ def best_of_groups(found: Iterable[BestValue | None]) -> BestValue | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether it is a run folder, or one that several drivers share.
+    """Whether it is a run folder, or one that several drivers share; what has a pipe for a file is none.
 
     Raises:
         OSError: it may not be looked into.
     """
     with os.scandir(folder) as entries:
-        names = {entry.name for entry in entries}
-    return not names.isdisjoint(_MARKS) or is_shared(folder)
+        marks = [entry.is_file() or entry.is_symlink() for entry in entries if entry.name in _MARKS]
+    return all(marks) if marks else is_shared(folder)
 
 
 def summarize(folder: Path) -> RunSummary:
@@ -184,7 +184,7 @@ class RunSummaries:
             return _nothing(folder, "unreadable", "it may not be read")
         except InvalidFieldError as error:
             return _nothing(folder, "damaged", error.reason)
-        except (FluidError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (FluidError, OSError, ValueError, OverflowError, TypeError, KeyError, AttributeError) as error:
             return _nothing(folder, "damaged", str(error))
 
     def forget(self, folder: Path) -> None:

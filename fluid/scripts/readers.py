@@ -133,7 +133,7 @@ class LineReader:
 
     def _read(self, line: bytes) -> Iterator[dict[str, Any]]:
         if self._takes_json and line[:1] == b"{" and line[-1:] == b"}":
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 yield dict(json.loads(line))
                 return
         for pattern in self._patterns:
@@ -163,10 +163,18 @@ class _BySteps:
 
     def add(self, rows: list[tuple[int, str, Any]], metrics: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Takes rows of step, name and value; yields the steps that have all metrics, in their order."""
+
+        def is_whole(step: int) -> bool:
+            return all(name in self._steps[step] for name in metrics)
+
         for step, name, value in rows:
-            self._steps.setdefault(step, {})[name] = value
+            if name in self._steps.setdefault(step, {}) and is_whole(step):
+                # A script that names no steps writes all as the same one: what comes again is the next.
+                yield {**self._steps[step], "step": step}
+                self._steps[step] = {}
+            self._steps[step][name] = value
         for step in sorted(self._steps):
-            if all(name in self._steps[step] for name in metrics):
+            if is_whole(step):
                 yield {**self._steps.pop(step), "step": step}
 
 
@@ -208,7 +216,7 @@ class MetricFiles:
 
     def poll(self) -> list[dict[str, Any]]:
         """Returns what was written since the last call."""
-        rows: list[tuple[int, str, Any]] = []
+        rows: list[tuple[int, int, str, Any]] = []
         for folder in Path(self._folder).glob("*/*/metrics"):
             for path in sorted(found for found in folder.rglob("*") if found.is_file()):
                 data = path.read_bytes()
@@ -218,8 +226,10 @@ class MetricFiles:
                 for line in data[begin:end].decode(errors="replace").splitlines():
                     with suppress(ValueError, IndexError):
                         parts = line.split()
-                        rows.append((int(parts[2]), path.relative_to(folder).as_posix(), float(parts[1])))
-        return list(self._steps.add(rows, self._metrics))
+                        name = path.relative_to(folder).as_posix()
+                        rows.append((int(parts[0]), int(parts[2]), name, float(parts[1])))
+        rows.sort(key=lambda row: row[0])  # By time: each file has one metric of all steps.
+        return list(self._steps.add([row[1:] for row in rows], self._metrics))
 
 
 FILES: dict[str, Callable[[str, Sequence[str]], MetricPoller]] = {"tensorboard": EventFiles, "mlflow": MetricFiles}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ FORMS = (
     " ends included), int:0:100:10 (in steps), 1,2,4 or sgd,adam (choices), choice:a:b,c:d (choices that hold colons),"
     " or one value, a constant"
 )
+
+#: A name made of digits, such as that of a fold: no number has zeros before it.
+_HAS_ZEROS = re.compile(r"[+-]?0\d+")
 
 
 def parse_parameter(text: str, field: str = "space") -> Any:
@@ -30,14 +34,14 @@ def parse_parameter(text: str, field: str = "space") -> Any:
     """
     kind, colon, rest = text.partition(":")
     if kind == "choice" and colon:
-        return [value_of(part) for part in _choices(field, text, rest)]
+        return [_choice(part) for part in _choices(field, text, rest)]
     if ":" in text and "," not in text:
         return _range(field, text)
     if "," in text:
-        return [value_of(part) for part in _choices(field, text, text)]
+        return [_choice(part) for part in _choices(field, text, text)]
     if not text.strip():
         raise InvalidFieldError(field, text, f"has no value: it may be {FORMS}")
-    return value_of(text)
+    return _choice(text)
 
 
 def parse_space(entries: list[str]) -> dict[str, Any]:
@@ -62,6 +66,12 @@ def parse_space(entries: list[str]) -> dict[str, Any]:
             raise InvalidFieldError("space", entry, f"{name!r} is given twice")
         inner[place] = parse_parameter(text, f"space[{name!r}]")
     return space
+
+
+def _choice(text: str) -> Any:
+    """A value of the type that its text has; what the script would get in another form is text: none, 007."""
+    plain = text.strip()
+    return plain if plain.lower() == "none" or _HAS_ZEROS.fullmatch(plain) else value_of(plain)
 
 
 def _choices(field: str, text: str, listed: str) -> list[str]:

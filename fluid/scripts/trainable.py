@@ -95,12 +95,14 @@ class Script:
         program = command.template[0]
         if "{" not in program and shutil.which(program) is None:
             hint = f": did you mean python {program}?" if program.endswith(".py") else ""
+            hint = ": give its words, without quotes around all of them" if " " in program else hint
             raise InvalidFieldError("command", program, f"is no program that can be found and executed{hint}")
-        if (file := _file_of(command.template)) is not None:
-            if not Path(file).exists():
-                raise InvalidFieldError("command", file, "is no file that is there")
-            if chdir:  # From there, a relative path leads elsewhere.
-                command = Command(tuple(os.path.abspath(word) if word is file else word for word in command.template))
+        if (file := _file_of(command.template)) is not None and not Path(file).exists():
+            raise InvalidFieldError("command", file, "is no file that is there")
+        if chdir:  # From there, a relative path leads elsewhere.
+            moved = (file, program if os.sep in program and "{" not in program else None)
+            words = [os.path.abspath(word) if any(word is one for one in moved) else word for word in command.template]
+            command = Command(tuple(words))
         flag = None if checkpoint_flag is None else tuple(shlex.split(checkpoint_flag))
         require_placeholders("checkpoint_flag", flag or (), known)
         if flag is not None and iteration_key is None:
@@ -254,7 +256,7 @@ class ScriptTrial:
         script = self.script
         words = script.command.words(self._config, self._own)
         environment = {
-            "PYTHONUNBUFFERED": "1",  # Else what it prints comes in pieces, long after.
+            "PYTHONUNBUFFERED": "1",  # Else what it prints comes long after, where our hook is not loaded.
             **os.environ,
             "FLUID_CONFIG": json.dumps(self._config),
             "FLUID_TRIAL_ID": self._own["trial_id"],

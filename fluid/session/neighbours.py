@@ -19,6 +19,7 @@ from fluid._logs import logger_of
 from fluid._private_files import open_private
 from fluid.backends.base import Backend
 from fluid.gpu.nvml import find_gpus
+from fluid.processes.children import ancestors
 from fluid.processes.own_folders import require_own, temporary_folder
 from fluid.resources import available_cores
 from fluid.results.run_files import is_locked
@@ -98,7 +99,8 @@ class Neighbours:
             return
         with suppress(OSError):  # No warning is worth a session that does not begin.
             folder = _folder()
-            _warn(own, overlap(own, _living(folder)))
+            above = ancestors()  # A sweep within a trial uses what that trial's session has given it.
+            _warn(own, overlap(own, [one for one in _living(folder) if one.pid not in above]))
             file = folder / f"{own.pid}-{secrets.token_hex(4)}.json"
             with open_private(file, "wb") as out:
                 out.write(msgspec.json.encode(own))
@@ -142,15 +144,16 @@ def _living(folder: Path) -> list[SessionDevices]:
 
 def _warn(own: SessionDevices, others: Overlap) -> None:
     if others.cpu:
-        cores, devices = len(own.cores), sum(one.cpus for one in others.cpu)
+        cores = len(set(own.cores).union(*(one.cores for one in others.cpu)))
+        devices = sum(one.cpus for one in others.cpu)
         _log.warning(
-            "%s %s on %d of %d cores of this machine already, and this executor on %d: they share cores, and their "
+            "%s %s on %d CPU devices of this machine already, and this executor on %d, where there are %d cores: their "
             "trials take longer; end it first, or give devices=, fewer for each",
             _named(others.cpu),
             "runs trials" if len(others.cpu) == 1 else "run trials",
             devices,
-            cores,
             own.cpus,
+            cores,
         )
     if others.gpu:
         both = len({gpu for one in others.gpu for gpu in one.gpus} & set(own.gpus))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,6 +124,19 @@ def test_a_run_and_a_comparison_have_pages_of_their_own(runs: Path) -> None:
             assert status == (200 if path == f"runs/{ids['first']}" else 404), path
 
 
+def test_one_strange_folder_hides_no_others(runs: Path) -> None:
+    """A name that is no text; a pipe, which would not end, for a file."""
+    strange = Path(os.fsdecode(os.fsencode(runs) + b"/\xff"))
+    shutil.copytree(runs / "first", strange)
+    (runs / "pipe").mkdir()
+    os.mkfifo(runs / "pipe/session.json")
+    with serving(runs) as server:
+        ids = ids_of(server)
+        assert set(ids) == {"first", "deeper/second", "live", "torn", "?"}
+        assert ask(server, f"runs/{ids['?']}/")[0] == 200
+    assert main(["report", str(strange)]) == 0 and (strange / "report.html").stat().st_size
+
+
 def test_a_page_that_comes_back_to_another_follower_is_sent_all(runs: Path) -> None:
     with serving(runs) as server:
         which = ids_of(server)["first"]
@@ -166,15 +180,17 @@ def test_only_its_own_page_can_delete(runs: Path) -> None:
 def test_what_is_no_run_of_the_folder_or_goes_on_is_not_deleted(runs: Path, session: Sessions, tmp_path: Path) -> None:
     outside = end(begin(session, "outside"))
     (runs / "link").symlink_to(outside)
+    (runs / "again").symlink_to("deeper/second")
     (runs / "first/thesis.tex").write_text("mine")
     with serving(runs) as server:
         ids, host = ids_of(server), urlsplit(server.url).netloc
         headers = {"Host": host, "Origin": f"http://{host}", "X_Fluid_Key": data_of(server)["key"]}
-        asked = [ids["live"], ids["link"], ids["first"], "../outside", str(outside)]
+        asked = [ids["live"], ids["link"], ids["again"], ids["first"], "../outside", str(outside)]
         status, answer = ask(server, "delete", "POST", json.dumps({"runs": asked}), **headers)
         refused = json.loads(answer)["refused"]
         assert status == 200 and list(refused) == asked
-        assert "is in use" in refused[ids["live"]] and "leads out of" in refused[ids["link"]]
+        assert "is in use" in refused[ids["live"]] and f"by a link, from {outside}" in refused[ids["link"]]
+        assert "by a link" in refused[ids["again"]] and (runs / "deeper/second/results.jsonl").is_file()
         assert "thesis.tex" in refused[ids["first"]] and "not one of the runs" in refused["../outside"]
     assert (outside / "results.jsonl").is_file() and (runs / "first/thesis.tex").read_text() == "mine"
     assert (runs / "live/results.jsonl").is_file()

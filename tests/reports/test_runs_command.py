@@ -116,4 +116,16 @@ def test_without_a_run_the_newest_is_shown(home: Path, capsys: Captured) -> None
     assert json.loads(out)["run"] == str(home / "new") and errors == f"the newest run: {home / 'new'}\n"
     assert main(["why", "home/new-a"]) == 0
     assert "home/new-a: done" in capsys.readouterr().out
+    assert main(["why", str(home / "new")]) == 2
+    assert "is a run folder: name one of its trials, too" in capsys.readouterr().err
     assert not os.listdir(home / "notes")
+
+
+@pytest.mark.parametrize("trials", [{"DONE": float("inf")}, {"DONE": "many"}, ["DONE"], 7])
+def test_a_summary_that_another_program_wrote_hides_no_other_run(home: Path, trials: Any, capsys: Captured) -> None:
+    facts = json.loads((home / "new/session.json").read_text())
+    facts.pop("crc", None)  # As there is none in a file that another program has written.
+    facts["summary"] = {"name": "x", "trials": trials}
+    (home / "new/session.json").write_text(json.dumps(facts))
+    states = {row["run"]: row["state"] for row in json.loads(printed(capsys, "runs", "--json"))["runs"]}
+    assert len(states) == 3 and states["new"] == "damaged"

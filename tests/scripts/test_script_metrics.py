@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from script_sweeps import ScriptSweeps, losses, write_script
 
+from fluid.scripts.readers import MetricFiles
 from fluid.sweeping.plan import SweepFailedError
 from fluid.trainables.script_link import VARIABLE, ScriptLink, plain
 
@@ -104,6 +105,31 @@ def test_the_hook_runs_the_sitecustomize_that_there_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_lines_of_processes_that_print_at_once_are_whole(sweeps: ScriptSweeps) -> None:
+    text = """
+        import os
+        others = [os.fork() for _ in range(2)]  # Four processes.
+        for number in range(200):
+            print('{"loss": %d}' % number)
+        for other in others:
+            if other:
+                os.waitpid(other, 0)
+    """
+    (found,) = losses(sweeps.run(text, budget=1000))
+    assert sorted(found) == sorted([*range(200)] * 4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
+def test_wandb_that_is_disabled(sweeps: ScriptSweeps) -> None:
+    text = """
+        import wandb
+        run = wandb.init(mode="disabled")
+        wandb.log({"loss": 2.0})
+        run.log({"loss": 1.0})
+    """
+    assert losses(sweeps.run(text)) == [[2.0, 1.0]]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
 def test_wandb_itself_offline(sweeps: ScriptSweeps) -> None:
     text = """
@@ -135,6 +161,20 @@ def test_event_files(sweeps: ScriptSweeps) -> None:
     result = sweeps.run(text, "{trial_dir}/logs", metric_from=["tensorboard:{trial_dir}/logs"])
     assert losses(result) == [[1.0, 0.5]]
     assert result.trials[0].metrics == {"acc": 0.25, "loss": 0.5, "step": 1}
+
+
+def test_reports_of_one_step_in_one_look_are_iterations_each(tmp_path: Path) -> None:
+    """mlflow.log_metric("loss", loss) without a step is of step 0 each time, and may be seen late, several at once."""
+    metrics = tmp_path / "0/run/metrics"
+    metrics.mkdir(parents=True)
+    (metrics / "accuracy").write_text("".join(f"{10 * n} {n / 10} 0\n" for n in (1, 2, 3)))
+    (metrics / "loss").write_text("".join(f"{10 * n + 1} {1 / n} 0\n" for n in (1, 2, 4)))
+    files = MetricFiles(str(tmp_path), ["loss"])
+    found = [(each["loss"], each["accuracy"]) for each in files.poll()]
+    assert found == [(1.0, 0.1), (0.5, 0.2), (0.25, 0.3)] and files.poll() == []
+    with (metrics / "loss").open("a") as file:
+        file.write("50 0.125 0\n")
+    assert [each["loss"] for each in files.poll()] == [0.125]
 
 
 def test_a_file_store_of_mlflow(sweeps: ScriptSweeps) -> None:

@@ -135,6 +135,24 @@ def test_a_script_is_heard_to_its_end(kernel: str, monkeypatch: pytest.MonkeyPat
         started.end(0.0, None)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_no_other_user_can_report() -> None:
+    script = textwrap.dedent("""
+        import contextlib, os, socket, sys
+        link = socket.socket(socket.AF_UNIX)
+        os.setuid(int(sys.argv[1]))
+        link.connect("\\0" + os.environ["FLUID_SCRIPT"])
+        with contextlib.suppress(ConnectionError):
+            link.sendall(b'{"metrics": {"loss": 1}, "origin": "fluid", "saves": false}\\n')
+            link.recv(1)  # Until it is closed.
+    """)
+    for user, heard in ((0, True), (65534, False)):
+        command = [sys.executable, "-c", script, str(user)]
+        started = process.ScriptProcess(command, os.environ, [lambda data, ends: iter(())] * 2, None)
+        assert (started.next() is not None) == heard and not started.lines
+        started.end(0.0, None)
+
+
 def test_a_script_that_ignores_sigterm_is_killed(sweeps: ScriptSweeps) -> None:
     text = """
         import signal, time

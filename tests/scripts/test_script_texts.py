@@ -37,7 +37,9 @@ from fluid.sweep import run
         ("logint:1:1024", lograndint(1, 1025)),
         ("1,2,4", [1, 2, 4]),
         ("sgd, adam", ["sgd", "adam"]),
-        ("true,False,none", [True, False, None]),
+        ("true,False,null", [True, False, None]),
+        ("none,cosine", ["none", "cosine"]),
+        ("007,08,0,-1,00", ["007", "08", 0, -1, "00"]),
         ("choice:a:b,c:d", ["a:b", "c:d"]),
         ("choice:a", ["a"]),
         ("-1.5e-3", -0.0015),
@@ -98,6 +100,19 @@ def test_a_command_with_a_mistake_is_refused(words: list[str], said: str) -> Non
         Command.checked(words, ["lr", "depth"])
 
 
+def test_relative_paths_are_of_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the script's working directory is the trial's own folder."""
+    monkeypatch.chdir(tmp_path)
+    Path(write_script(tmp_path, "#!/bin/sh", "train.sh")).chmod(0o700)
+    for words, moved in (
+        (["./train.sh", "a/b"], [f"{tmp_path}/train.sh", "a/b"]),
+        (["sh", "train.sh"], ["sh", f"{tmp_path}/train.sh"]),
+    ):
+        for chdir, expected in ((True, moved), (False, words)):
+            script = Script.checked(words, {"x": 1}, metric="loss", budget=1, chdir=chdir)
+            assert list(script.command.template) == [*expected, "--x={x}"]
+
+
 def test_parameters_are_appended_where_the_command_names_none() -> None:
     words = ["t", "--out", "{trial_dir}"]
     assert Command.checked(words, ["lr"]).template == ("t", "--out", "{trial_dir}", "--lr={lr}")
@@ -153,6 +168,7 @@ def test_what_is_refused_names_the_option(capsys: pytest.CaptureFixture[str]) ->
     assert refusal(capsys, *shared, "--stop", "0.5", *command).startswith("fluid: error: stop='0.5'")
     assert "is called --samples here" in refusal(capsys, *shared, "--num-samples", "3", *command)
     assert "did you mean python train.py?" in refusal(capsys, *shared, "--", "train.py")
+    assert "without quotes around all of them" in refusal(capsys, *shared, "--", "python train.py")
     assert "is no file" in refusal(capsys, *shared, "--", sys.executable, "no/train.py")
     assert "follows --" in refusal(capsys, *shared, "python", "train.py")
     assert "follows --" in refusal(capsys, "train.py", *shared)

@@ -279,3 +279,66 @@ def test_a_sweep_that_makes_its_executor_names_the_folder(tmp_path: Path, monkey
     with rehearsing(RehearsalPlan(devices=1)):
         result = sweep(None, replayed, name="first try", output=None)
     assert "-first-try-" in result.run_dir.name
+
+
+# -- several programs, and what is not a session's -------------------------------------------------------------------
+
+
+def test_a_session_that_another_program_began_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = use(tmp_path / "run")
+    others: list[FluidExecutor] = []
+    made = RunFolder._made.__func__  # type: ignore[attr-defined]
+
+    def made_late(kind: type[RunFolder], folder: Path) -> RunFolder:
+        monkeypatch.setattr(RunFolder, "_made", classmethod(made))
+        others.append(executor_in(run))  # As another program does at this moment, which finds an empty folder.
+        others[0].submit_trialgroup(TrialGroup([Trial(train, {"lr": 0.5}, trial_id="other")]))
+        return made(kind, folder)
+
+    monkeypatch.setattr(RunFolder, "_made", classmethod(made_late))
+    with pytest.raises(InvalidFieldError, match="is in use"):
+        executor_in(run, if_exists="overwrite")
+    assert trials_in(run) == ["other"], "the other program's run was deleted"
+    others[0].close()
+    (aside,) = tmp_path.glob(".run.replaced-*")
+    assert trials_in(aside) == ["a"] and str(aside) in caplog.text
+
+
+def test_a_folder_that_another_program_made_meanwhile_is_taken_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, rename = use(tmp_path / "run"), os.rename
+
+    def renamed(source: Path, target: Path) -> None:
+        rename(source, target)
+        monkeypatch.setattr(os, "rename", rename)
+        run.mkdir()
+
+    monkeypatch.setattr(os, "rename", renamed)
+    assert use(run, "b", if_exists="overwrite") == run
+    assert trials_in(run) == ["b"] and os.listdir(tmp_path) == ["run"]
+    monkeypatch.setattr(os, "rename", renamed)
+    delete_run(run)
+    assert not run.exists() or not os.listdir(run)
+
+
+@pytest.mark.parametrize(
+    "mine", ["files/data.csv", "csv/data.csv", "logs/mine.log", "fluid-lr/results.jsonl", "trials/nested/results.jsonl"]
+)
+def test_what_has_a_name_as_of_a_session_may_be_the_users(tmp_path: Path, mine: str) -> None:
+    run = use(tmp_path / "run")
+    (run / mine).parent.mkdir(parents=True, exist_ok=True)
+    (run / mine).write_text("mine\n")
+    for deletes in (lambda: delete_run(run), lambda: executor_in(run, if_exists="overwrite")):
+        with pytest.raises(InvalidFieldError, match=f"it holds other files than a session's: .*{mine.split('/')[0]}"):
+            deletes()
+    assert (run / mine).read_text() == "mine\n"
+
+
+def test_what_the_loggers_write_is_a_sessions(tmp_path: Path) -> None:
+    sweep(tmp_path / "run", loggers=[fluid.loggers.CSV()])
+    assert (tmp_path / "run/csv/trials.csv").exists()
+    delete_run(tmp_path / "run")
+    assert not os.listdir(tmp_path)

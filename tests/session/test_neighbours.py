@@ -65,8 +65,8 @@ def test_a_second_executor_on_the_same_cores_says_so(told: Callable[[], list[str
         assert told() == []
         made("second", devices=1).close()
         (line,) = told()
-        where = f"another executor of this process ({tmp_path / 'first'}) runs trials on {CORES} of {CORES} cores"
-        assert line.startswith(where) and "and this executor on 1: they share cores" in line
+        where = f"another executor of this process ({tmp_path / 'first'}) runs trials on {CORES} CPU devices"
+        assert line.startswith(where) and f"and this executor on 1, where there are {CORES} cores" in line
     made("third").close()
     assert len(told()) == 1, "those before are gone"
     assert list((tmp_path / "runtime/fluid-sessions").iterdir()) == []
@@ -89,13 +89,23 @@ input()
     (files / "torn.json").write_text("{")
     Neighbours(devices(1, cpus=1, gpus=("GPU-1", "GPU-2"))).leave()
     cpu, gpu = told()
-    assert cpu.startswith(f"process 4711 ({tmp_path / 'run'}) runs trials on 9 of 2 cores")
+    assert cpu.startswith(f"process 4711 ({tmp_path / 'run'}) runs trials on 9 CPU devices")
     assert gpu.startswith(f"process 4711 ({tmp_path / 'run'}) uses 1 of the 2 GPUs of this executor, too")
     other.kill()
     other.communicate()
     Neighbours(devices(1, cpus=1)).leave()
     assert len(told()) == 2 and [file.name for file in files.iterdir()] == ["torn.json"]
     FolderLock(tmp_path / "run").release()
+
+
+def test_a_sweep_within_a_trial_is_no_neighbour_of_the_one_around_it(
+    told: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    program = "import sys, fluid; fluid.FluidExecutor(run_dir=sys.argv[1], backend='local', devices=1).close()"
+    with FluidExecutor(run_dir=tmp_path / "outer", backend="local", devices=CORES):
+        command = [sys.executable, "-c", program, str(tmp_path / "inner")]  # As a lane of it, or a script, does.
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (tmp_path / "inner/session.json").exists() and found.stderr == ""
 
 
 def test_no_folder_for_it_is_no_error(

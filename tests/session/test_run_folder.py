@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -354,6 +355,33 @@ def test_a_deleted_lock_lets_no_second_session_in(tmp_path: Path, name: str) -> 
     first.release()
     assert not is_locked(tmp_path)
     FolderLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_lock_is_of_the_folder_that_is_there(is_live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a program waits for the lock, another one replaces the run: the lock of that is worth nothing."""
+    run, locks = tmp_path / "run", list[FolderLock]()
+    run.mkdir()
+    flock = fcntl.flock
+
+    def replaced_before(file: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        run.rename(tmp_path / "aside")
+        run.mkdir()
+        if is_live:
+            locks.append(FolderLock(run))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced_before)
+    if is_live:
+        with pytest.raises(InvalidFieldError, match="is in use"):
+            FolderLock(run)
+        locks[0].release()
+    else:
+        lock = FolderLock(run)
+        assert is_locked(run) and not is_locked(tmp_path / "aside")
+        lock.release()
+    assert not is_locked(run)
 
 
 @pytest.mark.slow

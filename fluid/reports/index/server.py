@@ -184,8 +184,8 @@ class _IndexPageRequests(PageRequests):
             path = paths.get(each)
             if path is None:
                 refused[each] = "is not one of the runs any more"
-            elif not os.path.realpath(path).startswith(f"{home}{os.sep}"):
-                refused[each] = f"is a link that leads out of {home}: it is not deleted"
+            elif (real := os.path.realpath(path)) != os.path.join(home, path.relative_to(self.server.home)):
+                refused[each] = f"is reached by a link, from {real}: it is not deleted"
             else:
                 try:
                     delete_run(path)

@@ -29,6 +29,8 @@ SCRIPTS = (
     *("format", "filter", "draw", "model", "best", "curves", "parallel"),
     *("scatter", "contour", "table", "detail", "timeline"),
 )
+#: What becomes of names that are no text, such as those of files may be: question marks.
+UNPRINTABLE = "replace"
 #: The page may not load anything; a live page may only listen to its server.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -58,7 +60,7 @@ def save_text(path: str | os.PathLike[str], html: str) -> None:
     """Writes a page to a file; raises as :func:`save_html` does."""
     try:
         with replacing(path) as draft:
-            draft.write_text(html, encoding="utf-8")
+            draft.write_text(html, encoding="utf-8", errors=UNPRINTABLE)
     except OSError as error:
         raise InvalidFieldError("html", str(path), f"cannot be written: {error.strerror or error}") from error
 

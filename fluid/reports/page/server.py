@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.processes.http import HttpServer
-from fluid.reports.page.html import html_page
+from fluid.reports.page.html import UNPRINTABLE, html_page
 from fluid.reports.run.following import RunFollower
 
 _HOST = "127.0.0.1"
@@ -188,7 +188,7 @@ class PageRequests(BaseHTTPRequestHandler):
 
     def send_page(self, text: str, content: str = "text/html; charset=utf-8") -> None:
         """Sends a page, or another text."""
-        page = text.encode()
+        page = text.encode(errors=UNPRINTABLE)
         self._begin(content, str(len(page)))
         self.wfile.write(page)
 
@@ -203,7 +203,7 @@ class PageRequests(BaseHTTPRequestHandler):
             else:
                 parts = newer.after(version)
                 for number, data in enumerate(parts, newer.version - len(parts) + 1):
-                    self.wfile.write(f"id: {number}\ndata: {data}\n\n".encode())
+                    self.wfile.write(f"id: {number}\ndata: {data}\n\n".encode(errors=UNPRINTABLE))
                 version = newer.version
             self.wfile.flush()
 

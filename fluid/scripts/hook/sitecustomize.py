@@ -1,8 +1,9 @@
 """Loaded by the interpreter of a script that Fluid has started, before the script: sends what it logs to W&B to Fluid.
 
-wandb is not imported here: once the script has imported it, its ``log`` is replaced by one that also reports. Then the
-``sitecustomize`` that there would have been is run. Fluid need not be installed in this interpreter. Nothing is loaded
-that a script does not need: each start of each trial would wait for it.
+Each line that the script prints comes as a whole. wandb is not imported here: once the script has imported it, its
+``log`` is replaced by one that also reports. Then the ``sitecustomize`` that there would have been is run. Fluid need
+not be installed in this interpreter. Nothing is loaded that a script does not need: each start of each trial would wait
+for it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def _reporting(log: Callable[..., Any], skips_self: bool) -> Callable[..., Any]:
         return result
 
     log_and_report.__wrapped__ = log  # type: ignore[attr-defined]
+    log_and_report.reports_to_fluid = True  # type: ignore[attr-defined]
     return log_and_report
 
 
@@ -64,8 +66,8 @@ class _Watcher:
         return spec
 
 
-def _configuring(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a run the trial's parameters as its config, which a sweep of W&B's does."""
+def _configuring(module: Any, init: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a run the trial's parameters as its config, which a sweep of W&B's does, and has each run report."""
 
     def init_and_configure(*args: Any, **kwargs: Any) -> Any:
         run = init(*args, **kwargs)
@@ -74,6 +76,9 @@ def _configuring(init: Callable[..., Any]) -> Callable[..., Any]:
             import json
 
             update(json.loads(os.environ.get("FLUID_CONFIG", "{}")), allow_val_change=True)
+        log = getattr(run, "log", None)
+        if log is not None and not hasattr(log, "reports_to_fluid"):
+            run.log = module.log = _reporting(log, False)  # With WANDB_MODE=disabled, a run has a log of its own.
         return run
 
     return init_and_configure
@@ -86,7 +91,18 @@ def _replace(module: Any) -> None:
     elif module.__name__ == "wandb" and "wandb.sdk.wandb_run" not in sys.modules and hasattr(module, "log"):
         module.log = _reporting(module.log, False)  # Another module of that name.
     if module.__name__ == "wandb" and hasattr(module, "init"):
-        module.init = _configuring(module.init)
+        module.init = _configuring(module, module.init)
+
+
+def _write_whole_lines() -> None:
+    """Has each line written at once. Unbuffered, Python writes its end apart, and another process's may come between.
+
+    A line that holds two reports, or half of one, would be none.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, write_through=False)
 
 
 def _run_other() -> None:
@@ -102,6 +118,8 @@ def _run_other() -> None:
             sys.modules["sitecustomize"] = mine  # As Python expects of a module that is being imported.
 
 
-if "FLUID_SCRIPT" in os.environ and os.environ.get("FLUID_SCRIPT_WANDB") == "1":
-    sys.meta_path.insert(0, _Watcher())
+if "FLUID_SCRIPT" in os.environ:
+    _write_whole_lines()
+    if os.environ.get("FLUID_SCRIPT_WANDB") == "1":
+        sys.meta_path.insert(0, _Watcher())
 _run_other()

@@ -10,7 +10,7 @@ import fnmatch
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from fluid.results.run_files import (
     is_locked,
     is_used,
 )
-from fluid.session.folder.lock import FolderLock
+from fluid.session.folder.lock import FolderLock, InUseError
 
 _log = logger_of(__name__)
 #: What may be done where ``run_dir`` holds a session, the default first.
@@ -39,9 +39,15 @@ IF_EXISTS = ("error", "resume", "overwrite", "new")
 #: What sessions, their lanes, loggers and reports write into a run folder, as patterns of names.
 _WRITTEN = (
     *(SESSION, LOCK, JOURNAL, RESULTS, TRIALS, PAYLOADS, PROFILE, FORECASTS, "loggers.jsonl", f".{SESSION}.tmp"),
-    *("logs", "trials", "hosts", "fusion", "tune", "tensorboard", "csv", "parquet", "files"),
-    *("report.html", "timeline.png", ".view-*.html", ".notes", ".payloads-*", ".fluid-*", "fluid-*"),
+    *("logs", "trials", "hosts", "fusion", "tensorboard", "csv", "parquet", "wandb"),
+    *("report.html", "timeline.png", ".view-*.html", ".notes", ".payloads-*", ".fluid-*"),
 )
+#: The same of folders whose names a user may have chosen, too: ``logs`` of a program's own, a ``csv`` of its data.
+_WRITTEN_IN: Mapping[str, tuple[str, ...]] = {
+    "logs": ("forkserver.log", "lane-*"),
+    "csv": ("*iterations*.csv", "*trials*.csv", ".fluid_*"),
+    "parquet": ("*iterations*.parquet", "*trials*.parquet", ".fluid_*"),
+}
 #: Foreign entries that an error names at most.
 _MOST_NAMED = 3
 
@@ -90,14 +96,17 @@ class SetAside:
             raise InvalidFieldError("run_dir", str(folder), "is not deleted: this program runs in that folder")
         self._lock = FolderLock(self.place)
         try:
-            if foreign := sorted(name for name in os.listdir(self.place) if not _is_ours(name)):
+            if foreign := sorted(_foreign(self.place)):
                 named = ", ".join(foreign[:_MOST_NAMED]) + (", ..." if len(foreign) > _MOST_NAMED else "")
                 raise InvalidFieldError(
                     "run_dir", str(folder), f"is not deleted: it holds other files than a session's: {named}"
                 )
             self._aside = self._beside()
             os.rename(self.place, self._aside)
-            os.mkdir(self.place, FOLDER_MODE)
+            with suppress(
+                FileExistsError
+            ):  # Another program has just taken the name, and fails or has a session there.
+                os.mkdir(self.place, FOLDER_MODE)
         except BaseException:
             self._lock.release()
             raise
@@ -112,15 +121,31 @@ class SetAside:
                 _log.warning("%s, which holds the run that was replaced, cannot be deleted: %s", left, error.strerror)
         self._lock.release()
 
-    def put_back(self) -> None:
-        """Gives it its name back; what has taken its place meanwhile, which is a session without trials, is deleted."""
+    def put_back(self, *, is_held: bool = False) -> None:
+        """Gives it its name back, and deletes the session without trials that has taken its place meanwhile.
+
+        A session of another program's stays: the run is then where it was put aside, which is logged.
+
+        Args:
+            is_held: whether the caller holds the lock of the folder that has taken its place.
+        """
         newer = self._beside()
+        lock: FolderLock | None = None
         try:
-            os.rename(self.place, newer)
+            if self.place.exists():
+                if not is_held:
+                    lock = FolderLock(self.place)
+                    if is_used(self.place):
+                        raise InUseError("run_dir", str(self.place), holds_a_session())
+                os.rename(self.place, newer)
             os.rename(self._aside, self.place)
             shutil.rmtree(newer, ignore_errors=True)
+        except InUseError:
+            _log.error("the run that was in %s, where another program now has one, is in %s", self.place, self._aside)
         except OSError as error:
             _log.error("the run that was in %s is now in %s: %s", self.place, self._aside, error.strerror)
+        if lock is not None:
+            lock.release()
         self._lock.release()
 
     @property
@@ -138,8 +163,20 @@ class SetAside:
         return []
 
 
-def _is_ours(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _WRITTEN)
+def _foreign(folder: Path) -> Iterator[str]:
+    """Names of what is in a run folder, but is none of a session's; other runs are not, wherever they are."""
+    for name in os.listdir(folder):
+        if not _is_ours(name, _WRITTEN):
+            yield name
+        elif (folder / name).is_dir():
+            known = _WRITTEN_IN.get(name, ("*",))
+            for inner in os.listdir(folder / name):
+                if not _is_ours(inner, known) or is_used(folder / name / inner):
+                    yield f"{name}/{inner}"
+
+
+def _is_ours(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def delete_run(folder: Path) -> None:
@@ -154,7 +191,8 @@ def delete_run(folder: Path) -> None:
         raise InvalidFieldError("run_dir", str(folder), "is not the folder of a run")
     try:
         run = SetAside(folder)
-        os.rmdir(run.place)
+        with suppress(OSError):  # Another program has just begun a session there.
+            os.rmdir(run.place)
         run.delete()
     except OSError as error:
         raise FluidError(f"{folder} cannot be deleted: {error.strerror}") from error

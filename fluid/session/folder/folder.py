@@ -357,10 +357,10 @@ class RunFolder:
         self._watch.close()
         for file in self._files.values():
             file.close()
-        self._lock.release()
         replaced, self._replaced = self._replaced, None
         if replaced is not None:
-            replaced.put_back()
+            replaced.put_back(is_held=True)
+        self._lock.release()
 
     @property
     def _files(self) -> dict[str, AppendedFile]:

@@ -21,6 +21,8 @@ from fluid.results.run_files import LOCKED
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 #: Seconds for which readers may hold a file at most, and between two tries meanwhile.
 _READERS_S, _LOOK_S = 0.3, 0.01
+#: How often a folder is locked anew that is not the one that was locked.
+_TRIES = 10
 
 _log = logger_of(__name__)
 #: Locks of this process. A forked child must not keep the folder locked after its parent has ended.
@@ -47,9 +49,12 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._files: list[int] = []
         try:
-            for name in LOCKED:
-                self._files.append(open_descriptor(folder / name, os.O_RDWR | os.O_CREAT))
-                self._lock(folder, self._files[-1])
+            for _ in range(_TRIES):
+                if self._locks(folder):
+                    break
+                self._close()  # While it waited, another program has replaced the run there.
+            else:
+                raise InUseError("run_dir", str(folder), "is replaced again and again by other programs")
         except BaseException:
             self._close()
             raise
@@ -58,6 +63,17 @@ class FolderLock:
         with suppress(OSError):
             os.ftruncate(self._files[0], 0)
             os.pwrite(self._files[0], json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+
+    def _locks(self, folder: Path) -> bool:
+        """Locks the files; returns whether they still are those of the folder."""
+        for name in LOCKED:
+            self._files.append(open_descriptor(folder / name, os.O_RDWR | os.O_CREAT))
+            self._lock(folder, self._files[-1])
+        try:
+            found = [os.stat(folder / name) for name in LOCKED]
+        except FileNotFoundError:
+            return False
+        return all(map(os.path.samestat, found, map(os.fstat, self._files)))
 
     def _lock(self, folder: Path, file: int) -> None:
         # flock(2) locks belong to the open file: a second session of this process is refused too.
