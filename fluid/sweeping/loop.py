@@ -78,7 +78,7 @@ class SweepLoop(TrialListener):
         #: Trials that have come to the budget of their suggestion, by its token: the searcher may let them continue.
         self._waiting: dict[int, SweepTrial] = {}
         self._reported = SweepMetrics(plan)
-        self._vain = VainSweep()
+        self._vain = VainSweep(plan.space)
         self._error: BaseException | None = None
         self._is_over = False
         #: Whether all has gone to rest that does not run on to its end, and nothing is decided any more.

@@ -93,6 +93,26 @@ def test_max_failures_counts_where_it_was_given(tmp_path: Path) -> None:
     assert tries(tmp_path / "calls") == 16
 
 
+def test_first_trials_of_a_grid_that_share_a_value_do_not_end_it(default: FluidExecutor, tmp_path: Path) -> None:
+    space = {"kernel": ["poly", "rbf"], "degree": [1, 2, 3, 4], "calls": str(tmp_path / "calls")}
+    shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
+    result = fluid.run(trainables.has_no_poly, space, **shared)
+    assert [trial.state for trial in result.trials] == ["FAILED"] * 4 + ["DONE"] * 4
+
+
+def test_messages_that_differ_in_numbers_do_not_end_a_sweep_at_three(default: FluidExecutor, tmp_path: Path) -> None:
+    space = {"layers": [6, 5, 4, 3], "calls": str(tmp_path / "calls")}
+    shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
+    assert fluid.run(trainables.has_few_layers, space, **shared).best.value == 3
+
+
+def test_a_long_grid_is_given_up_in_the_end(default: FluidExecutor, tmp_path: Path) -> None:
+    space = {"kernel": ["poly", "rbf"], "degree": list(range(40)), "calls": str(tmp_path / "calls")}
+    shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
+    with pytest.raises(SweepFailedError, match="the first 30 trials failed alike"):
+        fluid.run(trainables.has_no_poly, space, **shared)
+
+
 # -- a metric that comes later than the first rung
 
 
