@@ -104,7 +104,7 @@ def test_reports_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     capsys.readouterr()
     main(["report", folder, "--html", str(tmp_path / "page.html")])
     text = " ".join(capsys.readouterr().out.split())
-    assert f"{len(result.infeasible)} infeasible; seed 1" in text and " failed" not in text
+    assert f"{len(result.infeasible)} infeasible; " in text and "; seed 1" in text and " failed" not in text
     assert "infeasible: late" in text and f"{result.best.trial_id}, at iteration" in text
     unfit = next(trial for trial in result.trials if trial.infeasible == "late")
     main(["why", folder, unfit.trial_id])
