@@ -37,8 +37,8 @@ class VainSweep:
         self._failed: dict[str, Failure] = {}
         #: What all that failed have in common: values of hyperparameters that have others.
         self._shared: dict[str, object] | None = None
-        #: Whether a trial has reported something, or failed otherwise than the first one.
-        self._is_over = False
+        #: Whether a trial has reported something; and that, or one has failed otherwise than the first one.
+        self._has_result = self._is_over = False
 
     def begin(self, executor: FluidExecutor) -> None:
         """Called once, with the executor that runs the sweep."""
@@ -47,7 +47,7 @@ class VainSweep:
 
     def note_result(self) -> None:
         """A trial has reported something: the next ones may, too."""
-        self._is_over = True
+        self._has_result = self._is_over = True
 
     def note_failed(self, trial: SweepTrial, failure: Failure) -> None:
         """Takes note of a trial that has failed for good.
@@ -57,7 +57,7 @@ class VainSweep:
         """
         if not self._gives_up_early:
             return
-        if failure.is_form:
+        if failure.is_form and not self._has_result:
             cause = TrialFailedError(trial.trial_id, failure) if failure.traceback.count("\n") > 1 else None
             raise SweepFailedError(f"the trainable cannot be run: {failure.message}") from cause
         if self._is_over or trial.results or not failure.site or self._site not in (None, failure.site):

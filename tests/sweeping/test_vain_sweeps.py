@@ -55,6 +55,13 @@ def test_a_trainable_that_cannot_be_run_ends_the_sweep_at_once(
     assert raised.value.result.trials[0].state == "FAILED"
 
 
+def test_a_trainable_that_has_reported_can_be_run(default: FluidExecutor, tmp_path: Path) -> None:
+    space = {"layers": [1, 2, 1], "calls": str(tmp_path / "calls")}
+    shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
+    result = fluid.run(trainables.returns_nothing_above_one, space, **shared)
+    assert [trial.state for trial in result.trials] == ["DONE", "FAILED", "DONE"]
+
+
 def test_first_trials_that_fail_alike_end_the_sweep(default: FluidExecutor, tmp_path: Path) -> None:
     with pytest.raises(SweepFailedError) as raised:
         run(default, trainables.misspells_a_key, tmp_path / "calls", max_concurrent=1)

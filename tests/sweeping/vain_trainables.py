@@ -113,3 +113,8 @@ def has_few_layers(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if config["layers"] > 3:
         raise IndexError(f"layer {config['layers']} of 3")
     yield {"loss": config["layers"]}
+
+
+def returns_nothing_above_one(config: dict[str, Any]) -> dict[str, Any] | None:
+    note(config)
+    return None if config["layers"] > 1 else {"loss": 1.0}
