@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from fluid.engine.events import Failure
 from fluid.executor import FluidExecutor
@@ -26,16 +27,16 @@ class VainSweep:
     engine has the same rule about the tries of one trial.
 
     Args:
-        space: what the configs are drawn from; ``None`` if that is unknown.
+        space: what the configs are drawn from; ``None`` where a searcher of the user's suggests them.
     """
 
     def __init__(self, space: Space | ConditionalSpace | None) -> None:
-        self._space = space if isinstance(space, Space) else None
+        self._space = space
         self._gives_up_early = False
         self._number = _FIRST_TRIALS
         self._site: str | None = None
         self._failed: dict[str, Failure] = {}
-        #: What all that failed have in common: values of hyperparameters that have others.
+        #: What all that failed have in common: values of hyperparameters that have others, as far as is known.
         self._shared: dict[str, object] | None = None
         #: Whether a trial has reported something; and that, or one has failed otherwise than the first one.
         self._has_result = self._is_over = False
@@ -78,9 +79,11 @@ class VainSweep:
 
     def _note_values(self, trial: SweepTrial) -> None:
         """Forgets what a trial that failed has not in common with those before."""
-        if self._space is None:
-            return
-        values = self._space.values_in(trial.config)
-        known = {name: values.get(name) for name, domain in self._space.domains.items() if domain.size != 1}
-        before = known if self._shared is None else self._shared
-        self._shared = {name: value for name, value in before.items() if is_same_value(value, known[name])}
+        values: Mapping[str, object] = trial.config
+        if isinstance(self._space, Space):
+            found = self._space.values_in(trial.config)
+            values = {name: found.get(name) for name, domain in self._space.domains.items() if domain.size != 1}
+        before = values if self._shared is None else self._shared
+        self._shared = {
+            name: value for name, value in before.items() if name in values and is_same_value(value, values[name])
+        }

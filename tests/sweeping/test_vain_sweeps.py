@@ -107,6 +107,18 @@ def test_first_trials_of_a_grid_that_share_a_value_do_not_end_it(default: FluidE
     assert [trial.state for trial in result.trials] == ["FAILED"] * 4 + ["DONE"] * 4
 
 
+def test_first_configs_of_a_function_that_share_a_value_do_not_end_it(default: FluidExecutor, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+
+    def space(trial: Any) -> dict[str, Any]:
+        kernel = "poly" if trial.number < 4 else "rbf"
+        return {"kernel": kernel, "degree": trial.suggest_int("degree", 1, 9), "calls": str(tmp_path / "calls")}
+
+    shared = {"metric": "loss", "algorithm": "random", "samples": 6, "budget": 1, "max_concurrent": 1}
+    result = fluid.run(trainables.has_no_poly, space, executor=default, **shared)
+    assert [trial.state for trial in result.trials] == ["FAILED"] * 4 + ["DONE"] * 2
+
+
 def test_messages_that_differ_in_numbers_do_not_end_a_sweep_at_three(default: FluidExecutor, tmp_path: Path) -> None:
     space = {"layers": [6, 5, 4, 3], "calls": str(tmp_path / "calls")}
     shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
