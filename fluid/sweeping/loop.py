@@ -331,7 +331,8 @@ class SweepLoop(TrialListener):
             self._end(plan.rules.reason)
         elif self._under_way.note(result.rows):
             self._fill()
-        self._reported.warn(result)
+        if not self.trials.is_replaying:  # What comes behind may have the metric.
+            self._reported.warn(result)
         if self._deadline is not None:
             self._check_time()  # The caller's thread may be asking.
 
@@ -346,7 +347,7 @@ class SweepLoop(TrialListener):
             self.trials.note_end(trial, state, failure)
             return
         reports_later = state == TrialState.DONE and trial.stop is None and self._may_report_later(trial)
-        if trial.results and not reports_later:
+        if trial.results and not reports_later and not self.trials.is_replaying:
             self._reported.warn(trial.results[-1], trial_ended=True)
         is_told = state in _TOLD  # Its outcome was told when the sweep stopped it.
         if failure is not None and state in _TOLD and trial.stop in (None, state):
