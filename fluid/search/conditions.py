@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -81,12 +82,19 @@ class Condition(NamedTuple):
 
     def holds(self, value: Any) -> bool:
         """Whether the child counts with a value of the parent."""
-        return any(is_equal_value(one, value) and _is_bool(one) == _is_bool(value) for one in self.values)
+        return any(_is_equal(one, value) for one in self.values)
 
     @property
     def text(self) -> str:
         """With what the child counts, for people."""
         return f"{self.parent} is {' or '.join(map(repr, self.values))}"
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same; the third step of 0.1 is 0.30000000000000004, which people write as 0.3."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-15)
+    return is_equal_value(one, other) and _is_bool(one) == _is_bool(other)
 
 
 def _is_bool(value: Any) -> bool:

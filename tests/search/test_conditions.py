@@ -177,3 +177,13 @@ def test_a_wrong_call_of_when_says_what_to_write() -> None:
     call: Any = when
     with pytest.raises(TypeError, match=r"write when\(parent, values, then\)"):
         call("optimizer", "sgd")
+
+
+def test_steps_of_a_float_are_what_people_write() -> None:
+    found = ask("grid", {"n": uniform(-0.3, 1.0, step=0.1), "a": when("n", [0.3, 0.7, 0.0], [1])})
+    assert [round(one["n"], 9) for one in found if "a" in one] == [0.0, 0.3, 0.7]
+    sampler = make_sampler(
+        "random", make_space({"n": uniform(0, 1, step=0.1), "a": when("n", 0.3, [1, 2])}), points=[{"n": 0.3, "a": 2}]
+    )
+    first = sampler.ask()
+    assert first is not None and first.config == {"n": 0.3, "a": 2}
