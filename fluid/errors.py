@@ -142,8 +142,7 @@ class Infeasible(Exception):
         >>> result.infeasible
         {'train-grid-00002': 'width too large for memory'}
 
-    Args:
-        reason: why, for people; may be left out.
+    Its argument, the reason, is for people, and may be left out.
     """
 
 

@@ -245,14 +245,14 @@ def run(
         constants, known_space = _checked_constants(searcher, space, points), None
     else:
         constants, known_space = {}, make_space(space)
+        sampler_seed = seed_in_force(seed)
         if earlier is not None and algorithm == "tpe":
             if callable(space):
                 raise InvalidFieldError("resume", resume, "cannot be with TPE on a function of an Optuna trial")
             # What it suggested followed from what was done by then.
-            points = [trial.config for trial in earlier.trials]
-        sampler_seed = seed_in_force(seed)
-        if algorithm == "tpe" and points and earlier is not None and sampler_seed is not None:
-            sampler_seed = _seed_behind(sampler_seed, len(points))
+            done = [trial.config for trial in earlier.trials]
+            points = [*done, *(points[len(done) :] if isinstance(points, Sequence) else ())]
+            sampler_seed = _seed_behind(sampler_seed, len(done)) if done and sampler_seed is not None else sampler_seed
         searcher = _make_searcher(algorithm, known_space, compared, sampler_seed, points)
     iterations = require_integer("budget", budget, at_least=1)
     eta = require_integer("eta", eta, at_least=2)

@@ -45,6 +45,8 @@ _PEERS = {
     "objective": "trainable func function fn",
     "space": "config configs param_space search_space hyperparameters hyperparams hparams param_distributions"
     " param_grid params parameters pbounds bounds distributions search_spaces",
+    "config": "params parameters hyperparameters hyperparams hparams space",
+    "trials": "experiments configs",
     "param_distributions": "space param_grid params param_space search_space search_spaces config",
     "param_grid": "space param_distributions params param_space search_space config",
     "metric": "metrics metric_name monitor objective_name loss score target_metric",
@@ -53,8 +55,8 @@ _PEERS = {
     "algorithm": "scheduler sampler pruner search_alg search_algorithm strategy tuner method algo optimizer",
     "seed": "random_state random_seed rng rstate",
     "random_state": "seed random_seed",
-    "devices": "device n_jobs num_workers n_workers workers jobs gpus gpu num_gpus n_gpus cpus cpu num_cpus"
-    " resources_per_trial resources_per_worker resources gpus_per_trial cpus_per_trial accelerator",
+    "devices": "device n_jobs num_workers n_workers max_workers workers jobs gpus gpu num_gpus n_gpus cpus cpu"
+    " num_cpus resources_per_trial resources_per_worker resources gpus_per_trial cpus_per_trial accelerator",
     "max_concurrent": "max_concurrent_trials max_parallel max_parallel_trials parallelism parallel_trials concurrency",
     "run_dir": "storage storage_path local_dir directory dir folder path out_dir output_dir log_dir logdir results_dir"
     " result_dir save_dir work_dir",
@@ -170,9 +172,8 @@ def hint(unknown: str, takes: Collection[str]) -> str:
         ('did you mean samples=?', 'did you mean budget=?', '')
     """
     meant = _BY_PEERS_NAME.get(unknown.lower(), [])
-    if unknown in _OF_A_TRIAL and "trial_options" in takes:
-        return "did you mean trial_options={'devices': ...}?"
-    if own := next((name for name in meant if name in takes), None):
+    is_of_a_trial = unknown in _OF_A_TRIAL and "trial_options" in takes
+    if not is_of_a_trial and (own := next((name for name in meant if name in takes), None)):
         return f"did you mean {own}=?"
     close = difflib.get_close_matches(unknown, takes, 1, 0.7)
     if close:

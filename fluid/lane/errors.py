@@ -22,9 +22,29 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, e
 _LONGEST_MESSAGE = 500
 #: Where the frames are that a trial's code is called from.
 _OWN_FOLDERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("lane", "trainables"))
-#: Words in the names of exceptions, and in the messages that libraries raise as plain RuntimeError, of what may pass.
-_PASSING_NAMES = ("timeout", "connection", "unavailable", "cuda", "accelerator", "outofmemory")
-_PASSING_TEXTS = ("cuda", "cudnn", "cublas", "nccl", "hip error", "device-side", "timed out", "timeout", "connection")
+#: Words in the names of exceptions, and in messages, of what may pass: of services, of locks, of workers that were
+#: killed, and of files that were read as they were written.
+_PASSING_NAMES = (
+    *("timeout", "connection", "unavailable", "cuda", "accelerator", "outofmemory", "throttl", "ratelimit"),
+    *("toomany", "serviceerror", "servererror", "transporterror", "httpstatus", "brokenprocess", "brokenexecutor"),
+    *(
+        "terminatedworker",
+        "calledprocess",
+        "eoferror",
+        "jsondecode",
+        "unpickling",
+        "badzipfile",
+        "badgzip",
+        "readerror",
+    ),
+)
+_PASSING_TEXTS = (
+    *("cuda error", "nccl", "hip error", "device-side", "timed out", "temporarily", "temporary failure", "try again"),
+    *("retry", "is locked", "rate limit", "too many requests", "service unavailable", "connection reset"),
+    *("connection refused", "resource_exhausted", "exited unexpectedly", "is killed by signal", "unexpected eof"),
+)
+#: And in the messages that libraries raise as plain RuntimeError.
+_PASSING_RUNTIME = ("cuda", "cudnn", "cublas", "timeout", "connection")
 #: Parts of messages that differ from try to try, and say nothing of what is wrong.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
@@ -77,7 +97,8 @@ def _may_pass(error: BaseException) -> bool:
     return (
         isinstance(error, (OSError, TimeoutError, MemoryError))
         or any(part in name for part in _PASSING_NAMES)
-        or (isinstance(error, RuntimeError) and any(part in text for part in _PASSING_TEXTS))
+        or any(part in text for part in _PASSING_TEXTS)
+        or (isinstance(error, RuntimeError) and any(part in text for part in _PASSING_RUNTIME))
     )
 
 

@@ -237,7 +237,9 @@ class SweepResult(PeersNames):
         """Plots a line per trial across an axis per hyperparameter, and one for the metric (parallel coordinates).
 
         Args:
-            metric, mode, backend: as for :meth:`plot_history`.
+            metric: as for :meth:`plot_history`.
+            mode: as there.
+            backend: as there.
             parameters: the hyperparameters, nested names joined by ``/``; ``None``, the default, for all in which the
                 trials differ.
 
@@ -255,7 +257,9 @@ class SweepResult(PeersNames):
         """Plots how much each hyperparameter matters for the metric: the figures of ``fluid report`` (docs/cli.md).
 
         Args:
-            metric, mode, backend: as for :meth:`plot_history`.
+            metric: as for :meth:`plot_history`.
+            mode: as there.
+            backend: as there.
 
         Returns:
             A figure, as :meth:`plot_history` does.
@@ -279,7 +283,9 @@ class SweepResult(PeersNames):
         """Plots the metric against each hyperparameter, side by side.
 
         Args:
-            metric, mode, backend: as for :meth:`plot_history`.
+            metric: as for :meth:`plot_history`.
+            mode: as there.
+            backend: as there.
             parameters: as for :meth:`plot_parallel`. A trial that does not have one is left out of its part.
 
         Returns:
@@ -301,7 +307,9 @@ class SweepResult(PeersNames):
         """Plots how good trials are over two hyperparameters: their ranks by the metric, smoothed between them.
 
         Args:
-            metric, mode, backend: as for :meth:`plot_history`.
+            metric: as for :meth:`plot_history`.
+            mode: as there.
+            backend: as there.
             parameters: the two hyperparameters, across and up; ``None``, the default, for the most important ones, or
                 the first ones where importances are unknown.
 

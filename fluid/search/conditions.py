@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fluid.errors import InvalidFieldError
+from fluid.user_calls import user_call
 from fluid.user_values import is_equal_value
 
 #: Types that hold several values of the other hyperparameter.
@@ -34,6 +36,7 @@ class When:
         return f"when({self.parent!r}, {values!r}, {self.then!r})"
 
 
+@user_call
 def when(parent: str, values: Any, then: Any) -> When:
     """Makes part of a search space depend on another hyperparameter: a config has it only with some values of that one.
 
@@ -79,12 +82,24 @@ class Condition(NamedTuple):
 
     def holds(self, value: Any) -> bool:
         """Whether the child counts with a value of the parent."""
-        return any(is_equal_value(one, value) for one in self.values)
+        return any(_is_equal(one, value) for one in self.values)
 
     @property
     def text(self) -> str:
         """With what the child counts, for people."""
         return f"{self.parent} is {' or '.join(map(repr, self.values))}"
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same; the third step of 0.1 is 0.30000000000000004, which people write as 0.3."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-15)
+    return is_equal_value(one, other) and _is_bool(one) == _is_bool(other)
+
+
+def _is_bool(value: Any) -> bool:
+    """Whether a value is a truth value, also NumPy's: choices may hold both 1 and ``True``."""
+    return type(value).__name__ in ("bool", "bool_")
 
 
 def parents_first(conditions: Sequence[Condition]) -> tuple[Condition, ...]:

@@ -291,6 +291,13 @@ class AsynchronousHalving:
         else:
             self._rungs[number].lost -= 1
 
+    def promote(self, trial: int) -> RungDecision:
+        """Promotes a trial that waits, as a search of fewer samples had promoted it: the last one that was left."""
+        for number, rung in enumerate(self._rungs[:-1]):
+            if trial not in rung.promoted and any(trial == one for _, one in rung.best):
+                return RungDecision((self._promote(trial, number),))
+        return _NOTHING
+
     def _arrive(self, number: int, place: int) -> list[RungBudget]:
         """Counts an arrival at a rung, of a trial that ranks at a place, and promotes the trial that this lets in."""
         rung = self._rungs[number]

@@ -14,6 +14,7 @@ from fluid.search.conditions import Condition, When, idle_names, in_order, paren
 from fluid.search.conversion import TuneFunction, convert
 from fluid.search.domains import Choice, Domain, FloatRange, IntRange
 from fluid.trial_fields import require_finite
+from fluid.user_values import is_equal_value
 
 Path = tuple[str, ...]
 
@@ -323,7 +324,8 @@ def _parent_of(path: Path, above: Path, given: When, space: Space) -> tuple[str,
         reason = f"depends on {given.parent!r}, which is not in the space{f'; it has {others}' if others else ''}"
         raise InvalidFieldError(field, given, reason)
     if name in space.constants:
-        return name, given.values
+        constant = space.constants[name]
+        return name, tuple(constant if is_equal_value(constant, value) else value for value in given.values)
     domain = space.domains.get(name)
     if domain is None or domain.size is None:
         how = "is computed" if domain is None else "is continuous"

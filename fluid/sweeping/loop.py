@@ -20,6 +20,7 @@ from fluid.executor import FluidExecutor
 from fluid.results.records import Result
 from fluid.results.submitted import UNFINISHED
 from fluid.search.rungs import RungDecision
+from fluid.search.schedulers import AsynchronousHalving
 from fluid.search.suggestion import ELSEWHERE, Suggestion
 from fluid.session.joint.session import JointSession
 from fluid.session.listeners import LimitReachedError, TrialListener, TrialRequest
@@ -78,7 +79,7 @@ class SweepLoop(TrialListener):
         #: Trials that have come to the budget of their suggestion, by its token: the searcher may let them continue.
         self._waiting: dict[int, SweepTrial] = {}
         self._reported = SweepMetrics(plan)
-        self._vain = VainSweep()
+        self._vain = VainSweep(plan.space)
         self._error: BaseException | None = None
         self._is_over = False
         #: Whether all has gone to rest that does not run on to its end, and nothing is decided any more.
@@ -330,7 +331,8 @@ class SweepLoop(TrialListener):
             self._end(plan.rules.reason)
         elif self._under_way.note(result.rows):
             self._fill()
-        self._reported.warn(result)
+        if not self.trials.is_replaying:  # What comes behind may have the metric.
+            self._reported.warn(result)
         if self._deadline is not None:
             self._check_time()  # The caller's thread may be asking.
 
@@ -345,7 +347,7 @@ class SweepLoop(TrialListener):
             self.trials.note_end(trial, state, failure)
             return
         reports_later = state == TrialState.DONE and trial.stop is None and self._may_report_later(trial)
-        if trial.results and not reports_later:
+        if trial.results and not reports_later and not self.trials.is_replaying:
             self._reported.warn(trial.results[-1], trial_ended=True)
         is_told = state in _TOLD  # Its outcome was told when the sweep stopped it.
         if failure is not None and state in _TOLD and trial.stop in (None, state):
@@ -454,6 +456,7 @@ class SweepLoop(TrialListener):
         self._end_at_budget()
         for past in earlier.trials:
             trial = self.trials.by_id[past.trial_id]
+            self._follow(past.trial_id, past.budget)
             if past.budget > trial.budget and trial.state == UNFINISHED:
                 why = f"it was to run {past.budget} iterations, and would run {trial.budget}: give the same samples"
                 raise other_arguments(past.trial_id, why)
@@ -473,6 +476,7 @@ class SweepLoop(TrialListener):
 
     def _replay(self, event: EarlierEvent) -> None:
         if isinstance(event, Result):
+            self._follow(event.trial_id, event.iteration)
             self._record(event)
         elif isinstance(event, EarlierResumption):
             self._end_at_budget()
@@ -481,6 +485,14 @@ class SweepLoop(TrialListener):
         else:
             self._record_end(event.trial_id, event.state.value, event.failure)
         self._end_refused()
+
+    def _follow(self, trial_id: str, iterations: int) -> None:
+        """Promotes a trial that waits here, and ran so far in an earlier session, whose samples were fewer."""
+        trial, scheduler = self.trials.by_id.get(trial_id), self.plan.scheduler
+        if trial is None or trial.is_open or trial.number not in self.trials.by_number:
+            return
+        if iterations > trial.budget and isinstance(scheduler, AsynchronousHalving):
+            self._decide(trial, scheduler.promote(trial.number))
 
     def _retry(self, trial: SweepTrial) -> None:
         """Takes up a trial again that had failed: the scheduler knows that it had, the searcher does not."""

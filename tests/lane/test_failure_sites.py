@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import sqlite3
 import subprocess
+import zipfile
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
@@ -54,6 +59,15 @@ def test_type_text_and_iteration_count(other: Exception) -> None:
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("NCCL communicator was aborted"),
         RuntimeError("Read timed out"),
+        json.JSONDecodeError("Expecting value", "", 0),
+        sqlite3.OperationalError("database is locked"),
+        EOFError("Ran out of input"),
+        pickle.UnpicklingError("pickle data was truncated"),
+        zipfile.BadZipFile("File is not a zip file"),
+        BrokenProcessPool("a child was killed"),
+        subprocess.CalledProcessError(1, "nvidia-smi"),
+        RuntimeError("DataLoader worker (pid 7) exited unexpectedly"),
+        Exception("429: Too Many Requests"),
     ],
     ids=repr,
 )

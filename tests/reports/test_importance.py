@@ -121,3 +121,11 @@ def test_without_the_packages_it_says_so(error: str, why: str, tmp_path: Path) -
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == f"needs scikit-learn, which {why}\n"
+
+
+def test_numbers_beyond_single_precision_are_values_without_an_order() -> None:
+    pytest.importorskip("optuna")
+    pytest.importorskip("sklearn")
+    for huge in (1e39, 10**400):
+        trials = [ran(f"t{k}", {"scale": (1, huge)[k % 2], "x": k / 16}, float(k % 2) + k / 99) for k in range(16)]
+        assert next(iter(importances(trials, LOSS).shares)) == "scale"

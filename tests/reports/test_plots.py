@@ -309,3 +309,12 @@ def test_a_result_has_its_page(session: Any, tmp_path: Path) -> None:
     assert load(run).page(tmp_path / "other.html").path == tmp_path / "other.html"
     with pytest.raises(InvalidFieldError, match="cannot be written"):
         load(run).page(tmp_path / "no folder" / "page.html")
+
+
+def test_dollars_in_names_and_values_begin_no_formula() -> None:
+    pytest.importorskip("matplotlib")
+    configs = [{"$x_{1$": k / 16, "price": ("$a_{$", "b")[k % 2]} for k in range(16)]
+    result = sweep([trial(k, config, float(k)) for k, config in enumerate(configs)])
+    for kind in ("parallel", "slice", "contour"):
+        figure = getattr(result, f"plot_{kind}")(backend="matplotlib")
+        figure.canvas.draw()

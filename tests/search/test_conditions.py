@@ -161,3 +161,29 @@ def test_tpe_learns_where_a_condition_holds() -> None:
         sampler.tell(suggestion.token, loss)
     late = found[30:]
     assert sum(loss < 2 for loss in late) > 20 and math.fsum(loss for loss in late if loss < 2) / 20 < 0.3
+
+
+def test_true_is_not_one_where_a_space_has_both() -> None:
+    space = {"m": [1, True, 0], "a": when("m", True, [7]), "b": when("m", 1, [8]), "n": True, "c": when("n", 1, 9)}
+    configs = [{"m": 1, "b": 8}, {"m": True, "a": 7}, {"m": 0}]
+    found = [{name: one[name] for name in one if name not in "nc"} for one in ask("grid", space)]
+    assert [{name: repr(one[name]) for name in one} for one in found] == [
+        {name: repr(one[name]) for name in one} for one in configs
+    ]
+    assert all(one["c"] == 9 for one in ask("grid", space))
+
+
+def test_a_wrong_call_of_when_says_what_to_write() -> None:
+    call: Any = when
+    with pytest.raises(TypeError, match=r"write when\(parent, values, then\)"):
+        call("optimizer", "sgd")
+
+
+def test_steps_of_a_float_are_what_people_write() -> None:
+    found = ask("grid", {"n": uniform(-0.3, 1.0, step=0.1), "a": when("n", [0.3, 0.7, 0.0], [1])})
+    assert [round(one["n"], 9) for one in found if "a" in one] == [0.0, 0.3, 0.7]
+    sampler = make_sampler(
+        "random", make_space({"n": uniform(0, 1, step=0.1), "a": when("n", 0.3, [1, 2])}), points=[{"n": 0.3, "a": 2}]
+    )
+    first = sampler.ask()
+    assert first is not None and first.config == {"n": 0.3, "a": 2}

@@ -251,3 +251,25 @@ def test_resume_needs_a_folder() -> None:
         fluid.run(curve, SPACE, metric="loss", resume=True)
     with pytest.raises(InvalidFieldError, match="resume=3: must be True or False"):
         fluid.run(curve, SPACE, metric="loss", resume=3)  # type: ignore[arg-type]
+
+
+def test_points_that_tpe_has_not_tried_yet_are_tried(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    points = [{"x": number / 10} for number in range(6)]
+    for samples in (3, 8):
+        options = {"samples": samples, "algorithm": "tpe", "points": points}
+        result = resume(tmp_path / "run", curve, SPACE, **options)
+    assert [trial.config["x"] for trial in result.trials][:6] == [point["x"] for point in points]
+    assert len({trial.config["x"] for trial in result.trials}) == 8
+
+
+@pytest.mark.parametrize("algorithm", ["asha", "tpe"])
+def test_more_samples_where_fewer_promoted_the_last_one(algorithm: str, tmp_path: Path) -> None:
+    if algorithm == "tpe":
+        pytest.importorskip("optuna")
+    for samples in (2, 5, 8):
+        result = resume(tmp_path / "run", curve, SPACE, samples=samples, algorithm=algorithm)
+        assert len(result.trials) == samples and result.state == "DONE"
+        for trial in result.trials:
+            assert [one.iteration for one in trial.results] == list(range(1, trial.iteration + 1))
+    assert max(trial.iteration for trial in result.trials) == 9

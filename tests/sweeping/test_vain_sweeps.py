@@ -55,6 +55,13 @@ def test_a_trainable_that_cannot_be_run_ends_the_sweep_at_once(
     assert raised.value.result.trials[0].state == "FAILED"
 
 
+def test_a_trainable_that_has_reported_can_be_run(default: FluidExecutor, tmp_path: Path) -> None:
+    space = {"layers": [1, 2, 1], "calls": str(tmp_path / "calls")}
+    shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
+    result = fluid.run(trainables.returns_nothing_above_one, space, **shared)
+    assert [trial.state for trial in result.trials] == ["DONE", "FAILED", "DONE"]
+
+
 def test_first_trials_that_fail_alike_end_the_sweep(default: FluidExecutor, tmp_path: Path) -> None:
     with pytest.raises(SweepFailedError) as raised:
         run(default, trainables.misspells_a_key, tmp_path / "calls", max_concurrent=1)
@@ -91,6 +98,38 @@ def test_max_failures_counts_where_it_was_given(tmp_path: Path) -> None:
     ):
         run(executor, trainables.returns_nothing, tmp_path / "calls", samples=4, max_concurrent=1)
     assert tries(tmp_path / "calls") == 16
+
+
+def test_first_trials_of_a_grid_that_share_a_value_do_not_end_it(default: FluidExecutor, tmp_path: Path) -> None:
+    space = {"kernel": ["poly", "rbf"], "degree": [1, 2, 3, 4], "calls": str(tmp_path / "calls")}
+    shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
+    result = fluid.run(trainables.has_no_poly, space, **shared)
+    assert [trial.state for trial in result.trials] == ["FAILED"] * 4 + ["DONE"] * 4
+
+
+def test_first_configs_of_a_function_that_share_a_value_do_not_end_it(default: FluidExecutor, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+
+    def space(trial: Any) -> dict[str, Any]:
+        kernel = "poly" if trial.number < 4 else "rbf"
+        return {"kernel": kernel, "degree": trial.suggest_int("degree", 1, 9), "calls": str(tmp_path / "calls")}
+
+    shared = {"metric": "loss", "algorithm": "random", "samples": 6, "budget": 1, "max_concurrent": 1}
+    result = fluid.run(trainables.has_no_poly, space, executor=default, **shared)
+    assert [trial.state for trial in result.trials] == ["FAILED"] * 4 + ["DONE"] * 2
+
+
+def test_messages_that_differ_in_numbers_do_not_end_a_sweep_at_three(default: FluidExecutor, tmp_path: Path) -> None:
+    space = {"layers": [6, 5, 4, 3], "calls": str(tmp_path / "calls")}
+    shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
+    assert fluid.run(trainables.has_few_layers, space, **shared).best.value == 3
+
+
+def test_a_long_grid_is_given_up_in_the_end(default: FluidExecutor, tmp_path: Path) -> None:
+    space = {"kernel": ["poly", "rbf"], "degree": list(range(40)), "calls": str(tmp_path / "calls")}
+    shared = {"metric": "loss", "algorithm": "grid", "budget": 1, "max_concurrent": 1, "executor": default}
+    with pytest.raises(SweepFailedError, match="the first 30 trials failed alike"):
+        fluid.run(trainables.has_no_poly, space, **shared)
 
 
 # -- a metric that comes later than the first rung

@@ -99,3 +99,22 @@ def validates_every_third(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def validates_at_its_end(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for iteration in range(1, 10):
         yield {"loss": config["x"]} if iteration == 9 else {"train_loss": 1.0}
+
+
+def has_no_poly(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    note(config)
+    if config["kernel"] == "poly":
+        raise ValueError("poly is not available")
+    yield {"loss": config["degree"]}
+
+
+def has_few_layers(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    note(config)
+    if config["layers"] > 3:
+        raise IndexError(f"layer {config['layers']} of 3")
+    yield {"loss": config["layers"]}
+
+
+def returns_nothing_above_one(config: dict[str, Any]) -> dict[str, Any] | None:
+    note(config)
+    return None if config["layers"] > 1 else {"loss": 1.0}

@@ -26,6 +26,8 @@ FEWEST_TRIALS, _MOST_FOR_ANOVA = 8, 1000
 _MOST_CHOICES = 32
 #: A positive hyperparameter whose values span this factor is taken on a logarithmic scale.
 _LOG_SPAN = 100.0
+#: The forest works with single precision; larger numbers are taken as values without an order.
+_LARGEST = 3e38
 #: Most metrics of a run for which they are computed.
 _MOST_METRICS = 4
 #: Of the forest.
@@ -150,7 +152,7 @@ def _columns(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Values], 
         values = [config.get(name) for config in configs]
         if not all(name in config for config in configs):
             left_out.append(name)
-        elif all(map(is_number, values)):
+        elif all(is_number(value) and abs(value) < _LARGEST for value in values):
             columns[name] = _Values(values, True)
         elif len(set(map(value_text, values))) <= _MOST_CHOICES:
             columns[name] = _Values([value_text(value) for value in values], False)

@@ -39,6 +39,11 @@ _CELLS, _LEVELS = 100, 12
 _COLUMNS = 4
 
 
+def _plain(text: str) -> str:
+    """A text of the user's: a dollar in it begins no formula."""
+    return text.replace("$", r"\$")
+
+
 def history(data: PlotData) -> Any:
     """The best value of each trial in order of submission, and the best so far."""
     figure, axes = _one(8.0, 4.2)
@@ -69,12 +74,12 @@ def parallel(data: PlotData, shown: Sequence[PlotAxis]) -> Any:
     axes.add_collection(drawn)
     for k, each in enumerate(all_axes):
         axes.axvline(k, color=GREY, linewidth=1.0)
-        name = f"{each.name}\n(log)" if each.log else each.name
+        name = _plain(each.name) + ("\n(log)" if each.log else "")
         axes.text(
             k, 1.05, name, ha="center", va="bottom", fontsize=8.5, weight="bold" if each is all_axes[-1] else None
         )
         for share, label in _marks(each):
-            text = axes.text(k + 0.04, share, label, va="center", fontsize=7.5, color=GREY)
+            text = axes.text(k + 0.04, share, _plain(label), va="center", fontsize=7.5, color=GREY)
             text.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
     axes.set(xlim=(-0.3, len(all_axes) - 0.4), ylim=(-0.03, 1.03))
     axes.set_axis_off()
@@ -85,12 +90,13 @@ def parallel(data: PlotData, shown: Sequence[PlotAxis]) -> Any:
 def importance(data: PlotData) -> Any:
     """A bar per hyperparameter, the most important first."""
     found = data.importances
-    names = list(found.shares)[::-1]
+    shares = {_plain(name): share for name, share in found.shares.items()}
+    names = list(shares)[::-1]
     figure, axes = _one(7.0, 0.9 + 0.32 * len(names))
-    axes.barh(names, [found.shares[name] for name in names], color=_BLUE, height=0.62)
+    axes.barh(names, [shares[name] for name in names], color=_BLUE, height=0.62)
     for name in names:
-        axes.text(found.shares[name], name, f" {found.shares[name]:.0%}", va="center", fontsize=8.5, color=GREY)
-    axes.set_xlabel(f"importance for {found.metric} ({found.method} of {found.trials} trials)")
+        axes.text(shares[name], name, f" {shares[name]:.0%}", va="center", fontsize=8.5, color=GREY)
+    axes.set_xlabel(f"importance for {_plain(found.metric)} ({found.method} of {found.trials} trials)")
     axes.margins(x=0.1)
     plain_axes(axes)
     axes.grid(visible=False, axis="y")
@@ -108,7 +114,7 @@ def slices(data: PlotData, shown: Sequence[PlotAxis]) -> Any:
         x = [_spread_place(each, trial) for trial in trials]
         drawn = _dots(axes, x, [trial.value for trial in trials], trials, s=14, linewidths=0)
         _parameter_axis(axes.xaxis, axes.set_xscale, each)
-        axes.set_xlabel(each.name)
+        axes.set_xlabel(_plain(each.name))
         _value_axis(axes, data, label=axes in grid[::columns])
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
@@ -130,7 +136,7 @@ def contour(data: PlotData, across: PlotAxis, up: PlotAxis) -> Any:
     _dots(axes, x, y, placed, s=22, edgecolors="white", linewidths=0.8)
     _parameter_axis(axes.xaxis, axes.set_xscale, across)
     _parameter_axis(axes.yaxis, axes.set_yscale, up)
-    axes.set(xlabel=across.name, ylabel=up.name)
+    axes.set(xlabel=_plain(across.name), ylabel=_plain(up.name))
     plain_axes(axes)
     axes.grid(visible=False)
     _colour_bar(figure, axes, drawn, data)
@@ -156,13 +162,13 @@ def _value_axis(axes: Any, data: PlotData, *, label: bool = True) -> None:
         axes.set_ylim(low, high)
     if label:
         left_out = f"\n(beyond the axis: {count(beyond, 'trial')})" if beyond else ""
-        axes.set_ylabel(f"{data.goal.metric} ({data.goal.direction}){left_out}")
+        axes.set_ylabel(f"{_plain(data.goal.metric)} ({data.goal.direction}){left_out}")
     plain_axes(axes)
 
 
 def _parameter_axis(axis: Any, set_scale: Any, each: PlotAxis) -> None:
     if each.categories:
-        axis.set_ticks(range(len(each.categories)), [label[:24] for label in each.categories])
+        axis.set_ticks(range(len(each.categories)), [_plain(label[:24]) for label in each.categories])
         return
     if each.log:
         set_scale("log")
