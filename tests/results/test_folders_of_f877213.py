@@ -164,7 +164,7 @@ def test_it_is_shown(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_it_is_viewed(folder: Path) -> None:
     with RunServer([folder]) as server:
-        runs = list(server.follower.snapshot.runs)
+        runs = list(server.follower.state.runs)
         page = html_page(runs)
     assert all(name in page for name in EXPECTED[folder.name]["trials"])
 

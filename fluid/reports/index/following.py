@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,13 @@ from typing import Any
 from fluid._clock import MonotonicClock
 from fluid.directions import direction_text
 from fluid.display.names import states_text
-from fluid.errors import FluidError
 from fluid.reports.page.html import embedded
+from fluid.reports.run.follower import Follower
 from fluid.reports.tables.runs import name_of
 from fluid.results.runs import RunSummaries, RunSummary, find_runs, size_on_disk
-from fluid.waiting.waits import BackgroundThread
 
 #: Seconds between two looks, at least, and the share of one core that they may take.
 _LEAST_PAUSE, _SHARE = 2.0, 0.05
-#: Seconds to wait for a look to end.
-_PATIENCE = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class IndexState:
         }
 
 
-class IndexFollower:
+class IndexFollower(Follower[IndexState]):
     """Looks at the runs again and again, in a thread of its own, while a page is open.
 
     Args:
@@ -67,71 +63,16 @@ class IndexFollower:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._clock = MonotonicClock()
-        self._changed = threading.Condition()
-        self._listeners = 0
-        self._closed = self._at_once = False
         self._summaries = RunSummaries()
         #: By folder: what was seen of a run when its size was found, and the size.
         self._sizes: dict[Path, tuple[RunSummary, int]] = {}
-        self._cost = 0.0
-        self._state = self._look(IndexState(0, {}, {}, {}, {}))
-        self._thread = BackgroundThread("fluid-view-runs", self._follow)
-        self._thread.start()
+        super().__init__("fluid-view-runs", self._newer(IndexState(0, {}, {}, {}, {})), _LEAST_PAUSE, _SHARE)
 
-    @property
-    def state(self) -> IndexState:
-        """The runs as they were seen last."""
-        return self._state
+    def _look(self) -> None:
+        if (newer := self._newer(self._state)) is not self._state:
+            self._publish(newer)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
-    def next_after(self, version: int, timeout: float) -> IndexState | None:
-        """Waits for a state that is newer than ``version``; ``None`` if there is none after ``timeout`` seconds."""
-        with self._changed:
-            self._listeners += 1
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(lambda: self._closed or self._state.version > version, timeout)
-            finally:
-                self._listeners -= 1
-            return self._state if self._state.version > version else None
-
-    def look_soon(self) -> None:
-        """Has it look at once."""
-        with self._changed:
-            self._at_once = True
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Ends the following, and the waiting of all threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join(_PATIENCE)
-
-    def _follow(self) -> None:
-        while self._wait():
-            try:
-                newer = self._look(self._state)
-            except FluidError:
-                continue  # The folder is gone for now: the page keeps what it has.
-            with self._changed:
-                self._state = newer
-                self._changed.notify_all()
-
-    def _wait(self) -> bool:
-        """Waits until the folder may be looked at once more; returns whether the follower goes on."""
-        with self._changed:
-            pause = max(_LEAST_PAUSE, self._cost / _SHARE)
-            self._changed.wait_for(lambda: self._closed or self._at_once, pause)
-            self._changed.wait_for(lambda: self._closed or self._at_once or self._listeners > 0)
-            self._at_once = False
-            return not self._closed
-
-    def _look(self, before: IndexState) -> IndexState:
+    def _newer(self, before: IndexState) -> IndexState:
         began = self._clock.now()
         paths = {_id_of(path): path for path in find_runs(self._home).runs}
         rows = {name: self._row(name, path) for name, path in paths.items()}

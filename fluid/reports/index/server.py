@@ -46,9 +46,10 @@ class IndexServer:
     """
 
     def __init__(self, home: str | Path, port: int = 0, *, price: float | None = None) -> None:
-        self.index = IndexFollower(Path(home))
+        home = Path(home).absolute()
+        self.index = IndexFollower(home)
         try:
-            self._http = _IndexPageServer(Path(home), self.index, port, price)
+            self._http = _IndexPageServer(home, self.index, port, price)
         except InvalidFieldError:
             self.index.close()
             raise

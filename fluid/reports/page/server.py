@@ -209,9 +209,9 @@ class PageRequests(BaseHTTPRequestHandler):
 
     def send_run(self, follower: RunFollower, of: str = "") -> None:
         """Sends the page of runs, which then listens to their events."""
-        snapshot = follower.snapshot
-        events = f"events?after={snapshot.version}" + (f"&of={of}" if of else "")
-        self.send_page(html_page(snapshot.runs, importances=snapshot.importances, events=events))
+        state = follower.state
+        events = f"events?after={state.version}" + (f"&of={of}" if of else "")
+        self.send_page(html_page(state.runs, importances=state.importances, events=events))
 
     def refuse(self, status: HTTPStatus) -> None:
         """Sends a status, and nothing else."""

@@ -7,21 +7,19 @@ the CPU time of the last one, and nothing is read while no page is open.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fluid._clock import MonotonicClock, thread_seconds
-from fluid.errors import FluidError
 from fluid.reports.analysis.importance import by_metric
 from fluid.reports.page.data import Importances as MetricImportances
 from fluid.reports.page.html import embedded
 from fluid.reports.page.patch import PageDrawer
+from fluid.reports.run.follower import Follower
 from fluid.reports.run.loader import RunReader
 from fluid.reports.run.run import RecordedRun
 from fluid.results.run_files import JOURNAL, PROFILE, RESULTS, SESSION, TRIALS, is_locked
-from fluid.waiting.waits import BackgroundThread
 
 #: Seconds between two looks at the folders, at least.
 _LEAST_PAUSE = 1.0
@@ -29,8 +27,6 @@ _LEAST_PAUSE = 1.0
 _SHARE, _SHARE_OF_DRAWING, _SHARE_OF_IMPORTANCES = 0.025, 0.02, 0.005
 #: Importances are computed anew when the number of iterations has grown by this factor.
 _GROWTH = 1.25
-#: Seconds to wait for a reading to end. It may take several, and what it finds is not needed.
-_PATIENCE = 0.5
 _FILES = (SESSION, TRIALS, JOURNAL, RESULTS, PROFILE)
 
 #: Sizes and times of change of the files of all folders, and whether a session runs in each.
@@ -67,7 +63,7 @@ class FollowedState:
         return (self.data, *self.patches)
 
 
-class RunFollower:
+class RunFollower(Follower[FollowedState]):
     """Reads runs anew as their sessions go on, in a thread of its own.
 
     Args:
@@ -81,86 +77,27 @@ class RunFollower:
     def __init__(self, paths: Sequence[str | Path], price: float | None = None) -> None:
         self._paths = [Path(path).expanduser() for path in paths]
         self._clock = MonotonicClock()
-        self._changed = threading.Condition()
-        self._listeners = 0
-        self._closed = False
         self._readers = [RunReader(path, price) for path in self._paths]
         self._drawer = PageDrawer()
-        #: CPU seconds of the newest reading, and when all may be drawn anew.
-        self._cost = 0.0
+        #: When all may be drawn anew.
         self._next_drawing = 0.0
         #: Iterations of the runs whose importances were computed, and when they may be computed anew.
         self._judged = 0
         self._next_judging = 0.0
         self._seen = self._signature()
-        self._snapshot = self._draw(FollowedState(0, (), (), ""))
-        self._thread = BackgroundThread("fluid-view", self._follow)
-        self._thread.start()
+        super().__init__("fluid-view", self._draw(FollowedState(0, (), (), "")), _LEAST_PAUSE, _SHARE)
 
-    @property
-    def snapshot(self) -> FollowedState:
-        """The newest snapshot."""
-        return self._snapshot
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the follower was closed."""
-        return self._closed
-
-    @property
-    def has_listeners(self) -> bool:
-        """Whether a page listens."""
-        with self._changed:
-            return self._listeners > 0
-
-    def next_after(self, version: int, timeout: float) -> FollowedState | None:
-        """Waits for a snapshot that is newer than ``version``; ``None`` if there is none after ``timeout`` seconds.
-
-        As long as a thread waits here, the folders are read.
-        """
-        with self._changed:
-            self._listeners += 1
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(lambda: self._closed or self._snapshot.version > version, timeout)
-            finally:
-                self._listeners -= 1
-            return self._snapshot if self._snapshot.version > version else None
-
-    def close(self) -> None:
-        """Ends the following, and the waiting of all threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join(_PATIENCE)
-
-    def _follow(self) -> None:
-        while self._wait():
-            seen, before = self._signature(), self._snapshot
-            try:
-                if seen != self._seen or before.patches:
-                    newer = self._draw(before) if self._may_draw() else None
-                    if newer is None and seen != self._seen:
-                        newer = self._read_on(before)
-                    if newer is not None:
-                        self._publish(newer)
-                        self._seen = seen
-                if self._may_judge():
-                    self._publish(self._judge(self._snapshot))
-            except FluidError:
-                continue  # The folder is being removed or replaced: the page keeps what it has.
-
-    def _wait(self) -> bool:
-        """Waits until the folders may be looked at once more; returns whether the follower goes on."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed, max(_LEAST_PAUSE, self._cost / _SHARE))
-            self._changed.wait_for(lambda: self._closed or self._listeners > 0)
-            return not self._closed
-
-    def _publish(self, snapshot: FollowedState) -> None:
-        with self._changed:
-            self._snapshot = snapshot
-            self._changed.notify_all()
+    def _look(self) -> None:
+        seen, before = self._signature(), self._state
+        if seen != self._seen or before.patches:
+            newer = self._draw(before) if self._may_draw() else None
+            if newer is None and seen != self._seen:
+                newer = self._read_on(before)
+            if newer is not None:
+                self._publish(newer)
+                self._seen = seen
+        if self._may_judge():
+            self._publish(self._judge(self._state))
 
     def _signature(self) -> _Signature:
         found: list[tuple[object, ...]] = []
@@ -204,7 +141,7 @@ class RunFollower:
         return FollowedState(before.version + 1, runs, before.importances, data)
 
     def _may_judge(self) -> bool:
-        iterations = sum(run.iterations for run in self._snapshot.runs)
+        iterations = sum(run.iterations for run in self._state.runs)
         ended = not any(map(is_locked, self._paths))
         grown = iterations > self._judged if ended else iterations > _GROWTH * self._judged
         return grown and self._clock.now() >= self._next_judging
