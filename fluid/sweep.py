@@ -50,7 +50,14 @@ from fluid.sweeping.algorithms import (
 )
 from fluid.sweeping.loop import SweepLoop
 from fluid.sweeping.names import SweepNames
-from fluid.sweeping.plan import GroupOptions, SweepFailedError, SweepPlan, UnreportedMetricError, raise_if_all_failed
+from fluid.sweeping.plan import (
+    GroupOptions,
+    SweepFailedError,
+    SweepPlan,
+    UnreportedMetricError,
+    raise_if_all_failed,
+    said_of_earlier,
+)
 from fluid.sweeping.resuming import EarlierSweep, read_sweep
 from fluid.trialgroup import Trial
 from fluid.user_calls import hint, user_call
@@ -398,6 +405,8 @@ def _outcome(
     if loop.trials.unfinished and loop.reason is not None:
         farewell.append(f"fluid: {loop.reason}: {counted}{resume}")
     raise_if_all_failed(result, failed_before)
+    if before := said_of_earlier(result.failures, failed_before):
+        farewell.append(f"fluid: {len(result.failures)} of {len(result.trials)} trials failed; {before}")
     if len(loop.plan.goals) == 1:
         try:
             _ = result.best

@@ -280,11 +280,17 @@ def raise_if_all_failed(result: SweepResult, failed_before: Collection[str] = ()
     failures = result.failures
     if failures and len(failures) == len(result.trials):
         trial_id, failure = next(iter(failures.items()))
-        text = f"all {len(failures)} trials failed; the first one: {failure.message}"
-        if before := len(failures.keys() & set(failed_before)):
-            which = "these are failures" if before == len(failures) else f"{before} of these are failures"
-            text += f"; {which} of an earlier session: resume=True, retry_failed=True tries failed trials again"
+        before = said_of_earlier(failures, failed_before)
+        text = f"all {len(failures)} trials failed; the first one: {failure.message}" + (before and f"; {before}")
         raise SweepFailedError(text, result) from TrialFailedError(trial_id, failure)
+
+
+def said_of_earlier(failures: Mapping[str, Any], failed_before: Collection[str]) -> str:
+    """What is said of failures of an earlier session; empty if there are none."""
+    before = len(failures.keys() & set(failed_before))
+    which = "these are failures" if before == len(failures) else f"{before} of these are failures"
+    how = "resume=True, retry_failed=True tries failed trials again"
+    return f"{which} of an earlier session: {how}" if before else ""
 
 
 class UnreportedMetricError(InvalidFieldError):

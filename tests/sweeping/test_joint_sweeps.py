@@ -276,7 +276,7 @@ def test_another_call_is_refused_and_the_others_go_on(tmp_path: Path, other: dic
     [
         ({"algorithm": "grid", "space": {"x": [1.0, 2.0]}}, {"space": {"x": [1.0, 3.0]}}, r"space\['x'\]"),
         ({"points": [{"x": 0.5}, {"x": 0.6}]}, {"points": [{"x": 0.5}, {"x": 0.7}]}, "points"),
-        ({"algorithm": "tpe", "space": {**SPACE, "c": 1}}, {"space": {**SPACE, "c": 2}}, "'c'"),
+        ({"algorithm": "tpe", "min_budget": 30, "space": {**SPACE, "c": 1}}, {"space": {**SPACE, "c": 2}}, "'c'"),
         (
             {"space": {**SPACE, "k": [1, 2], "z": when("k", 1, 3)}},
             {"space": {**SPACE, "k": [1, 2], "z": when("k", 2, 3)}},

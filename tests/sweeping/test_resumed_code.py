@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -20,14 +21,14 @@ SPACE = {"x": uniform(0.0, 1.0)}
 ALGORITHMS = ["random", "asha", "sha", "hyperband", "tpe"]
 
 
-def first_version(fails_above: float = 1.0, after: int = 0, pause_s: float = 0.0) -> Any:
+def first_version(fails_above: float = 1.0, after: int = 0, pause_s: float = 0.0, kinds: str = " ") -> Any:
     def train(config: dict[str, Any], state: int | None) -> Iterator[tuple[dict[str, Any], int]]:
         done = state or 0
         while True:
             done += 1
             time.sleep(pause_s)
             if done > after and config["x"] > fails_above:
-                raise ValueError("a mistake in the script")
+                raise ValueError(f"a mistake in the script: {kinds[int(config['x'] * len(kinds))]}")
             yield {"loss": config["x"] / done, "version": 1}, done
 
     return train
@@ -132,7 +133,7 @@ def test_trials_that_all_failed_are_tried_again(algorithm: str, tmp_path: Path) 
         pytest.importorskip("optuna")
     folder, options = tmp_path / "run", {"algorithm": algorithm}
     with pytest.raises(SweepFailedError) as caught:
-        sweep(folder, first_version(fails_above=-1.0), **options)
+        sweep(folder, first_version(fails_above=-1.0, kinds=ascii_letters), **options)
     assert "earlier session" not in str(caught.value)
     with pytest.raises(SweepFailedError, match=r"these are failures of an earlier session: .*retry_failed=True"):
         sweep(folder, second_version(), **options)
@@ -141,6 +142,17 @@ def test_trials_that_all_failed_are_tried_again(algorithm: str, tmp_path: Path) 
     assert set("".join(versions(result).values())) == {"2"}
     again = sweep(folder, second_version(), **options)
     assert stood(again) == stood(result) == stood(fluid.load(folder))
+
+
+def test_a_sweep_that_was_given_up_goes_on_with_other_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SweepFailedError, match="failed alike"):
+        sweep(tmp_path, first_version(fails_above=-1.0))
+    capsys.readouterr()
+    result = sweep(tmp_path, second_version())
+    said = f"{len(result.failures)} of 9 trials failed; these are failures of an earlier session: resume=True, retry_"
+    assert 3 <= len(result.failures) < 9 and said in capsys.readouterr().err
+    again = sweep(tmp_path, second_version(), retry_failed=True)
+    assert not again.failures and "earlier session" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
