@@ -40,7 +40,7 @@ def test_a_test_without_the_mark_sees_no_gpu() -> None:
 def test_gpus_are_seen_if_they_are_to_be_tested(
     conftest: ModuleType, monkeypatch: pytest.MonkeyPatch, chosen: str, seen: str
 ) -> None:
-    for name in ("RAY_TMPDIR", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+    for name in ("RAY_TMPDIR", "XDG_RUNTIME_DIR", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(conftest.tempfile, "mkdtemp", lambda **options: "/nowhere")
