@@ -27,16 +27,7 @@ _OWN_FOLDERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), na
 _PASSING_NAMES = (
     *("timeout", "connection", "unavailable", "cuda", "accelerator", "outofmemory", "throttl", "ratelimit"),
     *("toomany", "serviceerror", "servererror", "transporterror", "httpstatus", "brokenprocess", "brokenexecutor"),
-    *(
-        "terminatedworker",
-        "calledprocess",
-        "eoferror",
-        "jsondecode",
-        "unpickling",
-        "badzipfile",
-        "badgzip",
-        "readerror",
-    ),
+    *("terminatedworker", "calledprocess", "eoferror", "jsondecode", "unpickling", "badzip", "badgzip", "readerror"),
 )
 _PASSING_TEXTS = (
     *("cuda error", "nccl", "hip error", "device-side", "timed out", "temporarily", "temporary failure", "try again"),

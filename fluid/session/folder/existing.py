@@ -103,9 +103,7 @@ class SetAside:
                 )
             self._aside = self._beside()
             os.rename(self.place, self._aside)
-            with suppress(
-                FileExistsError
-            ):  # Another program has just taken the name, and fails or has a session there.
+            with suppress(FileExistsError):  # Another program has just taken the name: it fails, or has a session.
                 os.mkdir(self.place, FOLDER_MODE)
         except BaseException:
             self._lock.release()
