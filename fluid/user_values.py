@@ -11,6 +11,7 @@ import json
 import numbers
 import pickle
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -47,6 +48,15 @@ def is_equal_value(one: Any, other: Any) -> bool:
         return type(equal).__name__ in ("bool", "bool_") and bool(equal)
     except Exception:
         return False
+
+
+def dotted(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the names and values of a config; names of nested ones are joined by a dot."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def text_of(value: Any) -> str:

@@ -80,7 +80,7 @@ class Engine:
             a trial that can only fail again.
 
     Attributes:
-        gives_up_early: whether what can only fail again is not tried so often, as nobody has said how often.
+        gives_up_early: whether what can only fail again is not tried so often, as the user has not said how often.
     """
 
     def __init__(self, core: SessionState, max_failures: int | None) -> None:

@@ -47,7 +47,7 @@ ENDS = "bytes"
 
 
 def runs_home() -> Path:
-    """The folder of the run folders that nobody has named."""
+    """The folder of the run folders for which the user has named no place."""
     return Path(os.environ.get("FLUID_RUNS", "~/fluid_runs")).expanduser()
 
 

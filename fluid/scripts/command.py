@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluid.errors import InvalidFieldError
+from fluid.user_values import dotted
 
 #: Placeholders that every command may have, besides those of the space.
 OWN = {
@@ -87,7 +88,7 @@ class Command:
 
 def filled(template: Sequence[str], config: Mapping[str, Any], own: Mapping[str, str]) -> list[str]:
     """Words with their placeholders replaced; a name that the config of a conditional space lacks is empty text."""
-    values = {**{name: text_of(value) for name, value in flat(config)}, "config": json.dumps(config), **own}
+    values = {**{name: text_of(value) for name, value in dotted(config)}, "config": json.dumps(config), **own}
     return [_PART.sub(lambda found: _value_of(found[0], values), word) for word in template]
 
 
@@ -98,15 +99,6 @@ def require_placeholders(field: str, words: Sequence[str], known: Sequence[str])
         InvalidFieldError: there is one.
     """
     list(_placeholders(words, set(known), field))
-
-
-def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the names and values of a config; names of nested ones are joined by a dot."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def text_of(value: Any) -> str:

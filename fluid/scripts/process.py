@@ -1,7 +1,7 @@
 """The process of a script: started, heard, held between two iterations, and ended with all that it has started.
 
-It leads a session, and so a process group, of its own. Whoever waits for it reads its output and its reports, in the
-lane's main thread: what it prints between two iterations waits in its pipes.
+It leads a session, and so a process group, of its own. The trainable reads its output and its reports as it waits, in
+the lane's main thread: what it prints between two iterations waits in its pipes.
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ from fluid.errors import FluidError, InvalidFieldError, parse_duration, require_
 from fluid.keeping import value_of
 from fluid.processes.children import describe_exit
 from fluid.scripts.checkpoint import COPY, Signature, copy_steady, put, remove, signature_of
-from fluid.scripts.command import OWN, Command, filled, flat, require_placeholders
+from fluid.scripts.command import OWN, Command, filled, require_placeholders
 from fluid.scripts.process import Said, ScriptProcess
 from fluid.scripts.readers import FILES, POLLED, LineReader, Origin, compile_patterns, parse_origins
 from fluid.trainables.driver_link import driver_link
 from fluid.trainables.resident import NoIterationLeftError, NotSavableError
 from fluid.trainables.script_link import CHECKPOINT_DIR, TRIAL_DIR, plain
+from fluid.user_values import dotted
 
 #: Seconds that a script has from SIGTERM to SIGKILL.
 GRACE_S = 10.0
@@ -89,7 +90,7 @@ class Script:
         Raises:
             InvalidFieldError: something cannot be used; the error names it as ``fluid run`` has it.
         """
-        names = [name for name, _ in flat(space)]
+        names = [name for name, _ in dotted(space)]
         known = (*OWN, *names)
         command = Command.checked(words, names, in_environment=config_in_env)
         program = command.template[0]

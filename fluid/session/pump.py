@@ -726,7 +726,9 @@ class Pump:
             _log.error("the session has ended early: %s: %s", type(self._broken).__name__, self._broken, exc_info=told)
         try:
             self._end(self._broken or self._limit or FluidError("the executor was closed"))
-        except OSError as error:  # Of the environment, such as a full disk: where in Fluid it came up tells nobody.
+        except (
+            OSError
+        ) as error:  # Of the environment, such as a full disk: where in Fluid it came up does not help the user.
             _log.warning("the session could not be closed in order: %s", error)
         except BaseException:
             _log.exception("the session could not be closed in order")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import numbers
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -27,6 +27,7 @@ from fluid.trainables.trainable import can_save, is_elastic, is_fusible, is_only
 from fluid.trainables.trainable_code import TrainableCode, code_of
 from fluid.trial_fields import TrialProcess
 from fluid.trialgroup import Search, Submission, Trial, TrialGroup
+from fluid.user_values import dotted
 
 #: A longer text, or more values in a list, is taken for data, and not for a choice among a few.
 _LONGEST_NAME, _MOST_VALUES = 100, 16
@@ -144,19 +145,10 @@ def spec_of(trial: Trial, max_width: int, *, keep_last: bool, isolating: Isolati
         extends=None if search is None else search.extends,
         config=tuple(
             (name, text_of(value))
-            for name, value in _values(trial.config if trial.shown is None else trial.shown.config)
+            for name, value in dotted(trial.config if trial.shown is None else trial.shown.config)
             if fusible or _is_short(value)
         ),
     )
-
-
-def _values(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a config by dotted name, nested dicts resolved."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _values(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _is_short(value: object) -> bool:

@@ -162,7 +162,7 @@ def iterator_of(returned: Any, name: str) -> Iterator[Any]:
     elif inspect.iscoroutine(returned) or inspect.isasyncgen(returned):
         close = getattr(returned, "close", None)
         if close is not None:
-            close()  # Or Python warns that nobody awaited it.
+            close()  # Or Python warns that it was never awaited.
         what += "; an async function cannot be a trainable: make it a plain one that calls asyncio.run()"
     raise TrainableFormError(f"a trainable function {_HOW}; {name}() returned {what}")
 

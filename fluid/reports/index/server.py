@@ -18,22 +18,21 @@ from html import escape
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 
 from fluid.errors import FluidError, InvalidFieldError
 from fluid.reports.index.following import IndexFollower
 from fluid.reports.index.html import index_page
-from fluid.reports.page.server import PageRequests, PageServer
+from fluid.reports.page.server import PageRequests, PageServer, ServedPages
 from fluid.reports.run.following import RunFollower
 from fluid.session.folder.existing import delete_run
 
-#: Pages of runs that are kept read while nobody looks at them, and runs that are compared at most.
+#: Pages of runs that are kept read while no page of theirs is open, and runs that are compared at most.
 _MOST_IDLE, _MOST_COMPARED = 4, 12
 #: Bytes of a request to delete at most.
 _LONGEST_REQUEST = 1 << 20
 
 
-class IndexServer:
+class IndexServer(ServedPages):
     """Serves the runs below a folder until it is closed.
 
     Args:
@@ -48,35 +47,12 @@ class IndexServer:
     def __init__(self, home: str | Path, port: int = 0, *, price: float | None = None) -> None:
         home = Path(home).absolute()
         self.index = IndexFollower(home)
-        try:
-            self._http = _IndexPageServer(home, self.index, port, price)
-        except InvalidFieldError:
-            self.index.close()
-            raise
-
-    @property
-    def url(self) -> str:
-        """The address of the page."""
-        return self._http.url
-
-    def serve(self) -> None:
-        """Serves until :meth:`close`, which another thread calls, or an interrupt."""
-        while not self.index.is_closed:
-            self._http.handle_request()
+        self._pages = _RunPages(price)
+        super().__init__(self.index, lambda: _IndexPageServer(home, self.index, self._pages, port))
 
     def close(self) -> None:
-        """Ends the serving. Pages that are open keep what they show."""
-        self.index.close()
-        self._http.pages.close()
-        self._http.server_close()
-
-    def __enter__(self) -> IndexServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()
+        self._pages.close()
 
 
 class _RunPages:
@@ -118,10 +94,10 @@ class _RunPages:
 
 
 class _IndexPageServer(PageServer):
-    def __init__(self, home: Path, index: IndexFollower, port: int, price: float | None) -> None:
+    def __init__(self, home: Path, index: IndexFollower, pages: _RunPages, port: int) -> None:
         self.home = home
         self.index = index
-        self.pages = _RunPages(price)
+        self.pages = pages
         self.key = secrets.token_urlsafe(16)
         super().__init__(port, _IndexPageRequests)
 

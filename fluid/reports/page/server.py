@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from fluid.errors import InvalidFieldError, require_integer
 from fluid.processes.http import HttpServer
 from fluid.reports.page.html import UNPRINTABLE, html_page
+from fluid.reports.run.follower import Follower
 from fluid.reports.run.following import RunFollower
 
 _HOST = "127.0.0.1"
@@ -31,9 +32,50 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+S = TypeVar("S", bound="ServedPages")
 
 
-class RunServer:
+class ServedPages:
+    """Serves pages of what is followed, until it is closed.
+
+    Args:
+        follower: follows it.
+        make: makes the server; if that fails, the following ends.
+    """
+
+    def __init__(self, follower: Follower[Any], make: Callable[[], PageServer]) -> None:
+        self._follower = follower
+        try:
+            self._http = make()
+        except InvalidFieldError:
+            follower.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return self._http.url
+
+    def serve(self) -> None:
+        """Serves until :meth:`close`, which another thread calls, or an interrupt."""
+        while not self._follower.is_closed:
+            self._http.handle_request()
+
+    def close(self) -> None:
+        """Ends the serving. Pages that are open keep what they show."""
+        self._follower.close()
+        self._http.server_close()
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class RunServer(ServedPages):
     """Serves runs until it is closed.
 
     Args:
@@ -47,38 +89,11 @@ class RunServer:
 
     def __init__(self, paths: Sequence[str | Path], port: int = 0, *, price: float | None = None) -> None:
         self.follower = RunFollower(paths, price)
-        try:
-            self._http = _RunPageServer(self.follower, port)
-        except InvalidFieldError:
-            self.follower.close()
-            raise
-
-    @property
-    def url(self) -> str:
-        """The address of the page."""
-        return self._http.url
-
-    def serve(self) -> None:
-        """Serves until :meth:`close`, which another thread calls, or an interrupt."""
-        while not self.follower.is_closed:
-            self._http.handle_request()
-
-    def close(self) -> None:
-        """Ends the serving. Pages that are open keep what they show."""
-        self.follower.close()
-        self._http.server_close()
-
-    def __enter__(self) -> RunServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        super().__init__(self.follower, lambda: _RunPageServer(self.follower, port))
 
 
 class PageServer(HttpServer):
-    """A server of pages at an address that nobody can guess.
+    """A server of pages at an address that has a random part.
 
     Args:
         port: the port; 0 for one that is free.

@@ -1,7 +1,7 @@
 """Run folders that hold a session already: what takes their place, and how they are deleted.
 
-Only what a session writes is ever deleted. A folder is renamed before anything in it is: whoever looks for the run
-finds all of it, or nothing.
+Only what a session writes is ever deleted. A folder is renamed before anything in it is: a program that looks for
+the run finds all of it, or nothing.
 """
 
 from __future__ import annotations
