@@ -77,6 +77,21 @@ class TrialSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupDeadline:
+    """What it costs that a group ends late (docs/theory.md, section 15).
+
+    Attributes:
+        steps: pairs of seconds since the group was submitted, and what an end after that costs; both ascend. A cost of
+            1 is that of a group without a deadline that waits for as long as the first step's seconds. One deadline is
+            one step of cost 1. Of a group of an earlier session, what is left: seconds may be negative.
+        on_miss: ``"late"`` if its trials run on after the last step, ``"stop"`` if they are stopped.
+    """
+
+    steps: tuple[tuple[float, float], ...]
+    on_miss: Literal["late", "stop"] = "late"
+
+
+@dataclass(frozen=True, slots=True)
 class GroupTerms:
     """The terms on which a group is submitted.
 
@@ -85,12 +100,16 @@ class GroupTerms:
         priority: its trials start before those of groups of a lower priority.
         preempt: whether running trials of groups of a lower priority are paused for it.
         expected_trials: trials that its search algorithm will submit in all; ``None`` if unknown.
+        deadline: by when it is to have ended; ``None`` for no deadline.
+        weight: how much its cost of ending late counts, or that of its waiting if it has no deadline.
     """
 
     owner: str | None = None
     priority: float = 1.0
     preempt: bool = False
     expected_trials: int | None = None
+    deadline: GroupDeadline | None = None
+    weight: float = 1.0
 
     @property
     def text(self) -> str:
