@@ -1,0 +1,69 @@
+"""Writes what the engine decides in random sessions, as one digest per session: to show that a change alters no plan.
+
+    python scripts/command_streams.py 2000 --out after.txt [--seed S] [--steps N] [--several-owners]
+    git worktree add ../before COMMIT; cp scripts/command_streams.py ../before/scripts/
+    python ../before/scripts/command_streams.py 2000 --out before.txt
+    diff before.txt after.txt
+
+A digest is of all commands of a session of ``fluid.testing.random_sessions``, in order. All groups have one owner, so
+that nothing is shared out between owners, unless ``--several-owners`` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def digest(steps: int, several: bool, seed: int) -> str:
+    """One session's line: its seed, and the digest of its commands."""
+    sys.path.insert(0, str(_ROOT))
+    from dataclasses import replace
+
+    from msgspec import structs
+
+    from fluid.engine.events import GroupSubmitted
+    from fluid.testing import random_sessions
+
+    class OneOwner(random_sessions.RandomSession):
+        """A session whose groups all have the same owner."""
+
+        def handle(self, *events: object) -> None:
+            super().handle(*(_of_one(event) if isinstance(event, GroupSubmitted) else event for event in events))
+
+    def _of_one(event: GroupSubmitted) -> GroupSubmitted:
+        return structs.replace(event, terms=replace(event.terms, owner="all"))
+
+    if not several:
+        random_sessions.RandomSession = OneOwner
+    session = random_sessions.random_session(seed, steps)
+    commands = hashlib.sha256("\n".join(repr(command) for _, said in session.told for command in said).encode())
+    return f"{seed} {commands.hexdigest()[:24]}\n"
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sessions", type=int, help="how many to run")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--seed", type=int, default=0, help="of the first session (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=250, help="random steps of each (default: %(default)s)")
+    parser.add_argument("--several-owners", action="store_true", help="groups have the owners that are drawn")
+    options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # Dictionaries that are made of sets are written in the order of these.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
+    seeds = range(options.seed, options.seed + options.sessions)
+    with ProcessPoolExecutor(2) as pool:
+        lines = pool.map(partial(digest, options.steps, options.several_owners), seeds, chunksize=20)
+        options.out.write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()
