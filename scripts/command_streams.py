@@ -22,28 +22,34 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def digest(steps: int, several: bool, seed: int) -> str:
-    """One session's line: its seed, and the digest of its commands."""
+def prepare(several: bool) -> None:
+    """Makes a worker process ready; unless there are ``several`` owners, all groups of its sessions have the same."""
     sys.path.insert(0, str(_ROOT))
+    if several:
+        return
     from dataclasses import replace
 
     from msgspec import structs
 
     from fluid.engine.events import GroupSubmitted
-    from fluid.testing import random_sessions
+    from fluid.testing.random_sessions import RandomSession
 
-    class OneOwner(random_sessions.RandomSession):
-        """A session whose groups all have the same owner."""
+    handle = RandomSession.handle
 
-        def handle(self, *events: object) -> None:
-            super().handle(*(_of_one(event) if isinstance(event, GroupSubmitted) else event for event in events))
+    def handle_of_one(session: RandomSession, *events: object) -> None:
+        handle(session, *(of_one(event) if isinstance(event, GroupSubmitted) else event for event in events))
 
-    def _of_one(event: GroupSubmitted) -> GroupSubmitted:
+    def of_one(event: GroupSubmitted) -> GroupSubmitted:
         return structs.replace(event, terms=replace(event.terms, owner="all"))
 
-    if not several:
-        random_sessions.RandomSession = OneOwner
-    session = random_sessions.random_session(seed, steps)
+    RandomSession.handle = handle_of_one
+
+
+def digest(steps: int, seed: int) -> str:
+    """One session's line: its seed, and the digest of its commands."""
+    from fluid.testing.random_sessions import random_session
+
+    session = random_session(seed, steps)
     commands = hashlib.sha256("\n".join(repr(command) for _, said in session.told for command in said).encode())
     return f"{seed} {commands.hexdigest()[:24]}\n"
 
@@ -60,8 +66,8 @@ def main() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":  # Dictionaries that are made of sets are written in the order of these.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     seeds = range(options.seed, options.seed + options.sessions)
-    with ProcessPoolExecutor(2) as pool:
-        lines = pool.map(partial(digest, options.steps, options.several_owners), seeds, chunksize=20)
+    with ProcessPoolExecutor(2, initializer=prepare, initargs=(options.several_owners,)) as pool:
+        lines = pool.map(partial(digest, options.steps), seeds, chunksize=20)
         options.out.write_text("".join(lines))
 
 
