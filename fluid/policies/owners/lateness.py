@@ -1,4 +1,4 @@
-"""The order of groups that have a deadline or a weight: least expected cost of ending late (docs/theory.md, section 15).
+"""The order of groups with a deadline or a weight: least expected cost of ending late (docs/theory.md, section 15).
 
 A *unit* is an owner with open trials. Units are run as fluids, one after the other: each gets the devices that it can
 use of those that the units before it leave. That gives each the mean and the spread of its end, and these its expected

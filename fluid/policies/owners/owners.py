@@ -72,8 +72,8 @@ class Owners:
 
     def number(self, terms: GroupTerms) -> int:
         """The number of a new group's owner: the group itself if it names none, or is ordered by itself."""
-        alone = terms.owner is None or is_by_itself(terms)
-        number = len(self) if alone else self._named.setdefault(terms.owner, len(self))
+        name = None if is_by_itself(terms) else terms.owner
+        number = len(self) if name is None else self._named.setdefault(name, len(self))
         if number == len(self):
             self._first.append(None)
         if terms.expected_trials is not None:
